@@ -1,8 +1,9 @@
 """Convert weights at full size to every format, each with a certificate.
 
-The weights and batch norm statistics of ResNet-50 and ResNeXt101-32x4d are random; Keras' format gets ResNet-50 v1. PyTorch
-computes the logits of the source, the target's own framework those of the target; both at 224 px in fp32. The script records
-the largest and mean difference as a share of the largest logit, and the seconds of the whole conversion.
+The weights and batch norm statistics of ResNet-50 and ResNeXt101-32x4d are random; Keras' format
+gets ResNet-50 v1. PyTorch computes the logits of the source, the target's own framework those of
+the target; both at 224 px in fp32. The script records the largest and mean difference as a share of
+the largest logit, and the seconds of the whole conversion.
 """
 
 import tempfile
@@ -18,16 +19,26 @@ from lockstep.weights.conversion import TARGETS
 from measuring import random_tensors, record
 
 MODELS = ("resnet50", "resnext101-32x4d")
-NAMES = {"safetensors": "to.safetensors", "torchvision": "to.pth", "keras": "to.weights.h5", "nvidia-pytorch": "to.pth.tar"}
+NAMES = {
+    "safetensors": "to.safetensors",
+    "torchvision": "to.pth",
+    "keras": "to.weights.h5",
+    "nvidia-pytorch": "to.pth.tar",
+}
 
 
 def row(model: str, to: str) -> dict[str, Any]:
     """Convert a model to a format, and return the figures of its certificate."""
     # NVIDIA's TensorFlow model pads as SAME; other networks get no certificate there.
-    recipe = Recipe(model=model, precision="fp32", padding="same" if to == "nvidia-tensorflow" else "symmetric")
+    recipe = Recipe(
+        model=model, precision="fp32", padding="same" if to == "nvidia-tensorflow" else "symmetric"
+    )
     with tempfile.TemporaryDirectory(prefix="lockstep-conversions-") as name:
-        source, target = Path(name) / "from.safetensors", Path(name) / NAMES.get(to, "to")
-        checkpoint.write_weights(source, random_tensors(recipe), {"recipe": recipe.fields(), "classes": []})
+        source = Path(name) / "from.safetensors"
+        target = Path(name) / NAMES.get(to, "to")
+        checkpoint.write_weights(
+            source, random_tensors(recipe), {"recipe": recipe.fields(), "classes": []}
+        )
         began = time.perf_counter()
         found = lockstep.convert(source, target, to=to)["certificate"]
         seconds = time.perf_counter() - began
@@ -48,10 +59,16 @@ def main() -> None:
             if to != "keras" or model == "resnet50":
                 named = "resnet50-v1" if to == "keras" else model
                 rows[f"{named} to {to}"] = row(named, to)
-                print(f"{named} to {to}: {rows[f'{named} to {to}']['largest difference']}", flush=True)
+                print(
+                    f"{named} to {to}: {rows[f'{named} to {to}']['largest difference']}", flush=True
+                )
     largest = max(found["largest difference"] for found in rows.values())
-    what = "certificates of full-size conversions from Lockstep's safetensors, 8 images, 224 px, fp32"
-    record("conversions", {"what": what, "bound": BOUND, "largest difference of all": largest, **rows})
+    what = (
+        "certificates of full-size conversions from Lockstep's safetensors, 8 images, 224 px, fp32"
+    )
+    record(
+        "conversions", {"what": what, "bound": BOUND, "largest difference of all": largest, **rows}
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Compare the PyTorch engine with `auto` settings on a CPU with a hand-written loop in NCHW, in NHWC, and in NHWC compiled.
+"""Compare the PyTorch engine with `auto` settings on a CPU with a hand-written loop in NCHW, in
+NHWC, and in NHWC compiled.
 
-Every turn is a separate process, because PyTorch compiles and chooses layouts once in a process. To simulate a processor
-that has only AVX2, set ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2. The name of the result
-file contains the kind of processor, avx2 or avx512.
+Every turn is a separate process, because PyTorch compiles and chooses layouts once in a process. To
+simulate a processor that has only AVX2, set ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
+MKL_ENABLE_INSTRUCTIONS=AVX2. The name of the result file contains the kind of processor, avx2 or
+avx512.
 """
 
 import argparse
@@ -23,7 +25,8 @@ from measuring import median, recipe, record, rounded
 
 WHO = ("engine", "NCHW", "NHWC", "NHWC compiled")
 LONG_EPOCH_STEPS = 100_000
-"""The engine's single epoch has this many steps, long enough that it compiles wherever compiling saves time."""
+"""The engine's single epoch has this many steps, long enough that it compiles wherever compiling
+saves time."""
 WARMUP_STEPS = 2
 
 
@@ -31,7 +34,9 @@ def engine_step(precision: str, size: int, batch: int) -> Callable[[], object]:
     """Return the engine's step with `auto` settings."""
     from lockstep.data import Batch
 
-    settings = recipe(precision=precision, image_size=size, global_batch_images=batch, epochs=1, warmup_epochs=0)
+    settings = recipe(
+        precision=precision, image_size=size, global_batch_images=batch, epochs=1, warmup_epochs=0
+    )
     backend = backends.load("torch")
     world = backend.world(Execution())
     built = backend.engine(settings, np.full(LONG_EPOCH_STEPS, 0.001), world, Execution())
@@ -69,14 +74,20 @@ def hand_written_step(who: str, precision: str, size: int, batch: int) -> Callab
 
 
 def turn(who: str, precision: str, size: int, batch: int, steps: int) -> dict[str, float]:
-    """Run one turn; return images per second of wall and of processor time, and the seconds to the end of the first step."""
+    """Run one turn; return images per second of wall and of processor time, and the seconds to the
+    end of the first step."""
     began = time.perf_counter()
-    step = engine_step(precision, size, batch) if who == "engine" else hand_written_step(who, precision, size, batch)
+    step = (
+        engine_step(precision, size, batch)
+        if who == "engine"
+        else hand_written_step(who, precision, size, batch)
+    )
     step()
     first_sec = time.perf_counter() - began
     for _ in range(WARMUP_STEPS - 1):
         step()
-    times, processor_began = [], time.process_time()
+    times = []
+    processor_began = time.process_time()
     for _ in range(steps):
         step_began = time.perf_counter()
         step()
@@ -108,18 +119,28 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found[who].append(json.loads(done.stdout.splitlines()[-1]))
     rates = {who: [each["images_per_sec"] for each in turns] for who, turns in found.items()}
-    by_processor = {who: [each["images_per_processor_sec"] for each in turns] for who, turns in found.items()}
+    by_processor = {
+        who: [each["images_per_processor_sec"] for each in turns] for who, turns in found.items()
+    }
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
     record(
         f"cpu_layouts_{kind}_{asked.precision}",
         {
-            "what": f"images a second, ResNet-50 training, {asked.size} px, batch {asked.batch}; {asked.turns} turns",
+            "what": (
+                f"images a second, ResNet-50 training, {asked.size} px, batch {asked.batch};"
+                f" {asked.turns} turns"
+            ),
             "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
             "load_average": os.getloadavg()[0],
             "idle_machine": os.getloadavg()[0] < cores() + 1,
             "images_per_sec": {who: rounded(values) for who, values in rates.items()},
-            "images_per_processor_sec": {who: rounded(values) for who, values in by_processor.items()},
-            "first_step_sec": {who: rounded([each["first_step_sec"] for each in turns]) for who, turns in found.items()},
+            "images_per_processor_sec": {
+                who: rounded(values) for who, values in by_processor.items()
+            },
+            "first_step_sec": {
+                who: rounded([each["first_step_sec"] for each in turns])
+                for who, turns in found.items()
+            },
             "engine_over_best": _over_best(rates),
             "engine_over_best_by_processor_time": _over_best(by_processor),
         },

@@ -1,4 +1,5 @@
-"""Compare the driver's loop, with its log, TensorBoard and stop requests, with the same compiled step in a bare loop."""
+"""Compare the driver's loop, with its log, TensorBoard and stop requests, with the same compiled
+step in a bare loop."""
 
 import argparse
 import itertools
@@ -24,37 +25,63 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="torch")
     backend = parser.parse_args().backend
-    settings, execution = recipe(), Execution(backend=backend, log_every_steps=2)
+    settings = recipe()
+    execution = Execution(backend=backend, log_every_steps=2)
     built, world = engine(settings, execution)
     batch = held_batch()
     built.fetch(built.train([batch] * 4, 0))
-    with tempfile.TemporaryDirectory() as folder, Recorder(lambda event: None) as recorder, StopRequests() as stop:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Recorder(lambda event: None) as recorder,
+        StopRequests() as stop,
+    ):
         out = Path(folder)
         draw_data_set(out / "data", train_images=8000, val_images=10)
         train, val = (open_index(out / "data" / split) for split in ("train", "val"))
         recorder.open(out, 0, np.full(100_000, 0.001))
-        run = Driver(settings, execution, world, built, Sets(train, val, out / "data", []), out, stop, recorder)
+        run = Driver(
+            settings,
+            execution,
+            world,
+            built,
+            Sets(train, val, out / "data", []),
+            out,
+            stop,
+            recorder,
+        )
         done = 0
 
         def through_the_driver() -> float:
             nonlocal done
             done += STEPS
             run.total = done
-            return seconds(lambda: (run.loop(itertools.repeat(batch), done - STEPS), built.read())) / STEPS
+            return (
+                seconds(lambda: (run.loop(itertools.repeat(batch), done - STEPS), built.read()))
+                / STEPS
+            )
 
         def bare() -> float:
-            return seconds(lambda: (built.fetch(built.train([batch] * STEPS, 0)), built.read())) / STEPS
+            return (
+                seconds(lambda: (built.fetch(built.train([batch] * STEPS, 0)), built.read()))
+                / STEPS
+            )
 
-        # Both end by reading the state, because the driver returns before the device has finished the last interval.
+        # Both end by reading the state, because the driver returns before the device has finished
+        # the last interval.
 
         driver, loop = in_turns(through_the_driver, bare, ROUNDS)
     record(
         "driver_overhead" if backend == "torch" else f"driver_overhead_{backend}",
         {
-            "what": f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS} steps",
+            "what": (
+                f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS}"
+                " steps"
+            ),
             "driver_sec": rounded(driver),
             "bare_loop_sec": rounded(loop),
-            "driver_over_bare_loop": round(median(a / b for a, b in zip(driver, loop, strict=True)), 4),
+            "driver_over_bare_loop": round(
+                median(a / b for a, b in zip(driver, loop, strict=True)), 4
+            ),
         },
         backend,
     )

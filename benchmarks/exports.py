@@ -1,8 +1,9 @@
 """Export weights at full size to every format that can be written here, each with its comparison.
 
-The weights and batch norm statistics of ResNet-50 and ResNeXt101-32x4d are random. Each export is a separate process: it
-runs the program in its own runtime on eight images of 224 px, and compares it with an engine in fp32. The script records the
-largest difference as a share of the largest logit, and the seconds of the whole export. Images for int8 are drawn.
+The weights and batch norm statistics of ResNet-50 and ResNeXt101-32x4d are random. Each export is a
+separate process: it runs the program in its own runtime on eight images of 224 px, and compares it
+with an engine in fp32. The script records the largest difference as a share of the largest logit,
+and the seconds of the whole export. Images for int8 are drawn.
 """
 
 import multiprocessing
@@ -35,8 +36,8 @@ PRECISIONS = {"savedmodel": ("fp32", "bf16", "fp16")} | dict.fromkeys(
 def prepared(model: str, folder: Path) -> Path:
     """Write random weights, and return the path.
 
-    Blocks add little to their inputs, so that activations stay within float16. The largest logit is 10: probabilities of 0
-    and 1 would hide differences.
+    Blocks add little to their inputs, so that activations stay within float16. The largest logit is
+    10: probabilities of 0 and 1 would hide differences.
     """
     recipe = Recipe(model=model, precision="fp32")
     tensors = random_tensors(recipe)
@@ -85,8 +86,17 @@ def main() -> None:
                 for precision in PRECISIONS.get(to, ("fp32",)) if target.runtime() else ():
                     name = f"{model} to {to}, {precision}"
                     rows[name] = pool.submit(row, source, to, precision).result()
-                    print(f"{name}: {rows[name]['largest difference']} (bound {rows[name]['bound']})", flush=True)
-    record("exports", {"what": "comparisons of full-size exports with an engine in fp32, 8 images, 224 px", **rows})
+                    print(
+                        f"{name}: {rows[name]['largest difference']} (bound {rows[name]['bound']})",
+                        flush=True,
+                    )
+    record(
+        "exports",
+        {
+            "what": "comparisons of full-size exports with an engine in fp32, 8 images, 224 px",
+            **rows,
+        },
+    )
 
 
 if __name__ == "__main__":

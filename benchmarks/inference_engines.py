@@ -1,8 +1,10 @@
-"""Compare engines of inference with PyTorch's eager ResNet-50 in NCHW: images a second, and the first answer of a process.
+"""Compare engines of inference with PyTorch's eager ResNet-50 in NCHW: images a second, and the
+first answer of a process.
 
-Every turn is a separate process, because threads and compiled code of one engine must not disturb the next one. The eager
-model gets normalised images; the engines get bytes. int8 is what `lockstep export --to onnx --precision int8` writes,
-calibrated on a few random images: its speed does not depend on them.
+Every turn is a separate process, because threads and compiled code of one engine must not disturb
+the next one. The eager model gets normalised images; the engines get bytes. int8 is what `lockstep
+export --to onnx --precision int8` writes, calibrated on a few random images: its speed does not
+depend on them.
 """
 
 import argparse
@@ -32,7 +34,8 @@ from measuring import median, recipe, record, rounded
 
 EAGER = "eager NCHW fp32"
 TARGETS = {"bf16": 3.5, "fp32": 1.5}
-"""The best engine without int8 over the eager loop, by the best precision that the processor multiplies."""
+"""The best engine without int8 over the eager loop, by the best precision that the processor
+multiplies."""
 INT8_TARGET = 1.5
 """The best engine in int8 over the best of the others, where int8 is in hardware."""
 INT8_RUNS_IN = ("onnxruntime", "openvino")
@@ -60,7 +63,8 @@ def eager(settings: Recipe, images: np.ndarray) -> Callable[[], object]:
 
 def write_int8(folder: Path) -> Path:
     """Write an ONNX model in int8; return its file."""
-    settings, random = recipe(precision="fp32", eval_crop=224, eval_resize=256), np.random.default_rng(0)
+    settings = recipe(precision="fp32", eval_crop=224, eval_resize=256)
+    random = np.random.default_rng(0)
     for split in ("train", "val"):
         for label in ("a", "b"):
             (folder / split / label).mkdir(parents=True)
@@ -68,22 +72,35 @@ def write_int8(folder: Path) -> Path:
                 pixels = random.integers(0, 256, (256, 256, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / split / label / f"{number}.jpg")
     weights = folder / "initial.safetensors"
-    write_weights(weights, initial_state(settings).tensors, {"recipe": settings.fields(), "classes": []})
+    write_weights(
+        weights, initial_state(settings).tensors, {"recipe": settings.fields(), "classes": []}
+    )
     target = folder / "int8"
-    lockstep.export(weights, target, to="onnx", precision="int8", data=folder, tolerance=100.0, compare=False)
+    lockstep.export(
+        weights, target, to="onnx", precision="int8", data=folder, tolerance=100.0, compare=False
+    )
     return target / "model.onnx"
 
 
 def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> dict[str, Any]:
-    """Run one turn; return rates by wall and by processor time, and seconds and memory to the first answer and in all."""
+    """Run one turn; return rates by wall and by processor time, and seconds and memory to the first
+    answer and in all."""
     name, _, precision = who.rpartition(" ")
-    settings = recipe(precision="fp32" if precision == "int8" else precision, eval_crop=224, eval_resize=256)
+    settings = recipe(
+        precision="fp32" if precision == "int8" else precision, eval_crop=224, eval_resize=256
+    )
     images = np.random.default_rng(0).integers(0, 256, (batch, 224, 224, 3), dtype=np.uint8)
     if who == EAGER:
         work = eager(settings, images)
     elif precision == "int8":
         exported = open_exported(int8)
-        engine = open_engine(name, exported.about, Execution(device="cpu"), most_images=batch, exported=exported.model)
+        engine = open_engine(
+            name,
+            exported.about,
+            Execution(device="cpu"),
+            most_images=batch,
+            exported=exported.model,
+        )
         work = lambda: engine.predict(images)  # noqa: E731
     else:
         weights = Opened(settings, initial_state(settings), (), Path("initial weights"), LOCKSTEP)
@@ -93,7 +110,8 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
     first = time.perf_counter() - started
     for _ in range(WARMUP):
         work()
-    times, before = [], time.process_time()
+    times = []
+    before = time.process_time()
     for _ in range(iterations):
         began = time.perf_counter()
         work()
@@ -108,12 +126,15 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
 
 
 def compared() -> list[str]:
-    """Return what is compared: the eager loop, and all engines in the precisions that this processor multiplies."""
+    """Return what is compared: the eager loop, and all engines in the precisions that this
+    processor multiplies."""
     found = [EAGER]
     for precision in ("fp32", "bf16"):
         if precision in arithmetic().precisions:
             names = [
-                name for name in available("torch") if name == NATIVE or precision in row_of(name).precisions.get("cpu", ())
+                name
+                for name in available("torch")
+                if name == NATIVE or precision in row_of(name).precisions.get("cpu", ())
             ]
             found += [f"{name} {precision}" for name in names]
     return found + [f"{name} int8" for name in available("torch") if name in INT8_RUNS_IN]
@@ -124,7 +145,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--turn", nargs=3, metavar=("WHO", "STARTED", "INT8"), help="Run one turn in this process.")
+    parser.add_argument(
+        "--turn", nargs=3, metavar=("WHO", "STARTED", "INT8"), help="Run one turn in this process."
+    )
     asked = parser.parse_args()
     if asked.turn:
         who, started, int8 = asked.turn
@@ -136,7 +159,14 @@ def main() -> None:
         int8 = write_int8(Path(folder))
         for _ in range(asked.turns):
             for who in names:  # alternately, so that other work on the machine affects all of them
-                command = [sys.executable, *sys.argv, "--turn", who, str(time.perf_counter()), str(int8)]
+                command = [
+                    sys.executable,
+                    *sys.argv,
+                    "--turn",
+                    who,
+                    str(time.perf_counter()),
+                    str(int8),
+                ]
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 found[who].append(json.loads(done.stdout.splitlines()[-1]))
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
@@ -150,14 +180,22 @@ def result_of(found: dict[str, list[dict[str, float]]], batch: int, turns: int) 
         for figure in ("images_per_sec", "images_per_processor_sec", "first_answer_sec", "peak_mb")
     }
     over = {
-        figure: {who: round(median(by[figure][who]) / median(by[figure][EAGER]), 3) for who in list(found)[1:]}
+        figure: {
+            who: round(median(by[figure][who]) / median(by[figure][EAGER]), 3)
+            for who in list(found)[1:]
+        }
         for figure in ("images_per_sec", "images_per_processor_sec")
     }
-    others = {who: ratio for who, ratio in over["images_per_sec"].items() if not who.endswith("int8")}
+    others = {
+        who: ratio for who, ratio in over["images_per_sec"].items() if not who.endswith("int8")
+    }
     best = max(others.values())
     int8 = max(ratio for who, ratio in over["images_per_sec"].items() if who not in others)
     return {
-        "what": f"images a second, ResNet-50 inference, 224 px, batch {batch}; {turns} turns, one process each",
+        "what": (
+            f"images a second, ResNet-50 inference, 224 px, batch {batch}; {turns} turns, one"
+            " process each"
+        ),
         "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
         "threads": threads(),
         "load_average": os.getloadavg()[0],

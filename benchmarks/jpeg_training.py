@@ -1,4 +1,5 @@
-"""Compare training from JPEGs through the loader with training on one batch held in memory, on the same engine."""
+"""Compare training from JPEGs through the loader with training on one batch held in memory, on the
+same engine."""
 
 import argparse
 import itertools
@@ -15,7 +16,9 @@ ROUNDS = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="Folder with images as <class>/<image>.")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="Folder with images as <class>/<image>."
+    )
     index = open_index(parser.parse_args().data)
     settings = recipe(epochs=1000)
     built, _ = engine(settings)
@@ -24,7 +27,10 @@ def main() -> None:
         batches = loader.batches(training_plans(settings, index.sizes, 0))
 
         def from_jpegs() -> float:
-            return seconds(lambda: built.fetch(built.train(itertools.islice(batches, STEPS), 0))) / STEPS
+            return (
+                seconds(lambda: built.fetch(built.train(itertools.islice(batches, STEPS), 0)))
+                / STEPS
+            )
 
         def from_memory() -> float:
             return seconds(lambda: built.fetch(built.train([held] * STEPS, 0))) / STEPS
@@ -34,11 +40,16 @@ def main() -> None:
     record(
         "jpeg_training",
         {
-            "what": f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS} steps",
+            "what": (
+                f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS}"
+                " steps"
+            ),
             "images": len(index),
             "from_jpegs_sec": rounded(jpegs),
             "held_batch_sec": rounded(memory),
-            "speed_from_jpegs_over_held": round(median(b / a for a, b in zip(jpegs, memory, strict=True)), 4),
+            "speed_from_jpegs_over_held": round(
+                median(b / a for a, b in zip(jpegs, memory, strict=True)), 4
+            ),
         },
     )
 

@@ -1,4 +1,5 @@
-"""Compare the host loader with DALI's random-crop decoder, a DataLoader with Pillow and tf.data, on 1 and 2 cores."""
+"""Compare the host loader with DALI's random-crop decoder, a DataLoader with Pillow and tf.data, on
+1 and 2 cores."""
 
 import argparse
 from pathlib import Path
@@ -6,15 +7,23 @@ from pathlib import Path
 from lockstep.benchmark.loader import CONTENDERS, Work, compare
 from measuring import record
 
-TURNS, SECONDS = 3, 5.0
+TURNS = 3
+SECONDS = 5.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="Folder of JPEGs by class, in RGB or greyscale, not CMYK.")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="Folder of JPEGs by class, in RGB or greyscale, not CMYK.",
+    )
     data = parser.parse_args().data
     found = {
-        f"{threads} threads": compare(list(CONTENDERS), Work(str(data), threads, 64, 224, SECONDS), TURNS)["results"]
+        f"{threads} threads": compare(
+            list(CONTENDERS), Work(str(data), threads, 64, 224, SECONDS), TURNS
+        )["results"]
         for threads in (1, 2)
     }
     both = found["2 threads"]
@@ -22,10 +31,19 @@ def main() -> None:
     record(
         "loaders",
         {
-            "what": f"images a second, 224 px random crops in batches of 64; medians of {TURNS} turns of {SECONDS:g} s",
+            "what": (
+                f"images a second, 224 px random crops in batches of 64; medians of {TURNS} turns"
+                f" of {SECONDS:g} s"
+            ),
             **found,
-            "host_over": {name: round(rates["host"] / rate, 2) for name, rate in rates.items() if name != "host"},
-            "host_2_threads_over_1": round(rates["host"] / found["1 threads"]["host"]["images_per_sec"], 2),
+            "host_over": {
+                name: round(rates["host"] / rate, 2)
+                for name, rate in rates.items()
+                if name != "host"
+            },
+            "host_2_threads_over_1": round(
+                rates["host"] / found["1 threads"]["host"]["images_per_sec"], 2
+            ),
         },
     )
 

@@ -1,4 +1,5 @@
-"""Helpers for all benchmarks: a held batch, an engine at 224 px, alternating measurements, and the result file."""
+"""Helpers for all benchmarks: a held batch, an engine at 224 px, alternating measurements, and the
+result file."""
 
 import json
 import math
@@ -26,9 +27,13 @@ BATCH = 16
 
 
 def recipe(**changes: Any) -> Recipe:
-    """Return the Paddle recipe in bf16, with 16 images in a step and a low learning rate that keeps all values finite."""
+    """Return the Paddle recipe in bf16, with 16 images in a step and a low learning rate that keeps
+    all values finite."""
     base = RECIPES["resnet50-paddle-90ep"]()
-    return base.replace(**{"precision": "bf16", "global_batch_images": BATCH, "lr": 0.01, "lr_scaling": "none"} | changes)
+    return base.replace(
+        **{"precision": "bf16", "global_batch_images": BATCH, "lr": 0.01, "lr_scaling": "none"}
+        | changes
+    )
 
 
 def engine(recipe: Recipe, execution: Execution | None = None) -> tuple[Engine, World]:
@@ -43,7 +48,8 @@ def engine(recipe: Recipe, execution: Execution | None = None) -> tuple[Engine, 
 
 def random_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return random weights and statistics, scaled so that activations neither vanish nor grow."""
-    random, values = np.random.default_rng(0), {}
+    random = np.random.default_rng(0)
+    values = {}
     for tensor in tensors(model_spec(recipe.model), recipe.logits):
         drawn = random.standard_normal(tensor.shape, np.float32)
         if tensor.role in ("conv_weight", "fc_weight"):
@@ -68,7 +74,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def in_turns(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
+def in_turns(
+    first: Callable[[], float], second: Callable[[], float], rounds: int
+) -> tuple[list[float], list[float]]:
     """Take two measurements alternately, `rounds` times each, and return both lists of values."""
     pairs = [(first(), second()) for _ in range(rounds)]
     return [a for a, _ in pairs], [b for _, b in pairs]

@@ -1,7 +1,8 @@
 """Compare the MXNet engine's step with the usual Gluon code for the same model.
 
-The usual code is the model zoo's resnet50_v1, hybridised, with `gluon.Trainer`. Its bf16 comes from MXNet's own AMP. Each
-turn is a new process with all cores. Both sides use the images of a held batch.
+The usual code is the model zoo's resnet50_v1, hybridised, with `gluon.Trainer`. Its bf16 comes from
+MXNet's own AMP. Each turn is a new process with all cores. Both sides use the images of a held
+batch.
 
 Run it with the Python of MXNet's environment: .venv-mxnet/bin/python benchmarks/mxnet_step.py
 """
@@ -20,20 +21,30 @@ from lockstep.system.machine import cores
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5
-WARMUP, STEPS, TIMES = 3, 4, 3
+WARMUP = 3
+STEPS = 4
+TIMES = 3
 
 
 def lockstep(precision: str) -> float:
     """Return the engine's images per second."""
-    # The model zoo's resnet50_v1 strides in the first 1x1, and so does this model. v1.5 is 6 % more work.
+    # The model zoo's resnet50_v1 strides in the first 1x1, and so does this model. v1.5 is 6 % more
+    # work.
     built, _ = engine(recipe(precision=precision, model="resnet50-v1"), Execution(backend="mxnet"))
     batch = replace(held_batch(), is_held=True)  # in MXNet's arrays, as for Gluon
     built.fetch(built.train([batch] * WARMUP, 0))
-    return STEPS * BATCH / median(seconds(lambda: built.fetch(built.train([batch] * STEPS, 0))) for _ in range(TIMES))
+    return (
+        STEPS
+        * BATCH
+        / median(
+            seconds(lambda: built.fetch(built.train([batch] * STEPS, 0))) for _ in range(TIMES)
+        )
+    )
 
 
 def gluon(precision: str) -> float:
-    """Return the images per second of a Gluon loop written as in its guide, on images that are already normalised."""
+    """Return the images per second of a Gluon loop written as in its guide, on images that are
+    already normalised."""
     import mxnet as mx
     from mxnet.contrib import amp
 
@@ -47,7 +58,8 @@ def gluon(precision: str) -> float:
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
     batch = held_batch()
     normalised = (batch.images - np.asarray(recipe().mean)) / np.asarray(recipe().std)
-    images, labels = mx.nd.array(normalised.transpose(0, 3, 1, 2)), mx.nd.array(batch.labels)
+    images = mx.nd.array(normalised.transpose(0, 3, 1, 2))
+    labels = mx.nd.array(batch.labels)
 
     def steps(count: int) -> None:
         total = 0
@@ -66,7 +78,13 @@ def gluon(precision: str) -> float:
 def in_a_process(*what: str) -> float:
     """Run `lockstep` or `gluon` in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
-    done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, __file__, *what],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     return float(done.stdout.splitlines()[-1])
 
 
@@ -76,12 +94,16 @@ def main() -> None:
         print({"lockstep": lockstep, "gluon": gluon}[name](precision))
         return
     result: dict[str, Any] = {
-        "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, one process each: the median "
-        f"of {TIMES} times {STEPS} steps"
+        "what": (
+            f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, one process each:"
+            f" the median of {TIMES} times {STEPS} steps"
+        )
     }
     for precision in ("fp32", "bf16"):
         ours, usual = in_turns(
-            partial(in_a_process, "lockstep", precision), partial(in_a_process, "gluon", precision), ROUNDS
+            partial(in_a_process, "lockstep", precision),
+            partial(in_a_process, "gluon", precision),
+            ROUNDS,
         )
         ratio = round(median(a / b for a, b in zip(ours, usual, strict=True)), 3)
         result[precision] = {"lockstep": rounded(ours), "gluon": rounded(usual), "ratio": ratio}

@@ -1,4 +1,5 @@
-"""Compare writing a data set in another storage format, byte for byte, with copying the same bytes with cp."""
+"""Compare writing a data set in another storage format, byte for byte, with copying the same bytes
+with cp."""
 
 import argparse
 import os
@@ -14,21 +15,34 @@ from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import FOLDER, FORMATS
 from measuring import median, record, rounded, seconds
 
-ROUNDS, COPIES = 7, 10
+ROUNDS = 7
+COPIES = 10
 SETTLED_SEC = 1
-"""Pause before each measurement, in seconds. During it the system reports freed space to the disk, which uses a core and
-makes reading from the disk slow."""
+"""Pause before each measurement, in seconds. During it the system reports freed space to the disk,
+which uses a core and makes reading from the disk slow."""
 CASES = [
     *((FOLDER, format, FOLDER) for format in FORMATS),
-    *((source, format, source) for source in FORMATS if source != FOLDER for format in FORMATS if format != FOLDER),
+    *(
+        (source, format, source)
+        for source in FORMATS
+        if source != FOLDER
+        for format in FORMATS
+        if format != FOLDER
+    ),
     ("recordio", FOLDER, FOLDER),  # one file for each image, which is slower than one file
 ]
-"""For each case: the format of the source, the format of the target, and the format of the data that cp copies."""
+"""For each case: the format of the source, the format of the target, and the format of the data
+that cp copies."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="Folder of images by class. Each image is copied 10 times.")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="Folder of images by class. Each image is copied 10 times.",
+    )
     data = parser.parse_args().data
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -53,21 +67,34 @@ def main() -> None:
             def copy(source: Path, target: Path) -> object:
                 return run(["cp", "-r", source, target], check=True)
 
-            ours, cp = [], []
+            ours = []
+            cp = []
             for turn in range(ROUNDS):
                 for first in (turn % 2 == 0, turn % 2 == 1):
                     times = ours if first else cp
-                    times.append(measured(packed, root / source) if first else measured(copy, root / copied))
-            name = f"{source} to {format}" + f" over cp of {copied}" * (copied != source) + ", not cached" * (not cached)
-            ratios[name] = {"seconds": rounded([took for took, _ in ours]), "cp": rounded([took for took, _ in cp])}
+                    times.append(
+                        measured(packed, root / source) if first else measured(copy, root / copied)
+                    )
+            name = (
+                f"{source} to {format}"
+                + f" over cp of {copied}" * (copied != source)
+                + ", not cached" * (not cached)
+            )
+            ratios[name] = {
+                "seconds": rounded([took for took, _ in ours]),
+                "cp": rounded([took for took, _ in cp]),
+            }
             for i, key in enumerate(("ratio", "ratio with sync")):
-                ratios[name][key] = round(median(a[i] / b[i] for a, b in zip(ours, cp, strict=True)), 3)
+                ratios[name][key] = round(
+                    median(a[i] / b[i] for a, b in zip(ours, cp, strict=True)), 3
+                )
         size = sum(file.stat().st_size for file in (root / "recordio").iterdir() if file.is_file())
     record("packing", {"what": f"seconds to write {size / 1e6:.0f} MB, {ROUNDS} turns", **ratios})
 
 
 def write_sources(data: Path, root: Path) -> None:
-    """Write every image `COPIES` times to the folder of its class, and pack the result into files of the other formats."""
+    """Write every image `COPIES` times to the folder of its class, and pack the result into files
+    of the other formats."""
     for images in sorted(path for path in data.iterdir() if path.is_dir() and path.name[0] != "."):
         (root / FOLDER / images.name).mkdir(parents=True)
         for image, copy in product(sorted(images.iterdir()), range(COPIES)):

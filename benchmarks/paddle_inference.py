@@ -1,4 +1,5 @@
-"""Compare ResNet-50 in Paddle Inference: with oneDNN, with Paddle's own kernels, and the Paddle engine's compiled `predict`.
+"""Compare ResNet-50 in Paddle Inference: with oneDNN, with Paddle's own kernels, and the Paddle
+engine's compiled `predict`.
 
 Each turn is a new process with all cores. All predict the images of a held batch.
 """
@@ -18,7 +19,8 @@ from lockstep.system.machine import cores
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5
-WARMUP, TIMED = 1, 4
+WARMUP = 1
+TIMED = 4
 FP32 = recipe(precision="fp32")
 
 
@@ -59,7 +61,9 @@ def in_a_process(folder: Path, name: str, *how: str) -> float:
 
 def compared(folder: Path, ours: tuple[str, ...], other: tuple[str, ...]) -> dict[str, Any]:
     """Measure two of these functions alternately, and return their rates and the median ratio."""
-    first, second = in_turns(partial(in_a_process, folder, *ours), partial(in_a_process, folder, *other), ROUNDS)
+    first, second = in_turns(
+        partial(in_a_process, folder, *ours), partial(in_a_process, folder, *other), ROUNDS
+    )
     ratio = round(median(a / b for a, b in zip(first, second, strict=True)), 3)
     return {" ".join(ours): rounded(first), " ".join(other): rounded(second), "ratio": ratio}
 
@@ -74,7 +78,10 @@ def main() -> None:
         folder = Path(scratch) / "model"
         write_program(folder)
         result = {
-            "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, one process each",
+            "what": (
+                f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, one process"
+                " each"
+            ),
             "against Paddle's kernels": compared(folder, onednn, ("predictor", "paddle", "fp32")),
             "against the engine": compared(folder, onednn, ("engine",)),
             "bf16 against fp32": compared(folder, ("predictor", "onednn", "bf16"), onednn),

@@ -1,8 +1,8 @@
 """Compare the Paddle engine's step with the usual code for the same model.
 
-The usual code is paddle.vision's resnet50 under `paddle.Model.fit`. The script also compares the engine's inference
-compiled, which uses oneDNN, and not compiled, which does not. Each turn is a new process with all cores. All use the images
-of a held batch.
+The usual code is paddle.vision's resnet50 under `paddle.Model.fit`. The script also compares the
+engine's inference compiled, which uses oneDNN, and not compiled, which does not. Each turn is a new
+process with all cores. All use the images of a held batch.
 """
 
 import os
@@ -21,18 +21,22 @@ from lockstep.system.machine import cores
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 3
-WARMUP, TIMED = 1, 4
+WARMUP = 1
+TIMED = 4
 
 
 def lockstep_step(compile: str = "auto") -> float:
     """Return the engine's images per second."""
-    built, _ = engine(recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile}))
+    built, _ = engine(
+        recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile})
+    )
     batch = held_batch()
     return rate(lambda: built.fetch(built.train([batch], 0)))
 
 
 def fit() -> float:
-    """Return the images per second of `paddle.Model.fit` written as in its guide, with two exceptions.
+    """Return the images per second of `paddle.Model.fit` written as in its guide, with two
+    exceptions.
 
     It uses all cores, which Paddle does not do by default. Its images are already normalised.
     """
@@ -41,7 +45,11 @@ def fit() -> float:
 
     paddle.base.core.set_num_threads(cores())
     batch = held_batch()
-    images = ((batch.images - np.asarray(recipe().mean)) / np.asarray(recipe().std)).astype(np.float32).transpose(0, 3, 1, 2)
+    images = (
+        ((batch.images - np.asarray(recipe().mean)) / np.asarray(recipe().std))
+        .astype(np.float32)
+        .transpose(0, 3, 1, 2)
+    )
     ended: list[float] = []
 
     class Images(paddle.io.Dataset):
@@ -56,7 +64,9 @@ def fit() -> float:
             ended.append(time.perf_counter())
 
     model = paddle.Model(paddle.vision.models.resnet50())
-    optimizer = paddle.optimizer.Momentum(0.001, 0.875, parameters=model.parameters(), weight_decay=1 / 32768)
+    optimizer = paddle.optimizer.Momentum(
+        0.001, 0.875, parameters=model.parameters(), weight_decay=1 / 32768
+    )
     model.prepare(optimizer, paddle.nn.CrossEntropyLoss())
     model.fit(Images(), batch_size=BATCH, epochs=1, verbose=0, shuffle=False, callbacks=[Clock()])
     return BATCH / median(np.diff(ended[WARMUP - 1 :]))
@@ -64,7 +74,9 @@ def fit() -> float:
 
 def inference(compile: str) -> float:
     """Return the images per second of the engine's `predict`."""
-    built, _ = engine(recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile}))
+    built, _ = engine(
+        recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile})
+    )
     images = held_batch().images
     return rate(lambda: built.predict(images))
 
@@ -78,7 +90,13 @@ def rate(step: Callable[[], object]) -> float:
 def in_a_process(*what: str) -> float:
     """Run one of the measuring functions in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
-    done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, __file__, *what],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     return float(done.stdout.splitlines()[-1])
 
 
@@ -97,7 +115,10 @@ def main() -> None:
     record(
         "paddle_step",
         {
-            "what": f"images a second, ResNet-50, fp32, 224 px, batch {BATCH}; {ROUNDS} turns, one process each",
+            "what": (
+                f"images a second, ResNet-50, fp32, 224 px, batch {BATCH}; {ROUNDS} turns, one"
+                " process each"
+            ),
             "training": compared(("lockstep", "auto"), ("fit",)),
             "training uncompiled": compared(("lockstep", "off"), ("fit",)),
             "inference": compared(("inference", "on"), ("inference", "off")),

@@ -1,7 +1,8 @@
-"""Compare `lockstep.Predictor`, from image files to classes, with the loop of `lockstep benchmark inference` with data.
+"""Compare `lockstep.Predictor`, from image files to classes, with the loop of `lockstep benchmark
+inference` with data.
 
-Both decode the same files to 224 px on all cores, alternately. The network is so narrow that decoding is most of the work:
-with a slower engine the ratio is nearer to 1.
+Both decode the same files to 224 px on all cores, alternately. The network is so narrow that
+decoding is most of the work: with a slower engine the ratio is nearer to 1.
 """
 
 import argparse
@@ -20,21 +21,35 @@ from lockstep.recipes.order import evaluation_plans
 from lockstep.weights.checkpoint import write_weights
 from measuring import engine, in_turns, median, recipe, record, rounded
 
-NARROW = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), groups=2, expansion=2)
+NARROW = ModelSpec(
+    block="bottleneck",
+    layers=(1, 1, 1, 1),
+    stem_width=8,
+    widths=(8, 8, 16, 16),
+    groups=2,
+    expansion=2,
+)
 RECIPE = recipe(precision="fp32", model=NARROW)
 BATCH = 32
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="A folder of class folders, of some hundreds of images.")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="A folder of class folders, of some hundreds of images.",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     index, (compared, _) = open_index(arguments.data), engine(RECIPE)
     paths = [index.path(sample) for sample in range(len(index))]
 
     def benchmark() -> None:
-        with HostLoader(index, size=RECIPE.eval_crop, **resampling(RECIPE, evaluation=True)) as loader:
+        with HostLoader(
+            index, size=RECIPE.eval_crop, **resampling(RECIPE, evaluation=True)
+        ) as loader:
             for batch in loader.batches(evaluation_plans(RECIPE, index.sizes, BATCH)):
                 compared.predict(batch.images)
 
@@ -46,7 +61,9 @@ def main() -> None:
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "weights.safetensors"
-        write_weights(source, initial_state(RECIPE).tensors, {"recipe": RECIPE.fields(), "classes": []})
+        write_weights(
+            source, initial_state(RECIPE).tensors, {"recipe": RECIPE.fields(), "classes": []}
+        )
         with lockstep.Predictor(source, batch_images=BATCH) as predictor:
 
             def predict() -> None:
@@ -62,7 +79,9 @@ def main() -> None:
                 )
                 result[f"predict_{name}_ms_per_image"] = rounded(ours)
                 result[f"benchmark_{name}_ms_per_image"] = rounded(theirs)
-                result[f"{name}_ratio"] = round(median(b / a for a, b in zip(ours, theirs, strict=True)), 3)
+                result[f"{name}_ratio"] = round(
+                    median(b / a for a, b in zip(ours, theirs, strict=True)), 3
+                )
     record("predict", {"images": len(paths)} | result)
 
 

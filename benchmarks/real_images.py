@@ -1,4 +1,5 @@
-"""Train a published recipe for some epochs on real images at 64 px; record the loss and accuracy of every epoch."""
+"""Train a published recipe for some epochs on real images at 64 px; record the loss and accuracy of
+every epoch."""
 
 import argparse
 import tempfile
@@ -12,7 +13,9 @@ from measuring import record
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="Training and validation images of ten classes.")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="Training and validation images of ten classes."
+    )
     parser.add_argument("--recipe", default="resnet50-paddle-90ep")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--epochs", type=int, default=12)
@@ -35,10 +38,18 @@ def main() -> None:
     execution = lockstep.Execution(backend=arguments.backend)
     with tempfile.TemporaryDirectory() as folder, Reporter() as reporter:
         run = Path(folder) / "run"
-        report = lockstep.train(published.replace(**changes), arguments.data, run, execution=execution, listener=reporter)
+        report = lockstep.train(
+            published.replace(**changes),
+            arguments.data,
+            run,
+            execution=execution,
+            listener=reporter,
+        )
         entries = read_log(run / "log.jsonl")
     record(
-        "real_images" if arguments.backend == "torch" else f"real_images_{arguments.backend}_{published.epochs}ep",
+        "real_images"
+        if arguments.backend == "torch"
+        else f"real_images_{arguments.backend}_{published.epochs}ep",
         {
             "recipe": arguments.recipe,
             "changes": changes,
@@ -47,7 +58,9 @@ def main() -> None:
                 for entry in entries
                 if entry["kind"] == "evaluate"
             ],
-            "training_loss_of_last_interval": [entry["loss"] for entry in entries if entry["kind"] == "train"][-1],
+            "training_loss_of_last_interval": [
+                entry["loss"] for entry in entries if entry["kind"] == "train"
+            ][-1],
             "images_per_sec": round(report["images_per_sec"], 1),
         },
         arguments.backend,

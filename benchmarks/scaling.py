@@ -1,11 +1,13 @@
-"""Measure training steps of several ranks over throttled links, and check the model of `lockstep benchmark scaling`.
+"""Measure training steps of several ranks over throttled links, and check the model of `lockstep
+benchmark scaling`.
 
-Needs Linux, root, iproute2 (`ip`, `tc`), and a machine without other work. Hosts are network namespaces, each connected to
-one switch by a link whose sending side is throttled (tbf). Ranks of PyTorch's engine run in them, with one thread each, and
-share this machine's cores.
+Needs Linux, root, iproute2 (`ip`, `tc`), and a machine without other work. Hosts are network
+namespaces, each connected to one switch by a link whose sending side is throttled (tbf). Ranks of
+PyTorch's engine run in them, with one thread each, and share this machine's cores.
 
-Rows that are in the result already are kept, unless other programs used much of the machine. The namespaces are removed at
-the end, also after Ctrl-C and SIGTERM; what an earlier, killed campaign left is removed first.
+Rows that are in the result already are kept, unless other programs used much of the machine. The
+namespaces are removed at the end, also after Ctrl-C and SIGTERM; what an earlier, killed campaign
+left is removed first.
 """
 
 import argparse
@@ -43,7 +45,8 @@ PORT = "29511"
 """The namespaces have no other programs, so any port is free."""
 LONGEST_SEC = 600
 MOST_OF_OTHERS = 0.1
-"""If other programs used more than this share of the cores, the next start of the same command measures the row again."""
+"""If other programs used more than this share of the cores, the next start of the same command
+measures the row again."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,11 @@ class Row:
         return own | {"bits_per_sec": None if rate is None else rate * 1e6}
 
     def __str__(self) -> str:
-        link = "" if self.mbit_per_sec is None else f" on {self.hosts} hosts at {self.mbit_per_sec} Mbit/s"
+        link = (
+            ""
+            if self.mbit_per_sec is None
+            else f" on {self.hosts} hosts at {self.mbit_per_sec} Mbit/s"
+        )
         return f"{self.ranks} ranks{link}, batch {self.batch}, exchanges of {self.all_reduce_mb} MB"
 
 
@@ -116,7 +123,9 @@ def within(name: str, *command: str) -> None:
 
 def remove_namespaces() -> None:
     """Remove the namespaces of this campaign and of earlier ones. Their links go with them."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=False
+    ).stdout
     for line in listed.splitlines():
         name = line.split(" ")[0]
         if name.startswith(PREFIX):
@@ -135,13 +144,26 @@ def namespaces(hosts: int, mbit_per_sec: int | None) -> Iterator[list[str]]:
         for host, name in enumerate(names):
             run("ip", "netns", "add", name)
             within(name, "link", "set", "lo", "up")
-            within(SWITCH, "link", "add", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            within(
+                SWITCH,
+                "link",
+                "add",
+                f"port{host}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                name,
+            )
             within(SWITCH, "link", "set", f"port{host}", "master", "bridge", "up")
             within(name, "addr", "add", f"10.77.0.{host + 1}/24", "dev", "eth0")
             within(name, "link", "set", "eth0", "up")
             if mbit_per_sec is not None:
-                # A burst of 1 ms, at least two of the largest packets that the system hands to a device. Data waits for
-                # at most 10 ms: a long queue would delay every message of a ring, and hide the rate behind it.
+                # A burst of 1 ms, at least two of the largest packets that the system hands to a
+                # device. Data waits for at most 10 ms: a long queue would delay every message of a
+                # ring, and hide the rate behind it.
                 burst = max(mbit_per_sec * 125, 2**17)
                 limits = ("rate", f"{mbit_per_sec}mbit", "burst", str(burst), "latency", "10ms")
                 run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limits)
@@ -157,7 +179,15 @@ def measured(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     """Return a row of the result."""
     with namespaces(row.hosts, row.mbit_per_sec) as names, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cell = Cell(TRAIN, "torch", full_name(settings["model"]), settings["precision"], row.batch, row.ranks, "off")
+        cell = Cell(
+            TRAIN,
+            "torch",
+            full_name(settings["model"]),
+            settings["precision"],
+            row.batch,
+            row.ranks,
+            "off",
+        )
         changes = {"image_size": settings["image_size"]}
         execution = {"device": "cpu", "all_reduce_mb": row.all_reduce_mb}
         plan = Plan(row.warmup, row.rounds, 1, changes=changes, execution=execution)
@@ -169,9 +199,14 @@ def measured(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
             for process in running:
                 process.kill()
                 process.wait()
-        ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)]
+        ranks = [
+            json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)
+        ]
     others = share_of_others([ProcessorTime(**rank["processors"]) for rank in ranks], cores())
-    return row.key | {"times_sec": times_of_all([rank["counted"] for rank in ranks]), "other_programs_share": others}
+    return row.key | {
+        "times_sec": times_of_all([rank["counted"] for rank in ranks]),
+        "other_programs_share": others,
+    }
 
 
 def started(rank: int, row: Row, names: list[str], folder: Path) -> "subprocess.Popen[bytes]":
@@ -185,13 +220,26 @@ def started(rank: int, row: Row, names: list[str], folder: Path) -> "subprocess.
         "MASTER_ADDR": "127.0.0.1" if row.hosts == 1 else "10.77.0.1",
         "MASTER_PORT": PORT,
         "GLOO_SOCKET_IFNAME": "lo" if row.hosts == 1 else "eth0",
-        "OMP_NUM_THREADS": 1,  # also for one rank: with other numbers of threads it would be another program
+        # also for one rank: with other numbers of threads it would be another program
+        "OMP_NUM_THREADS": 1,
         EXIT_CODE_FOLDER: folder,  # so that the rank ends with this process
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # addresses of namespaces have no names, which it would warn of
+        # addresses of namespaces have no names, which it would warn of
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    command = ["ip", "netns", "exec", names[host], sys.executable, *LOCKSTEP, "benchmark", "cell", str(folder)]
+    command = [
+        "ip",
+        "netns",
+        "exec",
+        names[host],
+        sys.executable,
+        *LOCKSTEP,
+        "benchmark",
+        "cell",
+        str(folder),
+    ]
     own = os.environ | {name: str(value) for name, value in variables.items()}
-    # A single rank ends when its stdin is closed, so that it does not outlive the process that started it.
+    # A single rank ends when its stdin is closed, so that it does not outlive the process that
+    # started it.
     return subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
@@ -215,12 +263,18 @@ def end(number: int, frame: object) -> NoReturn:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--size", type=int, default=96, help="height and width of the images")
-    parser.add_argument("--batches", default="4,12", help="two batches of a rank, the smaller one first")
+    parser.add_argument(
+        "--batches", default="4,12", help="two batches of a rank, the smaller one first"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "scaling.json")
-    parser.add_argument("--only", type=int, nargs="+", help="numbers of rows to measure, from 1, to try the script")
+    parser.add_argument(
+        "--only", type=int, nargs="+", help="numbers of rows to measure, from 1, to try the script"
+    )
     return parser.parse_args()
 
 
@@ -233,23 +287,38 @@ def main() -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.exit("another campaign is running on this machine, and would remove the namespaces of this one")
+            sys.exit(
+                "another campaign is running on this machine, and would remove the namespaces of"
+                " this one"
+            )
         campaign(asked)
 
 
 def campaign(asked: argparse.Namespace) -> None:
     small, large = map(int, asked.batches.split(","))
-    settings = {"model": asked.model, "image_size": asked.size, "precision": "fp32", "cores": cores()}
+    settings = {
+        "model": asked.model,
+        "image_size": asked.size,
+        "precision": "fp32",
+        "cores": cores(),
+    }
     result: dict[str, Any] = {"kind": KIND, "version": VERSION, "settings": settings, "rows": []}
     if asked.out.exists():
         result = json.loads(asked.out.read_text())
         if result["settings"] != settings:
-            sys.exit(f"{asked.out} has other settings: {result['settings']}, expected {settings}; give another --out")
+            sys.exit(
+                f"{asked.out} has other settings: {result['settings']}, expected {settings}; give"
+                " another --out"
+            )
     wanted = rows(small, large)
     chosen = wanted if asked.only is None else [wanted[number - 1] for number in asked.only]
     began = time.monotonic()
     for number, row in enumerate(chosen, 1):
-        same = [each for each in result["rows"] if all(each[name] == value for name, value in row.key.items())]
+        same = [
+            each
+            for each in result["rows"]
+            if all(each[name] == value for name, value in row.key.items())
+        ]
         kept = [each for each in same if each["other_programs_share"] <= MOST_OF_OTHERS]
         found = kept[0] if kept else measured(row, settings)
         if not kept:
@@ -260,12 +329,23 @@ def campaign(asked: argparse.Namespace) -> None:
         middle = sorted(found["times_sec"])[len(found["times_sec"]) // 2]
         busy = found["other_programs_share"] > MOST_OF_OTHERS
         note = " (kept)" if kept else " (other programs were running)" if busy else ""
-        print(f"{number:>2} of {len(chosen)}, {time.monotonic() - began:.0f} s: {row}: {middle:.3f} s{note}", flush=True)
+        print(
+            f"{number:>2} of {len(chosen)}, {time.monotonic() - began:.0f} s: {row}: {middle:.3f}"
+            f" s{note}",
+            flush=True,
+        )
     if asked.only is None:
         measured_rows = read_measured(asked.out)
-        checks = [each for each in compared(fitted(measured_rows), measured_rows) if not each.measured.fitted]
+        checks = [
+            each
+            for each in compared(fitted(measured_rows), measured_rows)
+            if not each.measured.fitted
+        ]
         worst = max(abs(each.difference) for each in checks)
-        print(f"the largest difference of a prediction from a step that was not fitted: {worst:.1%}, wanted 10 %")
+        print(
+            f"the largest difference of a prediction from a step that was not fitted: {worst:.1%},"
+            " wanted 10 %"
+        )
         print(f"lockstep benchmark scaling --measured {asked.out}")
 
 

@@ -1,8 +1,10 @@
-"""Compare `lockstep serve` with the engine that it uses: latency of one image, and throughput under 16 clients.
+"""Compare `lockstep serve` with the engine that it uses: latency of one image, and throughput under
+16 clients.
 
-The server is a separate process. The engine alone and the server are measured alternately; the one that is not measured is
-idle. Clients keep their connections and send uint8 images in binary, so that both compute the same from the same bytes. The
-clients share the cores with the server. A last part sends JPEGs to `/predict`, which the server decodes.
+The server is a separate process. The engine alone and the server are measured alternately; the one
+that is not measured is idle. Clients keep their connections and send uint8 images in binary, so
+that both compute the same from the same bytes. The clients share the cores with the server. A last
+part sends JPEGs to `/predict`, which the server decodes.
 """
 
 import argparse
@@ -33,8 +35,10 @@ from lockstep.weights.checkpoint import write_weights
 from lockstep.weights.opening import open_weights
 from measuring import median, recipe, record, rounded
 
-ADDED_MS, KEPT = 3.0, 0.9
-"""What is wanted: at most this many ms more than the engine, and at least this share of its throughput."""
+ADDED_MS = 3.0
+KEPT = 0.9
+"""What is wanted: at most this many ms more than the engine, and at least this share of its
+throughput."""
 MODELS = {"resnet50": {"eval_crop": 224, "eval_resize": 256}, "demo": {}}
 WARM_SHARE = 0.2
 """The memory after this share of the time is compared with that at the end."""
@@ -46,14 +50,18 @@ class Client:
     def __init__(self, port: int, path: str, body: bytes, headers: str = "") -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=120)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length:"
+            f" {len(body)}\r\n{headers}\r\n"
+        )
         self._request = head.encode() + body
 
     def close(self) -> None:
         self._socket.close()
 
     def ms(self) -> float:
-        """Send the request, and return the milliseconds until its answer is there. Raises `ValueError` unless it is 200."""
+        """Send the request, and return the milliseconds until its answer is there. Raises
+        `ValueError` unless it is 200."""
         began = time.perf_counter()
         self._socket.sendall(self._request)
         found = b""
@@ -84,23 +92,40 @@ def tensor_client(port: int, name: str, images: np.ndarray) -> Client:
     }
     text = json.dumps(asked).encode()
     path = f"/v2/models/{name}/infer"
-    return Client(port, path, text + images.tobytes(), f"Inference-Header-Content-Length: {len(text)}\r\n")
+    return Client(
+        port, path, text + images.tobytes(), f"Inference-Header-Content-Length: {len(text)}\r\n"
+    )
 
 
 def photo() -> bytes:
     """Return a JPEG of 500 x 375 pixels."""
     coarse = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(
+        file, "JPEG", quality=90
+    )
     return file.getvalue()
 
 
 @contextlib.contextmanager
 def server(weights: Path, engine: str, log: Path) -> Iterator[tuple[int, int]]:
     """Start a server; yield its port and its process id."""
-    command = [sys.executable, "-m", "lockstep", "serve", str(weights), "--port", "0", "--quiet", "--name", "model"]
+    command = [
+        sys.executable,
+        "-m",
+        "lockstep",
+        "serve",
+        str(weights),
+        "--port",
+        "0",
+        "--quiet",
+        "--name",
+        "model",
+    ]
     with log.open("w") as errors:
-        process = subprocess.Popen([*command, "--engine", engine], stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            [*command, "--engine", engine], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
     assert process.stdout is not None
     try:
         found = re.search(r":(\d+) ", process.stdout.readline())
@@ -122,7 +147,8 @@ def wait_for(port: int) -> None:
 
 
 def under_load(clients: list[Client], pid: int, seconds: float) -> dict[str, Any]:
-    """Let all clients send for some seconds. Return rate, percentiles, errors, and the growth of the server's memory."""
+    """Let all clients send for some seconds. Return rate, percentiles, errors, and the growth of
+    the server's memory."""
     times: list[list[float]] = [[] for _ in clients]
     errors: list[str] = []
     end = time.perf_counter() + seconds
@@ -134,15 +160,19 @@ def under_load(clients: list[Client], pid: int, seconds: float) -> dict[str, Any
         except (OSError, ValueError) as error:
             errors.append(str(error))
 
-    workers = [threading.Thread(target=send, args=each) for each in zip(clients, times, strict=True)]
-    began, spent = time.perf_counter(), processor_ms(pid)
+    workers = [
+        threading.Thread(target=send, args=each) for each in zip(clients, times, strict=True)
+    ]
+    began = time.perf_counter()
+    spent = processor_ms(pid)
     for worker in workers:
         worker.start()
     time.sleep(WARM_SHARE * seconds)
     warm = memory_mb(pid)
     for worker in workers:
         worker.join()
-    took, spent = time.perf_counter() - began, processor_ms(pid) - spent
+    took = time.perf_counter() - began
+    spent = processor_ms(pid) - spent
     for client in clients:
         client.close()
     whole = [each for own in times for each in own]
@@ -172,8 +202,11 @@ def processor_ms(pid: int) -> float:
 
 
 def engine_rate(engine: InferenceEngine, images: np.ndarray, seconds: float) -> tuple[float, float]:
-    """Return images per second of the engine in batches of these images, and ms of processor time for an image."""
-    done, began, spent = 0, time.perf_counter(), time.process_time()
+    """Return images per second of the engine in batches of these images, and ms of processor time
+    for an image."""
+    done = 0
+    began = time.perf_counter()
+    spent = time.process_time()
     while time.perf_counter() - began < seconds:
         engine.predict(images)
         done += len(images)
@@ -188,9 +221,14 @@ def engine_ms(engine: InferenceEngine, images: np.ndarray) -> float:
 
 def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the figures of a model."""
-    weights, side = folder / "weights.safetensors", settings.eval_crop
-    write_weights(weights, initial_state(settings).tensors, {"recipe": settings.fields(), "classes": []})
-    images = np.random.default_rng(0).integers(0, 256, (asked.clients, side, side, 3), dtype=np.uint8)
+    weights = folder / "weights.safetensors"
+    side = settings.eval_crop
+    write_weights(
+        weights, initial_state(settings).tensors, {"recipe": settings.fields(), "classes": []}
+    )
+    images = np.random.default_rng(0).integers(
+        0, 256, (asked.clients, side, side, 3), dtype=np.uint8
+    )
     how = {"most_images": asked.clients}
     with (
         server(weights, asked.engine, folder / "log") as (port, pid),
@@ -199,10 +237,13 @@ def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[
     ):
         single = tensor_client(port, "model", images[:1])
         opened.callback(single.close)
-        one, many = images[:1], images
+        one = images[:1]
+        many = images
         for _ in range(5):
             single.ms(), engine.predict(one), engine.predict(many)
-        added, alone, served = [], [], []
+        added = []
+        alone = []
+        served = []
         for _ in range(asked.rounds):
             engines = median(engine_ms(engine, one) for _ in range(asked.iterations))
             servers = median(single.ms() for _ in range(asked.iterations))
@@ -210,9 +251,13 @@ def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[
             served.append(servers)
             added.append(servers - engines)
         before = engine_rate(engine, many, asked.seconds / 6)
-        load = under_load([tensor_client(port, "model", each[None]) for each in images], pid, asked.seconds)
+        load = under_load(
+            [tensor_client(port, "model", each[None]) for each in images], pid, asked.seconds
+        )
         after = engine_rate(engine, many, asked.seconds / 6)
-        decoding = under_load([Client(port, "/predict", photo()) for _ in images], pid, asked.seconds / 4)
+        decoding = under_load(
+            [Client(port, "/predict", photo()) for _ in images], pid, asked.seconds / 4
+        )
     own = (before[0] + after[0]) / 2
     own_cpu = (before[1] + after[1]) / 2
     return {
@@ -239,10 +284,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="Of the load with tensors.")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--iterations", type=int, default=30, help="Single images in a round.")
-    parser.add_argument("--no-record", action="store_true", help="Print the result without writing it.")
+    parser.add_argument(
+        "--no-record", action="store_true", help="Print the result without writing it."
+    )
     asked = parser.parse_args()
     result: dict[str, Any] = {
-        "what": f"lockstep serve with {asked.engine} in {asked.precision}, {asked.clients} clients for {asked.seconds:g} s",
+        "what": (
+            f"lockstep serve with {asked.engine} in {asked.precision}, {asked.clients} clients for"
+            f" {asked.seconds:g} s"
+        ),
         "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
         "threads": threads(),
         "load_average": os.getloadavg()[0],

@@ -1,8 +1,9 @@
-"""Measure how long whole processes take: `lockstep --help`, `import lockstep`, and `lockstep predict` of one photo.
+"""Measure how long whole processes take: `lockstep --help`, `import lockstep`, and `lockstep
+predict` of one photo.
 
-`predict` gets a run of ResNet-50 at 224 px with random weights, and every engine that is installed. `nothing` is an
-interpreter that does nothing. With `--baseline SRC`, the folder src of another version, that version is measured too. All of
-them are measured alternately.
+`predict` gets a run of ResNet-50 at 224 px with random weights, and every engine that is installed.
+`nothing` is an interpreter that does nothing. With `--baseline SRC`, the folder src of another
+version, that version is measured too. All of them are measured alternately.
 """
 
 import argparse
@@ -26,24 +27,34 @@ def prepared(folder: Path) -> tuple[Path, Path]:
     """Write a run with a checkpoint, and a photo; return their paths."""
     recipe = Recipe(model="resnet50", precision="fp32")
     about = {"recipe": recipe.fields(), "classes": []}
-    checkpoint.save(folder / "run" / "checkpoints", State(1, random_tensors(recipe), {}), data_digest="", about=about)
+    checkpoint.save(
+        folder / "run" / "checkpoints",
+        State(1, random_tensors(recipe), {}),
+        data_digest="",
+        about=about,
+    )
     coarse = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
     Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(folder / "photo.jpg")
     return folder / "run", folder / "photo.jpg"
 
 
 def run(source: Path | None, *arguments: str) -> float:
-    """Run a Python process and return the seconds it takes. `source` is the folder src of the version to run."""
+    """Run a Python process and return the seconds it takes. `source` is the folder src of the
+    version to run."""
     environment = dict(os.environ) | ({"PYTHONPATH": str(source)} if source else {})
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed version is compiled
     command = [sys.executable, *arguments]
-    return seconds(lambda: subprocess.run(command, capture_output=True, check=True, env=environment))
+    return seconds(
+        lambda: subprocess.run(command, capture_output=True, check=True, env=environment)
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--baseline", type=Path, metavar="SRC", help="The folder src of another version.")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="SRC", help="The folder src of another version."
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lockstep-startup-") as name:
         weights, photo = prepared(Path(name))
@@ -53,9 +64,19 @@ def main() -> None:
             "nothing_sec": ["-c", "pass"],
         }
         for engine in available("torch"):
-            commands[f"predict_{engine}_sec"] = ["-m", "lockstep", "predict", str(weights), str(photo), "--engine", engine]
+            commands[f"predict_{engine}_sec"] = [
+                "-m",
+                "lockstep",
+                "predict",
+                str(weights),
+                str(photo),
+                "--engine",
+                engine,
+            ]
         versions = {"": None} | ({"baseline_": asked.baseline} if asked.baseline else {})
-        found: dict[str, list[float]] = {version + name: [] for name in commands for version in versions}
+        found: dict[str, list[float]] = {
+            version + name: [] for name in commands for version in versions
+        }
         for turn in range(asked.rounds + 1):
             for name, command in commands.items():
                 for version, source in versions.items():

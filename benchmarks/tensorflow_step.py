@@ -1,9 +1,10 @@
 """Compare the TensorFlow engine's step with the usual Keras code for the same model.
 
-The usual code is keras.applications.ResNet50 in a custom step under `tf.function`, in fp32 and in mixed_bfloat16. Each turn
-is a new process. Both sides use the images of a held batch.
+The usual code is keras.applications.ResNet50 in a custom step under `tf.function`, in fp32 and in
+mixed_bfloat16. Each turn is a new process. Both sides use the images of a held batch.
 
-TensorFlow is imported inside the functions that use it, so that the settings of one side do not affect the other.
+TensorFlow is imported inside the functions that use it, so that the settings of one side do not
+affect the other.
 """
 
 import os
@@ -16,19 +17,23 @@ from lockstep.recipes import Execution
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5
-WARMUP, TIMED = 2, 6
+WARMUP = 2
+TIMED = 6
 KERAS = {"fp32": "float32", "bf16": "mixed_bfloat16"}
 
 
 def lockstep_step(precision: str, compile: str = "off") -> float:
     """Return the engine's images per second."""
-    built, _ = engine(recipe(precision=precision), Execution.of({"backend": "tensorflow", "compile": compile}))
+    built, _ = engine(
+        recipe(precision=precision), Execution.of({"backend": "tensorflow", "compile": compile})
+    )
     batch = held_batch()
     return rate(lambda: built.fetch(built.train([batch], 0)))
 
 
 def keras_step(precision: str, compile: str = "off") -> float:
-    """Return the images per second of a custom step with Keras' model, loss and optimizer, written as in its guide."""
+    """Return the images per second of a custom step with Keras' model, loss and optimizer, written
+    as in its guide."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -37,7 +42,8 @@ def keras_step(precision: str, compile: str = "off") -> float:
     model = keras.applications.ResNet50(weights=None, classifier_activation=None)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.SGD(0.001, momentum=0.875, weight_decay=1 / 32768)
-    mean, std = tf.constant(recipe().mean), tf.constant(recipe().std)
+    mean = tf.constant(recipe().mean)
+    std = tf.constant(recipe().std)
 
     @tf.function(jit_compile=compile == "on")
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -60,7 +66,9 @@ def rate(step: Callable[[], object]) -> float:
 
 def in_a_process(*what: str) -> float:
     """Run one of the two steps in a separate process and return its result."""
-    done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, *what], capture_output=True, text=True, check=True
+    )
     return float(done.stdout.splitlines()[-1])
 
 
@@ -73,17 +81,27 @@ def main() -> None:
     found = {}
     for precision in KERAS:
         ours, usual = in_turns(
-            partial(in_a_process, "lockstep", precision), partial(in_a_process, "keras", precision), ROUNDS
+            partial(in_a_process, "lockstep", precision),
+            partial(in_a_process, "keras", precision),
+            ROUNDS,
         )
         found[precision] = {
             "lockstep": rounded(ours),
             "keras": rounded(usual),
             "ratio": round(median(a / b for a, b in zip(ours, usual, strict=True)), 3),
         }
-    found["xla"] = {f"{name} {p}": round(in_a_process(name, p, "on"), 2) for name in steps for p in KERAS}
+    found["xla"] = {
+        f"{name} {p}": round(in_a_process(name, p, "on"), 2) for name in steps for p in KERAS
+    }
     record(
         "tensorflow_step",
-        {"what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one process each", **found},
+        {
+            "what": (
+                f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one"
+                " process each"
+            ),
+            **found,
+        },
         backend="tensorflow",
     )
 

@@ -1,4 +1,5 @@
-"""Compare the engine's bf16 step with the loop most people write: eager, float32, NCHW. Each turn is a new process."""
+"""Compare the engine's bf16 step with the loop most people write: eager, float32, NCHW. Each turn
+is a new process."""
 
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from lockstep.models.architectures import MODELS
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5
-WARMUP, TIMED = 2, 6
+WARMUP = 2
+TIMED = 6
 
 
 def lockstep_step() -> float:
@@ -25,11 +27,13 @@ def lockstep_step() -> float:
 
 
 def usual_step() -> float:
-    """Return the usual loop's images per second, on the same architecture and a batch that is already normalised."""
+    """Return the usual loop's images per second, on the same architecture and a batch that is
+    already normalised."""
 
     model = Model(MODELS["resnet50"], recipe())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
-    images, labels = torch.randn(BATCH, 3, 224, 224), torch.randint(0, 1000, (BATCH,))
+    images = torch.randn(BATCH, 3, 224, 224)
+    labels = torch.randint(0, 1000, (BATCH,))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -57,13 +61,18 @@ def product_gflops(dtype: str) -> float:
 
 def in_a_process(what: str) -> float:
     """Run one of the measurements in a separate process and return its result."""
-    done = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, what], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 
 def main() -> None:
     single = {"lockstep": lockstep_step, "usual": usual_step}
-    single |= {"fp32": lambda: product_gflops("float32"), "bf16": lambda: product_gflops("bfloat16")}
+    single |= {
+        "fp32": lambda: product_gflops("float32"),
+        "bf16": lambda: product_gflops("bfloat16"),
+    }
     if len(sys.argv) > 1:
         print(single[sys.argv[1]]())
         return
@@ -71,11 +80,16 @@ def main() -> None:
     record(
         "train_step",
         {
-            "what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one process each",
+            "what": (
+                f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one"
+                " process each"
+            ),
             "lockstep_bf16": rounded(ours),
             "eager_fp32_nchw": rounded(usual),
             "ratio": round(median(a / b for a, b in zip(ours, usual, strict=True)), 3),
-            "matrix_product_gflops": {name: round(in_a_process(name), 1) for name in ("fp32", "bf16")},
+            "matrix_product_gflops": {
+                name: round(in_a_process(name), 1) for name in ("fp32", "bf16")
+            },
             "step_gflop_per_image": 24.6,
         },
     )

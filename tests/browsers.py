@@ -11,7 +11,10 @@ import pytest
 needs_browser = pytest.mark.skipif(
     bool(os.environ.get("LOCKSTEP_WITHOUT_BROWSER")), reason="LOCKSTEP_WITHOUT_BROWSER is set"
 )
-QUIET = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
+QUIET = (
+    "--no-first-run --disable-background-networking --disable-component-update --disable-sync"
+    " --disable-quic"
+)
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", *QUIET.split()]
 START_MS = 180_000
 """How long Chromium may take to start where cores and disk are busy."""
@@ -24,8 +27,13 @@ def chromium() -> Iterator[Any]:
 
     found = shutil.which("chromium")
     if found is None:
-        pytest.fail("there is no chromium: make browser, or set LOCKSTEP_WITHOUT_BROWSER=1 to do without these tests")
+        pytest.fail(
+            "there is no chromium: make browser, or set LOCKSTEP_WITHOUT_BROWSER=1 to do without"
+            " these tests"
+        )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS, timeout=START_MS)
+        browser = playwright.chromium.launch(
+            executable_path=found, args=ARGUMENTS, timeout=START_MS
+        )
         yield browser
         browser.close()

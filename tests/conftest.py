@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# NumPy's OpenBLAS reads this when it is loaded, here and in processes that tests start. Threads slow down products this
-# small. If other work needs the cores, the loss is twenty times as large.
+# NumPy's OpenBLAS reads this when it is loaded, here and in processes that tests start. Threads
+# slow down products this small. If other work needs the cores, the loss is twenty times as large.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from lockstep import backends
@@ -18,16 +18,28 @@ from lockstep.recipes import Recipe
 from tests.soak import SOAK
 
 # A busy machine needs long for an example. Only a soak searches with other numbers each time.
-settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not SOAK)
+settings.register_profile(
+    "lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not SOAK
+)
 settings.load_profile("lockstep")
 
-# A shell that starts tests in the background makes them, and all processes that they start, ignore Ctrl-C.
+# A shell that starts tests in the background makes them, and all processes that they start, ignore
+# Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if backends.FRAMEWORKS["paddle"].version() is not None:
-    backends.load("paddle")  # before any test imports TensorFlow: Paddle cannot be imported after it
+    backends.load(
+        "paddle"
+    )  # before any test imports TensorFlow: Paddle cannot be imported after it
 
-TINY_MODEL = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), groups=2, expansion=2)
+TINY_MODEL = ModelSpec(
+    block="bottleneck",
+    layers=(1, 1, 1, 1),
+    stem_width=8,
+    widths=(8, 8, 16, 16),
+    groups=2,
+    expansion=2,
+)
 
 TINY = Recipe(
     model=TINY_MODEL,
@@ -52,7 +64,8 @@ def tiny_recipe() -> Recipe:
 
 @pytest.fixture(scope="session")
 def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image folder of 60 training and 20 validation images of ten classes. Tests must only read it."""
+    """An image folder of 60 training and 20 validation images of ten classes. Tests must only read
+    it."""
     root = tmp_path_factory.mktemp("textures")
     draw_data_set(root, train_images=60, val_images=20)
     return root

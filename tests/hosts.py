@@ -23,7 +23,21 @@ def _why_not() -> str:
     if shutil.which("ip") is None:
         return "ip (iproute2) is not installed"
     name = f"lockstep-try-{os.getpid()}"
-    cable = ("ip", "link", "add", f"try{os.getpid()}", "netns", name, "type", "veth", "peer", "name", "other", "netns", name)
+    cable = (
+        "ip",
+        "link",
+        "add",
+        f"try{os.getpid()}",
+        "netns",
+        name,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "other",
+        "netns",
+        name,
+    )
     for command in (("ip", "netns", "add", name), cable):
         tried = subprocess.run(command, capture_output=True, text=True, check=False)
         if tried.returncode:
@@ -32,7 +46,9 @@ def _why_not() -> str:
     return tried.stderr.strip()
 
 
-with_hosts = pytest.mark.skipif(bool(WHY_NOT := _why_not()), reason=f"no network namespaces here: {WHY_NOT}")
+with_hosts = pytest.mark.skipif(
+    bool(WHY_NOT := _why_not()), reason=f"no network namespaces here: {WHY_NOT}"
+)
 """Skips a test, with the reason, where network namespaces cannot be made."""
 
 
@@ -50,7 +66,9 @@ class Host:
 
     def run(self, *arguments: object) -> str:
         """Run a command on this host, and return its output."""
-        return subprocess.run(self.inside(*arguments), capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            self.inside(*arguments), capture_output=True, text=True, check=True
+        ).stdout
 
     def start(self, *arguments: object, **more: str) -> subprocess.Popen[str]:
         """Start a command of Lockstep on this host."""
@@ -82,7 +100,19 @@ class Host:
     def slow_down(self, rate: str) -> None:
         """Limit what this host sends to a rate such as 10mbit."""
         self.run(
-            "tc", "qdisc", "add", "dev", self.interface, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms"
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            self.interface,
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            "64kb",
+            "latency",
+            "400ms",
         )
 
 
@@ -112,25 +142,35 @@ def two_hosts(number: int = 0) -> Iterator[tuple[Host, Host]]:
 
 def kill_all(host: Host) -> None:
     """End everything on a host at once, as if its power was cut."""
-    for process in subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True).stdout.split():
+    for process in subprocess.run(
+        ["ip", "netns", "pids", host.name], capture_output=True, text=True
+    ).stdout.split():
         subprocess.run(["kill", "-9", process], check=False, capture_output=True)
 
 
 def listening(process: int) -> set[str]:
     """Return the addresses at which a process listens, as /proc writes them; none if it has ended."""
-    folder, links = Path(f"/proc/{process}"), set()
+    folder = Path(f"/proc/{process}")
+    links = set()
     try:
         for file in (folder / "fd").iterdir():
             with suppress(OSError):  # closed in the meantime
                 links.add(str(file.readlink()))
-        rows = [row.split() for name in ("tcp", "tcp6") for row in (folder / "net" / name).read_text().splitlines()]
+        rows = [
+            row.split()
+            for name in ("tcp", "tcp6")
+            for row in (folder / "net" / name).read_text().splitlines()
+        ]
     except OSError:
         return set()
-    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+    return {
+        row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links
+    }
 
 
 def variables(process: int) -> bytes:
-    """Return the environment variables of a process, with a zero before each; nothing if it has ended."""
+    """Return the environment variables of a process, with a zero before each; nothing if it has
+    ended."""
     try:
         return b"\0" + Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
@@ -138,6 +178,7 @@ def variables(process: int) -> bytes:
 
 
 def as_proc_writes(address: str) -> set[str]:
-    """Return an IPv4 address as /proc writes it on a little-endian processor, and the same within IPv6."""
+    """Return an IPv4 address as /proc writes it on a little-endian processor, and the same within
+    IPv6."""
     digits = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
     return {digits, f"0000000000000000FFFF0000{digits}"}

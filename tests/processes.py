@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 PATIENT_SEC = 300
-"""Seconds until something counts as hung. Frameworks that take seconds to load take minutes on a machine with other work."""
+"""Seconds until something counts as hung. Frameworks that take seconds to load take minutes on a
+machine with other work."""
 
 # Threads slow down models this small, and many times more if another test uses the other core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -25,8 +26,11 @@ def command(*arguments: object) -> list[str]:
 
 
 def mxnet_python() -> Path:
-    """Return the Python of MXNet's environment: `make mxnet-env` makes it, or LOCKSTEP_MXNET_PYTHON names it."""
-    python = Path(os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python")
+    """Return the Python of MXNet's environment: `make mxnet-env` makes it, or LOCKSTEP_MXNET_PYTHON
+    names it."""
+    python = Path(
+        os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python"
+    )
     assert python.is_file(), f"there is no {python}; make it with: make mxnet-env"
     return python
 
@@ -34,19 +38,28 @@ def mxnet_python() -> Path:
 def with_triton() -> dict[str, str]:
     """Return the environment of a process that imports Triton.
 
-    `make` installs it outside of the packages: its import ends a process that has imported TensorFlow, and PyTorch's
-    compiler imports it wherever it can.
+    `make` installs it outside of the packages: its import ends a process that has imported
+    TensorFlow, and PyTorch's compiler imports it wherever it can.
     """
     if find_spec("triton") is not None:  # a build of PyTorch with CUDA has it
         return dict(os.environ)
     folder = Path(sys.prefix) / "triton"
-    assert (folder / "triton").is_dir(), f"there is no Triton in {folder}; install it with: make .venv/.dev"
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    assert (folder / "triton").is_dir(), (
+        f"there is no Triton in {folder}; install it with: make .venv/.dev"
+    )
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        )
+    }
 
 
 def python(program: str, **more: Any) -> tuple[int, str, str]:
-    """Run a Python program; return its exit code, output and errors. `more` is passed on to `subprocess.run`."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENT_SEC, **more)
+    """Run a Python program; return its exit code, output and errors. `more` is passed on to
+    `subprocess.run`."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENT_SEC, **more
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -82,7 +95,8 @@ def call(*arguments: object, seconds: float = PATIENT_SEC) -> tuple[int, str, st
 def running(*arguments: object, room: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """Start a command. It is killed at the end of the block if it is still running.
 
-    With `room`, it waits after so many bytes of output, until `finish` reads them. So it cannot end before the test acts.
+    With `room`, it waits after so many bytes of output, until `finish` reads them. So it cannot end
+    before the test acts.
     """
     process = start(*arguments)
     try:
@@ -104,7 +118,8 @@ def _leave_room(process: subprocess.Popen[str], room: int) -> None:
 
 
 def room_for(steps: int) -> int:
-    """Return the bytes of output in which a training tells of so many steps, one in a line, and of a few more."""
+    """Return the bytes of output in which a training tells of so many steps, one in a line, and of
+    a few more."""
     return 300 + 85 * (max(steps, 0) + 4)
 
 

@@ -1,4 +1,5 @@
-"""The examples for clusters: valid for what reads them, and their commands are understood by Lockstep's own options.
+"""The examples for clusters: valid for what reads them, and their commands are understood by
+Lockstep's own options.
 
 No cluster runs them here.
 """
@@ -22,7 +23,10 @@ from lockstep.recipes.published import RECIPES
 from lockstep.system.meeting import Asked, Meeting, meeting_of
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SLURM, JOB, PYTORCH_JOB = (EXAMPLES / name for name in ("slurm.sbatch", "kubernetes-job.yaml", "kubernetes-pytorchjob.yaml"))
+SLURM, JOB, PYTORCH_JOB = (
+    EXAMPLES / name
+    for name in ("slurm.sbatch", "kubernetes-job.yaml", "kubernetes-pytorchjob.yaml")
+)
 KUBERNETES = "1.33"
 """The version of Kubernetes whose schemas are used."""
 SECRET = "a secret of the tests"
@@ -30,7 +34,8 @@ COMMANDS: Any = typer.main.get_command(app).commands  # type: ignore[attr-define
 
 
 def launched(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what Lockstep's own parser makes of the options of `lockstep launch`, and of the launched `train`."""
+    """Return what Lockstep's own parser makes of the options of `lockstep launch`, and of the
+    launched `train`."""
     assert words[:2] == ["lockstep", "launch"]
     context = COMMANDS["launch"].make_context("launch", words[2:])
     command, *rest = context.args
@@ -44,14 +49,18 @@ def launched(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def meetings(words: list[str], nodes: list[dict[str, str]]) -> list[Meeting | None]:
     """Return where the launchers meet that have these environment variables."""
     given = launched(words)[0]
-    asked = Asked(given["nodes"], given["node_rank"], given["rendezvous"], None, given["secret_file"])
+    asked = Asked(
+        given["nodes"], given["node_rank"], given["rendezvous"], None, given["secret_file"]
+    )
     return [meeting_of(asked, each | {"LOCKSTEP_SECRET": SECRET}) for each in nodes]
 
 
 def test_every_example_is_tested_here_and_shown_in_the_page() -> None:
     assert set(EXAMPLES.iterdir()) == {SLURM, JOB, PYTORCH_JOB}
     page = (EXAMPLES.parent / "docs" / "many-machines.md").read_text(encoding="utf-8")
-    assert [example.name for example in EXAMPLES.iterdir() if f"../examples/{example.name}" not in page] == []
+    assert [
+        example.name for example in EXAMPLES.iterdir() if f"../examples/{example.name}" not in page
+    ] == []
 
 
 # Slurm
@@ -68,7 +77,8 @@ echo "$@" > "{folder}/scontrol"
 
 
 def submitted(folder: Path, code: int) -> int:
-    """Run the script of the batch job with programs that stand for Slurm's, and note what they get; return its exit code."""
+    """Run the script of the batch job with programs that stand for Slurm's, and note what they get;
+    return its exit code."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).mkdir(exist_ok=True)
         program = folder / name / name
@@ -77,7 +87,9 @@ def submitted(folder: Path, code: int) -> int:
     (folder / "told").mkdir(exist_ok=True)
     path = os.pathsep.join([str(folder / "srun"), str(folder / "scontrol"), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_TASK": "64"}
-    return subprocess.run(["bash", SLURM, "a folder", "RUN"], env=environment, check=False).returncode
+    return subprocess.run(
+        ["bash", SLURM, "a folder", "RUN"], env=environment, check=False
+    ).returncode
 
 
 def test_the_script_of_slurm_starts_a_launcher_on_each_node_with_a_secret(tmp_path: Path) -> None:
@@ -103,13 +115,17 @@ def test_the_script_of_slurm_starts_a_launcher_on_each_node_with_a_secret(tmp_pa
         for node in range(nodes)
     ]
     found = meetings(words, steps)
-    assert [(each.node, each.nodes, each.host) for each in found if each] == [(node, 4, "gpu01") for node in range(4)]
+    assert [(each.node, each.nodes, each.host) for each in found if each] == [
+        (node, 4, "gpu01") for node in range(4)
+    ]
     assert len((tmp_path / "told" / "secret").read_text()) == 32
     assert not (tmp_path / "told" / "scontrol").exists()
 
 
 @pytest.mark.parametrize(("code", "again"), [(75, True), (1, False), (2, False)])
-def test_the_script_of_slurm_is_queued_again_if_the_ranks_saved_and_stopped(tmp_path: Path, code: int, again: bool) -> None:
+def test_the_script_of_slurm_is_queued_again_if_the_ranks_saved_and_stopped(
+    tmp_path: Path, code: int, again: bool
+) -> None:
     assert submitted(tmp_path, code) == code
     told = tmp_path / "told" / "scontrol"
     assert (told.read_text() if told.exists() else None) == ("requeue 4711\n" if again else None)
@@ -123,12 +139,14 @@ def documents(file: Path) -> list[dict[str, Any]]:
 
 
 def containers() -> Iterator[tuple[dict[str, Any], dict[str, str], int]]:
-    """Yield each container of the examples, the variables that Kubernetes sets in it, and the number of its node."""
+    """Yield each container of the examples, the variables that Kubernetes sets in it, and the
+    number of its node."""
     job = documents(JOB)[-1]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     for node in range(job["completions"]):
         yield container, {"JOB_COMPLETION_INDEX": str(node)}, node
-    # As the operator sets them: `setPodEnv` in pkg/controller.v1/pytorch/envvar.go of kubeflow/training-operator.
+    # As the operator sets them: `setPodEnv` in pkg/controller.v1/pytorch/envvar.go of
+    # kubeflow/training-operator.
     replicas = documents(PYTORCH_JOB)[0]["spec"]["pytorchReplicaSpecs"]
     for node, kind in enumerate(replicas):
         (container,) = replicas[kind]["template"]["spec"]["containers"]
@@ -141,7 +159,9 @@ def test_each_pod_starts_the_node_of_its_number_with_the_shared_secret(tmp_path:
         shell, flag = container["command"]
         assert (shell, flag) == ("sh", "-c")
         text = container["args"][0].replace("exec lockstep", "exec printf '%s\\n' lockstep", 1)
-        done = subprocess.run([shell, flag, text], env=variables, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [shell, flag, text], env=variables, capture_output=True, text=True, check=True
+        )
         words = done.stdout.splitlines()
         (found,) = meetings(words, [variables])
         assert found is not None
@@ -167,7 +187,8 @@ def test_the_service_and_the_policy_are_of_the_jobs_pods() -> None:
 
 
 needs_schemas = pytest.mark.skipif(
-    find_spec("kubernetes_validate") is None, reason="kubernetes-validate is not installed: make .venv/.dev"
+    find_spec("kubernetes_validate") is None,
+    reason="kubernetes-validate is not installed: make .venv/.dev",
 )
 
 
@@ -184,7 +205,8 @@ def test_the_manifests_follow_the_schemas_of_kubernetes() -> None:
 
 
 def test_the_pytorchjob_has_the_fields_of_its_kind() -> None:
-    # The part of kubeflow.org_pytorchjobs.yaml (kubeflow/training-operator, manifests/base/crds) around the Pods.
+    # The part of kubeflow.org_pytorchjobs.yaml (kubeflow/training-operator, manifests/base/crds)
+    # around the Pods.
     (job,) = documents(PYTORCH_JOB)
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     spec = job["spec"]
@@ -203,7 +225,9 @@ def test_the_pytorchjob_has_the_fields_of_its_kind() -> None:
     for replica in spec["pytorchReplicaSpecs"].values():
         assert replica.keys() == {"replicas", "restartPolicy", "template"}
         assert replica["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
-        assert [container["name"] for container in replica["template"]["spec"]["containers"]] == ["pytorch"]
+        assert [container["name"] for container in replica["template"]["spec"]["containers"]] == [
+            "pytorch"
+        ]
 
 
 @needs_schemas
@@ -211,7 +235,12 @@ def test_the_pods_of_the_pytorchjob_follow_the_schema_of_kubernetes() -> None:
     import kubernetes_validate
 
     for replica in documents(PYTORCH_JOB)[0]["spec"]["pytorchReplicaSpecs"].values():
-        template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": replica["template"]}
+        template = {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": "pod"},
+            "template": replica["template"],
+        }
         kubernetes_validate.validate(template, KUBERNETES, strict=True)
 
 

@@ -1,4 +1,5 @@
-"""What users are told to install exists: packages at versions that are tested, and Lockstep from its files."""
+"""What users are told to install exists: packages at versions that are tested, and Lockstep from
+its files."""
 
 import re
 import shlex
@@ -17,8 +18,18 @@ from lockstep.runs.loggers import LOGGERS
 from lockstep.weights.formats import keras_variables
 
 ROOT = Path(__file__).parent.parent
-TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("src/**/*.py")]
-LINES = [line for text in TEXTS for line in text.read_text(encoding="utf-8").splitlines() if "pip install" in line]
+TEXTS = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("benchmarks/*.md"),
+    *ROOT.glob("src/**/*.py"),
+]
+LINES = [
+    line
+    for text in TEXTS
+    for line in text.read_text(encoding="utf-8").splitlines()
+    if "pip install" in line
+]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
@@ -33,9 +44,15 @@ MESSAGES = {
 
 
 def pins() -> dict[str, str]:
-    """Versions that are tested together, by canonical name. TensorFlow's version is that of its package without GPUs."""
+    """Versions that are tested together, by canonical name. TensorFlow's version is that of its
+    package without GPUs."""
     names = ("constraints-mxnet.txt", "constraints.txt")
-    lines = [line.split("==") for name in names for line in (ROOT / name).read_text().splitlines() if "==" in line]
+    lines = [
+        line.split("==")
+        for name in names
+        for line in (ROOT / name).read_text().splitlines()
+        if "==" in line
+    ]
     found = {canonicalize_name(name): version for name, version in lines}
     return found | {"tensorflow": found["tensorflow-cpu"]}
 
@@ -46,18 +63,28 @@ def test_lockstep_is_never_asked_of_an_index() -> None:
 
 
 def test_versions_are_those_that_are_tested_together() -> None:
-    named = {pair for line in LINES for pair in re.findall(r"([\w-]+)(?:\[[\w-]+\])?==(\d[\w.]*\d)", line)}
+    named = {
+        pair
+        for line in LINES
+        for pair in re.findall(r"([\w-]+)(?:\[[\w-]+\])?==(\d[\w.]*\d)", line)
+    }
     made_up = {("frame", "1.0")}  # the example of docs/adding-a-backend.md
     assert {name for name, _ in named} > {"torch", "tensorflow", "paddlepaddle", "onnx"}
-    assert {(name, pins().get(canonicalize_name(name))) for name, _ in named - made_up} == named - made_up
+    assert {
+        (name, pins().get(canonicalize_name(name))) for name, _ in named - made_up
+    } == named - made_up
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_names_the_packages_of_the_extra(name: str) -> None:
     command, verb, *packages = shlex.split(MESSAGES[name])
     assert (command, verb) == ("pip", "install")
-    assert {Requirement(package).name for package in packages} == {Requirement(package).name for package in EXTRAS[name]}
+    assert {Requirement(package).name for package in packages} == {
+        Requirement(package).name for package in EXTRAS[name]
+    }
 
 
 def test_a_citation_has_the_version_of_the_package() -> None:
-    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text(
+        encoding="utf-8"
+    )

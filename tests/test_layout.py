@@ -1,4 +1,5 @@
-"""The rooms (subpackages) of the package: their number, their order in floors, and that imports have no cycles.
+"""The rooms (subpackages) of the package: their number, their order in floors, and that imports
+have no cycles.
 
 Test modules import no test modules: what several of them need is in `cases.py` and similar modules.
 """
@@ -55,7 +56,10 @@ def imported(tree: ast.Module) -> set[str]:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    return {name: imported(ast.parse(path.read_text(encoding="utf-8"))) for name, path in MODULES.items()}
+    return {
+        name: imported(ast.parse(path.read_text(encoding="utf-8")))
+        for name, path in MODULES.items()
+    }
 
 
 def room(module: str) -> str:
@@ -69,7 +73,9 @@ def test_there_are_at_most_twelve_rooms() -> None:
 
 
 def test_every_room_is_described() -> None:
-    described = re.findall(r"^\| `(\w+)/` \| \S", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+    described = re.findall(
+        r"^\| `(\w+)/` \| \S", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert set(described) == set(FLOOR)
 
 
@@ -117,14 +123,25 @@ def imported_tests(text: str) -> set[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None) or ""
             names = [part for alias in node.names for part in alias.name.split(".")]
-            is_of_tests = f"{module}.".startswith("tests.") or "tests" in names or getattr(node, "level", 0)
-            found |= {name for name in (*module.split("."), *names) if is_of_tests and name.startswith("test_")}
+            is_of_tests = (
+                f"{module}.".startswith("tests.") or "tests" in names or getattr(node, "level", 0)
+            )
+            found |= {
+                name
+                for name in (*module.split("."), *names)
+                if is_of_tests and name.startswith("test_")
+            }
     return found
 
 
 def test_no_test_module_is_imported() -> None:
-    files = {str(path.relative_to(TESTS)): imported_tests(path.read_text(encoding="utf-8")) for path in TESTS.rglob("*.py")}
-    assert {name: found for name, found in files.items() if found and name not in RUNS_OTHER_TESTS} == {}
+    files = {
+        str(path.relative_to(TESTS)): imported_tests(path.read_text(encoding="utf-8"))
+        for path in TESTS.rglob("*.py")
+    }
+    assert {
+        name: found for name, found in files.items() if found and name not in RUNS_OTHER_TESTS
+    } == {}
     assert all(files[name] for name in RUNS_OTHER_TESTS)
 
 
@@ -148,8 +165,12 @@ MOST_LINES = {"file": 500, "function": 60}
 
 def test_no_file_is_long() -> None:
     root = ARCHITECTURE.parent.parent
-    paths = [path for folder in ("src", "tests", "benchmarks") for path in (root / folder).rglob("*.py")]
-    lines = {str(path.relative_to(root)): path.read_text(encoding="utf-8").count("\n") for path in paths}
+    paths = [
+        path for folder in ("src", "tests", "benchmarks") for path in (root / folder).rglob("*.py")
+    ]
+    lines = {
+        str(path.relative_to(root)): path.read_text(encoding="utf-8").count("\n") for path in paths
+    }
     assert {name: count for name, count in lines.items() if count > MOST_LINES["file"]} == {}
 
 

@@ -1,4 +1,5 @@
-"""Files that users and other files name are opened in one place: every other call that opens a file is listed here.
+"""Files that users and other files name are opened in one place: every other call that opens a file
+is listed here.
 
 A new reader calls `lockstep.system.regular_files`, or gets a line below with a reason.
 """
@@ -92,14 +93,19 @@ ALLOWED = {
 
 
 def dotted(node: ast.expr) -> str:
-    """Return a function as it is written, such as `np.load`; the part before a call or an index is left out."""
+    """Return a function as it is written, such as `np.load`; the part before a call or an index is
+    left out."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else "?"
 
 
 def is_opening(call: ast.Call) -> bool:
-    modes = [each.value for each in (*call.args, *(word.value for word in call.keywords)) if isinstance(each, ast.Constant)]
+    modes = [
+        each.value
+        for each in (*call.args, *(word.value for word in call.keywords))
+        if isinstance(each, ast.Constant)
+    ]
     is_writing = any(isinstance(mode, str) and WRITING.fullmatch(mode) for mode in modes)
     return OPENING.fullmatch(dotted(call.func)) is not None and not is_writing
 
@@ -118,7 +124,9 @@ def opening_functions(path: Path) -> Iterator[str]:
 
 def test_files_are_opened_in_one_place() -> None:
     opening = {place for path in SOURCE.rglob("*.py") for place in opening_functions(path)}
-    others = {place for place in opening if ALLOWED.keys().isdisjoint({place, place.partition(" ")[0]})}
+    others = {
+        place for place in opening if ALLOWED.keys().isdisjoint({place, place.partition(" ")[0]})
+    }
     assert others == set(), "call lockstep.system.regular_files, or give the reason in ALLOWED"
     unused = ALLOWED.keys() - opening - {place.partition(" ")[0] for place in opening}
     assert unused == set(), "these open nothing; remove them from ALLOWED"

@@ -46,7 +46,9 @@ def test_every_public_name_is_there_and_documented(name: str) -> None:
     assert getattr(lockstep, name).__doc__
 
 
-def test_the_version_is_that_of_the_package_or_of_a_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_is_that_of_the_package_or_of_a_source_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert lockstep.__version__ == importlib.metadata.version("lockstep-vision")
 
     def missing(name: str) -> str:
@@ -63,7 +65,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def modules_after(code: str) -> set[str]:
     """Return the top-level modules that a new process has imported after some code."""
-    code += "\nimport json, sys; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    code += (
+        "\nimport json, sys; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in"
+        " sys.modules})))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -76,8 +81,14 @@ def test_importing_lockstep_loads_no_framework_and_nothing_heavy() -> None:
 
 def test_the_core_loads_no_framework() -> None:
     engines = {SOURCE / "backends" / name for name in FRAMEWORKS}
-    paths = [path for path in SOURCE.rglob("*.py") if engines.isdisjoint(path.parents) and path.stem != "__main__"]
-    names = [".".join(("lockstep", *path.relative_to(SOURCE).with_suffix("").parts)) for path in paths]
+    paths = [
+        path
+        for path in SOURCE.rglob("*.py")
+        if engines.isdisjoint(path.parents) and path.stem != "__main__"
+    ]
+    names = [
+        ".".join(("lockstep", *path.relative_to(SOURCE).with_suffix("").parts)) for path in paths
+    ]
     loaded = modules_after(f"import {', '.join(name.removesuffix('.__init__') for name in names)}")
     assert "numpy" in loaded
     assert not loaded & FRAMEWORKS
@@ -85,9 +96,9 @@ def test_the_core_loads_no_framework() -> None:
 
 def test_writing_events_loads_no_framework(tmp_path: Path) -> None:
     loaded = modules_after(
-        "import sys, pathlib, numpy\n"
-        "from lockstep.runs.recorder import Recorder\n"
-        f"with Recorder(None) as recorder: recorder.open(pathlib.Path({str(tmp_path)!r}), 0, numpy.ones(3))\n"
+        "import sys, pathlib, numpy\nfrom lockstep.runs.recorder import Recorder\nwith"
+        f" Recorder(None) as recorder: recorder.open(pathlib.Path({str(tmp_path)!r}), 0,"
+        " numpy.ones(3))\n"
     )
     assert "tensorboardX" in loaded
     assert not loaded & FRAMEWORKS
@@ -105,23 +116,40 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_help_names_every_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True
+    )
     assert done.stderr == ""
-    names = "demo train evaluate predict convert export serve verify report recipes data benchmark launch doctor"
+    names = (
+        "demo train evaluate predict convert export serve verify report recipes data benchmark"
+        " launch doctor"
+    )
     for command in names.split():
         assert f"\n  {command} " in done.stdout
 
 
 @pytest.fixture
-def workplace(textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that the examples use, in the current folder: `data` with images, a trained `run`, and `tiny.yaml`."""
+def workplace(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files that the examples use, in the current folder: `data` with images, a trained `run`,
+    and `tiny.yaml`."""
     (tmp_path / "data").symlink_to(textures)
     (tmp_path / "tiny.yaml").write_text(tiny_recipe.to_yaml())
-    about = {"recipe": tiny_recipe.fields(), "classes": sorted(path.name for path in (textures / "val").glob("[!.]*"))}
+    about = {
+        "recipe": tiny_recipe.fields(),
+        "classes": sorted(path.name for path in (textures / "val").glob("[!.]*")),
+    }
     state = State(7, initial_tensors(tiny_recipe), {})
     checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     (tmp_path / "run" / "recipe.yaml").write_text(tiny_recipe.to_yaml())
-    figures = {"loss": 2.0, "top1_percent": 10.0, "top5_percent": 50.0, "images": 20, "images_per_sec": 9.0}
+    figures = {
+        "loss": 2.0,
+        "top1_percent": 10.0,
+        "top5_percent": 50.0,
+        "images": 20,
+        "images_per_sec": 9.0,
+    }
     entry = {"kind": "evaluate", "step": 7, "weights": "trained"} | figures
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(entry) + "\n")
     monkeypatch.chdir(tmp_path)
@@ -130,7 +158,9 @@ def workplace(textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: 
 def documented() -> list[str]:
     """Return the modules with examples in their docstrings."""
     files = sorted(path for path in SOURCE.rglob("*.py") if ">>> " in path.read_text())
-    return [".".join(("lockstep", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]
+    return [
+        ".".join(("lockstep", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files
+    ]
 
 
 def test_there_are_examples_to_run() -> None:

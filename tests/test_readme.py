@@ -1,4 +1,5 @@
-"""What README and the pages of commands, weights and originals show exists, and the Python example runs unchanged."""
+"""What README and the pages of commands, weights and originals show exists, and the Python example
+runs unchanged."""
 
 import re
 import shlex
@@ -14,24 +15,37 @@ from lockstep.recipes import Execution, Recipe, parse_settings
 from lockstep.weights.conversion import TARGETS
 
 ROOT = Path(__file__).parent.parent
-README, COMMANDS, WEIGHTS = ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "docs" / "weights.md"
-ORIGINALS, PREDICT, SERVE = (ROOT / "docs" / f"{name}.md" for name in ("originals", "predict", "serve"))
-ON_THE_WEB = re.compile(r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/")
+README = ROOT / "README.md"
+COMMANDS = ROOT / "docs" / "commands.md"
+WEIGHTS = ROOT / "docs" / "weights.md"
+ORIGINALS, PREDICT, SERVE = (
+    ROOT / "docs" / f"{name}.md" for name in ("originals", "predict", "serve")
+)
+ON_THE_WEB = re.compile(
+    r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/"
+)
 
 
 @pytest.mark.slow
-def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", COMMANDS.read_text(encoding="utf-8"), flags=re.DOTALL)
+def test_the_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = re.findall(
+        r"```python\n(.*?)```", COMMANDS.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     monkeypatch.chdir(tmp_path)
     draw_data_set(Path("demo/data"), train_images=40, val_images=10)
-    # The numbers of the demo's validation images follow those of its training images; here there are fewer of those.
+    # The numbers of the demo's validation images follow those of its training images; here there
+    # are fewer of those.
     example = re.sub(r"00\d+\.jpg", "00004.jpg", example)
     exec(compile(example, str(COMMANDS), "exec"), {})
     assert "10 " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "page", [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md"], ids=lambda page: page.name
+    "page",
+    [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md"],
+    ids=lambda page: page.name,
 )
 def test_links_lead_to_files_of_the_project(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
@@ -43,7 +57,8 @@ def test_links_lead_to_files_of_the_project(page: Path) -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """Return the anchors of a page, as GitHub makes them: lower case, without marks, hyphens for spaces."""
+    """Return the anchors of a page, as GitHub makes them: lower case, without marks, hyphens for
+    spaces."""
     found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
@@ -55,7 +70,11 @@ def test_links_to_a_part_of_a_page_lead_to_its_heading(page: Path) -> None:
 
 
 def test_the_page_of_weights_has_a_command_for_every_format_that_is_written() -> None:
-    shown = set(re.findall(r"`lockstep convert \S+ \S+ --to ([a-z-]+)`", WEIGHTS.read_text(encoding="utf-8")))
+    shown = set(
+        re.findall(
+            r"`lockstep convert \S+ \S+ --to ([a-z-]+)`", WEIGHTS.read_text(encoding="utf-8")
+        )
+    )
     assert shown == TARGETS.keys() - {"safetensors"}  # the default
 
 
@@ -72,18 +91,31 @@ def test_the_page_of_a_command_shows_options_that_exist(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     lines = re.findall(r"^\$ (?:.* \| )?lockstep (.*)$", page, flags=re.MULTILINE)
     assert len(lines) > 3
-    assert {line: found for line in lines if (found := unknown_options(shlex.split(line, comments=True)) - {"-"})} == {}
+    assert {
+        line: found
+        for line in lines
+        if (found := unknown_options(shlex.split(line, comments=True)) - {"-"})
+    } == {}
     assert unknown_options([path.stem, *re.findall(r"`(--[a-z-]+)", page)]) == set()
 
 
 def unknown_options(words: list[str]) -> set[str]:
-    """Return the options of a command line of Lockstep, without its first word, that the command does not have."""
+    """Return the options of a command line of Lockstep, without its first word, that the command
+    does not have."""
     command: Any = typer.main.get_command(app)
     while words and hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]
-    given, rest = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given, rest = (
+        (words[: words.index("--")], words[words.index("--") + 1 :])
+        if "--" in words
+        else (words, [])
+    )
+    known = {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     found = {word for word in given if word.startswith("-")} - known
     return found | unknown_options(rest) if command.name == "launch" and rest else found
 
@@ -100,8 +132,12 @@ def test_the_page_of_originals_names_options_fields_and_tests_that_exist() -> No
         recipe, execution = parse_settings([setting])
         Recipe(**{"lr_step_epochs": [30]} | recipe)  # `lr_decay=step` needs epochs
         Execution(**execution)
-    here = re.findall(r"\|([^|\n]*)\|$", page.partition("## What was compared")[0], flags=re.MULTILINE)
-    names = {name for cell in here for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cell)} - {"open_predictor"}
+    here = re.findall(
+        r"\|([^|\n]*)\|$", page.partition("## What was compared")[0], flags=re.MULTILINE
+    )
+    names = {name for cell in here for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cell)} - {
+        "open_predictor"
+    }
     assert len(settings) + len(names) > 50
     assert names <= Recipe().fields().keys() | Execution().fields().keys()
 

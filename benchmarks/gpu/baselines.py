@@ -1,8 +1,9 @@
 """The training loops that Lockstep is compared with, as a careful user of PyTorch writes them.
 
-Channels last, autocast with the loss inside it, a GradScaler for fp16, cuDNN's benchmark mode, one static batch on the
-device that is already normalised, gradients set to None, and nothing read from the device. With a compiler, it compiles
-model and loss together. The network is the same definition as Lockstep's, a plain `torch.nn.Module`.
+Channels last, autocast with the loss inside it, a GradScaler for fp16, cuDNN's benchmark mode, one
+static batch on the device that is already normalised, gradients set to None, and nothing read from
+the device. With a compiler, it compiles model and loss together. The network is the same definition
+as Lockstep's, a plain `torch.nn.Module`.
 """
 
 from typing import Any
@@ -23,15 +24,20 @@ COMPILERS: dict[str, dict[str, Any]] = {
     "reduce-overhead": {"mode": "reduce-overhead"},
     "traced": {"backend": "eager"},
 }
-"""Arguments of `torch.compile`, by name. "traced" only traces: it shows on a CPU, within seconds, that a loop runs."""
+"""Arguments of `torch.compile`, by name. "traced" only traces: it shows on a CPU, within seconds,
+that a loop runs."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {}, "fused SGD": {"fused": True}}
 
 
 class Network:
-    """A network with its loss in mixed precision, compiled or not. Loops with different optimizers share it."""
+    """A network with its loss in mixed precision, compiled or not. Loops with different optimizers
+    share it."""
 
     def __init__(self, recipe: Recipe, batch: int, device: str, kind: str) -> None:
-        self.recipe, self.batch, self.device, self.kind = recipe, batch, device, kind
+        self.recipe = recipe
+        self.batch = batch
+        self.device = device
+        self.kind = kind
         self.switches = Switches.of_a_careful_user(recipe.precision)
         self.switches.set()
         torch.manual_seed(0)

@@ -14,12 +14,16 @@ def digest_of_state(state: State) -> str:
     found = hashlib.sha256(repr((state.step, state.scaler)).encode())
     for part in (state.tensors, state.momentum, state.ema):
         for name, value in part.items():
-            found.update(f"{name} {value.shape} {value.dtype}".encode() + np.ascontiguousarray(value).tobytes())
+            found.update(
+                f"{name} {value.shape} {value.dtype}".encode()
+                + np.ascontiguousarray(value).tobytes()
+            )
     return found.hexdigest()
 
 
 def same_bits(contender: Lockstep, steps: int) -> bool:
-    """Return whether an engine ends with the same losses and the same state, to the last bit, if it starts again."""
+    """Return whether an engine ends with the same losses and the same state, to the last bit, if it
+    starts again."""
     ends = []
     for _ in range(2):
         contender.prepare()

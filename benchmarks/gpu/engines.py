@@ -26,23 +26,32 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "fp16": {"precision": "fp16", "loss_scaling": "static"},
     "fp16 dynamic": {"precision": "fp16", "loss_scaling": "dynamic"},
 }
-"""Fields of a recipe, by precision. NVIDIA's recipes for Paddle scale the loss statically in fp16."""
-TINY_SIZE, TINY_BATCH = 32, 4
+"""Fields of a recipe, by precision. NVIDIA's recipes for Paddle scale the loss statically in fp16.
+"""
+TINY_SIZE = 32
+TINY_BATCH = 4
 
 
 def recipe_of(ground: Ground, model: str, precision: str, batch: int, **changes: Any) -> Recipe:
-    """Return NVIDIA's recipe with another model and precision; if the ground is tiny, narrow and with small images."""
+    """Return NVIDIA's recipe with another model and precision; if the ground is tiny, narrow and
+    with small images."""
     base = load_recipe("resnet50-paddle-90ep")
     fields = {"model": model, "global_batch_images": batch} | PRECISIONS[precision]
     if ground.tiny:
-        small = {"model": narrowed(MODELS[model]), "image_size": TINY_SIZE, "eval_crop": TINY_SIZE, "eval_resize": 36}
+        small = {
+            "model": narrowed(MODELS[model]),
+            "image_size": TINY_SIZE,
+            "eval_crop": TINY_SIZE,
+            "eval_resize": 36,
+        }
         fields |= small | {"global_batch_images": TINY_BATCH, "logits": 10}
     return base.replace(**(fields | changes))
 
 
 def held_batch(recipe: Recipe, seed: int = 0, images: int = 0) -> Batch:
     """Return a batch of noise that the engine keeps on its device."""
-    random, size = np.random.default_rng(seed), recipe.image_size
+    random = np.random.default_rng(seed)
+    size = recipe.image_size
     count = images or recipe.global_batch_images
     pixels = random.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
     return Batch(pixels, random.integers(0, recipe.logits, count), is_held=True)
@@ -61,7 +70,9 @@ class Lockstep:
     """Lockstep's engine as a contender."""
 
     def __init__(self, recipe: Recipe, ground: Ground, *, name: str, **how: Any) -> None:
-        self.recipe, self._ground, self.name = recipe, ground, name
+        self.recipe = recipe
+        self._ground = ground
+        self.name = name
         self.images = recipe.global_batch_images
         self.engine = open_engine(recipe, ground.device, **how)
         self.batch = held_batch(recipe)
@@ -83,10 +94,12 @@ class Lockstep:
         return self.engine.fetch(handle)
 
     def host_times(self, repeats: int, steps: int) -> dict[str, Any]:
-        """Return how long `train` keeps the host: milliseconds for one step, and its share of the time of several.
+        """Return how long `train` keeps the host: milliseconds for one step, and its share of the
+        time of several.
 
-        The device is idle when `train` is called, so the queue of the driver is empty and does not hold the host. For new
-        batches the time includes waiting for the thread that copies them into pinned memory; the processor's time does not.
+        The device is idle when `train` is called, so the queue of the driver is empty and does not
+        hold the host. For new batches the time includes waiting for the thread that copies them
+        into pinned memory; the processor's time does not.
         """
         self.prepare()
         single = []
@@ -115,9 +128,11 @@ class Lockstep:
         }
 
     def _new_batches(self) -> tuple[float, float]:
-        """Return how long `train` keeps the host for each of some new batches, and its processor, in seconds."""
+        """Return how long `train` keeps the host for each of some new batches, and its processor,
+        in seconds."""
         self._ground.wait()
-        began, own = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
+        own = time.thread_time()
         handle = self.engine.train(repeat(replace(self.batch, is_held=False), PINNED), self.step)
         times = (time.perf_counter() - began) / PINNED, (time.thread_time() - own) / PINNED
         self.step += PINNED

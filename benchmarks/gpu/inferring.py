@@ -1,4 +1,5 @@
-"""Part: inference, from uint8 images in main memory to logits in main memory, by every engine that is installed."""
+"""Part: inference, from uint8 images in main memory to logits in main memory, by every engine that
+is installed."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -39,23 +40,32 @@ def measure(ground: Ground, say: Say) -> None:
     for precision in (*precisions, "int8"):
         for name in TINY if ground.tiny else (NATIVE, *ENGINES):
             if name == NATIVE and precision == "int8":
-                continue  # it rounds to int8 and multiplies in float, to train; it is not meant to be fast
+                # it rounds to int8 and multiplies in float, to train; it is not meant to be fast
+                continue
             _engine(ground, say, name, precision)
 
 
 def _engine(ground: Ground, say: Say, name: str, precision: str) -> None:
     about = {"engine": name, "precision": precision}
     recipe = _recipe(ground, precision)
-    why = "" if name == NATIVE else _why_not(name, recipe.precision, ground.device, quantised=precision == "int8")
+    why = (
+        ""
+        if name == NATIVE
+        else _why_not(name, recipe.precision, ground.device, quantised=precision == "int8")
+    )
     if why:
         say({"what": "inference", "status": "missing", "reason": why} | about)
         return
     scales = dict.fromkeys(layers(model_spec(recipe.model)), A_SCALE) if precision == "int8" else {}
-    weights = Opened(recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP, scales=scales)
+    weights = Opened(
+        recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP, scales=scales
+    )
     execution = Execution.of({"backend": "torch", "device": ground.device})
     with ExitStack() as stack:
         try:
-            engine = stack.enter_context(open_engine(name, weights, execution, most_images=BATCHES[-1]))
+            engine = stack.enter_context(
+                open_engine(name, weights, execution, most_images=BATCHES[-1])
+            )
         except BackendError as error:
             say({"what": "inference", "status": "failed", "reason": str(error)[:600]} | about)
             return
@@ -84,18 +94,24 @@ def _why_not(name: str, precision: str, device: str, *, quantised: bool) -> str:
 
 
 def _plain(ground: Ground, precision: str, kind: str) -> Predict:
-    """Return inference as a careful user of PyTorch writes it: weights in the precision, channels last, pinned memory."""
+    """Return inference as a careful user of PyTorch writes it: weights in the precision, channels
+    last, pinned memory."""
     Switches.of_a_careful_user(precision).set()
-    recipe, dtype = recipe_of(ground, "resnet50", precision, 256), DTYPES[precision]
+    recipe = recipe_of(ground, "resnet50", precision, 256)
+    dtype = DTYPES[precision]
     model = Model(model_spec(recipe.model), recipe).to(ground.device, dtype).eval()
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mean, std = (torch.tensor(v, device=ground.device).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std))
+    mean, std = (
+        torch.tensor(v, device=ground.device).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std)
+    )
 
     def logits(images: torch.Tensor) -> torch.Tensor:
         x = ((images.permute(0, 3, 1, 2).float() - mean) / std).to(dtype)
         return model(x.contiguous(memory_format=torch.channels_last)).float()
 
-    run = logits if kind == "eager" else torch.compile(logits, mode="reduce-overhead", dynamic=False)
+    run = (
+        logits if kind == "eager" else torch.compile(logits, mode="reduce-overhead", dynamic=False)
+    )
 
     @torch.inference_mode()
     def predict(images: np.ndarray) -> object:

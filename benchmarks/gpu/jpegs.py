@@ -1,4 +1,5 @@
-"""Part: the host loader with 1 to 16 threads, and training from JPEGs against training on a held batch."""
+"""Part: the host loader with 1 to 16 threads, and training from JPEGs against training on a held
+batch."""
 
 import itertools
 import os
@@ -31,14 +32,22 @@ MOST_EPOCHS = 1000
 
 
 def measure(ground: Ground, say: Say, precisions: Sequence[str] = ("bf16", "fp16")) -> None:
-    """Write a row for every number of threads, and rows for training from JPEGs and from a held batch."""
+    """Write a row for every number of threads, and rows for training from JPEGs and from a held
+    batch."""
     with tempfile.TemporaryDirectory() as folder:
-        data, about = Path(ground.photos or folder), {}
+        data = Path(ground.photos or folder)
+        about = {}
         if not ground.photos:
             size = (96, 128) if ground.tiny else (375, 500)
-            about = {"mean_bytes": draw_photos(data, 40 if ground.tiny else PHOTOS, *size), "pixels": list(size)}
+            about = {
+                "mean_bytes": draw_photos(data, 40 if ground.tiny else PHOTOS, *size),
+                "pixels": list(size),
+            }
         decoder = "C" if jpeg.is_there() else "libjpeg-turbo"
-        say({"what": "pictures", "drawn": not ground.photos, "decoder": decoder, "cores": cores()} | about)
+        say(
+            {"what": "pictures", "drawn": not ground.photos, "decoder": decoder, "cores": cores()}
+            | about
+        )
         if not ground.tiny:
             for threads in (threads for threads in THREADS if threads <= cores()):
                 say({"what": "loader", "threads": threads} | _loader(data, threads))
@@ -47,17 +56,21 @@ def measure(ground: Ground, say: Say, precisions: Sequence[str] = ("bf16", "fp16
 
 
 def _loader(data: Path, threads: int) -> dict[str, Any]:
-    """Return the rate of each loader that is installed: Lockstep's, DALI's, and a DataLoader with Pillow."""
+    """Return the rate of each loader that is installed: Lockstep's, DALI's, and a DataLoader with
+    Pillow."""
     names = ["host"] if threads < min(max(THREADS), cores()) else ["host", "dali", "torch-pillow"]
     return {"results": compare(names, Work(str(data), threads, 64, 224, 3.0), 1)["results"]}
 
 
 class FromJpegs:
-    """An engine as a contender that trains from JPEGs: the held batch's own engine, with the loader's batches."""
+    """An engine as a contender that trains from JPEGs: the held batch's own engine, with the
+    loader's batches."""
 
     def __init__(self, held: Lockstep, batches: Iterator[Batch]) -> None:
-        self.name, self.images = "from JPEGs", held.images
-        self._held, self._batches = held, batches
+        self.name = "from JPEGs"
+        self.images = held.images
+        self._held = held
+        self._batches = batches
 
     def prepare(self) -> None:
         """Set the process's switches."""
@@ -83,15 +96,29 @@ def _training(ground: Ground, say: Say, index: Index, precision: str) -> None:
     same = {"model": "resnet50", "precision": precision, "batch": recipe.global_batch_images}
     for name, found in rates.items():
         say(
-            {"what": "jpegs", "contender": name, "images_per_sec": statistics.fmean(found), "interval": interval(found)}
+            {
+                "what": "jpegs",
+                "contender": name,
+                "images_per_sec": statistics.fmean(found),
+                "interval": interval(found),
+            }
             | same
         )
     say(ratio_row(rates, "from JPEGs", "held batch") | same)
-    say({"what": "loader alone", "images_per_sec": alone, "threads": os.cpu_count(), "a_core": alone / cores()} | same)
+    say(
+        {
+            "what": "loader alone",
+            "images_per_sec": alone,
+            "threads": os.cpu_count(),
+            "a_core": alone / cores(),
+        }
+        | same
+    )
 
 
 def _plans(recipe: Recipe, index: Index) -> Iterator[Any]:
-    """Yield plans whose images are those of the index, again and again, also if a batch is larger than the index."""
+    """Yield plans whose images are those of the index, again and again, also if a batch is larger
+    than the index."""
     repeats = -(-2 * recipe.global_batch_images // len(index))
     sizes = np.tile(index.sizes, (repeats, 1))
     for plan in training_plans(recipe.replace(epochs=MOST_EPOCHS), sizes, 0):
@@ -99,7 +126,8 @@ def _plans(recipe: Recipe, index: Index) -> Iterator[Any]:
 
 
 def _loader_alone(loader: HostLoader, recipe: Recipe, index: Index, batches: int) -> float:
-    """Return images per second of the loader when nothing else runs. The first batches are not counted."""
+    """Return images per second of the loader when nothing else runs. The first batches are not
+    counted."""
     loaded = loader.batches(_plans(recipe, index))
     for _ in range(2):
         next(loaded)

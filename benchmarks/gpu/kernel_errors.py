@@ -1,4 +1,5 @@
-"""Errors of a fused batch norm as shares of their bounds, against PyTorch's batch norm and autograd in float64."""
+"""Errors of a fused batch norm as shares of their bounds, against PyTorch's batch norm and autograd
+in float64."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,42 +34,58 @@ class Given:
         return replace(self, weight=self.weight[channels], bias=self.bias[channels], **parts)
 
 
-def largest_shares(given: Given, found: Mapping[str, Tensor], storage: Storage | None = None) -> dict[str, float]:
-    """Return the largest error of each result as a share of its bound: at most 1 if rounding explains it.
+def largest_shares(
+    given: Given, found: Mapping[str, Tensor], storage: Storage | None = None
+) -> dict[str, float]:
+    """Return the largest error of each result as a share of its bound: at most 1 if rounding
+    explains it.
 
-    The results are named y, dx, weight_gradient, bias_gradient, mean, rstd (1 / deviation), unbiased (variance), and with a
-    residual dz, its gradient. What is not in `found` is not compared. `storage` is that of the type by default.
+    The results are named y, dx, weight_gradient, bias_gradient, mean, rstd (1 / deviation),
+    unbiased (variance), and with a residual dz, its gradient. What is not in `found` is not
+    compared. `storage` is that of the type by default.
     """
     channels = given.x.shape[1]
     width = max(MOST_VALUES * channels // given.x.numel(), 1)
     result: dict[str, float] = {}
     for first in range(0, channels, width):
         some = slice(first, first + width)
-        part = {name: value[:, some] if value.dim() == 4 else value[some] for name, value in found.items()}
-        for name, share in _shares(given.of(some), part, storage or STORAGE[_name(given.x.dtype)]).items():
+        part = {
+            name: value[:, some] if value.dim() == 4 else value[some]
+            for name, value in found.items()
+        }
+        for name, share in _shares(
+            given.of(some), part, storage or STORAGE[_name(given.x.dtype)]
+        ).items():
             result[name] = max(share, result.get(name, 0.0))
     return result
 
 
 def _shares(given: Given, found: Mapping[str, Tensor], storage: Storage) -> dict[str, float]:
-    # Rounding decides the sign of what is almost 0, so ReLU's gradient passes where the result is positive.
+    # Rounding decides the sign of what is almost 0, so ReLU's gradient passes where the result is
+    # positive.
     passes = found["y"] > 0 if given.relu else torch.ones_like(found["y"], dtype=torch.bool)
-    right, allowed = _expected(given, passes), _allowed(given, passes, storage)
+    right = _expected(given, passes)
+    allowed = _allowed(given, passes, storage)
     shares = {}
     for name in found.keys() & right.keys():
         off = (found[name].double() - right[name]).abs()
         off = rows_of(off) if off.dim() == 4 else off
-        shares[name] = float(torch.where(off == 0, 0.0, off / allowed[name]).nan_to_num(torch.inf).max())
+        shares[name] = float(
+            torch.where(off == 0, 0.0, off / allowed[name]).nan_to_num(torch.inf).max()
+        )
     return shares
 
 
 def _expected(given: Given, passes: Tensor) -> dict[str, Tensor]:
-    x, weight, bias = (t.detach().double().requires_grad_() for t in (given.x, given.weight, given.bias))
+    x, weight, bias = (
+        t.detach().double().requires_grad_() for t in (given.x, given.weight, given.bias)
+    )
     norm = F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
     z = norm if given.residual is None else norm + given.residual.double()
     dz = given.dy.double() * passes
     dx, weight_gradient, bias_gradient = torch.autograd.grad(z, [x, weight, bias], dz)
-    z, rows = z.detach(), x.numel() // x.shape[1]
+    z = z.detach()
+    rows = x.numel() // x.shape[1]
     variance = x.detach().var(dim=(0, 2, 3), correction=0)
     return {
         "y": z.relu() if given.relu else z,
@@ -85,7 +102,9 @@ def _expected(given: Given, passes: Tensor) -> dict[str, Tensor]:
 def _allowed(given: Given, passes: Tensor, storage: Storage) -> dict[str, Tensor]:
     residual = 0.0 if given.residual is None else rows_of(given.residual)
     dz = rows_of(given.dy) * rows_of(passes)
-    batch = Batch(rows_of(given.x), given.weight.double(), given.bias.double(), EPS, storage, residual, dz)
+    batch = Batch(
+        rows_of(given.x), given.weight.double(), given.bias.double(), EPS, storage, residual, dz
+    )
     bounds: Bounds = batch_norm_bounds(batch)
     rows = len(dz)
     return {

@@ -1,6 +1,8 @@
-"""Part: fused batch norms at every size of ResNet-50 against PyTorch's own: exactness, time, and bytes over time.
+"""Part: fused batch norms at every size of ResNet-50 against PyTorch's own: exactness, time, and
+bytes over time.
 
-A layer is measured forward and backward, on the device alone: the kernels of all batches of a turn are captured in a graph.
+A layer is measured forward and backward, on the device alone: the kernels of all batches of a turn
+are captured in a graph.
 """
 
 import os
@@ -19,14 +21,22 @@ from benchmarks.gpu.timing import Ground, Say, median_ms
 from lockstep.backends.torch.fused_batch_norm import activated, fuse
 from lockstep.models.architectures import MODELS, ModelSpec, blocks, narrowed, stem
 
-PLAIN, RELU, ADD_RELU = "batch norm", "batch norm, ReLU", "batch norm, sum, ReLU"
+PLAIN = "batch norm"
+RELU = "batch norm, ReLU"
+ADD_RELU = "batch norm, sum, ReLU"
 PASSES = {PLAIN: (3, 5), RELU: (3, 5), ADD_RELU: (4, 7)}
 """How often a fused layer reads or writes its activations, forward and backward."""
 PLAIN_PASSES = {PLAIN: (3, 5), RELU: (5, 8), ADD_RELU: (8, 8)}
 """The same of PyTorch's operators without a compiler, if batch norm's own kernels are as good."""
 CACHE_BYTES = 2**28
-"""Batches of a turn have more bytes than this together, a multiple of any GPU's cache, as the layers between have."""
-TILINGS = tuple((rows, warps, programs) for rows in (32, 64, 128) for warps in (4, 8) for programs in (512, 1024))
+"""Batches of a turn have more bytes than this together, a multiple of any GPU's cache, as the
+layers between have."""
+TILINGS = tuple(
+    (rows, warps, programs)
+    for rows in (32, 64, 128)
+    for warps in (4, 8)
+    for programs in (512, 1024)
+)
 TILED = 3
 """The tilings are measured at this many of the largest layers."""
 LEAST_SEC = 20.0
@@ -58,17 +68,28 @@ def layers_of(spec: ModelSpec, size: int) -> Counter[Layer]:
 
 
 def measure(ground: Ground, say: Say) -> None:
-    """Write a row for every layer, the ones that move most bytes first, one for the update, then one for each tiling."""
+    """Write a row for every layer, the ones that move most bytes first, one for the update, then
+    one for each tiling."""
     if ground.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     copy = copy_gb_per_sec(ground)
     say({"what": "copy", "gb_per_sec": copy})
-    spec, size, images = (narrowed(MODELS["resnet50"]), 16, 2) if ground.tiny else (MODELS["resnet50"], 224, 256)
+    spec, size, images = (
+        (narrowed(MODELS["resnet50"]), 16, 2) if ground.tiny else (MODELS["resnet50"], 224, 256)
+    )
     dtype = torch.float32 if ground.tiny else torch.bfloat16
     layers = layers_of(spec, size)
-    order = sorted(layers, key=lambda layer: -layers[layer] * sum(PASSES[layer.kind]) * layer.channels * layer.side**2)
+    order = sorted(
+        layers,
+        key=lambda layer: -layers[layer] * sum(PASSES[layer.kind]) * layer.channels * layer.side**2,
+    )
     for layer in {layer.kind: layer for layer in order}.values() if ground.tiny else order:
-        row = {"what": "fused kernel", "kind": layer.kind, "channels": layer.channels, "side": layer.side}
+        row = {
+            "what": "fused kernel",
+            "kind": layer.kind,
+            "channels": layer.channels,
+            "side": layer.side,
+        }
         row |= {"images": images, "type": str(dtype).removeprefix("torch."), "count": layers[layer]}
         say(row | _measured(layer, images, dtype, copy, ground))
     say({"what": "fused update"} | update_kernel.measured(ground))
@@ -84,28 +105,46 @@ def given(layer: Layer, images: int, dtype: torch.dtype, device: str) -> Given:
 
     def drawn() -> Tensor:
         shape = images, layer.channels, layer.side, layer.side
-        return torch.randn(shape, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
+        return torch.randn(shape, device=device, dtype=dtype).contiguous(
+            memory_format=torch.channels_last
+        )
 
     torch.manual_seed(0)
-    weight, bias = torch.rand(layer.channels, device=device) + 0.5, torch.randn(layer.channels, device=device)
+    weight = torch.rand(layer.channels, device=device) + 0.5
+    bias = torch.randn(layer.channels, device=device)
     residual = drawn() if layer.kind == ADD_RELU else None
     return Given(1.5 * drawn() + 0.5, weight, bias, residual, drawn(), layer.kind != PLAIN)
 
 
-def _measured(layer: Layer, images: int, dtype: torch.dtype, copy: float, ground: Ground) -> dict[str, Any]:
+def _measured(
+    layer: Layer, images: int, dtype: torch.dtype, copy: float, ground: Ground
+) -> dict[str, Any]:
     case = given(layer, images, dtype, ground.device)
     shares = largest_shares(case, results(_norm(layer, ground.device, fused=True), case))
     worst = max(shares, key=lambda name: shares[name])
-    row: dict[str, Any] = {"passed": shares[worst] <= 1, "largest_share_of_a_bound": shares[worst], "of": worst}
-    contenders = ["fused", "plain", *(["compiled"] if ground.device == "cuda" and ground.left_sec > LEAST_SEC else [])]
+    row: dict[str, Any] = {
+        "passed": shares[worst] <= 1,
+        "largest_share_of_a_bound": shares[worst],
+        "of": worst,
+    }
+    contenders = [
+        "fused",
+        "plain",
+        *(["compiled"] if ground.device == "cuda" and ground.left_sec > LEAST_SEC else []),
+    ]
     for name in contenders:
         try:
             norm = _norm(layer, ground.device, fused=name == "fused")
             row[f"{name}_ms"] = _layer_ms(norm, case, ground, compiled=name == "compiled")
-        except Exception as error:  # too little memory, a compiler's own errors: the others are still measured
+        except (
+            Exception
+        ) as error:  # too little memory, a compiler's own errors: the others are still measured
             row[f"{name}_failed"] = f"{type(error).__name__}: {error}"[:300]
     one = case.x.numel() * case.x.element_size()
-    row |= {"bytes": sum(PASSES[layer.kind]) * one, "plain_bytes": sum(PLAIN_PASSES[layer.kind]) * one}
+    row |= {
+        "bytes": sum(PASSES[layer.kind]) * one,
+        "plain_bytes": sum(PLAIN_PASSES[layer.kind]) * one,
+    }
     if "fused_ms" in row:
         row["share_of_copy"] = row["bytes"] / row["fused_ms"] / 1e6 / copy
     return row
@@ -127,12 +166,15 @@ def results(norm: nn.Module, case: Given) -> dict[str, Tensor]:
     """Return the result of a layer and its gradients, by the names of `largest_shares`."""
     norm.get_parameter("weight").data.copy_(case.weight)
     norm.get_parameter("bias").data.copy_(case.bias)
-    x, residual = (
-        case.x.detach().requires_grad_(),
-        None if case.residual is None else case.residual.detach().requires_grad_(),
-    )
+    x = case.x.detach().requires_grad_()
+    residual = None if case.residual is None else case.residual.detach().requires_grad_()
     y = forward(norm, x, residual, relu=case.relu)
-    wanted = [x, norm.get_parameter("weight"), norm.get_parameter("bias"), *([] if residual is None else [residual])]
+    wanted = [
+        x,
+        norm.get_parameter("weight"),
+        norm.get_parameter("bias"),
+        *([] if residual is None else [residual]),
+    ]
     names = ["dx", "weight_gradient", "bias_gradient", "dz"]
     gradients = torch.autograd.grad(y, wanted, case.dy)
     return {"y": y.detach(), **dict(zip(names, gradients, strict=False))}
@@ -152,7 +194,9 @@ def _layer_ms(norm: nn.Module, case: Given, ground: Ground, *, compiled: bool) -
     def turn() -> None:
         found = [computed(x, residual) for x, residual, _ in batches]
         for y, (x, residual, dy) in zip(found, batches, strict=True):
-            torch.autograd.grad(y, [x, *norm.parameters(), *([] if residual is None else [residual])], dy)
+            torch.autograd.grad(
+                y, [x, *norm.parameters(), *([] if residual is None else [residual])], dy
+            )
 
     return _turn_ms(turn, ground) / len(batches)
 
@@ -161,12 +205,15 @@ def _batches(case: Given, count: int | None) -> Iterator[tuple[Tensor, Tensor | 
     """Yield leaves and the gradient of the result, for a batch at a time."""
     one = case.x.numel() * case.x.element_size()
     for _ in range(count or max(1, -(-CACHE_BYTES // one))):
-        residual = None if case.residual is None else case.residual.detach().clone().requires_grad_()
+        residual = (
+            None if case.residual is None else case.residual.detach().clone().requires_grad_()
+        )
         yield case.x.detach().clone().requires_grad_(), residual, case.dy.clone()
 
 
 def _turn_ms(turn: Callable[[], None], ground: Ground) -> float:
-    """Return the milliseconds of a turn; on a GPU replayed from a graph, without the host's time between kernels."""
+    """Return the milliseconds of a turn; on a GPU replayed from a graph, without the host's time
+    between kernels."""
     if ground.device != "cuda":
         return median_ms(turn, ground, 1, warmup=0)
     side = torch.cuda.Stream()
@@ -181,17 +228,24 @@ def _turn_ms(turn: Callable[[], None], ground: Ground) -> float:
     return median_ms(graph.replay, ground, 20)
 
 
-def _tiled(layer: Layer, images: int, dtype: torch.dtype, tiling: tuple[int, int, int], ground: Ground) -> dict[str, Any]:
-    """Return the time of the kernels with another division of their work. The constants are chosen from these rows."""
+def _tiled(
+    layer: Layer, images: int, dtype: torch.dtype, tiling: tuple[int, int, int], ground: Ground
+) -> dict[str, Any]:
+    """Return the time of the kernels with another division of their work. The constants are chosen
+    from these rows."""
     from lockstep.backends.torch.kernels import batch_norm as kernels
 
     case, (rows, warps, programs) = given(layer, images, dtype, ground.device), tiling
     how = kernels.Tiling(rows=rows, warps=warps, programs=programs)
 
     def turn() -> None:
-        y, statistics = kernels.forward(case.x, case.residual, case.weight, case.bias, EPS, relu=case.relu, tiling=how)
+        y, statistics = kernels.forward(
+            case.x, case.residual, case.weight, case.bias, EPS, relu=case.relu, tiling=how
+        )
         kept = None if case.residual is None else y
-        kernels.backward(case.dy, case.x, kept, case.weight, case.bias, statistics, relu=case.relu, tiling=how)
+        kernels.backward(
+            case.dy, case.x, kept, case.weight, case.bias, statistics, relu=case.relu, tiling=how
+        )
 
     row = {"what": "tiling", "kind": layer.kind, "channels": layer.channels, "side": layer.side}
     row |= {"rows": rows, "warps": warps, "programs": programs}

@@ -12,14 +12,17 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError
 
 EXPECTED = ("too little memory", "--set accumulation_steps=2")
-FITS, TOO_MANY = {"cuda": 16, "cpu": 4}, {"cuda": 8192, "cpu": 4096}
+FITS = {"cuda": 16, "cpu": 4}
+TOO_MANY = {"cuda": 8192, "cpu": 4096}
 SPARE_BYTES = 192 * 2**20
 BATCHES = (256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
 def measure(ground: Ground, say: Say) -> None:
     """Write a row with the message, and on a GPU the largest of some batches that fits."""
-    recipe = recipe_of(ground, "resnet50", "bf16" if ground.device == "cuda" else "fp32", FITS[ground.device])
+    recipe = recipe_of(
+        ground, "resnet50", "bf16" if ground.device == "cuda" else "fp32", FITS[ground.device]
+    )
     if ground.device == "cpu":
         recipe = recipe.replace(image_size=64)
     with open_engine(recipe, ground.device, compile="off", deterministic=False) as engine:
@@ -29,7 +32,14 @@ def measure(ground: Ground, say: Say) -> None:
         said = _said(engine, _large(recipe, TOO_MANY[ground.device]))
         after = engine.fetch(engine.train([held_batch(recipe)], 1)).losses
     is_right = all(words in said for words in EXPECTED)
-    say({"what": "out of memory", "said": said[:800], "is_right": is_right, "goes_on": bool(np.isfinite(after).all())})
+    say(
+        {
+            "what": "out of memory",
+            "said": said[:800],
+            "is_right": is_right,
+            "goes_on": bool(np.isfinite(after).all()),
+        }
+    )
     if ground.device == "cuda":
         for recompute in ("off", "blocks"):
             _largest(recipe, recompute, say)
@@ -52,7 +62,8 @@ def _said(engine: Any, batch: Batch) -> str:
 
 
 def _limit_address_space() -> None:
-    """Let this process have little more memory than it has, so that a CPU runs out of it as a GPU does."""
+    """Let this process have little more memory than it has, so that a CPU runs out of it as a GPU
+    does."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         used = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -60,10 +71,12 @@ def _limit_address_space() -> None:
 
 
 def _largest(recipe: Recipe, recompute: str, say: Say) -> None:
-    """Write the largest of some batches that fits in one step, without the compiler, which needs less."""
+    """Write the largest of some batches that fits in one step, without the compiler, which needs
+    less."""
     fits = 0
     for images in BATCHES:
-        changed, how = recipe.replace(global_batch_images=images), {"compile": "off", "recompute": recompute}
+        changed = recipe.replace(global_batch_images=images)
+        how = {"compile": "off", "recompute": recompute}
         with open_engine(changed, "cuda", deterministic=False, **how) as engine:
             if not _said(engine, _large(recipe, images)).startswith("nothing"):
                 break

@@ -20,9 +20,12 @@ GAP_US = 5.0
 LONGEST = 10
 
 
-def measure(ground: Ground, say: Say, model: str = "resnet50", precisions: Sequence[str] = ("bf16",)) -> None:
+def measure(
+    ground: Ground, say: Say, model: str = "resnet50", precisions: Sequence[str] = ("bf16",)
+) -> None:
     """Write a row for the engine, its captured step and the compiled loop, and the engine's trace."""
-    batch, steps = (256 if model == "resnet50" else 128), (1 if ground.tiny else 5)
+    batch = 256 if model == "resnet50" else 128
+    steps = 1 if ground.tiny else 5
     for precision in precisions:
         recipe = recipe_of(ground, model, precision, batch)
         same = {
@@ -33,17 +36,24 @@ def measure(ground: Ground, say: Say, model: str = "resnet50", precisions: Seque
             "steps": steps,
         }
         engine = Lockstep(recipe, ground, name=PLAIN, deterministic=False)
-        say(same | {"contender": engine.name} | _traced(engine, ground, steps, f"trace-{model}-{precision}.json.gz"))
+        say(
+            same
+            | {"contender": engine.name}
+            | _traced(engine, ground, steps, f"trace-{model}-{precision}.json.gz")
+        )
         if ground.device == "cuda":
             graph = Lockstep(recipe, ground, name=GRAPH, deterministic=False, cuda_graph="on")
             say(same | {"contender": graph.name} | _traced(graph, ground, steps))
         if not ground.tiny:
-            loop = Loop(Network(recipe, recipe.global_batch_images, ground.device, "compile"), "fused SGD")
+            loop = Loop(
+                Network(recipe, recipe.global_batch_images, ground.device, "compile"), "fused SGD"
+            )
             say(same | {"contender": loop.name} | _traced(loop, ground, steps))
 
 
 def _traced(contender: Contender, ground: Ground, steps: int, keep: str = "") -> dict[str, Any]:
-    """Return the figures of the trace of some steps after others. `keep` is the name of the file that keeps the trace."""
+    """Return the figures of the trace of some steps after others. `keep` is the name of the file
+    that keeps the trace."""
     contender.prepare()
     contender.run(1 if ground.tiny else 8)
     ground.wait()
@@ -56,13 +66,18 @@ def _traced(contender: Contender, ground: Ground, steps: int, keep: str = "") ->
     return figures(json.loads(text)["traceEvents"], KERNELS[ground.device], steps)
 
 
-def figures(events: Iterable[Mapping[str, Any]], categories: tuple[str, ...], steps: int) -> dict[str, Any]:
-    """Return figures of the events of some categories in a trace. Times in a trace are in microseconds.
+def figures(
+    events: Iterable[Mapping[str, Any]], categories: tuple[str, ...], steps: int
+) -> dict[str, Any]:
+    """Return figures of the events of some categories in a trace. Times in a trace are in
+    microseconds.
 
     - `span_ms`: from the first event to the end of the last, for one step.
     - `busy_share`: the share of the span in which at least one of them runs.
-    - `gaps`: how many times nothing runs for more than `GAP_US`, in one step, and how long the longest gap is.
-    - `longest`: the names that take the longest together, with their share of the sum over all, and their calls in a step.
+    - `gaps`: how many times nothing runs for more than `GAP_US`, in one step, and how long the
+      longest gap is.
+    - `longest`: the names that take the longest together, with their share of the sum over all, and
+      their calls in a step.
     """
     found = sorted(
         (float(event["ts"]), float(event.get("dur", 0)), str(event["name"]))
@@ -72,7 +87,8 @@ def figures(events: Iterable[Mapping[str, Any]], categories: tuple[str, ...], st
     if not found:
         return {"events": 0}
     begin = end = found[0][0]
-    busy, gaps = 0.0, []
+    busy = 0.0
+    gaps = []
     for ts, duration, _ in found:
         if ts > end:
             gaps.append(ts - end)
@@ -91,7 +107,12 @@ def figures(events: Iterable[Mapping[str, Any]], categories: tuple[str, ...], st
         "gaps": sum(gap > GAP_US for gap in gaps) / steps,
         "longest_gap_us": max(gaps, default=0.0),
         "longest": [
-            {"name": name[:160], "ms": sum(each) / 1000 / steps, "share": sum(each) / total, "calls": len(each) / steps}
+            {
+                "name": name[:160],
+                "ms": sum(each) / 1000 / steps,
+                "share": sum(each) / total,
+                "calls": len(each) / steps,
+            }
             for name, each in ordered[:LONGEST]
         ],
     }

@@ -1,4 +1,5 @@
-"""One rank of the part `ranks`: `python -m benchmarks.gpu.rank_process ORDER`, started by `lockstep.backends.torch`."""
+"""One rank of the part `ranks`: `python -m benchmarks.gpu.rank_process ORDER`, started by
+`lockstep.backends.torch`."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Part: two processes on one GPU by gloo, against one process in two parts; with several GPUs, NCCL."""
+"""Part: two processes on one GPU by gloo, against one process in two parts; with several GPUs,
+NCCL."""
 
 import json
 import os
@@ -24,28 +25,49 @@ def measure(ground: Ground, say: Say) -> None:
     import torch
 
     gpus = torch.cuda.device_count() if ground.device == "cuda" else 0
-    say({"what": "ranks", "exchange": "gloo", "ranks": 2, "devices": 1} | _ranks(ground, 2, shares_device=True))
+    say(
+        {"what": "ranks", "exchange": "gloo", "ranks": 2, "devices": 1}
+        | _ranks(ground, 2, shares_device=True)
+    )
     if gpus > 1:
         say(
-            {"what": "ranks", "exchange": "nccl", "ranks": gpus, "devices": gpus} | _ranks(ground, gpus, shares_device=False)
+            {"what": "ranks", "exchange": "nccl", "ranks": gpus, "devices": gpus}
+            | _ranks(ground, gpus, shares_device=False)
         )
     elif ground.device == "cuda":
-        say({"what": "ranks", "exchange": "nccl", "status": "missing", "reason": "needs two GPUs, and there is one"})
+        say(
+            {
+                "what": "ranks",
+                "exchange": "nccl",
+                "status": "missing",
+                "reason": "needs two GPUs, and there is one",
+            }
+        )
 
 
 def recipe_for(ground: Ground, ranks: int) -> Recipe:
-    """Return the recipe of a rank. At this rate, rounding does not lead to another trajectory within the steps."""
+    """Return the recipe of a rank. At this rate, rounding does not lead to another trajectory
+    within the steps."""
     recipe = recipe_of(ground, "resnet50", "fp32", BATCH)
     images = recipe.global_batch_images
     return recipe.replace(global_batch_images=max(images // ranks, 2) * ranks, weight_decay=0.0)
 
 
 def _ranks(ground: Ground, ranks: int, *, shares_device: bool) -> dict[str, Any]:
-    """Return how far the ranks' weights are from those of one process that takes as many parts, and their speed."""
+    """Return how far the ranks' weights are from those of one process that takes as many parts, and
+    their speed."""
     recipe = recipe_for(ground, ranks)
     with tempfile.TemporaryDirectory() as folder:
-        order = {"device": ground.device, "tiny": ground.tiny, "ranks": ranks, "shares_device": shares_device, "out": folder}
-        code = backends.load("torch").launch(ranks, ["-m", "benchmarks.gpu.rank_process", json.dumps(order)], "native")
+        order = {
+            "device": ground.device,
+            "tiny": ground.tiny,
+            "ranks": ranks,
+            "shares_device": shares_device,
+            "out": folder,
+        }
+        code = backends.load("torch").launch(
+            ranks, ["-m", "benchmarks.gpu.rank_process", json.dumps(order)], "native"
+        )
         if code:
             raise RuntimeError(f"a rank ended with exit code {code}; its message is in the log")
         with np.load(Path(folder) / "0.npz") as stored:
@@ -56,9 +78,11 @@ def _ranks(ground: Ground, ranks: int, *, shares_device: bool) -> dict[str, Any]
     alone.train(STEPS)
     end = alone.engine.read()
     expected = {name: end.tensors[name] - start[name] for name in end.momentum}
-    # Ranks and parts compute with the same kernels at the same size, so only the order of a sum differs. The angle of two
-    # updates would not do: it is small even if all ranks take the same images.
-    far, bound = distance(moved, expected), BOUNDS["trajectory"].value
+    # Ranks and parts compute with the same kernels at the same size, so only the order of a sum
+    # differs. The angle of two updates would not do: it is small even if all ranks take the same
+    # images.
+    far = distance(moved, expected)
+    bound = BOUNDS["trajectory"].value
     has_moved = any(value.any() for value in moved.values())
     return {
         "largest_difference": far,

@@ -4,8 +4,8 @@
      "machines": {ID: {...}},
      "results": [{"part": ..., "settings": {...}, "machine": ID, "status": ..., "rows": [...]}]}
 
-A machine's ID is a digest of device, versions and sources, so a result belongs to exactly these. The file is rewritten after
-every part, completely or not at all.
+A machine's ID is a digest of device, versions and sources, so a result belongs to exactly these.
+The file is rewritten after every part, completely or not at all.
 """
 
 import hashlib
@@ -19,8 +19,12 @@ from lockstep.system.files import write_json
 
 FILE = "campaign.json"
 FORM = 1
-OK, FAILED, MISSING, STOPPED = "ok", "failed", "missing", "stopped"
-"""A part is `stopped` if the campaign's minutes were over before it was done. Its rows so far are kept."""
+OK = "ok"
+FAILED = "failed"
+MISSING = "missing"
+STOPPED = "stopped"
+"""A part is `stopped` if the campaign's minutes were over before it was done. Its rows so far are
+kept."""
 DONE = (OK, MISSING)
 Row = dict[str, Any]
 
@@ -35,7 +39,8 @@ class Results:
 
     @classmethod
     def open(cls, path: Path) -> "Results":
-        """Return the results in a file; none if there is no file. Raises `ValueError` if it is of another kind."""
+        """Return the results in a file; none if there is no file. Raises `ValueError` if it is of
+        another kind."""
         if not path.exists():
             return cls(path)
         try:
@@ -44,7 +49,9 @@ class Results:
                 raise ValueError(f"form {found['form']}")
             return cls(path, dict(found["machines"]), list(found["results"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a campaign's file of form {FORM} ({error}); move it away") from None
+            raise ValueError(
+                f"{path} is not a campaign's file of form {FORM} ({error}); move it away"
+            ) from None
 
     def write(self) -> None:
         """Rewrite the file. A reader never sees a part of it."""
@@ -60,12 +67,15 @@ class Results:
     def find(self, part: str, settings: Mapping[str, Any], machine: str) -> dict[str, Any] | None:
         """Return the result of a part with these settings on this machine, if there is one."""
         for result in self.results:
-            if (result["part"], result["machine"]) == (part, machine) and result["settings"] == dict(settings):
+            if (result["part"], result["machine"]) == (part, machine) and result[
+                "settings"
+            ] == dict(settings):
                 return result
         return None
 
     def put(self, result: dict[str, Any]) -> None:
-        """Add a result in place of an earlier one of the same part, settings and machine, and write the file."""
+        """Add a result in place of an earlier one of the same part, settings and machine, and write
+        the file."""
         before = self.find(result["part"], result["settings"], result["machine"])
         if before is not None:
             result["attempts"] = before.get("attempts", 1) + 1
@@ -77,7 +87,9 @@ class Results:
 
 def digest(value: Any) -> str:
     """Return 12 letters that stand for plain values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()[
+        :12
+    ]
 
 
 def digest_of_sources(folder: Path) -> str:
@@ -89,7 +101,8 @@ def digest_of_sources(folder: Path) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows that a part has written, one JSON object a line. A line that was cut off by a kill is left out."""
+    """Return the rows that a part has written, one JSON object a line. A line that was cut off by a
+    kill is left out."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

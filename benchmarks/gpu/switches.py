@@ -1,4 +1,5 @@
-"""PyTorch's switches of a process that change which kernels run. Contenders in one process set theirs before each turn."""
+"""PyTorch's switches of a process that change which kernels run. Contenders in one process set
+theirs before each turn."""
 
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ class Switches:
 
     @classmethod
     def of_a_careful_user(cls, precision: str) -> "Switches":
-        """Return the fastest values. TensorFloat-32 is off where fp32 is measured, and irrelevant in bf16 and fp16."""
+        """Return the fastest values. TensorFloat-32 is off where fp32 is measured, and irrelevant
+        in bf16 and fp16."""
         return cls(False, False, True, precision != "fp32", precision != "fp32")
 
     def set(self) -> None:

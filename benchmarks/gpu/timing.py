@@ -10,7 +10,23 @@ from typing import Any, Protocol
 Say = Callable[[Mapping[str, Any]], None]
 """Writes a row at once, so that it outlives its process."""
 
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+T_95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
 """Student's t for a two-sided 95 % interval, by degrees of freedom from 1 on."""
 NORMAL_95 = 1.960
 SPARE_SEC = 8.0
@@ -46,7 +62,8 @@ class Ground:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of independent turns, by Student's t. There must be at least two.
+    """Return the 95 % interval of the mean of independent turns, by Student's t. There must be at
+    least two.
 
     >>> interval([9.0, 11.0])
     (-2.706, 22.706)
@@ -54,7 +71,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     assert len(values) > 1
     freedom = len(values) - 1
     t = T_95[freedom - 1] if freedom <= len(T_95) else NORMAL_95
-    mean, half = statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values))
+    mean = statistics.fmean(values)
+    half = t * statistics.stdev(values) / math.sqrt(len(values))
     return round(mean - half, 6), round(mean + half, 6)
 
 
@@ -91,11 +109,14 @@ def step_sec(contender: Contender, ground: Ground, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def in_turns(contenders: Sequence[Contender], ground: Ground, turns: Turns) -> dict[str, list[float]]:
+def in_turns(
+    contenders: Sequence[Contender], ground: Ground, turns: Turns
+) -> dict[str, list[float]]:
     """Return images per second of every contender in every turn, by name.
 
-    Contenders alternate, and each turn begins with another one, so that a drift of clock or heat reaches all of them. A step
-    before each turn is not counted. Turns end early when the part's time is over, but not before `turns.fewest`.
+    Contenders alternate, and each turn begins with another one, so that a drift of clock or heat
+    reaches all of them. A step before each turn is not counted. Turns end early when the part's
+    time is over, but not before `turns.fewest`.
     """
     steps = {}
     for contender in contenders:
@@ -113,12 +134,15 @@ def in_turns(contenders: Sequence[Contender], ground: Ground, turns: Turns) -> d
         for contender in (*contenders[first:], *contenders[:first]):
             contender.prepare()
             contender.run(1)
-            rates[contender.name].append(contender.images / step_sec(contender, ground, steps[contender.name]))
+            rates[contender.name].append(
+                contender.images / step_sec(contender, ground, steps[contender.name])
+            )
     return rates
 
 
 def ratio_row(rates: Mapping[str, Sequence[float]], of: str, over: str) -> dict[str, Any]:
-    """Return the row of a ratio of two contenders: the geometric mean over turns, and its 95 % interval."""
+    """Return the row of a ratio of two contenders: the geometric mean over turns, and its 95 %
+    interval."""
     logs = [math.log(a / b) for a, b in zip(rates[of], rates[over], strict=True)]
     low, high = interval(logs)
     return {

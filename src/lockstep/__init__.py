@@ -1,9 +1,11 @@
 """Lockstep: ResNet-50 v1.5 and ResNeXt101-32x4d, one recipe, four frameworks, the same numbers.
 
-The public API is what `__all__` lists; everything else may change. Importing this module loads no framework.
+The public API is what `__all__` lists; everything else may change. Importing this module loads no
+framework.
 """
 
-# No imports here: `python -m lockstep` could take a module of the same name from the current folder (see __main__.py).
+# No imports here: `python -m lockstep` could take a module of the same name from the current folder
+# (see __main__.py).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

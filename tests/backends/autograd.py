@@ -1,8 +1,8 @@
-"""The expected results of the reference engine: PyTorch's autograd in float64, with torchvision's architecture and the
-formulas of the recipe's fields.
+"""The expected results of the reference engine: PyTorch's autograd in float64, with torchvision's
+architecture and the formulas of the recipe's fields.
 
-Nothing here comes from `lockstep.models` or a backend: the architecture follows from the tensors' names and shapes. There
-are N images of H x W pixels and K logits.
+Nothing here comes from `lockstep.models` or a backend: the architecture follows from the tensors'
+names and shapes. There are N images of H x W pixels and K logits.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ class Network:
     """One forward pass. In training it writes the new running statistics to `statistics`."""
 
     def __init__(self, tensors: Tensors, recipe: Recipe, training: bool) -> None:
-        self.tensors, self.recipe, self.training = tensors, recipe, training
+        self.tensors = tensors
+        self.recipe = recipe
+        self.training = training
         self.statistics: Tensors = {}
 
     def logits(self, images_NHWC: np.ndarray) -> Tensor:
@@ -61,21 +63,28 @@ class Network:
             if i < len(strides):
                 y = F.relu(y)
         if f"{name}.downsample.0.weight" in self.tensors:
-            x = self.batch_norm(self.convolution(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+            x = self.batch_norm(
+                self.convolution(x, f"{name}.downsample.0", stride), f"{name}.downsample.1"
+            )
         return F.relu(y + x)
 
     def convolution(self, x: Tensor, name: str, stride: int) -> Tensor:
         x, weight = self.factors(x, name)
-        kernel, groups = weight.shape[2], x.shape[1] // weight.shape[1]
+        kernel = weight.shape[2]
+        groups = x.shape[1] // weight.shape[1]
         if self.recipe.padding == "same":
-            return F.conv2d(padded_as_tensorflow(x, kernel, stride, 0.0), weight, stride=stride, groups=groups)
+            return F.conv2d(
+                padded_as_tensorflow(x, kernel, stride, 0.0), weight, stride=stride, groups=groups
+            )
         return F.conv2d(x, weight, stride=stride, padding=(kernel - 1) // 2, groups=groups)
 
     def batch_norm(self, x: Tensor, name: str) -> Tensor:
         scale, bias, old_mean, old_variance = (
-            self.tensors[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+            self.tensors[f"{name}.{suffix}"]
+            for suffix in ("weight", "bias", "running_mean", "running_var")
         )
-        mean, variance = old_mean, old_variance
+        mean = old_mean
+        variance = old_variance
         if self.training:
             count = x.numel() // x.shape[1]
             mean = x.mean(dim=(0, 2, 3))
@@ -89,10 +98,13 @@ class Network:
 
 
 def padded_as_tensorflow(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
-    """Pad for TensorFlow's SAME: https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
+    """Pad for TensorFlow's SAME:
+    https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
 
     def before_and_after(length: int) -> list[int]:
-        total = max(kernel - stride, 0) if length % stride == 0 else max(kernel - length % stride, 0)
+        total = (
+            max(kernel - stride, 0) if length % stride == 0 else max(kernel - length % stride, 0)
+        )
         return [total // 2, total - total // 2]
 
     return F.pad(x, before_and_after(x.shape[3]) + before_and_after(x.shape[2]), value=value)
@@ -109,17 +121,26 @@ def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarr
         return Network(float64(tensors), recipe, training=False).logits(images_NHWC).numpy()
 
 
-def train(recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequence[float], parts: int = 1) -> Trained:
-    """Return the expected results of training steps from `state.step` on, one for every batch, each computed in `parts`."""
-    tensors, velocity, average = float64(state.tensors), float64(state.momentum), float64(state.ema)
-    step, losses, standing = state.step, [], []
+def train(
+    recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequence[float], parts: int = 1
+) -> Trained:
+    """Return the expected results of training steps from `state.step` on, one for every batch, each
+    computed in `parts`."""
+    tensors = float64(state.tensors)
+    velocity = float64(state.momentum)
+    average = float64(state.ema)
+    step = state.step
+    losses = []
+    standing = []
     for batch in batches:
         loss, gradients, places_of_step = _gradients(recipe, tensors, batch, parts)
         for name, gradient in gradients.items():
             if role(name) in recipe.weight_decay_roles:
                 gradient = gradient + recipe.weight_decay * tensors[name]
             velocity[name] = recipe.momentum * velocity[name] + gradient
-            move = gradient + recipe.momentum * velocity[name] if recipe.nesterov else velocity[name]
+            move = (
+                gradient + recipe.momentum * velocity[name] if recipe.nesterov else velocity[name]
+            )
             tensors[name] = tensors[name] - rates[step] * move
         keep = min(recipe.ema_decay, (1 + step) / (10 + step))
         average = {name: keep * average[name] + (1 - keep) * tensors[name] for name in average}
@@ -131,17 +152,25 @@ def train(recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequenc
     return Trained(end, np.array(losses), int((where < 1).sum()), int((where < 5).sum()))
 
 
-def _gradients(recipe: Recipe, tensors: Tensors, batch: Batch, parts: int) -> tuple[float, Tensors, np.ndarray]:
-    """Return the mean loss, its gradients and the labels' ranks, and update the running statistics in `tensors`."""
-    total, standing = 0.0, []
-    sums = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if not is_statistic(name)}
+def _gradients(
+    recipe: Recipe, tensors: Tensors, batch: Batch, parts: int
+) -> tuple[float, Tensors, np.ndarray]:
+    """Return the mean loss, its gradients and the labels' ranks, and update the running statistics
+    in `tensors`."""
+    total = 0.0
+    standing = []
+    sums = {
+        name: torch.zeros_like(tensor) for name, tensor in tensors.items() if not is_statistic(name)
+    }
     for rows in np.split(np.arange(len(batch.labels)), parts):
         leaves = {name: tensors[name].clone().requires_grad_() for name in sums}
         network = Network(tensors | leaves, recipe, training=True)
         x, targets = _inputs_and_targets(recipe, batch, rows)
         logits_NK = network.logits_of(x)
         loss = -(targets * F.log_softmax(logits_NK, dim=1)).sum(dim=1).mean() / parts
-        for name, gradient in zip(sums, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+        for name, gradient in zip(
+            sums, torch.autograd.grad(loss, list(leaves.values())), strict=True
+        ):
             sums[name] += gradient
         total += loss.item()
         standing.append(places(logits_NK.detach().numpy(), batch.labels[rows]))
@@ -150,7 +179,8 @@ def _gradients(recipe: Recipe, tensors: Tensors, batch: Batch, parts: int) -> tu
 
 
 def _inputs_and_targets(recipe: Recipe, batch: Batch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return [n, 3, H, W] and [n, K]: MixUp mixes images and targets (smoothed one-hot vectors) in the same way."""
+    """Return [n, 3, H, W] and [n, K]: MixUp mixes images and targets (smoothed one-hot vectors) in
+    the same way."""
     x = normalised(batch.images[rows], recipe)
     one_hot = torch.eye(recipe.logits, dtype=torch.float64)[batch.labels[rows]]
     targets = (1 - recipe.label_smoothing) * one_hot + recipe.label_smoothing / recipe.logits

@@ -1,4 +1,5 @@
-"""Capturers of steps that note what is called: of CUDA graphs, and for CPUs one that is as strict as they are."""
+"""Capturers of steps that note what is called: of CUDA graphs, and for CPUs one that is as strict
+as they are."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,25 +14,32 @@ from lockstep.backends.torch.step_graph import CudaCapturer
 
 
 class Tape(TorchDispatchMode):
-    """The operators that are called within it, with the memory and the numbers that they are called with."""
+    """The operators that are called within it, with the memory and the numbers that they are called
+    with."""
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[tuple[Any, Any, Any, Any]] = []
         self._own: dict[int, Any] = {}
-        """Storages that were made within it. They are kept, so that no other one gets the same number."""
+        """Storages that were made within it. They are kept, so that no other one gets the same
+        number."""
         self._before: dict[int, tuple[Any, Any]] = {}
         """Storages that were there before, with copies of what they held."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         for storage in storages((args, kwargs)):
             if storage._cdata not in self._own and storage._cdata not in self._before:
                 self._before[storage._cdata] = storage, storage.clone()
-        # The kernels of the update change memory that is no argument. Nothing of it is needed while a step is captured.
+        # The kernels of the update change memory that is no argument. Nothing of it is needed while
+        # a step is captured.
         is_update = function.namespace == "lockstep" and not function._schema.returns
         result = None if is_update else function(*args, **kwargs)
-        self._own |= {each._cdata: each for each in storages(result) if each._cdata not in self._before}
+        self._own |= {
+            each._cdata: each for each in storages(result) if each._cdata not in self._before
+        }
         self._calls.append((function, args, kwargs, result))
         return result
 
@@ -47,7 +55,10 @@ class Tape(TorchDispatchMode):
             for function, args, kwargs, result in self._calls:
                 repeated = function(*args, **kwargs)
                 for kept, new in zip(tree_leaves(result), tree_leaves(repeated), strict=True):
-                    if isinstance(kept, Tensor) and kept.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                    if (
+                        isinstance(kept, Tensor)
+                        and kept.untyped_storage()._cdata != new.untyped_storage()._cdata
+                    ):
                         kept.copy_(new)
 
 

@@ -19,7 +19,9 @@ NARROW: dict[str, Any] = {"layers": (2, 1, 1, 1), "stem_width": 8, "widths": (8,
 BASIC = ModelSpec(block="basic", expansion=1, **NARROW)
 V1 = ModelSpec(block="bottleneck", expansion=2, stride_in="1x1", **NARROW)
 PUBLISHED = ("resnet50", "resnext101-32x4d")
-NARROWED: dict[str, dict[str, Any]] = {f"narrow {name}": {"model": narrowed(MODELS[name])} for name in PUBLISHED}
+NARROWED: dict[str, dict[str, Any]] = {
+    f"narrow {name}": {"model": narrowed(MODELS[name])} for name in PUBLISHED
+}
 """Fields that turn a recipe into one of a published model with fewer channels and layers."""
 
 OTHER_COLOURS = {"mean": (10.0, 100.0, 200.0), "std": (30.0, 60.0, 120.0)}
@@ -28,8 +30,9 @@ OTHER_COLOURS = {"mean": (10.0, 100.0, 200.0), "std": (30.0, 60.0, 120.0)}
 FP16: dict[str, Any] = {"precision": "fp16"}
 
 RATES = (3e-4, 6e-5, 9e-4, 1.5e-4, 6e-4, 3e-5, 4.5e-4, 2.4e-4, 7.5e-4, 9e-5, 3.6e-4, 2.1e-4)
-"""Learning rates that change with every step, so that the rate of another step, or a rate inside the velocity, is noticed.
-They are small, because at ordinary rates a ReLU that rounding switches leads to another trajectory."""
+"""Learning rates that change with every step, so that the rate of another step, or a rate inside
+the velocity, is noticed. They are small, because at ordinary rates a ReLU that rounding switches
+leads to another trajectory."""
 
 
 def lacks(framework: str, precision: str) -> str | None:
@@ -40,31 +43,50 @@ def lacks(framework: str, precision: str) -> str | None:
     if framework == "mxnet":
         return "MXNet computes in bf16 only on processors with AVX-512"
     if framework == "tensorflow" and found.limit:
-        return f"TensorFlow asks oneDNN for what {found.limit} forbids it; without that limit it computes bf16 itself"
+        return (
+            f"TensorFlow asks oneDNN for what {found.limit} forbids it; without that limit it"
+            " computes bf16 itself"
+        )
     return None
 
 
 def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
     """Return a state in which all tensors are different. Velocities are zero."""
     rng = np.random.default_rng(seed)
-    values = {t.name: _random(rng, t.name, t.shape) for t in tensors(model_spec(recipe.model), recipe.logits)}
-    momentum = {name: np.zeros_like(value) for name, value in values.items() if not oracle.is_statistic(name)}
-    average = {name: value * np.float32(0.9) for name, value in values.items()} if recipe.ema_decay else {}
+    values = {
+        t.name: _random(rng, t.name, t.shape)
+        for t in tensors(model_spec(recipe.model), recipe.logits)
+    }
+    momentum = {
+        name: np.zeros_like(value)
+        for name, value in values.items()
+        if not oracle.is_statistic(name)
+    }
+    average = (
+        {name: value * np.float32(0.9) for name, value in values.items()}
+        if recipe.ema_decay
+        else {}
+    )
     return State(step, values, momentum, average)
 
 
 def steady_state(recipe: Recipe, seed: int = 0) -> State:
     """Return a random state whose ReLUs are far from switching.
 
-    Each ReLU passes all values of a channel or, for a third of the channels within a block, none. In a model with many
-    layers, rounding switches some ReLU of `random_state`, and the gradient of a tensor changes by a tenth.
+    Each ReLU passes all values of a channel or, for a third of the channels within a block, none.
+    In a model with many layers, rounding switches some ReLU of `random_state`, and the gradient of
+    a tensor changes by a tenth.
     """
-    state, rng = random_state(recipe, seed), np.random.default_rng(seed + 2000)
+    state = random_state(recipe, seed)
+    rng = np.random.default_rng(seed + 2000)
     biases = {}
     for name, value in state.tensors.items():
         if oracle.role(name) == "bn_bias":
             off = name.endswith(".bn2.bias") & (rng.random(value.shape) < 1 / 3)
-            biases[name] = np.where(off, -4, 4).astype(np.float32) * state.tensors[name.replace("bias", "weight")]
+            biases[name] = (
+                np.where(off, -4, 4).astype(np.float32)
+                * state.tensors[name.replace("bias", "weight")]
+            )
     return State(state.step, state.tensors | biases, state.momentum, state.ema)
 
 
@@ -79,12 +101,16 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
 def state_with_logits(recipe: Recipe, logits: list[float]) -> State:
     """Return a state that has these logits for any image."""
     state = random_state(recipe)
-    classifier = {"fc.weight": np.zeros_like(state.tensors["fc.weight"]), "fc.bias": np.array(logits, np.float32)}
+    classifier = {
+        "fc.weight": np.zeros_like(state.tensors["fc.weight"]),
+        "fc.bias": np.array(logits, np.float32),
+    }
     return State(0, state.tensors | classifier, state.momentum, state.ema)
 
 
 def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
-    """Return images with large patches of colour, which also differ after pooling: uint8 [N, size, size, 3]."""
+    """Return images with large patches of colour, which also differ after pooling: uint8 [N, size,
+    size, 3]."""
     rng = np.random.default_rng(seed)
     patch = -(-size // 5)
     patches = rng.integers(0, 256, (count, 5, 5, 3)).repeat(patch, axis=1).repeat(patch, axis=2)
@@ -93,17 +119,23 @@ def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
 
 
 def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
-    """Return the images that a loaded module expects, float32 [N, H, W, 3], of uint8 images [N, H, W, 3]."""
+    """Return the images that a loaded module expects, float32 [N, H, W, 3], of uint8 images [N, H,
+    W, 3]."""
     return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
 
 
-def random_batch(recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32) -> Batch:
-    """Return a batch. `mixup` says whether it has one coefficient for the "batch" or one for each "sample".
+def random_batch(
+    recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32
+) -> Batch:
+    """Return a batch. `mixup` says whether it has one coefficient for the "batch" or one for each
+    "sample".
 
-    Partners are any indices below half the batch, also repeated ones. They are valid for one and for two accumulation parts.
+    Partners are any indices below half the batch, also repeated ones. They are valid for one and
+    for two accumulation parts.
     """
     rng = np.random.default_rng(seed + 1000)
-    images, labels = random_images(count, size, seed), rng.integers(0, recipe.logits, count)
+    images = random_images(count, size, seed)
+    labels = rng.integers(0, recipe.logits, count)
     if mixup == "none":
         return Batch(images, labels)
     drawn = rng.uniform(0.1, 0.9, count).astype(np.float32)
@@ -135,8 +167,12 @@ class Step:
 
 
 def moved(end: State, start: State) -> Arrays:
-    """Return the change of every parameter. Statistics change much more and would hide it from `distance`."""
-    return {name: end.tensors[name].astype(np.float64) - value for name, value in parameters(start).items()}
+    """Return the change of every parameter. Statistics change much more and would hide it from
+    `distance`."""
+    return {
+        name: end.tensors[name].astype(np.float64) - value
+        for name, value in parameters(start).items()
+    }
 
 
 def statistics(state: State) -> Arrays:
@@ -148,7 +184,8 @@ def parameters(state: State) -> Arrays:
 
 
 def bits(values: Arrays) -> str:
-    """Return a digest that is equal only if every bit is equal. -0 differs from 0, and a NaN equals itself.
+    """Return a digest that is equal only if every bit is equal. -0 differs from 0, and a NaN equals
+    itself.
 
     It is a digest, because pytest needs minutes to explain a difference in megabytes.
     """

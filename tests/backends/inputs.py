@@ -1,4 +1,5 @@
-"""Unusual inputs, and what an engine must make of them: arrays and batches in memory, and logits far apart."""
+"""Unusual inputs, and what an engine must make of them: arrays and batches in memory, and logits
+far apart."""
 
 import weakref
 from collections.abc import Iterator
@@ -40,14 +41,22 @@ KINDS = (strided, read_only, backwards, np.asfortranarray)
 
 def check_arrays(start: Any, recipe: Recipe, kind: Any) -> None:
     """Check that an engine computes the same from arrays of another kind."""
-    plain, ends = random_batch(recipe, mixup="sample"), []
+    plain = random_batch(recipe, mixup="sample")
+    ends = []
     other = Batch(*(kind(getattr(plain, column)) for column in COLUMNS))
     for batch in (plain, other):
         engine = start(recipe)
         losses = engine.fetch(engine.train([batch], 0)).losses
         scores = engine.evaluate([batch])
         predicted = engine.predict(batch.images)
-        ends.append((all_bits(engine.read()), losses.tobytes(), scores.losses.tobytes(), predicted.tobytes()))
+        ends.append(
+            (
+                all_bits(engine.read()),
+                losses.tobytes(),
+                scores.losses.tobytes(),
+                predicted.tobytes(),
+            )
+        )
     assert ends[0] == ends[1]
 
 
@@ -71,10 +80,12 @@ def check_refilled(start: Any, recipe: Recipe) -> None:
 
 
 class Lender:
-    """Images that are lent by DLPack, and nothing else. When the last of those who borrowed them are gone, it is noted."""
+    """Images that are lent by DLPack, and nothing else. When the last of those who borrowed them
+    are gone, it is noted."""
 
     def __init__(self, array: np.ndarray, given_back: list[str], name: str) -> None:
-        self._array, self.shape = array.copy(), array.shape
+        self._array = array.copy()
+        self.shape = array.shape
         self.is_borrowed = False
         weakref.finalize(self._array, given_back.append, name)
 
@@ -101,7 +112,9 @@ def check_lent(start: Any, recipe: Recipe, *, borrows: bool) -> None:
 
     `borrows` says whether the engine reads them by DLPack.
     """
-    batches, given_back, ends = random_batches(recipe, 3, mixup="sample"), [], []
+    batches = random_batches(recipe, 3, mixup="sample")
+    given_back = []
+    ends = []
     lenders: list[Lender] = []
 
     def lent() -> Iterator[Batch]:
@@ -124,15 +137,20 @@ def check_lent(start: Any, recipe: Recipe, *, borrows: bool) -> None:
 def check_far_logits(start: Any, recipe: Recipe, mixup: str) -> None:
     """Check losses and gradients of logits that are hundreds apart.
 
-    Paddle's `log_softmax` on a CPU returns -64 for every logit that is more than 64 below the largest.
+    Paddle's `log_softmax` on a CPU returns -64 for every logit that is more than 64 below the
+    largest.
     """
     recipe = recipe.replace(label_smoothing=0.1 if mixup == "none" else 0.0)
-    state = state_with_logits(recipe, [400.0, -300.0, 0.0, 5.0, -500.0, 200.0, 399.0, -70.0, 70.0, 64.0])
+    state = state_with_logits(
+        recipe, [400.0, -300.0, 0.0, 5.0, -500.0, 200.0, 399.0, -70.0, 70.0, 64.0]
+    )
     batch = random_batch(recipe, mixup=mixup)
     engine = start(recipe, state)
     scores = engine.evaluate([batch])
     interval = engine.fetch(engine.train([batch], 0))
     expected = oracle.train(recipe, state, [batch], RATES)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
-    assert scores.losses == pytest.approx(400.0 - state.tensors["fc.bias"][batch.labels], rel=BOUNDS["loss"].value, abs=0.4)
+    assert scores.losses == pytest.approx(
+        400.0 - state.tensors["fc.bias"][batch.labels], rel=BOUNDS["loss"].value, abs=0.4
+    )
     assert distance(engine.read().momentum, expected.state.momentum) < BOUNDS["gradient"].value

@@ -1,4 +1,5 @@
-"""The expected results of an engine: the reference engine in float64. `test_reference` compares it with autograd.
+"""The expected results of an engine: the reference engine in float64. `test_reference` compares it
+with autograd.
 
 A computation is done once for all engines: results are kept, read-only, by a digest of all inputs.
 
@@ -46,7 +47,8 @@ def log_softmax(logits_NK: np.ndarray) -> np.ndarray:
 
 
 def places(logits_NK: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the position of each label among classes sorted by decreasing logit, ties by class: int64 [N]."""
+    """Return the position of each label among classes sorted by decreasing logit, ties by class:
+    int64 [N]."""
     order = np.argsort(-logits_NK, axis=1, kind="stable")
     return np.argmax(order == labels[:, None], axis=1)
 
@@ -70,7 +72,8 @@ def train(
     masks: Mapping[str, np.ndarray] | None = None,
     scales: Mapping[str, float] | None = None,
 ) -> Trained:
-    """Return the results of training steps from `state.step` on without rounding, each computed in `parts`.
+    """Return the results of training steps from `state.step` on without rounding, each computed in
+    `parts`.
 
     With `scales`, weights and inputs are quantised.
     """
@@ -89,16 +92,24 @@ def train(
         return Trained(end, interval.losses, interval.counts.top1, interval.counts.top5)
 
     drawn = [vars(batch) for batch in batches]
-    return _kept(compute, recipe, vars(state), drawn, np.asarray(rates, np.float64), parts, masks, scales)
+    return _kept(
+        compute, recipe, vars(state), drawn, np.asarray(rates, np.float64), parts, masks, scales
+    )
 
 
 def logits(
-    recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray, scales: Mapping[str, float] | None = None
+    recipe: Recipe,
+    tensors: Arrays,
+    images_NHWC: np.ndarray,
+    scales: Mapping[str, float] | None = None,
 ) -> np.ndarray:
-    """Return the logits in evaluation: float32 [N, K]. With `scales`, weights and inputs are quantised."""
+    """Return the logits in evaluation: float32 [N, K]. With `scales`, weights and inputs are
+    quantised."""
 
     def compute() -> np.ndarray:
-        velocity = {name: np.zeros_like(value) for name, value in tensors.items() if not is_statistic(name)}
+        velocity = {
+            name: np.zeros_like(value) for name, value in tensors.items() if not is_statistic(name)
+        }
         with engine_of(recipe.replace(ema_decay=0.0), [0.0]) as engine:
             engine.write(State(0, tensors, velocity))
             if scales is not None:
@@ -142,6 +153,7 @@ def _add(key: "hashlib._Hash", value: object) -> None:
 
 def engine_of(recipe: Recipe, rates: Sequence[float], parts: int = 1) -> Any:
     """Return the reference engine in float64. It quantises if it gets scales."""
-    backend, execution = backends.load("reference"), Execution(accumulation_steps=parts)
+    backend = backends.load("reference")
+    execution = Execution(accumulation_steps=parts)
     exact = recipe.replace(precision="fp32")
     return backend.engine(exact, np.asarray(rates, np.float64), backend.world(execution), execution)

@@ -29,7 +29,13 @@ LABELS = np.random.default_rng(3).integers(0, 10, 64)
 SIZES = np.full((64, 2), 32)
 TO_EVALUATE = 13
 STEPS = 4
-RECIPE = TINY.replace(global_batch_images=16, mixup_alpha=0.4, mixup_coefficient="sample", mixup_pairing="reverse", seed=1)
+RECIPE = TINY.replace(
+    global_batch_images=16,
+    mixup_alpha=0.4,
+    mixup_coefficient="sample",
+    mixup_pairing="reverse",
+    seed=1,
+)
 """MixUp by reversal pairs the same images for any number of ranks."""
 
 
@@ -51,7 +57,9 @@ SCENARIOS = {
     "synchronised bf16 in parts": Scenario(
         RECIPE.replace(batch_norm="synchronised", precision="bf16"), {"accumulation_steps": 2}
     ),
-    "overflow": Scenario(RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True),
+    "overflow": Scenario(
+        RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True
+    ),
     "compiled": Scenario(RECIPE, {"compile": "on", "accumulation_steps": 2}),
 }
 LEFT_OUT = () if SOAK else ("local in parts", "synchronised bf16 in parts")
@@ -64,13 +72,18 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
     execution = Execution.of({"compile": "off"} | scenario.execution | changes)
     recipe = scenario.recipe
     share = {"rank": world.rank, "ranks": world.ranks}
-    plans = islice(training_plans(recipe, SIZES, 0, **share, parts=execution.accumulation_steps), STEPS)
-    batches = (_poisoned(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans)))
+    plans = islice(
+        training_plans(recipe, SIZES, 0, **share, parts=execution.accumulation_steps), STEPS
+    )
+    batches = (
+        _poisoned(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans))
+    )
     with backend.engine(recipe, np.asarray(RATES), world, execution) as engine:
         engine.write(random_state(recipe))
         first = engine.train(islice(batches, 2), 0)
         engine.evaluate(images_to_evaluate(recipe, world))
-        middle, rest = engine.read(), list(batches)
+        middle = engine.read()
+        rest = list(batches)
         intervals = [engine.fetch(first), engine.fetch(engine.train(rest, 2))]
         state = engine.read()
         engine.write(middle)
@@ -80,13 +93,20 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
             "intervals": intervals,
             "state": state,
             "scores": engine.evaluate(images_to_evaluate(recipe, world)),
-            "ema scores": engine.evaluate(images_to_evaluate(recipe, world), ema=True) if recipe.ema_decay else None,
+            "ema scores": (
+                engine.evaluate(images_to_evaluate(recipe, world), ema=True)
+                if recipe.ema_decay
+                else None
+            ),
         }
 
 
 def _batch(plan: BatchPlan) -> Batch:
     return Batch(
-        IMAGES[plan.samples], np.where(plan.samples < 0, -1, LABELS[plan.samples]), plan.coefficients, plan.partners
+        IMAGES[plan.samples],
+        np.where(plan.samples < 0, -1, LABELS[plan.samples]),
+        plan.coefficients,
+        plan.partners,
     )
 
 
@@ -97,7 +117,9 @@ def _poisoned(batch: Batch, scenario: Scenario, world: World, step: int) -> Batc
 
 
 def images_to_evaluate(recipe: Recipe, world: World) -> Iterator[Batch]:
-    return map(_batch, evaluation_plans(recipe, SIZES[:TO_EVALUATE], 4, rank=world.rank, ranks=world.ranks))
+    return map(
+        _batch, evaluation_plans(recipe, SIZES[:TO_EVALUATE], 4, rank=world.rank, ranks=world.ranks)
+    )
 
 
 def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
@@ -119,7 +141,8 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
 
 
 def threads_of_gloo() -> list[str]:
-    """Return the names of this process's threads that exchange tensors through gloo; none without /proc."""
+    """Return the names of this process's threads that exchange tensors through gloo; none without
+    /proc."""
     names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
     return [name for name in names if "gloo" in name]
 

@@ -36,8 +36,13 @@ STEPS = {
     for kind, step in steps.items()
 }
 
-MUCH_DECAY = {"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias"), "nesterov": True}
-"""Much decay with Nesterov's momentum, whose step has the decay twice: in the gradient and in the velocity."""
+MUCH_DECAY = {
+    "weight_decay": 0.05,
+    "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias"),
+    "nesterov": True,
+}
+"""Much decay with Nesterov's momentum, whose step has the decay twice: in the gradient and in the
+velocity."""
 
 TRAJECTORIES = {
     "plain": ({}, "none", 1),

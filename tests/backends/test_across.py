@@ -13,7 +13,17 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
-from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
+from tests.backends.cases import (
+    FP16,
+    NARROWED,
+    PUBLISHED,
+    RATES,
+    bits,
+    moved,
+    random_batches,
+    statistics,
+    steady_state,
+)
 from tests.backends.conftest import Grounds, Start, starter
 from tests.backends.launchers import PAIRS, RING
 from tests.soak import SOAK
@@ -39,9 +49,12 @@ def pair(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Pair]:
         yield Pair(*starts)
 
 
-def handed_over(pair: Pair, recipe: Recipe, begin: State, *, mixup: str = "sample", parts: int = 1) -> State:
+def handed_over(
+    pair: Pair, recipe: Recipe, begin: State, *, mixup: str = "sample", parts: int = 1
+) -> State:
     """Return the final state of a run in which each engine does half of the steps."""
-    batches, half = random_batches(recipe, STEPS, mixup=mixup), STEPS // 2
+    batches = random_batches(recipe, STEPS, mixup=mixup)
+    half = STEPS // 2
     first = pair.first(recipe, begin, accumulation_steps=parts)
     first.train(batches[:half], 0)
     second = pair.second(recipe, first.read(), accumulation_steps=parts)
@@ -55,7 +68,11 @@ RUNS: dict[str, tuple[dict[str, Any], str, int]] = {
     "two parts": ({"ema_decay": 0.9}, "batch", 2),
     "much momentum and decay": ({"momentum": 0.99, "weight_decay": 0.05}, "none", 1),
     "SAME padding": ({"padding": "same"}, "none", 1),
-} | ({name: (changes | {"ema_decay": 0.9}, "sample", 1) for name, changes in NARROWED.items()} if SOAK else {})
+} | (
+    {name: (changes | {"ema_decay": 0.9}, "sample", 1) for name, changes in NARROWED.items()}
+    if SOAK
+    else {}
+)
 
 
 @dataclass(frozen=True)
@@ -70,12 +87,18 @@ class Run:
 
     @classmethod
     def of(cls, recipe: Recipe, mixup: str, parts: int) -> "Run":
-        begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup=mixup)
-        return cls(recipe, mixup, parts, begin, oracle.train(recipe, begin, batches, RATES, parts).state)
+        begin = steady_state(recipe)
+        batches = random_batches(recipe, STEPS, mixup=mixup)
+        return cls(
+            recipe, mixup, parts, begin, oracle.train(recipe, begin, batches, RATES, parts).state
+        )
 
     def check(self, end: State) -> None:
-        begin, expected = self.begin, self.expected
-        of_statistics = BOUNDS["full statistics" if self.recipe.model in PUBLISHED else "statistics"].value
+        begin = self.begin
+        expected = self.expected
+        of_statistics = BOUNDS[
+            "full statistics" if self.recipe.model in PUBLISHED else "statistics"
+        ].value
         assert end.step == expected.step == STEPS
         assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
         assert distance(end.momentum, expected.momentum) < BOUNDS["trajectory"].value
@@ -100,26 +123,37 @@ def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None
 
 
 FULL = RING if SOAK else ()
-"""Engines that pass on a full model, in a soak: the narrow models above show what depends on the engines."""
+"""Engines that pass on a full model, in a soak: the narrow models above show what depends on the
+engines."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", FULL, ids=" to ".join, indirect=True)
-def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(pair: Pair, full_run: Run) -> None:
+def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(
+    pair: Pair, full_run: Run
+) -> None:
     full_run.check(handed_over(pair, full_run.recipe, full_run.begin))
 
 
 def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
     # Otherwise the test above could not detect that velocities are lost.
-    begin, batches, half = steady_state(tiny_recipe), random_batches(tiny_recipe, STEPS), STEPS // 2
+    begin = steady_state(tiny_recipe)
+    batches = random_batches(tiny_recipe, STEPS)
+    half = STEPS // 2
     middle = oracle.train(tiny_recipe, begin, batches[:half], RATES).state
-    without = replace(middle, momentum={name: np.zeros_like(value) for name, value in middle.momentum.items()})
-    ends = [oracle.train(tiny_recipe, state, batches[half:], RATES).state for state in (middle, without)]
+    without = replace(
+        middle, momentum={name: np.zeros_like(value) for name, value in middle.momentum.items()}
+    )
+    ends = [
+        oracle.train(tiny_recipe, state, batches[half:], RATES).state for state in (middle, without)
+    ]
     assert distance(moved(ends[1], begin), moved(ends[0], begin)) > 5 * BOUNDS["trajectory"].value
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join, indirect=True)
-def test_what_one_engine_reads_another_takes_over_to_the_last_bit(pair: Pair, tiny_recipe: Recipe) -> None:
+def test_what_one_engine_reads_another_takes_over_to_the_last_bit(
+    pair: Pair, tiny_recipe: Recipe
+) -> None:
     recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", ema_decay=0.9)
     first = pair.first(recipe)
     first.train(random_batches(recipe, 3), 0)
@@ -139,16 +173,23 @@ def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Re
         loss_scale_backoff=2.0**-50,
         loss_scale_growth_steps=5,
     )
-    begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup="sample")
+    begin = steady_state(recipe)
+    batches = random_batches(recipe, STEPS, mixup="sample")
     end = handed_over(pair, recipe, begin)
     assert end.scaler == {"scale": 2048.0, "good_steps": 2, "bad_steps": 0}
-    expected = oracle.train(recipe, State(1, begin.tensors, begin.momentum), batches[1:], RATES).state
+    expected = oracle.train(
+        recipe, State(1, begin.tensors, begin.momentum), batches[1:], RATES
+    ).state
     assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS["fp16 direction"].value
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_run_handed_over_in_low_precision_goes_the_same_way(pair: Pair, tiny_recipe: Recipe, precision: str) -> None:
+def test_a_run_handed_over_in_low_precision_goes_the_same_way(
+    pair: Pair, tiny_recipe: Recipe, precision: str
+) -> None:
     recipe = tiny_recipe.replace(precision=precision, ema_decay=0.9)
-    begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup="sample")
-    end, expected = handed_over(pair, recipe, begin), oracle.train(recipe, begin, batches, RATES).state
+    begin = steady_state(recipe)
+    batches = random_batches(recipe, STEPS, mixup="sample")
+    end = handed_over(pair, recipe, begin)
+    expected = oracle.train(recipe, begin, batches, RATES).state
     assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS[f"{precision} direction"].value

@@ -1,4 +1,5 @@
-"""Tests for every engine: states, logits, evaluation, prediction and resuming, against float64 (`oracle`)."""
+"""Tests for every engine: states, logits, evaluation, prediction and resuming, against float64
+(`oracle`)."""
 
 from dataclasses import replace
 from itertools import islice
@@ -34,13 +35,19 @@ from tests.backends.conftest import Start
 # State
 
 
-NARROW_MODELS = {"basic": BASIC, "v1": V1} | {name: changes["model"] for name, changes in NARROWED.items()}
+NARROW_MODELS = {"basic": BASIC, "v1": V1} | {
+    name: changes["model"] for name, changes in NARROWED.items()
+}
 
 
 @pytest.mark.parametrize("model", NARROW_MODELS.values(), ids=NARROW_MODELS)
-def test_the_tensors_of_a_narrow_model_are_those_of_the_table(start: Start, tiny_recipe: Recipe, model: ModelSpec) -> None:
+def test_the_tensors_of_a_narrow_model_are_those_of_the_table(
+    start: Start, tiny_recipe: Recipe, model: ModelSpec
+) -> None:
     found = start(tiny_recipe.replace(model=model, logits=7)).read()
-    assert {name: value.shape for name, value in found.tensors.items()} == {t.name: t.shape for t in tensors(model, 7)}
+    assert {name: value.shape for name, value in found.tensors.items()} == {
+        t.name: t.shape for t in tensors(model, 7)
+    }
     assert found.momentum.keys() == {t.name for t in tensors(model, 7) if t.is_trained}
 
 
@@ -82,7 +89,9 @@ def test_training_does_not_change_a_state_read_before(start: Start, tiny_recipe:
     assert all_bits(read) == before
 
 
-def test_training_does_not_change_the_state_that_was_written(start: Start, tiny_recipe: Recipe) -> None:
+def test_training_does_not_change_the_state_that_was_written(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = random_state(recipe)
     before = all_bits(state)
@@ -116,7 +125,9 @@ def test_a_state_that_does_not_fit_is_refused(
         engine.write(state)
 
 
-def test_a_moving_average_is_refused_where_the_recipe_has_none(start: Start, tiny_recipe: Recipe) -> None:
+def test_a_moving_average_is_refused_where_the_recipe_has_none(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     with pytest.raises(CheckpointError, match="unknown"):
         start(tiny_recipe, random_state(tiny_recipe.replace(ema_decay=0.9)))
 
@@ -150,19 +161,28 @@ AS_TENSORFLOW = {"padding": "same", "logits": 1001}
     ],
     ids=lambda value: value if isinstance(value, int) else ",".join(value) or "tiny",
 )
-def test_logits_are_those_of_float64(start: Start, tiny_recipe: Recipe, changes: dict[str, Any], size: int) -> None:
+def test_logits_are_those_of_float64(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], size: int
+) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state, images = random_state(recipe), random_images(5, size)
+    state = random_state(recipe)
+    images = random_images(5, size)
     logits = start(recipe, state).predict(images)
     assert (logits.dtype, logits.shape) == (np.float32, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["logits"].value
 
 
-def test_an_engine_predicts_any_number_of_images_of_any_size(start: Start, tiny_recipe: Recipe) -> None:
-    engine, values = start(tiny_recipe), random_state(tiny_recipe).tensors
+def test_an_engine_predicts_any_number_of_images_of_any_size(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    engine = start(tiny_recipe)
+    values = random_state(tiny_recipe).tensors
     for count, size in ((2, 32), (7, 45), (1, 64)):
         images = random_images(count, size)
-        assert distance(engine.predict(images), oracle.logits(tiny_recipe, values, images)) < BOUNDS["logits"].value
+        assert (
+            distance(engine.predict(images), oracle.logits(tiny_recipe, values, images))
+            < BOUNDS["logits"].value
+        )
 
 
 # Evaluation and prediction
@@ -175,7 +195,8 @@ def scores_of(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Recipe) -> None:
-    engine, batch = start(tiny_recipe), random_batch(tiny_recipe)
+    engine = start(tiny_recipe)
+    batch = random_batch(tiny_recipe)
     scores = engine.evaluate([batch])
     losses, ranks, predictions = scores_of(engine.predict(batch.images), batch.labels)
     assert distance(scores.losses, losses) < BOUNDS["loss"].value
@@ -191,8 +212,11 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Rec
     }
 
 
-def test_confidences_are_the_softmax_of_the_class_predicted(start: Start, tiny_recipe: Recipe) -> None:
-    engine, batch = start(tiny_recipe), random_batch(tiny_recipe)
+def test_confidences_are_the_softmax_of_the_class_predicted(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    engine = start(tiny_recipe)
+    batch = random_batch(tiny_recipe)
     state = random_state(tiny_recipe)
     # A tenth of the classifier's weights: with random weights, confidences are practically 1.
     classifier = {name: state.tensors[name] / np.float32(10) for name in ("fc.weight", "fc.bias")}
@@ -204,7 +228,8 @@ def test_confidences_are_the_softmax_of_the_class_predicted(start: Start, tiny_r
 
 
 @pytest.mark.parametrize(
-    ("logits", "confidence"), [([0.0] * 10, 0.1), ([*[0.0] * 9, np.log(27.0)], 0.75), ([500.0, *[-500.0] * 9], 1.0)]
+    ("logits", "confidence"),
+    [([0.0] * 10, 0.1), ([*[0.0] * 9, np.log(27.0)], 0.75), ([500.0, *[-500.0] * 9], 1.0)],
 )
 def test_a_confidence_is_the_share_of_the_exponentials(
     start: Start, tiny_recipe: Recipe, logits: list[float], confidence: float
@@ -222,19 +247,26 @@ def padded(batch: Batch, size: int) -> Batch:
 
 
 def in_order(scores: Scores) -> list[tuple[float, ...]]:
-    rows = zip(scores.labels.tolist(), scores.ranks.tolist(), scores.predictions.tolist(), strict=True)
+    rows = zip(
+        scores.labels.tolist(), scores.ranks.tolist(), scores.predictions.tolist(), strict=True
+    )
     # Relative to the largest loss: a loss near 0 is a difference of logits of that size.
     rounding = BOUNDS["loss"].value * float(scores.losses.max(initial=0))
-    return [(*row, pytest.approx(loss, rel=0, abs=rounding)) for row, loss in zip(rows, scores.losses.tolist(), strict=True)]
+    return [
+        (*row, pytest.approx(loss, rel=0, abs=rounding))
+        for row, loss in zip(rows, scores.losses.tolist(), strict=True)
+    ]
 
 
 def test_padding_does_not_count(start: Start, tiny_recipe: Recipe) -> None:
-    engine, batch = start(tiny_recipe), random_batch(tiny_recipe, count=5)
+    engine = start(tiny_recipe)
+    batch = random_batch(tiny_recipe, count=5)
     assert in_order(engine.evaluate([padded(batch, 8)])) == in_order(engine.evaluate([batch]))
 
 
 def test_a_batch_of_padding_alone_counts_nothing(start: Start, tiny_recipe: Recipe) -> None:
-    engine, batch = start(tiny_recipe), random_batch(tiny_recipe, count=8)
+    engine = start(tiny_recipe)
+    batch = random_batch(tiny_recipe, count=8)
     nothing = padded(random_batch(tiny_recipe, count=0), 8)
     assert engine.evaluate([batch, nothing]).counts() == engine.evaluate([batch]).counts()
 
@@ -244,9 +276,14 @@ def test_evaluating_nothing_counts_nothing(start: Start, tiny_recipe: Recipe) ->
 
 
 @pytest.mark.parametrize("size", [1, 4, 8, 19, 32])
-def test_every_image_counts_once_in_batches_of_any_size(start: Start, tiny_recipe: Recipe, size: int) -> None:
-    engine, whole = start(tiny_recipe), random_batch(tiny_recipe, count=19)
-    parts = [Batch(whole.images[i : i + size], whole.labels[i : i + size]) for i in range(0, 19, size)]
+def test_every_image_counts_once_in_batches_of_any_size(
+    start: Start, tiny_recipe: Recipe, size: int
+) -> None:
+    engine = start(tiny_recipe)
+    whole = random_batch(tiny_recipe, count=19)
+    parts = [
+        Batch(whole.images[i : i + size], whole.labels[i : i + size]) for i in range(0, 19, size)
+    ]
     scores = engine.evaluate(padded(part, size) for part in parts)
     assert in_order(scores) == in_order(engine.evaluate([whole]))
     assert scores.counts().images == 19
@@ -275,7 +312,9 @@ def test_ranks_count_the_classes_in_front(
 
 
 @pytest.mark.parametrize("label", [0, 1, 9])
-def test_logits_that_are_no_numbers_are_wrong_for_every_label(start: Start, tiny_recipe: Recipe, label: int) -> None:
+def test_logits_that_are_no_numbers_are_wrong_for_every_label(
+    start: Start, tiny_recipe: Recipe, label: int
+) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, [NAN] * 10))
     scores = engine.evaluate([Batch(random_images(2), np.array([label, label]))])
     assert scores.counts().top5 == 0
@@ -288,13 +327,19 @@ def test_one_logit_that_is_no_number_comes_first_and_is_wrong(
     start: Start, tiny_recipe: Recipe, label: int, top1: int
 ) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, [9, 8, 7, NAN, 5, 4, 3, 2, 1, 0]))
-    assert engine.evaluate([Batch(random_images(2), np.array([label, label]))]).counts().top1 == top1
+    assert (
+        engine.evaluate([Batch(random_images(2), np.array([label, label]))]).counts().top1 == top1
+    )
 
 
 @pytest.mark.parametrize("ema", [False, True])
-def test_evaluation_and_prediction_leave_no_trace(start: Start, tiny_recipe: Recipe, ema: bool) -> None:
+def test_evaluation_and_prediction_leave_no_trace(
+    start: Start, tiny_recipe: Recipe, ema: bool
+) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    disturbed, undisturbed, batches = start(recipe), start(recipe), random_batches(recipe, 3)
+    disturbed = start(recipe)
+    undisturbed = start(recipe)
+    batches = random_batches(recipe, 3)
     for step, batch in enumerate(batches):
         disturbed.train([batch], step)
         disturbed.evaluate([batches[0]], ema=ema)
@@ -303,10 +348,13 @@ def test_evaluation_and_prediction_leave_no_trace(start: Start, tiny_recipe: Rec
     assert all_bits(disturbed.read()) == all_bits(undisturbed.read())
 
 
-def test_held_images_give_the_steps_and_scores_of_any_others(start: Start, tiny_recipe: Recipe) -> None:
+def test_held_images_give_the_steps_and_scores_of_any_others(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     held, other = random_batches(tiny_recipe, 2)
     batches = [held, replace(held, labels=other.labels), other, held]
-    with_held, without = start(tiny_recipe), start(tiny_recipe)
+    with_held = start(tiny_recipe)
+    without = start(tiny_recipe)
     with_held.train([replace(batch, is_held=True) for batch in batches], 0)
     without.train(batches, 0)
     scores = [with_held.evaluate([replace(other, is_held=True)]), without.evaluate([other])]
@@ -343,7 +391,8 @@ def test_a_new_engine_goes_on_to_the_same_bits(
 
 
 def test_the_division_into_calls_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
-    batches, engine = random_batches(tiny_recipe, 4), start(tiny_recipe)
+    batches = random_batches(tiny_recipe, 4)
+    engine = start(tiny_recipe)
     engine.train(batches, 0)
     at_once = engine.read()
     engine.write(random_state(tiny_recipe))
@@ -355,7 +404,11 @@ def test_the_division_into_calls_changes_nothing(start: Start, tiny_recipe: Reci
 
 def test_initial_weights_train(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(zero_init_last_bn=True)
-    names = [tensor.name for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
+    names = [
+        tensor.name
+        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        if tensor.is_trained
+    ]
     values = initial_tensors(recipe)
     state = State(0, values, {name: np.zeros_like(values[name]) for name in names})
     engine = start(recipe, state, rates=[0.05] * 12)

@@ -1,7 +1,7 @@
 """Engines with one fault each, and the tests of the suite that must find it.
 
-The same tests pass on the engine without a fault: in the files that they come from, and one of each kind
-through the code here.
+The same tests pass on the engine without a fault: in the files that they come from, and one of each
+kind through the code here.
 """
 
 from collections.abc import Callable
@@ -48,15 +48,22 @@ def named(test: Test, name: str) -> Test:
 
 
 def of_trajectory(*names: str) -> tuple[Test, ...]:
-    test, keys = test_steps.test_eight_steps_at_changing_rates_lead_where_float64_goes, ("changes", "mixup", "parts")
-    return tuple(partial(test, **dict(zip(keys, TRAJECTORIES[name], strict=True))) for name in names)
+    test = test_steps.test_eight_steps_at_changing_rates_lead_where_float64_goes
+    keys = ("changes", "mixup", "parts")
+    return tuple(
+        partial(test, **dict(zip(keys, TRAJECTORIES[name], strict=True))) for name in names
+    )
 
 
 def of_schedule(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
     def held(changes: dict[str, Any]) -> Test:
-        return lambda start, tiny_recipe: test_trajectories.hold_trajectory(start, tiny_recipe, changes, check)
+        return lambda start, tiny_recipe: test_trajectories.hold_trajectory(
+            start, tiny_recipe, changes, check
+        )
 
-    return tuple(named(held(test_trajectories.SCHEDULES[name]), f"{check.__name__} {name}") for name in names)
+    return tuple(
+        named(held(test_trajectories.SCHEDULES[name]), f"{check.__name__} {name}") for name in names
+    )
 
 
 def of_logits(changes: dict[str, Any], size: int = 32) -> tuple[Test, ...]:
@@ -66,32 +73,42 @@ def of_logits(changes: dict[str, Any], size: int = 32) -> tuple[Test, ...]:
 def of_scaler(name: str) -> Test:
     keys = ("changes", "first", "steps", "last")
     return partial(
-        test_precision.test_a_dynamic_loss_scale_adapts, **dict(zip(keys, test_precision.SCALERS[name], strict=True))
+        test_precision.test_a_dynamic_loss_scale_adapts,
+        **dict(zip(keys, test_precision.SCALERS[name], strict=True)),
     )
 
 
 def of_rank(name: str) -> Test:
     keys = ("logits", "label", "rank", "prediction")
     return partial(
-        test_engine.test_ranks_count_the_classes_in_front, **dict(zip(keys, test_engine.RANKED[name], strict=True))
+        test_engine.test_ranks_count_the_classes_in_front,
+        **dict(zip(keys, test_engine.RANKED[name], strict=True)),
     )
 
 
 def of_resumed(name: str) -> Test:
     changes, parts = test_engine.RESUMED[name]
-    return partial(test_engine.test_a_new_engine_goes_on_to_the_same_bits, changes=changes, parts=parts)
+    return partial(
+        test_engine.test_a_new_engine_goes_on_to_the_same_bits, changes=changes, parts=parts
+    )
 
 
 def of_quantised_logits(factor: float) -> Test:
-    return partial(test_quantisation.test_quantised_logits_are_those_of_float64, model="grouped", factor=factor)
+    return partial(
+        test_quantisation.test_quantised_logits_are_those_of_float64, model="grouped", factor=factor
+    )
 
 
-QUANTISED_STEP = partial(test_quantisation.test_a_quantised_step_is_that_of_float64, model="grouped")
+QUANTISED_STEP = partial(
+    test_quantisation.test_a_quantised_step_is_that_of_float64, model="grouped"
+)
 LOSS, GRADIENT, STATISTICS = test_steps.CHECKS
 WEIGHTS, CURVE, REST = test_trajectories.CHECKS
 WRITTEN = test_engine.test_what_was_written_is_read_to_the_last_bit
-COSINE, BY_STEPS = "warm-up and cosine", "step"
-RESNET50, RESNEXT101 = "narrow resnet50 at 32 pixels", "narrow resnext101-32x4d at 32 pixels"
+COSINE = "warm-up and cosine"
+BY_STEPS = "step"
+RESNET50 = "narrow resnet50 at 32 pixels"
+RESNEXT101 = "narrow resnext101-32x4d at 32 pixels"
 
 
 @dataclass(frozen=True)
@@ -105,27 +122,49 @@ class Fault:
 FAULTS = {
     # Decay
     "decays batch norm": Fault(
-        with_recipe(lambda recipe: {"weight_decay_roles": (*recipe.weight_decay_roles, "bn_scale", "bn_bias")}),
+        with_recipe(
+            lambda recipe: {
+                "weight_decay_roles": (*recipe.weight_decay_roles, "bn_scale", "bn_bias")
+            }
+        ),
         (
-            partial(test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES),
+            partial(
+                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
+                roles=test_steps.DEFAULT_ROLES,
+            ),
             test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
         ),
     ),
     "decays the batch norm of shortcuts": Fault(
         wrong.DecaysShortcuts,
         (
-            partial(test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES),
+            partial(
+                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
+                roles=test_steps.DEFAULT_ROLES,
+            ),
             test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
         ),
     ),
     "does not decay the classifier's bias": Fault(
-        with_recipe(lambda recipe: {"weight_decay_roles": [r for r in recipe.weight_decay_roles if r != "fc_bias"]}),
-        (partial(test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES),),
+        with_recipe(
+            lambda recipe: {
+                "weight_decay_roles": [r for r in recipe.weight_decay_roles if r != "fc_bias"]
+            }
+        ),
+        (
+            partial(
+                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
+                roles=test_steps.DEFAULT_ROLES,
+            ),
+        ),
     ),
     "decays weights apart from gradients": Fault(
         wrong.DecaysApart,
         (
-            partial(test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES),
+            partial(
+                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
+                roles=test_steps.DEFAULT_ROLES,
+            ),
             *of_trajectory("much decay"),
         ),
     ),
@@ -148,10 +187,16 @@ FAULTS = {
         ),
     ),
     "learning rate inside the velocity": Fault(
-        wrong.RateInside, (*of_trajectory("plain", "mixup"), *of_schedule(WEIGHTS, BY_STEPS), *of_schedule(CURVE, BY_STEPS))
+        wrong.RateInside,
+        (
+            *of_trajectory("plain", "mixup"),
+            *of_schedule(WEIGHTS, BY_STEPS),
+            *of_schedule(CURVE, BY_STEPS),
+        ),
     ),
     "momentum as Nesterov's": Fault(
-        wrong.Nesterov, (test_steps.test_weights_move_by_the_rate_times_the_velocity, *of_trajectory("plain"))
+        wrong.Nesterov,
+        (test_steps.test_weights_move_by_the_rate_times_the_velocity, *of_trajectory("plain")),
     ),
     "no Nesterov momentum": Fault(
         with_recipe(lambda recipe: {"nesterov": False}),
@@ -184,10 +229,12 @@ FAULTS = {
         ),
     ),
     "SAME with the odd row before": Fault(
-        with_function("padding", wrong.odd_row_before), (*of_step(LOSS, "SAME padding"), *of_logits({"padding": "same"}))
+        with_function("padding", wrong.odd_row_before),
+        (*of_step(LOSS, "SAME padding"), *of_logits({"padding": "same"})),
     ),
     "SAME where symmetric padding was asked": Fault(
-        with_recipe(lambda recipe: {"padding": "same"}), (*of_step(LOSS, "smoothed", RESNET50), *of_logits({}))
+        with_recipe(lambda recipe: {"padding": "same"}),
+        (*of_step(LOSS, "smoothed", RESNET50), *of_logits({})),
     ),
     # Batch norm
     "biased running variance": Fault(
@@ -198,7 +245,8 @@ FAULTS = {
         ),
     ),
     "statistics do not move": Fault(
-        with_function("running_statistics", wrong.still_statistics), of_step(STATISTICS, "smoothed", RESNEXT101)
+        with_function("running_statistics", wrong.still_statistics),
+        of_step(STATISTICS, "smoothed", RESNEXT101),
     ),
     "batch norm momentum the other way round": Fault(
         with_recipe(lambda recipe: {"bn_momentum": 1 - recipe.bn_momentum}),
@@ -206,17 +254,25 @@ FAULTS = {
     ),
     "epsilon ten times too large": Fault(
         with_recipe(lambda recipe: {"bn_epsilon": 10 * recipe.bn_epsilon}),
-        (*of_step(LOSS, "smoothed", "other batch norm"), *of_logits({}), *of_logits({"bn_epsilon": 0.1})),
+        (
+            *of_step(LOSS, "smoothed", "other batch norm"),
+            *of_logits({}),
+            *of_logits({"bn_epsilon": 0.1}),
+        ),
     ),
     "epsilon left out of training": Fault(
         with_function("batch_norm", wrong.without_epsilon), of_step(LOSS, "other batch norm")
     ),
     "no gradient through mean and variance": Fault(
-        with_function("batch_norm", wrong.constant_statistics), of_step(GRADIENT, "smoothed", RESNET50)
+        with_function("batch_norm", wrong.constant_statistics),
+        of_step(GRADIENT, "smoothed", RESNET50),
     ),
     "statistics of the batch in inference": Fault(
         wrong.PredictsInTraining,
-        (*of_logits({}), partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8)),
+        (
+            *of_logits({}),
+            partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
+        ),
     ),
     # Loss and targets
     "labels not mixed": Fault(
@@ -240,17 +296,23 @@ FAULTS = {
         of_step(LOSS, "one mixup coefficient", "a mixup coefficient each", "two parts with mixup"),
     ),
     "smoothing over the other classes": Fault(
-        with_function("targets", wrong.smoothed_over_the_others), of_step(LOSS, "smoothed", RESNET50)
+        with_function("targets", wrong.smoothed_over_the_others),
+        of_step(LOSS, "smoothed", RESNET50),
     ),
     "no smoothing": Fault(
-        with_recipe(lambda recipe: {"label_smoothing": 0.0}), of_step(LOSS, "smoothed", "1001 logits", RESNET50)
+        with_recipe(lambda recipe: {"label_smoothing": 0.0}),
+        of_step(LOSS, "smoothed", "1001 logits", RESNET50),
     ),
     "smoothing where none was asked": Fault(
-        with_recipe(lambda recipe: {"label_smoothing": 0.1}), of_step(LOSS, "not smoothed", "narrow resnet50 not smoothed")
+        with_recipe(lambda recipe: {"label_smoothing": 0.1}),
+        of_step(LOSS, "not smoothed", "narrow resnet50 not smoothed"),
     ),
     "gradient of the sum of losses": Fault(
         with_function("cross_entropy", wrong.summed),
-        (*of_step(GRADIENT, "smoothed"), test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient),
+        (
+            *of_step(GRADIENT, "smoothed"),
+            test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient,
+        ),
     ),
     "the last loss for all": Fault(
         wrong.ReportsTheLastLoss,
@@ -260,7 +322,12 @@ FAULTS = {
     "sums parts": Fault(
         wrong.SumsParts,
         (
-            *of_step(GRADIENT, "two parts", "two parts with mixup", "narrow resnext101-32x4d in two parts"),
+            *of_step(
+                GRADIENT,
+                "two parts",
+                "two parts with mixup",
+                "narrow resnext101-32x4d in two parts",
+            ),
             test_steps.test_two_equal_parts_have_the_gradient_of_one,
         ),
     ),
@@ -272,7 +339,9 @@ FAULTS = {
     "forgets masks after a step": Fault(
         wrong.MaskedOnce,
         (
-            partial(test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"),
+            partial(
+                test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"
+            ),
             partial(test_masks.test_other_weights_go_where_float64_goes, pattern="half", parts=1),
             test_masks.test_masks_hold_with_a_dynamic_loss_scale,
         ),
@@ -280,23 +349,41 @@ FAULTS = {
     "masks weights alone": Fault(
         wrong.MasksWeightsAlone,
         (
-            partial(test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"),
-            partial(test_masks.test_the_first_gradients_are_those_of_a_model_with_zeros_in_it, parts=1),
+            partial(
+                test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"
+            ),
+            partial(
+                test_masks.test_the_first_gradients_are_those_of_a_model_with_zeros_in_it, parts=1
+            ),
         ),
     ),
     "masks by a product": Fault(
         wrong.MaskedByProduct,
-        (partial(test_masks.test_an_infinite_gradient_behind_a_mask_does_no_harm, loss_scaling="static"),),
+        (
+            partial(
+                test_masks.test_an_infinite_gradient_behind_a_mask_does_no_harm,
+                loss_scaling="static",
+            ),
+        ),
     ),
     "masks pile up": Fault(
         wrong.MasksPileUp,
-        (test_masks.test_new_masks_replace_those_set_before, test_masks.test_no_masks_let_all_weights_move_again),
+        (
+            test_masks.test_new_masks_replace_those_set_before,
+            test_masks.test_no_masks_let_all_weights_move_again,
+        ),
     ),
-    "masks do not outlive a state": Fault(wrong.MasksOnceWritten, (test_masks.test_masks_outlive_a_state_that_is_written,)),
+    "masks do not outlive a state": Fault(
+        wrong.MasksOnceWritten, (test_masks.test_masks_outlive_a_state_that_is_written,)
+    ),
     # Quantisation
     "does not quantise": Fault(
         with_function("fake_quantised", wrong.not_quantised),
-        (of_quantised_logits(test_quantisation.COARSE), of_quantised_logits(test_quantisation.LIMITING), QUANTISED_STEP),
+        (
+            of_quantised_logits(test_quantisation.COARSE),
+            of_quantised_logits(test_quantisation.LIMITING),
+            QUANTISED_STEP,
+        ),
     ),
     "quantises in evaluation alone": Fault(
         with_function("fake_quantised", wrong.not_quantised, only="train"), (QUANTISED_STEP,)
@@ -330,20 +417,24 @@ FAULTS = {
         ),
     ),
     "is sure of the label and not of what it predicts": Fault(
-        wrong.IsSureOfTheLabel, (test_engine.test_confidences_are_the_softmax_of_the_class_predicted,)
+        wrong.IsSureOfTheLabel,
+        (test_engine.test_confidences_are_the_softmax_of_the_class_predicted,),
     ),
     "a label before its equals": Fault(
         with_function("rank_of", wrong.before_ties),
         (of_rank("of equals the highest class is last"), of_rank("equals behind better ones")),
     ),
     "a label behind its equals": Fault(
-        with_function("rank_of", wrong.behind_ties), (of_rank("of equals the lowest class is first"),)
+        with_function("rank_of", wrong.behind_ties),
+        (of_rank("of equals the lowest class is first"),),
     ),
     "predicts blue for red": Fault(
-        with_function("normalise", wrong.blue_first, only="predict"), (*of_logits(OTHER_COLOURS), *of_logits({}))
+        with_function("normalise", wrong.blue_first, only="predict"),
+        (*of_logits(OTHER_COLOURS), *of_logits({})),
     ),
     "trains on blue for red": Fault(
-        with_function("normalise", wrong.blue_first, only="train"), of_step(LOSS, "other colours", "smoothed")
+        with_function("normalise", wrong.blue_first, only="train"),
+        of_step(LOSS, "other colours", "smoothed"),
     ),
     "evaluates blue for red": Fault(
         with_function("normalise", wrong.blue_first, only="evaluate"),
@@ -371,7 +462,10 @@ FAULTS = {
     ),
     "the scale never grows": Fault(
         with_recipe(lambda recipe: {"loss_scale_growth_steps": 10**9}),
-        (of_scaler("enough of them double the scale"), of_scaler("a row of good steps goes on where it was left")),
+        (
+            of_scaler("enough of them double the scale"),
+            of_scaler("a row of good steps goes on where it was left"),
+        ),
     ),
     "the scale never shrinks": Fault(
         with_recipe(lambda recipe: {"loss_scale_backoff_steps": 10**9}),
@@ -386,16 +480,20 @@ FAULTS = {
         (partial(test_precision.test_logits_in_low_precision_are_near, precision="fp16"),),
     ),
     "fp16 where float32 was asked": Fault(
-        with_recipe(lambda recipe: FP16), (*of_logits({}), *of_step(LOSS, "smoothed"), *of_step(STATISTICS, "smoothed"))
+        with_recipe(lambda recipe: FP16),
+        (*of_logits({}), *of_step(LOSS, "smoothed"), *of_step(STATISTICS, "smoothed")),
     ),
     "weights in bf16": Fault(
-        wrong.WeightsInHalf, (partial(test_precision.test_updates_below_low_precision_are_not_lost, precision="bf16"),)
+        wrong.WeightsInHalf,
+        (partial(test_precision.test_updates_below_low_precision_are_not_lost, precision="bf16"),),
     ),
     # Moving average
     "averages a step late": Fault(
         wrong.AveragesLate,
         (
-            partial(test_precision.test_the_moving_average_follows_the_formula, step=0, keep=1 / 10),
+            partial(
+                test_precision.test_the_moving_average_follows_the_formula, step=0, keep=1 / 10
+            ),
             *of_schedule(REST, COSINE),
         ),
     ),
@@ -433,8 +531,14 @@ def of_run(name: str) -> Test:
 HANDED_OVER = {
     "velocities": (wrong.LosesMomentum, of_run("plain")),
     "the moving average": (wrong.LosesTheAverage, of_run("mixup and a moving average")),
-    "the loss scale": (wrong.LosesTheScaler, test_across.test_a_dynamic_loss_scale_goes_on_across_engines),
-    "anything": (wrong.LosesMomentum, test_across.test_what_one_engine_reads_another_takes_over_to_the_last_bit),
+    "the loss scale": (
+        wrong.LosesTheScaler,
+        test_across.test_a_dynamic_loss_scale_goes_on_across_engines,
+    ),
+    "anything": (
+        wrong.LosesMomentum,
+        test_across.test_what_one_engine_reads_another_takes_over_to_the_last_bit,
+    ),
     "the scale of velocities": (wrong.RateInside, of_run("plain")),
 }
 
@@ -471,7 +575,9 @@ def test_the_same_tests_pass_without_a_fault(test: Test, tiny_recipe: Recipe) ->
 
 
 @pytest.mark.parametrize(("build", "test"), HANDED_OVER.values(), ids=HANDED_OVER)
-def test_what_is_lost_between_engines_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None:
+def test_what_is_lost_between_engines_is_found(
+    build: Build, test: Test, tiny_recipe: Recipe
+) -> None:
     world = backends.load("reference").world(Execution())
     with ExitStack() as stack:
         sound, faulty = (starter(of(each), world, stack) for each in (ReferenceEngine, build))

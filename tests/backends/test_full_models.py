@@ -1,8 +1,10 @@
-"""Tests for every engine: the published models at full size, against mathematics in float64 (`oracle`).
+"""Tests for every engine: the published models at full size, against mathematics in float64
+(`oracle`).
 
-Depth and width multiply rounding. A stride or a group that is wrong in a single stage is found here. Everything that does
-not depend on size (rules of the update, precisions, loss scaling) is tested on narrow models. Steps start from
-`steady_state`. Logits are computed from `random_state`, since switching ReLUs do not make them jump.
+Depth and width multiply rounding. A stride or a group that is wrong in a single stage is found
+here. Everything that does not depend on size (rules of the update, precisions, loss scaling) is
+tested on narrow models. Steps start from `steady_state`. Logits are computed from `random_state`,
+since switching ReLUs do not make them jump.
 """
 
 import numpy as np
@@ -27,7 +29,10 @@ from tests.backends.cases import (
 from tests.backends.conftest import Start, of_frameworks
 from tests.soak import SOAK, in_a_soak
 
-pytestmark = [pytest.mark.slow, of_frameworks]  # the reference is compared with itself in float64 on narrow models
+pytestmark = [
+    pytest.mark.slow,
+    of_frameworks,
+]  # the reference is compared with itself in float64 on narrow models
 
 MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer4.0.downsample.0.weight", "fc.weight")
 
@@ -40,16 +45,23 @@ def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Re
     recipe, state, batch = STEP.begin(tiny_recipe, count=4)
     engine = start(recipe, state)
     interval = engine.fetch(engine.train([batch], 0))
-    end, expected = engine.read(), oracle.train(recipe, state, [batch], RATES)
+    end = engine.read()
+    expected = oracle.train(recipe, state, [batch], RATES)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
     assert distance(end.momentum, expected.state.momentum) < BOUNDS["steady gradient"].value
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["full statistics"].value
 
 
-@pytest.mark.parametrize("model", PUBLISHED if SOAK else PUBLISHED[-1:])  # resnet50 is in the run below
-def test_logits_and_scores_of_a_full_model_are_those_of_float64(start: Start, tiny_recipe: Recipe, model: str) -> None:
+@pytest.mark.parametrize(
+    "model", PUBLISHED if SOAK else PUBLISHED[-1:]
+)  # resnet50 is in the run below
+def test_logits_and_scores_of_a_full_model_are_those_of_float64(
+    start: Start, tiny_recipe: Recipe, model: str
+) -> None:
     recipe = tiny_recipe.replace(model=model, logits=1000)
-    state, images, labels = random_state(recipe), random_images(2, 224), np.array([3, 999])
+    state = random_state(recipe)
+    images = random_images(2, 224)
+    labels = np.array([3, 999])
     engine = start(recipe, state)
     expected = oracle.logits(recipe, state.tensors, images)
     assert distance(engine.predict(images), expected) < BOUNDS["full logits"].value
@@ -63,14 +75,19 @@ def test_a_full_model_masked_averaged_and_in_parts_goes_where_float64_goes_and_r
     start: Start, tiny_recipe: Recipe
 ) -> None:
     recipe = tiny_recipe.replace(model="resnet50", logits=1000, ema_decay=0.9, weight_decay=0.01)
-    state, batches = steady_state(recipe), random_batches(recipe, 2, count=4, size=64, mixup="batch")
-    masks = {name: np.arange(state.tensors[name].size).reshape(state.tensors[name].shape) % 4 < 2 for name in MASKED}
+    state = steady_state(recipe)
+    batches = random_batches(recipe, 2, count=4, size=64, mixup="batch")
+    masks = {
+        name: np.arange(state.tensors[name].size).reshape(state.tensors[name].shape) % 4 < 2
+        for name in MASKED
+    }
     engine = start(recipe, state, accumulation_steps=2)
     engine.mask(masks)
     losses = engine.fetch(engine.train(batches[:1], 0)).losses
     middle = engine.read()
     losses = np.concatenate([losses, engine.fetch(engine.train(batches[1:], 1)).losses])
-    end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, 2, masks)
+    end = engine.read()
+    expected = oracle.train(recipe, state, batches, RATES, 2, masks)
     assert losses == pytest.approx(expected.losses, rel=BOUNDS["full loss"].value)
     assert distance(moved(end, state), moved(expected.state, state)) < BOUNDS["trajectory"].value
     assert distance(end.momentum, expected.state.momentum) < BOUNDS["trajectory"].value

@@ -35,14 +35,18 @@ print(resident() - before)
 def test_freed_memory_stays_with_the_process_when_asked(call: str, kept: bool) -> None:
     command = [sys.executable, "-c", RESIDENT_AFTER_FREEING.format(call=call)]
     environment = os.environ | {"LD_PRELOAD": ""}  # another allocator
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
     assert (int(done.stdout) > 32_000_000) == kept
 
 
 @pytest.mark.parametrize("missing", ["linux", "mallopt"])
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     called: list[Callable[..., Any]] = []
-    library = type("Library", (), {} if missing == "mallopt" else {"mallopt": lambda *_: called.append(print)})
+    library = type(
+        "Library", (), {} if missing == "mallopt" else {"mallopt": lambda *_: called.append(print)}
+    )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library())
     if missing == "linux":
         monkeypatch.setattr(sys, "platform", "darwin")

@@ -50,7 +50,10 @@ def test_after_the_import_errors_are_heard_again(backend: Backend) -> None:
 
 def test_a_framework_that_cannot_be_imported_tells_why(backend: Backend, tmp_path: Path) -> None:
     # Output of its libraries, and output of Python.
-    broken = "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot be loaded')"
+    broken = (
+        "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot"
+        " be loaded')"
+    )
     (tmp_path / f"{of(backend).FRAMEWORK}.py").write_text(broken)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     code, output, errors = load(name_of(backend), PYTHONPATH=path)

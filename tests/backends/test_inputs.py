@@ -1,4 +1,5 @@
-"""What every engine must do with its inputs: arrays of any layout, batches that are filled again, no images at all."""
+"""What every engine must do with its inputs: arrays of any layout, batches that are filled again,
+no images at all."""
 
 from typing import Any
 
@@ -15,28 +16,42 @@ from tests.backends.native import name_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
+def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(
+    start: Start, tiny_recipe: Recipe, kind: Any
+) -> None:
     check_arrays(start, tiny_recipe, kind)
 
 
-def test_a_batch_may_be_filled_again_when_the_next_is_asked_for(start: Start, tiny_recipe: Recipe) -> None:
+def test_a_batch_may_be_filled_again_when_the_next_is_asked_for(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     check_refilled(start, tiny_recipe)
 
 
-def test_lent_images_are_taken_and_given_back(backend: Backend, world: World, start: Start, tiny_recipe: Recipe) -> None:
+def test_lent_images_are_taken_and_given_back(
+    backend: Backend, world: World, start: Start, tiny_recipe: Recipe
+) -> None:
     # They are in main memory. Engines on a GPU copy them there as other images.
-    check_lent(start, tiny_recipe, borrows=name_of(backend) in ("paddle", "torch") and not world.on_gpu)
+    check_lent(
+        start, tiny_recipe, borrows=name_of(backend) in ("paddle", "torch") and not world.on_gpu
+    )
 
 
 @pytest.mark.parametrize("mixup", ["none", "sample"])
-def test_losses_of_logits_hundreds_apart_are_those_of_float64(start: Start, tiny_recipe: Recipe, mixup: str) -> None:
+def test_losses_of_logits_hundreds_apart_are_those_of_float64(
+    start: Start, tiny_recipe: Recipe, mixup: str
+) -> None:
     check_far_logits(start, tiny_recipe, mixup)
 
 
 def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recipe) -> None:
     # As from the synthetic loader: the memory of one image, N times.
-    engine, images = start(tiny_recipe), np.broadcast_to(random_images(1), (8, 32, 32, 3))
-    assert distance(engine.predict(images), np.repeat(engine.predict(images[:1]), 8, axis=0)) < BOUNDS["logits"].value
+    engine = start(tiny_recipe)
+    images = np.broadcast_to(random_images(1), (8, 32, 32, 3))
+    assert (
+        distance(engine.predict(images), np.repeat(engine.predict(images[:1]), 8, axis=0))
+        < BOUNDS["logits"].value
+    )
 
 
 def test_predicting_nothing_gives_no_logits(start: Start, tiny_recipe: Recipe) -> None:
@@ -44,7 +59,9 @@ def test_predicting_nothing_gives_no_logits(start: Start, tiny_recipe: Recipe) -
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_one_process_asks_itself(backend: Backend, monkeypatch: pytest.MonkeyPatch, flag: bool) -> None:
+def test_one_process_asks_itself(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, flag: bool
+) -> None:
     for name in ("RANK", "WORLD_SIZE", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     world = backend.world(Execution(device="cpu"))

@@ -29,16 +29,23 @@ def test_a_variable_names_another_python(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["missing", "a folder", "no program"])
-def test_a_variable_that_names_nothing_to_run_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_names_nothing_to_run_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named = tmp_path if kind == "a folder" else tmp_path / "python"
     if kind == "no program":
         named.touch(mode=0o600)
     monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(named))
-    with pytest.raises(BackendError, match=r"LOCKSTEP_TORCH_PYTHON is .*expected a Python that has lockstep and torch"):
+    with pytest.raises(
+        BackendError,
+        match=r"LOCKSTEP_TORCH_PYTHON is .*expected a Python that has lockstep and torch",
+    ):
         interpreter("torch")
 
 
-def test_an_environment_beside_this_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_beside_this_one_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(FRAMEWORKS, "torch", MISSING)
     monkeypatch.setattr(backends.sys, "prefix", str(tmp_path / ".venv"))
     assert interpreter("torch") is None

@@ -1,4 +1,5 @@
-"""The function that replaces `bind` in a framework's libraries. `tests/cli/test_loopback.py` tests their sockets."""
+"""The function that replaces `bind` in a framework's libraries. `tests/cli/test_loopback.py` tests
+their sockets."""
 
 import ctypes
 import errno
@@ -17,7 +18,12 @@ PORT = 4660
 
 
 def sockaddr_in(address: str, port: int = PORT) -> bytes:
-    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(address) + bytes(8)
+    return (
+        struct.pack("=H", socket.AF_INET)
+        + struct.pack("!H", port)
+        + socket.inet_aton(address)
+        + bytes(8)
+    )
 
 
 def sockaddr_in6(address: str) -> bytes:
@@ -33,46 +39,74 @@ def sockaddr_in6(address: str) -> bytes:
         (sockaddr_in6("::ffff:0.0.0.0"), sockaddr_in6("::ffff:127.0.0.1")),
         (sockaddr_in("192.0.2.1"), sockaddr_in("192.0.2.1")),
         (sockaddr_in6("2001:db8::1"), sockaddr_in6("2001:db8::1")),
-        (struct.pack("=H", socket.AF_UNIX) + b"/a/path\0", struct.pack("=H", socket.AF_UNIX) + b"/a/path\0"),
+        (
+            struct.pack("=H", socket.AF_UNIX) + b"/a/path\0",
+            struct.pack("=H", socket.AF_UNIX) + b"/a/path\0",
+        ),
         (b"", b""),
     ],
 )
-def test_all_interfaces_become_the_loopback_interface_and_nothing_else_changes(asked: bytes, given: bytes) -> None:
+def test_all_interfaces_become_the_loopback_interface_and_nothing_else_changes(
+    asked: bytes, given: bytes
+) -> None:
     assert _confined(asked, "127.0.0.1") == given
 
 
 @pytest.mark.parametrize(
     ("address", "expected"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True)]
-    + [(address, False) for address in ("0.0.0.0", "::", "::ffff:0.0.0.0", "192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1")],
+    + [
+        (address, False)
+        for address in (
+            "0.0.0.0",
+            "::",
+            "::ffff:0.0.0.0",
+            "192.0.2.1",
+            "2001:db8::1",
+            "::ffff:192.0.2.1",
+        )
+    ],
 )
 def test_loopback_addresses_are_told_from_others(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
 
 
 def test_a_process_knows_what_it_listens_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as other,
+    ):
         places = [("127.0.0.1", one.getsockname()[1]), ("::1", other.getsockname()[1])]
         assert set(places) <= set(listening(os.getpid()))
     assert not set(places) & set(listening(os.getpid()))
 
 
-def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(LISTEN_ADDRESS, "127.0.0.1")
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(
-            BackendError, match=f"this rank listens on .*0.0.0.0 port {port}.*, expected the loopback interface"
+            BackendError,
+            match=f"this rank listens on .*0.0.0.0 port {port}.*, expected the loopback interface",
         ):
             refuse_open_sockets()
 
 
 def bound(address: bytes) -> tuple[int, int, object]:
-    """Bind a socket as a framework's library does; return the result, the error and the socket's address."""
+    """Bind a socket as a framework's library does; return the result, the error and the socket's
+    address."""
     with socket.socket() as opened:
-        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True)
+        function = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True
+        )
         own = ctypes.cast(loopback._own(), function)
-        return own(opened.fileno(), address, len(address)), ctypes.get_errno(), opened.getsockname()[0]
+        return (
+            own(opened.fileno(), address, len(address)),
+            ctypes.get_errno(),
+            opened.getsockname()[0],
+        )
 
 
 def test_a_socket_bound_to_all_interfaces_by_a_library_is_on_loopback() -> None:
@@ -86,7 +120,9 @@ def test_a_port_that_is_taken_is_the_error_it_is() -> None:
     assert (result, error) == (-1, errno.EADDRINUSE)
 
 
-def test_a_socket_is_not_bound_when_something_fails_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_is_not_bound_when_something_fails_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(given: bytes, own: str) -> bytes:
         raise KeyboardInterrupt
 

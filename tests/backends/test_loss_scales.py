@@ -17,13 +17,17 @@ def scaled(native: ModuleType, recipe: Recipe, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_gradients_are_divided_by_the_scale(native: ModuleType, tiny_recipe: Recipe, loss_scaling: str) -> None:
+def test_gradients_are_divided_by_the_scale(
+    native: ModuleType, tiny_recipe: Recipe, loss_scaling: str
+) -> None:
     scale = scaled(native, tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
     assert native.stepped(scale, [[128.0, -64.0], [32.0]]) == [[0.5, 1.25], [0.875]]
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_one_gradient_that_is_not_finite_skips_the_update(native: ModuleType, tiny_recipe: Recipe, bad: float) -> None:
+def test_one_gradient_that_is_not_finite_skips_the_update(
+    native: ModuleType, tiny_recipe: Recipe, bad: float
+) -> None:
     scale = scaled(native, tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
     assert native.stepped(scale, [[1.0, 2.0], [3.0, bad], [4.0]]) == [[1.0, 1.0], [1.0, 1.0], [1.0]]
     assert scale.read() == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}

@@ -26,14 +26,25 @@ from tests.backends.cases import (
 from tests.backends.conftest import Start
 from tests.soak import SOAK
 
-MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer3.0.downsample.0.weight", "layer4.0.bn2.bias", "fc.weight")
+MASKED = (
+    "conv1.weight",
+    "layer2.0.conv2.weight",
+    "layer3.0.downsample.0.weight",
+    "layer4.0.bn2.bias",
+    "fc.weight",
+)
 """A kernel of every kind, a batch norm's bias and the classifier."""
 
 
 def two_of_four(values: np.ndarray) -> np.ndarray:
-    """Keep the two largest of every four weights along the inputs, or of every row if they do not divide into fours."""
+    """Keep the two largest of every four weights along the inputs, or of every row if they do not
+    divide into fours."""
     by_inputs = np.abs(np.moveaxis(values, 1, -1)) if values.ndim > 1 else np.abs(values)
-    rows = by_inputs.reshape(-1, 4) if by_inputs.size % 4 == 0 else by_inputs.reshape(-1, by_inputs.shape[-1])
+    rows = (
+        by_inputs.reshape(-1, 4)
+        if by_inputs.size % 4 == 0
+        else by_inputs.reshape(-1, by_inputs.shape[-1])
+    )
     keep = np.argsort(np.argsort(-rows, axis=1), axis=1) < 2
     keep = keep.reshape(by_inputs.shape)
     return np.ascontiguousarray(np.moveaxis(keep, -1, 1)) if values.ndim > 1 else keep
@@ -43,7 +54,11 @@ def half(values: np.ndarray) -> np.ndarray:
     return np.random.default_rng(values.size).random(values.shape) < 0.5
 
 
-PATTERNS = {"two of four": two_of_four, "half": half, "nothing left": lambda values: np.zeros(values.shape, bool)}
+PATTERNS = {
+    "two of four": two_of_four,
+    "half": half,
+    "nothing left": lambda values: np.zeros(values.shape, bool),
+}
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS)
 
 
@@ -52,15 +67,20 @@ def masks_of(state: State, pattern: str = "two of four") -> dict[str, np.ndarray
 
 
 def with_velocity(recipe: Recipe, step: int = 0) -> State:
-    """Return a state in which masked weights would change without a mask: velocities, decay and averages are not 0."""
+    """Return a state in which masked weights would change without a mask: velocities, decay and
+    averages are not 0."""
     state = random_state(recipe, step=step)
     rng = np.random.default_rng(7)
-    velocity = {name: rng.normal(0, 0.1, value.shape).astype(np.float32) for name, value in state.momentum.items()}
+    velocity = {
+        name: rng.normal(0, 0.1, value.shape).astype(np.float32)
+        for name, value in state.momentum.items()
+    }
     return State(step, state.tensors, velocity, state.ema)
 
 
 def assert_masked(state: State, masks: dict[str, np.ndarray], *, but_only: bool = True) -> None:
-    """Assert that masked values are 0 and, with `but_only`, that no other values of these tensors are."""
+    """Assert that masked values are 0 and, with `but_only`, that no other values of these tensors
+    are."""
     for name, mask in masks.items():
         for values in (state.tensors, state.momentum, *([state.ema] if state.ema else [])):
             assert not values[name][~mask].any(), name
@@ -69,7 +89,9 @@ def assert_masked(state: State, masks: dict[str, np.ndarray], *, but_only: bool 
 
 
 def zeroed(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
-    return values | {name: np.where(mask, values[name], np.float32(0)) for name, mask in masks.items()}
+    return values | {
+        name: np.where(mask, values[name], np.float32(0)) for name, mask in masks.items()
+    }
 
 
 # Immediately
@@ -78,16 +100,22 @@ def zeroed(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
 def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = with_velocity(recipe)
-    engine, masks = start(recipe, state), masks_of(state)
+    engine = start(recipe, state)
+    masks = masks_of(state)
     engine.mask(masks)
     expected = State(
-        state.step, zeroed(state.tensors, masks), zeroed(state.momentum, masks), zeroed(state.ema, masks), state.scaler
+        state.step,
+        zeroed(state.tensors, masks),
+        zeroed(state.momentum, masks),
+        zeroed(state.ema, masks),
+        state.scaler,
     )
     assert all_bits(engine.read()) == all_bits(expected)
 
 
 def test_predictions_are_those_of_the_masked_weights(start: Start, tiny_recipe: Recipe) -> None:
-    state, images = random_state(tiny_recipe), random_batch(tiny_recipe).images
+    state = random_state(tiny_recipe)
+    images = random_batch(tiny_recipe).images
     masks = masks_of(state)
     masked = start(tiny_recipe, state)
     masked.mask(masks)
@@ -98,7 +126,8 @@ def test_predictions_are_those_of_the_masked_weights(start: Start, tiny_recipe: 
 def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = with_velocity(recipe)
-    engine, masks = start(recipe, state), masks_of(state)
+    engine = start(recipe, state)
+    masks = masks_of(state)
     engine.mask(masks)
     engine.write(state)
     assert_masked(engine.read(), masks)
@@ -108,7 +137,8 @@ def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe
 
 def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
-    engine, masks = start(tiny_recipe, state), masks_of(state)
+    engine = start(tiny_recipe, state)
+    masks = masks_of(state)
     engine.mask(masks)
     kept = {name: mask.copy() for name, mask in masks.items()}
     for mask in masks.values():
@@ -121,35 +151,49 @@ def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
 
 
 @every_pattern
-def test_masked_weights_stay_at_0_through_training(start: Start, tiny_recipe: Recipe, pattern: str) -> None:
-    recipe = tiny_recipe.replace(ema_decay=0.9, weight_decay=0.1, weight_decay_roles=("conv_weight", "bn_bias", "fc_weight"))
+def test_masked_weights_stay_at_0_through_training(
+    start: Start, tiny_recipe: Recipe, pattern: str
+) -> None:
+    recipe = tiny_recipe.replace(
+        ema_decay=0.9, weight_decay=0.1, weight_decay_roles=("conv_weight", "bn_bias", "fc_weight")
+    )
     state = with_velocity(recipe)
-    engine, masks = start(recipe, state), masks_of(state, pattern)
+    engine = start(recipe, state)
+    masks = masks_of(state, pattern)
     engine.mask(masks)
     for step, batch in enumerate(random_batches(recipe, 4, mixup="sample")):
         engine.train([batch], step)
         assert_masked(engine.read(), masks, but_only=False)
 
 
-# Without the pattern "nothing left": a batch norm after a kernel of zeros divides rounding by the root of its epsilon.
+# Without the pattern "nothing left": a batch norm after a kernel of zeros divides rounding by the
+# root of its epsilon.
 @pytest.mark.parametrize("pattern", ["two of four", *(["half"] if SOAK else [])])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_other_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, pattern: str, parts: int) -> None:
+def test_other_weights_go_where_float64_goes(
+    start: Start, tiny_recipe: Recipe, pattern: str, parts: int
+) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state, batches = steady_state(recipe), random_batches(recipe, 5, mixup="sample")
-    engine, masks = start(recipe, state, accumulation_steps=parts), masks_of(state, pattern)
+    state = steady_state(recipe)
+    batches = random_batches(recipe, 5, mixup="sample")
+    engine = start(recipe, state, accumulation_steps=parts)
+    masks = masks_of(state, pattern)
     engine.mask(masks)
     engine.train(batches, 0)
-    end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, parts, masks).state
+    end = engine.read()
+    expected = oracle.train(recipe, state, batches, RATES, parts, masks).state
     assert_masked(end, masks, but_only=False)
     assert distance(moved(end, state), moved(expected, state)) < BOUNDS["trajectory"].value
     assert distance(end.ema, expected.ema) < BOUNDS["trajectory"].value
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(start: Start, tiny_recipe: Recipe, parts: int) -> None:
+def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(
+    start: Start, tiny_recipe: Recipe, parts: int
+) -> None:
     # Until the first update, a mask has the same effect as zeros in the weights.
-    recipe, batch = tiny_recipe.replace(ema_decay=0.9), random_batch(tiny_recipe)
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    batch = random_batch(tiny_recipe)
     state = random_state(recipe)
     masks = masks_of(state)
     masked, plain = (start(recipe, state, accumulation_steps=parts) for _ in range(2))
@@ -158,27 +202,34 @@ def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(start: Start,
     losses = [engine.fetch(engine.train([batch], 0)).losses for engine in (masked, plain)]
     assert losses[0].tobytes() == losses[1].tobytes()
     ends = [engine.read() for engine in (masked, plain)]
-    assert any(ends[1].momentum[name][~mask].any() for name, mask in masks.items()), "the masks must be able to matter"
+    assert any(ends[1].momentum[name][~mask].any() for name, mask in masks.items()), (
+        "the masks must be able to matter"
+    )
     assert bits(ends[0].momentum) == bits(zeroed(ends[1].momentum, masks))
     assert bits(ends[0].tensors) == bits(zeroed(ends[1].tensors, masks))
     assert bits(ends[0].ema) == bits(zeroed(ends[1].ema, masks))
 
 
 def test_a_mask_that_keeps_everything_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
-    ends, batches = [], random_batches(tiny_recipe, 3)
+    ends = []
+    batches = random_batches(tiny_recipe, 3)
     for masked in (False, True):
         engine = start(tiny_recipe)
         if masked:
-            engine.mask({name: np.ones_like(value, bool) for name, value in engine.read().momentum.items()})
+            engine.mask(
+                {name: np.ones_like(value, bool) for name, value in engine.read().momentum.items()}
+            )
         engine.train(batches, 0)
         ends.append(all_bits(engine.read()))
     assert ends[0] == ends[1]
 
 
 def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
-    recipe, batches = tiny_recipe.replace(ema_decay=0.9), random_batches(tiny_recipe, 4)
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    batches = random_batches(tiny_recipe, 4)
     masks = masks_of(random_state(recipe))
-    first, second = start(recipe), start(recipe, new=True)
+    first = start(recipe)
+    second = start(recipe, new=True)
     for engine in (first, second):
         engine.mask(masks)
     first.train(batches[:2], 0)
@@ -194,7 +245,8 @@ def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Re
 
 def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
-    engine, masks = start(tiny_recipe, state), masks_of(state)
+    engine = start(tiny_recipe, state)
+    masks = masks_of(state)
     engine.mask(masks)
     other = {"layer4.0.bn2.bias": ~masks["layer4.0.bn2.bias"]}
     engine.mask(other)
@@ -206,7 +258,8 @@ def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -
 
 def test_no_masks_let_all_weights_move_again(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
-    engine, masks = start(tiny_recipe, state), masks_of(state)
+    engine = start(tiny_recipe, state)
+    masks = masks_of(state)
     engine.mask(masks)
     engine.mask({})
     engine.train([random_batch(tiny_recipe)], 0)
@@ -220,7 +273,10 @@ def test_no_masks_let_all_weights_move_again(start: Start, tiny_recipe: Recipe) 
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
-        ({"fc.weights": np.ones((10, 32), bool)}, "no parameter 'fc.weights'. Did you mean fc.weight"),
+        (
+            {"fc.weights": np.ones((10, 32), bool)},
+            "no parameter 'fc.weights'. Did you mean fc.weight",
+        ),
         ({"fc.weight": np.ones((32, 10), bool)}, r"fc.weight is \(32, 10\), expected \(10, 32\)"),
         ({"conv1.weight": np.ones((8, 3), bool)}, "conv1.weight"),
         ({"bn1.running_mean": np.ones(8, bool)}, "bn1.running_mean"),
@@ -246,8 +302,10 @@ def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
 
 def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe) -> None:
     recipe = dynamic(tiny_recipe, ema_decay=0.9)
-    state, batch = with_velocity(recipe), random_batch(tiny_recipe)
-    engine, masks = start(recipe, state), masks_of(state)
+    state = with_velocity(recipe)
+    batch = random_batch(tiny_recipe)
+    engine = start(recipe, state)
+    masks = masks_of(state)
     engine.mask(masks)
     for step in range(3):
         engine.train([batch], step)
@@ -258,7 +316,8 @@ def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe)
 def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) -> None:
     recipe = dynamic(tiny_recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
     state = with_velocity(recipe)
-    engine, masks = start(recipe, state), masks_of(state)
+    engine = start(recipe, state)
+    masks = masks_of(state)
     engine.mask(masks)
     engine.train([random_batch(recipe)], 0)
     end = engine.read()
@@ -268,13 +327,20 @@ def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) ->
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_an_infinite_gradient_behind_a_mask_does_no_harm(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
-    # One feature is a thousand, so that in fp16 only the scaled gradients of its weights are too large.
+def test_an_infinite_gradient_behind_a_mask_does_no_harm(
+    start: Start, tiny_recipe: Recipe, loss_scaling: str
+) -> None:
+    # One feature is a thousand, so that in fp16 only the scaled gradients of its weights are too
+    # large.
     recipe = tiny_recipe.replace(**FP16, loss_scaling=loss_scaling, loss_scale=1024.0)
-    state, batch = random_state(recipe), random_batch(recipe)
-    bias, mask = state.tensors["layer4.0.bn3.bias"].copy(), np.ones_like(state.tensors["fc.weight"], bool)
+    state = random_state(recipe)
+    batch = random_batch(recipe)
+    bias = state.tensors["layer4.0.bn3.bias"].copy()
+    mask = np.ones_like(state.tensors["fc.weight"], bool)
     bias[5], mask[:, 5] = 1000, False
-    state = State(0, zeroed(state.tensors | {"layer4.0.bn3.bias": bias}, {"fc.weight": mask}), state.momentum)
+    state = State(
+        0, zeroed(state.tensors | {"layer4.0.bn3.bias": bias}, {"fc.weight": mask}), state.momentum
+    )
     ends = []
     for masks in ({}, {"fc.weight": mask}):
         engine = start(recipe, state)
@@ -286,6 +352,8 @@ def test_an_infinite_gradient_behind_a_mask_does_no_harm(start: Start, tiny_reci
         assert (without.scaler["scale"], end.scaler["scale"]) == (512.0, 1024.0)
     else:
         assert not np.isfinite(without.momentum["fc.weight"][:, 5]).all()
-    assert all(np.isfinite(value).all() for value in (*end.tensors.values(), *end.momentum.values()))
+    assert all(
+        np.isfinite(value).all() for value in (*end.tensors.values(), *end.momentum.values())
+    )
     assert not end.tensors["fc.weight"][:, 5].any()
     assert end.momentum["fc.weight"][mask].all()

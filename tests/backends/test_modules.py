@@ -19,9 +19,16 @@ from tests.backends.conftest import Start, of_frameworks
 class Loaded:
     """A loaded module as a function of images, uint8 [N, H, W, 3], to logits [N, logits]."""
 
-    def __init__(self, backend: Backend, native: ModuleType, recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        native: ModuleType,
+        recipe: Recipe,
+        tensors: Mapping[str, np.ndarray],
+    ) -> None:
         self.module: Any = backend.load_module(recipe, dict(tensors))
-        self._native, self._recipe = native, recipe
+        self._native = native
+        self._recipe = recipe
 
     def inputs(self, images: np.ndarray) -> Any:
         """Return images as the framework takes them."""
@@ -42,7 +49,8 @@ def test_a_loaded_module_has_the_logits_of_float64(
     backend: Backend, native: ModuleType, tiny_recipe: Recipe, padding: str, size: int
 ) -> None:
     recipe = tiny_recipe.replace(padding=padding, eval_crop=size, eval_resize=size)
-    values, images = random_state(recipe).tensors, random_images(5, size)
+    values = random_state(recipe).tensors
+    images = random_images(5, size)
     logits = Loaded(backend, native, recipe, values)(images)
     assert (logits.dtype, logits.shape) == (native.LOGITS, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
@@ -53,22 +61,33 @@ def test_a_loaded_module_takes_images_of_any_size_and_shape(
     backend: Backend, native: ModuleType, tiny_recipe: Recipe, padding: str
 ) -> None:
     if padding == "same" and not native.ANY_SIZE:
-        pytest.skip("with SAME padding, this engine's module is for images of the recipe's eval_crop")
+        pytest.skip(
+            "with SAME padding, this engine's module is for images of the recipe's eval_crop"
+        )
     recipe = tiny_recipe.replace(padding=padding)
-    values, images = random_state(recipe).tensors, random_images(2, 80)
+    values = random_state(recipe).tensors
+    images = random_images(2, 80)
     module = Loaded(backend, native, recipe, values)
     for height, width in ((33, 32), (32, 33), (45, 64), (7, 80)):
         cut = images[:, :height, :width]
-        assert distance(module(cut), oracle.logits(recipe, values, cut)) < BOUNDS["logits"].value, (height, width)
+        assert distance(module(cut), oracle.logits(recipe, values, cut)) < BOUNDS["logits"].value, (
+            height,
+            width,
+        )
 
 
-def test_a_loaded_module_computes_what_the_engine_does(start: Start, loaded: Loaded, tiny_recipe: Recipe) -> None:
+def test_a_loaded_module_computes_what_the_engine_does(
+    start: Start, loaded: Loaded, tiny_recipe: Recipe
+) -> None:
     images = random_images(4)
     assert distance(loaded(images), start(tiny_recipe).predict(images)) < BOUNDS["logits"].value
 
 
-def test_a_loaded_module_has_memory_of_its_own(backend: Backend, native: ModuleType, tiny_recipe: Recipe) -> None:
-    values, images = random_state(tiny_recipe).tensors, random_images(4)
+def test_a_loaded_module_has_memory_of_its_own(
+    backend: Backend, native: ModuleType, tiny_recipe: Recipe
+) -> None:
+    values = random_state(tiny_recipe).tensors
+    images = random_images(4)
     module = Loaded(backend, native, tiny_recipe, values)
     before = module(images)
     for value in values.values():
@@ -84,19 +103,28 @@ def test_running_statistics_of_a_loaded_module_are_not_for_training(
 
 
 @of_frameworks
-def test_gradients_reach_every_weight_of_a_loaded_module(loaded: Loaded, native: ModuleType, tiny_recipe: Recipe) -> None:
+def test_gradients_reach_every_weight_of_a_loaded_module(
+    loaded: Loaded, native: ModuleType, tiny_recipe: Recipe
+) -> None:
     gradients: Arrays = native.gradients(loaded.module, loaded.inputs(random_images(4)))
     assert gradients.keys() == parameters(random_state(tiny_recipe)).keys()
     assert all(gradient.any() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"), [("shape", r"fc\."), ("missing", r"missing \['fc.bias'\]"), ("unknown", "fc.biases.*mean fc.bias")]
+    ("fault", "message"),
+    [
+        ("shape", r"fc\."),
+        ("missing", r"missing \['fc.bias'\]"),
+        ("unknown", "fc.biases.*mean fc.bias"),
+    ],
 )
 def test_a_module_is_not_loaded_with_weights_of_another_model(
     backend: Backend, tiny_recipe: Recipe, fault: str, message: str
 ) -> None:
-    values = random_state(tiny_recipe.replace(logits=11) if fault == "shape" else tiny_recipe).tensors
+    values = random_state(
+        tiny_recipe.replace(logits=11) if fault == "shape" else tiny_recipe
+    ).tensors
     if fault == "missing":
         del values["fc.bias"]
     elif fault == "unknown":

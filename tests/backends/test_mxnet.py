@@ -56,14 +56,19 @@ def backend() -> Backend:
     return backends.load("mxnet")
 
 
-@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet's own warning about the input of every graph that it reads
+@pytest.mark.filterwarnings(
+    "ignore:Cannot decide type"
+)  # MXNet's own warning about the input of every graph that it reads
 def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    values, images = random_state(tiny_recipe).tensors, native.images(normalised(random_images(2), tiny_recipe))
+    values = random_state(tiny_recipe).tensors
+    images = native.images(normalised(random_images(2), tiny_recipe))
     block = mxnet_backend.load_module(tiny_recipe, values)
     assert isinstance(block, mx.gluon.Block)
     logits = block(images).asnumpy()
     block.export(str(tmp_path / "model"))
-    read = mx.gluon.SymbolBlock.imports(str(tmp_path / "model-symbol.json"), ["data"], str(tmp_path / "model-0000.params"))
+    read = mx.gluon.SymbolBlock.imports(
+        str(tmp_path / "model-symbol.json"), ["data"], str(tmp_path / "model-0000.params")
+    )
     assert read(images).asnumpy().tobytes() == logits.tobytes()
 
 
@@ -72,26 +77,39 @@ def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Pat
 def test_steps_with_and_without_a_static_graph_lead_where_float64_goes(
     start: Start, tiny_recipe: Recipe, compile: str, parts: int
 ) -> None:
-    begin, batches = steady_state(tiny_recipe), random_batches(tiny_recipe, 8, mixup="sample")
+    begin = steady_state(tiny_recipe)
+    batches = random_batches(tiny_recipe, 8, mixup="sample")
     engine = start(tiny_recipe, begin, compile=compile, accumulation_steps=parts)
     engine.train(batches, 0)
-    end, expected = engine.read(), oracle.train(tiny_recipe, begin, batches, RATES, parts).state
+    end = engine.read()
+    expected = oracle.train(tiny_recipe, begin, batches, RATES, parts).state
     assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
     assert distance(statistics(end), statistics(expected)) < BOUNDS["statistics"].value
 
 
 def test_statistics_wait_for_the_backward_pass(start: Start, tiny_recipe: Recipe) -> None:
-    # With all weight on the newest batch, statistics that are read too early would be those of the previous batch.
+    # With all weight on the newest batch, statistics that are read too early would be those of the
+    # previous batch.
     recipe = tiny_recipe.replace(bn_momentum=1.0)
-    begin, batches = steady_state(recipe), random_batches(recipe, 6)
+    begin = steady_state(recipe)
+    batches = random_batches(recipe, 6)
     engine = start(recipe, begin)
     engine.train(batches, 0)
-    assert distance(statistics(engine.read()), statistics(oracle.train(recipe, begin, batches, RATES).state)) < 1e-4
+    assert (
+        distance(
+            statistics(engine.read()), statistics(oracle.train(recipe, begin, batches, RATES).state)
+        )
+        < 1e-4
+    )
 
 
-def test_inference_between_steps_leaves_the_weights_where_they_are(start: Start, tiny_recipe: Recipe) -> None:
-    # Outside of training mode, MXNet's convolutions change the layout of weights, which share a vector with other tensors.
-    engine, other = start(tiny_recipe), start(tiny_recipe)
+def test_inference_between_steps_leaves_the_weights_where_they_are(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    # Outside of training mode, MXNet's convolutions change the layout of weights, which share a
+    # vector with other tensors.
+    engine = start(tiny_recipe)
+    other = start(tiny_recipe)
     batches = random_batches(tiny_recipe, 4)
     for each in (engine, other):
         each.train(batches[:2], 0)
@@ -104,9 +122,13 @@ def test_inference_between_steps_leaves_the_weights_where_they_are(start: Start,
     assert all_bits(engine.read()) == all_bits(other.read())
 
 
-def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, waits = start(tiny_recipe), []
-    main, read = threading.main_thread(), mx.nd.NDArray.asnumpy
+def test_training_waits_for_nothing(
+    start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(tiny_recipe)
+    waits = []
+    main = threading.main_thread()
+    read = mx.nd.NDArray.asnumpy
 
     def noted(array: Any) -> np.ndarray:
         if threading.current_thread() is main:
@@ -126,19 +148,37 @@ def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe, monkeypat
 def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> None:
     # Found before a horovod that may be installed.
     (tmp_path / "horovod.py").write_text("raise ModuleNotFoundError(\"No module named 'horovod'\")")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "lockstep", "launch", "-n", "2", "--distributed", "horovod", "--backend", "mxnet"]
-    done = subprocess.run([*command, "--", "train"], env=environment, capture_output=True, text=True, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "lockstep",
+        "launch",
+        "-n",
+        "2",
+        "--distributed",
+        "horovod",
+        "--backend",
+        "mxnet",
+    ]
+    done = subprocess.run(
+        [*command, "--", "train"], env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "lockstep: distributed is horovod, which is not installed here: No module named 'horovod'. "
+    assert (
+        done.stderr
+        == "lockstep: distributed is horovod, which is not installed here: No module named"
+        " 'horovod'. "
         "`make mxnet-horovod` builds it in .venv-mxnet\n"
     )
 
 
 def acquainted(count: int) -> list[Hosts]:
     """Return `count` connected ranks."""
-    address, found = f"127.0.0.1:{free_ports(1)[0]}", {}
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    found = {}
 
     def come(rank: int) -> None:
         found[rank] = meet(rank, count, address, "a word")
@@ -152,7 +192,8 @@ def acquainted(count: int) -> list[Hosts]:
 
 
 def test_hosts_agree_on_the_largest() -> None:
-    hosts, answers = acquainted(3), {}
+    hosts = acquainted(3)
+    answers = {}
 
     def ask(rank: int) -> None:
         answers[rank] = [hosts[rank].largest([rank, -rank]), hosts[rank].largest([7 - rank])]
@@ -175,7 +216,9 @@ def test_a_host_that_has_gone_is_told(gone: int, left: int) -> None:
 
 
 @pytest.mark.parametrize(("gone", "left"), [(0, 1), (1, 0)])
-def test_a_host_that_has_gone_is_seen_and_one_that_speaks_is_not_taken_for_gone(gone: int, left: int) -> None:
+def test_a_host_that_has_gone_is_seen_and_one_that_speaks_is_not_taken_for_gone(
+    gone: int, left: int
+) -> None:
     hosts = acquainted(2)
     hosts[left].refuse_loss()
     if left == 0:
@@ -238,7 +281,9 @@ def test_what_a_rank_sends_is_not_unpickled() -> None:
             of_hosts.Hosts(0, 2, [here]).largest([1, 2])
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_come_are_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(of_hosts, "PATIENCE_SEC", 0.05)
     with pytest.raises(BackendError, match=r"do not find each other at .*0 of 1 other ranks came"):
         meet(0, 2, f"127.0.0.1:{free_ports(1)[0]}", "a word")
@@ -333,16 +378,26 @@ with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
 @pytest.mark.slow
 @pytest.mark.parametrize("doing", ["training", "evaluating"])
 @pytest.mark.parametrize(
-    ("distributed", "ranks"), [("native", 2), *([("horovod", 2), ("horovod", 3)] if HAS_HOROVOD else [])]
+    ("distributed", "ranks"),
+    [("native", 2), *([("horovod", 2), ("horovod", 3)] if HAS_HOROVOD else [])],
 )
 def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
     pytestconfig: pytest.Config, distributed: str, ranks: int, doing: str
 ) -> None:
-    program = "import sys; from lockstep import backends; from lockstep.system import launching, nodes\n"
-    program += f"starting = lambda: backends.load('mxnet').starting(nodes.one_machine({ranks}), {distributed!r})\n"
-    program += f"sys.exit(launching.launch_ranks(['-c', {GONE!r}, {distributed!r}, {doing!r}], starting))"
+    program = (
+        "import sys; from lockstep import backends; from lockstep.system import launching, nodes\n"
+    )
+    program += (
+        f"starting = lambda: backends.load('mxnet').starting(nodes.one_machine({ranks}),"
+        f" {distributed!r})\n"
+    )
+    program += (
+        f"sys.exit(launching.launch_ranks(['-c', {GONE!r}, {distributed!r}, {doing!r}], starting))"
+    )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=300, check=False
+    )
     # Of rank 0; the output of the others is in their logs.
     assert done.stdout == "another rank has ended; its own message says why\n", done.stderr
     assert done.returncode == 1
@@ -350,10 +405,21 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_HOROVOD, reason="Horovod is not installed: `make mxnet-horovod`")
-def test_horovods_own_launcher_starts_ranks(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
-    recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
+def test_horovods_own_launcher_starts_ranks(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    run = tmp_path / "run"
     recipe.write_text(tiny_recipe.replace(epochs=1).to_yaml())
-    launcher = [Path(sys.executable).with_name("horovodrun"), "-np", "2", "--gloo", sys.executable, "-m", "lockstep"]
+    launcher = [
+        Path(sys.executable).with_name("horovodrun"),
+        "-np",
+        "2",
+        "--gloo",
+        sys.executable,
+        "-m",
+        "lockstep",
+    ]
     command = [
         "train",
         "--backend",
@@ -367,12 +433,16 @@ def test_horovods_own_launcher_starts_ranks(tiny_recipe: Recipe, textures: Path,
         "--out",
         run,
     ]
-    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*launcher, *command], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads((run / "report.json").read_text())["ranks"] == 2
 
 
-def test_an_evaluation_of_nothing_has_no_scores_among_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_of_nothing_has_no_scores_among_several_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = MxnetWorld(Execution())
     monkeypatch.setattr(world, "ranks", 2)
     assert world.gathered(np.zeros((0, 4))).shape == (0, 4)

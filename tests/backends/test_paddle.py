@@ -80,16 +80,24 @@ def test_a_loaded_module_has_a_canonical_state_dict(tiny_recipe: Recipe) -> None
 
 def test_a_loaded_module_takes_a_state_dict(tiny_recipe: Recipe) -> None:
     module = paddle_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
-    images, other = native.images(normalised(random_images(4), tiny_recipe)), random_state(tiny_recipe, seed=3).tensors
-    missing, unexpected = module.set_state_dict({name: paddle.to_tensor(value) for name, value in other.items()})
+    images = native.images(normalised(random_images(4), tiny_recipe))
+    other = random_state(tiny_recipe, seed=3).tensors
+    missing, unexpected = module.set_state_dict(
+        {name: paddle.to_tensor(value) for name, value in other.items()}
+    )
     assert (missing, unexpected) == ([], [])
-    assert module(images).numpy().tobytes() == paddle_backend.load_module(tiny_recipe, other)(images).numpy().tobytes()
+    assert (
+        module(images).numpy().tobytes()
+        == paddle_backend.load_module(tiny_recipe, other)(images).numpy().tobytes()
+    )
 
 
 # Programs
 
 
-def test_steps_on_batches_of_one_shape_are_one_program(compiled: Start, tiny_recipe: Recipe, built: list[Compiled]) -> None:
+def test_steps_on_batches_of_one_shape_are_one_program(
+    compiled: Start, tiny_recipe: Recipe, built: list[Compiled]
+) -> None:
     engine: Any = compiled(tiny_recipe.replace(ema_decay=0.9), accumulation_steps=2)
     engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
     engine.write(random_state(tiny_recipe.replace(ema_decay=0.9), seed=2))
@@ -100,7 +108,9 @@ def test_steps_on_batches_of_one_shape_are_one_program(compiled: Start, tiny_rec
     assert built == [engine._gradients_of_part] * 2
 
 
-def test_inference_has_a_program_for_every_shape(compiled: Start, tiny_recipe: Recipe, built: list[Compiled]) -> None:
+def test_inference_has_a_program_for_every_shape(
+    compiled: Start, tiny_recipe: Recipe, built: list[Compiled]
+) -> None:
     engine: Any = compiled(tiny_recipe.replace(ema_decay=0.9))
     for _ in range(2):
         for ema in (False, True):
@@ -111,10 +121,15 @@ def test_inference_has_a_program_for_every_shape(compiled: Start, tiny_recipe: R
 
 
 @pytest.mark.slow
-def test_programs_stay_what_they_are_beside_many_others(compiled: Start, tiny_recipe: Recipe) -> None:
-    # A Paddle executor keeps eight programs and would build others again, without oneDNN, with other outputs.
-    state, engine = steady_state(tiny_recipe), compiled(tiny_recipe)
-    batches, ends = [random_batch(tiny_recipe, count) for count in range(4, 13)], []
+def test_programs_stay_what_they_are_beside_many_others(
+    compiled: Start, tiny_recipe: Recipe
+) -> None:
+    # A Paddle executor keeps eight programs and would build others again, without oneDNN, with
+    # other outputs.
+    state = steady_state(tiny_recipe)
+    engine = compiled(tiny_recipe)
+    batches = [random_batch(tiny_recipe, count) for count in range(4, 13)]
+    ends = []
     for batch in [*batches, *batches[:2]]:
         engine.write(state)
         engine.train([batch], 0)
@@ -128,7 +143,8 @@ def test_a_program_whose_first_run_failed_is_built_anew(
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError("none left")
 
-    state, batch = steady_state(tiny_recipe), random_batch(tiny_recipe)
+    state = steady_state(tiny_recipe)
+    batch = random_batch(tiny_recipe)
     engine = compiled(tiny_recipe, state)
     with monkeypatch.context() as patched:
         patched.setattr(paddle.static.Executor, "run", failing)
@@ -154,7 +170,9 @@ LYING: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("onednn", [False, True])
 @pytest.mark.parametrize("laid", LYING.values(), ids=LYING)
-def test_inputs_of_a_program_may_lie_in_memory_as_they_like(laid: Callable[[Any], Any], onednn: bool) -> None:
+def test_inputs_of_a_program_may_lie_in_memory_as_they_like(
+    laid: Callable[[Any], Any], onednn: bool
+) -> None:
     run = Compiled(lambda inputs: [inputs["x"] * 2 + 1, inputs["x"].max([1])], onednn=onednn)
     for seed in range(2):
         x = laid(values(3, 8, 4, 6, seed=seed))
@@ -173,7 +191,8 @@ def test_a_program_passes_no_gradient_on() -> None:
 @pytest.fixture(params=[False, True], ids=["oneDNN off", "oneDNN on"])
 def flag(request: pytest.FixtureRequest) -> Iterator[dict[str, bool]]:
     """Flags for oneDNN that a user has set."""
-    before, said = paddle.get_flags("FLAGS_use_mkldnn"), {"FLAGS_use_mkldnn": request.param}
+    before = paddle.get_flags("FLAGS_use_mkldnn")
+    said = {"FLAGS_use_mkldnn": request.param}
     paddle.set_flags(said)
     yield said
     paddle.set_flags(before)
@@ -212,18 +231,28 @@ def made(recipe: Recipe, compile: Any) -> Any:
 
 
 @pytest.mark.parametrize(("compile", "programs"), [("on", True), ("auto", True), ("off", False)])
-def test_programs_are_used_unless_refused(tiny_recipe: Recipe, compile: str, programs: bool) -> None:
+def test_programs_are_used_unless_refused(
+    tiny_recipe: Recipe, compile: str, programs: bool
+) -> None:
     engine = made(tiny_recipe, compile)
-    assert isinstance(engine._gradients_of_part, Compiled) == isinstance(engine._logits, Compiled) == programs
+    assert (
+        isinstance(engine._gradients_of_part, Compiled)
+        == isinstance(engine._logits, Compiled)
+        == programs
+    )
 
 
 @pytest.mark.parametrize("compile", ["auto", "off"])
 def test_batch_norm_over_several_ranks_is_not_compiled(tiny_recipe: Recipe, compile: str) -> None:
-    assert not isinstance(made(tiny_recipe.replace(batch_norm="synchronised"), compile)._gradients_of_part, Compiled)
+    assert not isinstance(
+        made(tiny_recipe.replace(batch_norm="synchronised"), compile)._gradients_of_part, Compiled
+    )
 
 
 def test_programs_are_refused_to_batch_norm_over_several_ranks(tiny_recipe: Recipe) -> None:
-    with pytest.raises(BackendError, match="has no batch norm over all ranks; leave compile at auto"):
+    with pytest.raises(
+        BackendError, match="has no batch norm over all ranks; leave compile at auto"
+    ):
         made(tiny_recipe.replace(batch_norm="synchronised"), "on")
 
 
@@ -231,20 +260,25 @@ def test_programs_are_refused_to_batch_norm_over_several_ranks(tiny_recipe: Reci
 
 
 def padded(x: np.ndarray, padding: str) -> tuple[np.ndarray, tuple[slice, ...]]:
-    """Pad images [N, C, H, W], none below 0, for windows of 3 at a stride of 2; return them and the place of the images."""
+    """Pad images [N, C, H, W], none below 0, for windows of 3 at a stride of 2; return them and the
+    place of the images."""
     places = [(0, 0), (0, 0)]
     for length in x.shape[2:]:
         missing = 2 if padding == "symmetric" else max((-(-length // 2) - 1) * 2 + 3 - length, 0)
         places.append((missing // 2, missing - missing // 2))
-    inside = tuple(slice(before, before + length) for (before, _), length in zip(places, x.shape, strict=True))
+    inside = tuple(
+        slice(before, before + length) for (before, _), length in zip(places, x.shape, strict=True)
+    )
     return np.pad(x, places), inside
 
 
 def pooled(x: np.ndarray, padding: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the largest value of every window, a gradient of these, and the gradient of x if all values of x differ."""
+    """Return the largest value of every window, a gradient of these, and the gradient of x if all
+    values of x differ."""
     wide, inside = padded(x, padding)
     height, width = ((length - 3) // 2 + 1 for length in wide.shape[2:])
-    y, back = np.zeros((*x.shape[:2], height, width), np.float32), np.zeros_like(wide)
+    y = np.zeros((*x.shape[:2], height, width), np.float32)
+    back = np.zeros_like(wide)
     gradient = np.random.default_rng(seed).normal(size=y.shape).astype(np.float32)
     for i, j in itertools.product(range(height), range(width)):
         window = (..., slice(2 * i, 2 * i + 3), slice(2 * j, 2 * j + 3))
@@ -270,16 +304,24 @@ OBLONG = [(3, 4), (4, 3), (7, 16), (16, 7), (8, 14), (15, 9), (1, 6)]
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
-@pytest.mark.parametrize(("onednn", "shapes"), [(False, SQUARE + OBLONG), (True, SQUARE)], ids=["plain", "compiled"])
+@pytest.mark.parametrize(
+    ("onednn", "shapes"), [(False, SQUARE + OBLONG), (True, SQUARE)], ids=["plain", "compiled"]
+)
 def test_a_max_pool_and_its_gradient_are_right_at_every_size(
     tiny_recipe: Recipe, padding: str, onednn: bool, shapes: list[tuple[int, int]]
 ) -> None:
     run = pool_and_back(tiny_recipe.replace(padding=padding), onednn)
     for seed, shape in enumerate(shapes):
-        order = np.random.default_rng(seed).permutation(6 * shape[0] * shape[1]).reshape(2, 3, *shape)
+        order = (
+            np.random.default_rng(seed).permutation(6 * shape[0] * shape[1]).reshape(2, 3, *shape)
+        )
         x = np.maximum(order - 5, 0).astype(np.float32)
         expected, gradient, expected_back = pooled(x, padding, seed)
-        y, back = run({"x": paddle.to_tensor(x, stop_gradient=False), "g": paddle.to_tensor(gradient)})
+        y, back = run(
+            {"x": paddle.to_tensor(x, stop_gradient=False), "g": paddle.to_tensor(gradient)}
+        )
         assert y.numpy().tobytes() == expected.tobytes(), shape
         # The gradient of a 0 does not matter, since a ReLU comes before the pool.
-        assert distance(back.numpy() * (x > 0), expected_back * (x > 0)) < BOUNDS["operation"].value, shape
+        assert (
+            distance(back.numpy() * (x > 0), expected_back * (x > 0)) < BOUNDS["operation"].value
+        ), shape

@@ -35,11 +35,18 @@ def backend() -> Backend:
 # The world
 
 
-@pytest.mark.parametrize("said", ["", "Connection reset by peer", "where\nConnection reset by peer\n"])
+@pytest.mark.parametrize(
+    "said", ["", "Connection reset by peer", "where\nConnection reset by peer\n"]
+)
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ConnectionResetError])
-def test_an_exchange_that_fails_among_several_ranks_is_laid_to_a_peer(kind: type[Exception], said: str) -> None:
+def test_an_exchange_that_fails_among_several_ranks_is_laid_to_a_peer(
+    kind: type[Exception], said: str
+) -> None:
     reason = "Connection reset by peer" if said else kind.__name__
-    with pytest.raises(LockstepError, match=rf"^another rank has ended; .* \({reason}\)$"), OfTwo().watched():
+    with (
+        pytest.raises(LockstepError, match=rf"^another rank has ended; .* \({reason}\)$"),
+        OfTwo().watched(),
+    ):
         raise kind(said)
 
 
@@ -79,7 +86,9 @@ def test_a_sum_over_ranks_is_taken_so_many_megabytes_at_a_time(
     assert (found.numpy() == 2).all()
 
 
-def test_gradients_are_added_up_so_many_megabytes_at_a_time(start: Start, tiny_recipe: Recipe) -> None:
+def test_gradients_are_added_up_so_many_megabytes_at_a_time(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     engine: Any = start(tiny_recipe, all_reduce_mb=7)
     asked: list[tuple[int, ...]] = []
 
@@ -106,10 +115,14 @@ def test_trainers_of_one_machine_know_each_other() -> None:
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
-def test_trainers_divide_the_cores_among_them(count: int, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainers_divide_the_cores_among_them(
+    count: int, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
-    assert {trainer(one_machine(count), rank)["OMP_NUM_THREADS"] for rank in range(count)} == {threads}
+    assert {trainer(one_machine(count), rank)["OMP_NUM_THREADS"] for rank in range(count)} == {
+        threads
+    }
 
 
 # Processes
@@ -158,11 +171,14 @@ StepAlone = Callable[[str, str], tuple[int, str, str]]
 
 @pytest.fixture
 def step_alone(alone: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> StepAlone:
-    """Return a function that trains, evaluates and predicts in a separate process, where a warning is an error."""
+    """Return a function that trains, evaluates and predicts in a separate process, where a warning
+    is an error."""
 
     def run(compile: str, precision: str) -> tuple[int, str, str]:
         own = {"COMPILE": compile, "PRECISION": precision, "OMP_NUM_THREADS": "1"}
-        environment = os.environ | own | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"}
+        environment = (
+            os.environ | own | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"}
+        )
         return python(STEP, cwd=pytestconfig.rootpath, env=environment)
 
     return run
@@ -170,7 +186,9 @@ def step_alone(alone: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> StepAl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compile", ["off", "on"])
-def test_a_process_trains_without_a_word(step_alone: StepAlone, compile: str, alone: pytest.MonkeyPatch) -> None:
+def test_a_process_trains_without_a_word(
+    step_alone: StepAlone, compile: str, alone: pytest.MonkeyPatch
+) -> None:
     alone.delenv("GLOG_minloglevel", raising=False)
     assert step_alone(compile, "fp32") == (0, "", "")
 
@@ -187,14 +205,22 @@ def test_programs_are_computed_by_fast_kernels_of_onednn(
     alone.setenv("DNNL_VERBOSE", "1")
     code, output, errors = step_alone("on", precision)
     assert code == 0, errors
-    executed = [line.split(",") for line in output.splitlines() if line.startswith("onednn_verbose") and ",exec," in line]
+    executed = [
+        line.split(",")
+        for line in output.splitlines()
+        if line.startswith("onednn_verbose") and ",exec," in line
+    ]
     kernels = {tuple(fields[fields.index("exec") + 2 :][:2]) for fields in executed}
     assert {operation for operation, _ in kernels} >= SLOW_IF_NOT_FAST
-    assert {(of, name) for of, name in kernels if of in SLOW_IF_NOT_FAST and name.startswith("ref:")} == set()
+    assert {
+        (of, name) for of, name in kernels if of in SLOW_IF_NOT_FAST and name.startswith("ref:")
+    } == set()
 
 
 @pytest.mark.slow
-def test_without_programs_nothing_is_computed_by_onednn(step_alone: StepAlone, alone: pytest.MonkeyPatch) -> None:
+def test_without_programs_nothing_is_computed_by_onednn(
+    step_alone: StepAlone, alone: pytest.MonkeyPatch
+) -> None:
     alone.setenv("DNNL_VERBOSE", "1")
     assert step_alone("off", "fp32") == (0, "", "")
 

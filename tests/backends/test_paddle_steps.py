@@ -55,9 +55,14 @@ def compiled(start: Start) -> Start:
 
 COMPILED = {
     "tiny with mixup": Step(mixup="sample"),
-    "tiny in two parts with SAME padding": Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2),
+    "tiny in two parts with SAME padding": Step(
+        {"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2
+    ),
     "tiny with 1001 logits": Step({"logits": 1001, "label_smoothing": 0.0}),
-} | {f"{name} in two parts": Step(changes, "sample", parts=2, is_steady=True) for name, changes in NARROWED.items()}
+} | {
+    f"{name} in two parts": Step(changes, "sample", parts=2, is_steady=True)
+    for name, changes in NARROWED.items()
+}
 """Steps to compile. Batch norm over all ranks is local here, since there is a single rank."""
 
 SIZES = {
@@ -72,7 +77,8 @@ OfPrograms = tuple[list[Interval], list[State], oracle.Trained]
 def stepped(start: Start, tiny_recipe: Recipe, step: Step) -> OfPrograms:
     """Return the results of one step, not compiled and compiled, and the expected results."""
     recipe, state, batch = step.begin(tiny_recipe)
-    intervals, states = [], []
+    intervals = []
+    states = []
     for compile in ("off", "on"):
         engine = start(recipe, state, accumulation_steps=step.parts, compile=compile)
         intervals.append(engine.fetch(engine.train([batch], 0)))
@@ -81,19 +87,28 @@ def stepped(start: Start, tiny_recipe: Recipe, step: Step) -> OfPrograms:
 
 
 @pytest.mark.parametrize("step", (COMPILED | SIZES).values(), ids=COMPILED | SIZES)
-def test_a_compiled_step_does_what_one_does_that_is_not(start: Start, tiny_recipe: Recipe, step: Step) -> None:
+def test_a_compiled_step_does_what_one_does_that_is_not(
+    start: Start, tiny_recipe: Recipe, step: Step
+) -> None:
     (off, on), (plain, end), expected = stepped(start, tiny_recipe, step)
     assert on.losses == pytest.approx(off.losses, rel=BOUNDS["loss"].value)
     assert on.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
-    assert (on.counts.top1, on.counts.top5) == (off.counts.top1, off.counts.top5) == (expected.top1, expected.top5)
+    assert (
+        (on.counts.top1, on.counts.top5)
+        == (off.counts.top1, off.counts.top5)
+        == (expected.top1, expected.top5)
+    )
     assert distance(end.momentum, plain.momentum) < BOUNDS["compiled"].value
     assert distance(end.momentum, expected.state.momentum) < BOUNDS["gradient"].value
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
     assert bits(end.momentum) != bits(plain.momentum), "nothing was compiled"
 
 
-def test_a_compiled_step_may_compute_its_images_one_by_one(compiled: Start, tiny_recipe: Recipe) -> None:
-    state, batch = steady_state(tiny_recipe), random_batch(tiny_recipe, 2, size=64)
+def test_a_compiled_step_may_compute_its_images_one_by_one(
+    compiled: Start, tiny_recipe: Recipe
+) -> None:
+    state = steady_state(tiny_recipe)
+    batch = random_batch(tiny_recipe, 2, size=64)
     engine = compiled(tiny_recipe, state, accumulation_steps=2)
     engine.train([batch], 0)
     expected = oracle.train(tiny_recipe, state, [batch], RATES, parts=2).state
@@ -101,9 +116,13 @@ def test_a_compiled_step_may_compute_its_images_one_by_one(compiled: Start, tiny
     assert distance(statistics(engine.read()), statistics(expected)) < BOUNDS["statistics"].value
 
 
-def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(compiled: Start, tiny_recipe: Recipe) -> None:
-    # Paddle never frees a list for each tensor that Python makes. A step has hundreds of results, and a run many steps.
-    engine, batch = compiled(tiny_recipe), random_batch(tiny_recipe, 2)
+def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(
+    compiled: Start, tiny_recipe: Recipe
+) -> None:
+    # Paddle never frees a list for each tensor that Python makes. A step has hundreds of results,
+    # and a run many steps.
+    engine = compiled(tiny_recipe)
+    batch = random_batch(tiny_recipe, 2)
     counts = []
     for _ in range(3):
         for _ in range(5):
@@ -115,21 +134,28 @@ def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(compiled: St
 
 COMPILED_TRAJECTORIES = {
     "mixup": ({}, 1),
-    "two parts, much decay": ({"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias")}, 2),
+    "two parts, much decay": (
+        {"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias")},
+        2,
+    ),
     "moving average": ({"ema_decay": 0.9}, 1),
 }
 
 
-@pytest.mark.parametrize(("changes", "parts"), COMPILED_TRAJECTORIES.values(), ids=COMPILED_TRAJECTORIES)
+@pytest.mark.parametrize(
+    ("changes", "parts"), COMPILED_TRAJECTORIES.values(), ids=COMPILED_TRAJECTORIES
+)
 def test_compiled_steps_lead_where_float64_goes(
     compiled: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state, batches = random_state(recipe, step=2), random_batches(recipe, 8, mixup="sample")
+    state = random_state(recipe, step=2)
+    batches = random_batches(recipe, 8, mixup="sample")
     engine = compiled(recipe, state, accumulation_steps=parts)
     engine.train(batches[:3], 2)
     engine.train(batches[3:], 5)
-    end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, parts).state
+    end = engine.read()
+    expected = oracle.train(recipe, state, batches, RATES, parts).state
     assert distance(moved(end, state), moved(expected, state)) < BOUNDS["trajectory"].value
     assert distance(statistics(end), statistics(expected)) < BOUNDS["trajectory"].value
     if recipe.ema_decay:
@@ -138,12 +164,18 @@ def test_compiled_steps_lead_where_float64_goes(
 
 def test_compiled_steps_keep_masked_weights_at_0(compiled: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state, batches, rng = random_state(recipe), random_batches(recipe, 2), np.random.default_rng(5)
-    masks = {name: rng.random(state.tensors[name].shape) < 0.5 for name in ("layer2.0.conv2.weight", "fc.weight")}
+    state = random_state(recipe)
+    batches = random_batches(recipe, 2)
+    rng = np.random.default_rng(5)
+    masks = {
+        name: rng.random(state.tensors[name].shape) < 0.5
+        for name in ("layer2.0.conv2.weight", "fc.weight")
+    }
     engine = compiled(recipe, state)
     engine.mask(masks)
     engine.train(batches, 0)
-    end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, masks=masks).state
+    end = engine.read()
+    expected = oracle.train(recipe, state, batches, RATES, masks=masks).state
     for name, mask in masks.items():
         assert not any(held[name][~mask].any() for held in (end.tensors, end.momentum, end.ema))
         assert end.tensors[name][mask].all()
@@ -151,13 +183,17 @@ def test_compiled_steps_keep_masked_weights_at_0(compiled: Start, tiny_recipe: R
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_compiled_step_in_low_precision_is_near(compiled: Start, tiny_recipe: Recipe, precision: str) -> None:
+def test_a_compiled_step_in_low_precision_is_near(
+    compiled: Start, tiny_recipe: Recipe, precision: str
+) -> None:
     recipe = tiny_recipe.replace(precision=precision)
-    state, batch = random_state(recipe), random_batch(recipe, mixup="sample")
+    state = random_state(recipe)
+    batch = random_batch(recipe, mixup="sample")
     engine = compiled(recipe, state)
     off = distance(engine.predict(batch.images), oracle.logits(recipe, state.tensors, batch.images))
     interval = engine.fetch(engine.train([batch], 0))
-    end, expected = engine.read(), oracle.train(recipe, state, [batch], RATES)
+    end = engine.read()
+    expected = oracle.train(recipe, state, [batch], RATES)
     assert BOUNDS["logits"].value < off < BOUNDS[f"{precision} logits"].value
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS[f"{precision} loss"].value)
     assert angle(end.momentum, expected.state.momentum) < BOUNDS[f"{precision} direction"].value
@@ -172,10 +208,12 @@ def test_a_compiled_step_of_a_narrow_model_in_low_precision_is_near(
     compiled: Start, tiny_recipe: Recipe, precision: str, name: str
 ) -> None:
     recipe = tiny_recipe.replace(precision=precision, padding="same", **NARROWED[name])
-    state, batch = steady_state(recipe), random_batch(recipe, mixup="sample", size=33)
+    state = steady_state(recipe)
+    batch = random_batch(recipe, mixup="sample", size=33)
     engine = compiled(recipe, state, accumulation_steps=2)
     engine.train([batch], 0)
-    end, expected = engine.read(), oracle.train(recipe, state, [batch], RATES, parts=2).state
+    end = engine.read()
+    expected = oracle.train(recipe, state, [batch], RATES, parts=2).state
     assert angle(end.momentum, expected.momentum) < BOUNDS[f"{precision} direction"].value
     assert distance(statistics(end), statistics(expected)) < BOUNDS[f"{precision} statistics"].value
 
@@ -183,14 +221,18 @@ def test_a_compiled_step_of_a_narrow_model_in_low_precision_is_near(
 OVERFLOWING = 2.0**60
 
 
-def test_a_static_loss_scale_reaches_the_gradients_of_a_compiled_step(compiled: Start, tiny_recipe: Recipe) -> None:
+def test_a_static_loss_scale_reaches_the_gradients_of_a_compiled_step(
+    compiled: Start, tiny_recipe: Recipe
+) -> None:
     engine = compiled(tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING))
     engine.train([random_batch(tiny_recipe)], 0)
     assert not np.isfinite(engine.read().momentum["conv1.weight"]).all()
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_a_loss_scale_leaves_a_compiled_step_as_it_is(compiled: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
+def test_a_loss_scale_leaves_a_compiled_step_as_it_is(
+    compiled: Start, tiny_recipe: Recipe, loss_scaling: str
+) -> None:
     states = []
     for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
         engine = compiled(tiny_recipe.replace(**FP16, **changes))
@@ -204,7 +246,11 @@ def test_a_loss_scale_leaves_a_compiled_step_as_it_is(compiled: Start, tiny_reci
 
 def dirty_memory() -> None:
     """Leave NaN in the memory that is allocated next."""
-    held = [paddle.full([length], float("nan")) for length in (8, 16, 32, 64, 128, 256, 1024) for _ in range(8)]
+    held = [
+        paddle.full([length], float("nan"))
+        for length in (8, 16, 32, 64, 128, 256, 1024)
+        for _ in range(8)
+    ]
     del held
 
 
@@ -214,8 +260,10 @@ def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
 ) -> None:
     # oneDNN's batch norm has outputs that a Paddle program reads before they are written.
     recipe = tiny_recipe.replace(**NARROWED.get(name or "", {}))
-    state, batch = steady_state(recipe), random_batch(recipe)
-    expected, ends = oracle.train(recipe, state, [batch], RATES).state, set()
+    state = steady_state(recipe)
+    batch = random_batch(recipe)
+    expected = oracle.train(recipe, state, [batch], RATES).state
+    ends = set()
     for _ in range(5):
         dirty_memory()
         engine = compiled(recipe, state)
@@ -230,8 +278,10 @@ def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
 
 def test_compiled_steps_repeat_to_the_last_bit(compiled: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    batches, ends = random_batches(recipe, 4, mixup="sample"), []
-    one, other = compiled(recipe), compiled(recipe)
+    batches = random_batches(recipe, 4, mixup="sample")
+    ends = []
+    one = compiled(recipe)
+    other = compiled(recipe)
     one.train(batches, 0)
     other.train(batches[:2], 0)
     other.evaluate(batches[:1])
@@ -244,8 +294,11 @@ def test_compiled_steps_repeat_to_the_last_bit(compiled: Start, tiny_recipe: Rec
     assert ends[0] == ends[1] == ends[2]
 
 
-def test_a_compiled_engine_goes_on_from_what_another_has_trained(start: Start, tiny_recipe: Recipe) -> None:
-    state, batches = random_state(tiny_recipe), random_batches(tiny_recipe, 6, mixup="sample")
+def test_a_compiled_engine_goes_on_from_what_another_has_trained(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    state = random_state(tiny_recipe)
+    batches = random_batches(tiny_recipe, 6, mixup="sample")
     first = start(tiny_recipe, state)
     first.train(batches[:3], 0)
     second = start(tiny_recipe, random_state(tiny_recipe, seed=8), compile="on")
@@ -253,7 +306,9 @@ def test_a_compiled_engine_goes_on_from_what_another_has_trained(start: Start, t
     second.write(first.read())
     second.train(batches[3:], 3)
     expected = oracle.train(tiny_recipe, state, batches, RATES).state
-    assert distance(moved(second.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert (
+        distance(moved(second.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+    )
     assert second.read().step == 6
 
 
@@ -275,7 +330,8 @@ def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
     compiled: Start, tiny_recipe: Recipe, padding: str
 ) -> None:
     recipe = tiny_recipe.replace(padding=padding)
-    engine, values = compiled(recipe), random_state(recipe).tensors
+    engine = compiled(recipe)
+    values = random_state(recipe).tensors
     for count, size in ((1, 32), (2, 32), (7, 45), (3, 31), (3, 33), (1, 64), (2, 9)):
         images = random_images(count, size)
         logits = engine.predict(images)
@@ -284,7 +340,9 @@ def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_for_programs_may_lie_in_memory_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
+def test_arrays_for_programs_may_lie_in_memory_as_they_like(
+    start: Start, tiny_recipe: Recipe, kind: Any
+) -> None:
     check_arrays(partial(start, compile="on"), tiny_recipe, kind)
 
 
@@ -306,10 +364,14 @@ def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
     compiled: Start, tiny_recipe: Recipe, ema: bool
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state, batches = random_state(recipe), [random_batch(recipe, count, seed=count) for count in (8, 8, 3)]
+    state = random_state(recipe)
+    batches = [random_batch(recipe, count, seed=count) for count in (8, 8, 3)]
     batches[1].labels[5:] = -1
-    images, labels = (np.concatenate([getattr(batch, name) for batch in batches]) for name in ("images", "labels"))
-    images, labels = images[labels >= 0], labels[labels >= 0]
+    images, labels = (
+        np.concatenate([getattr(batch, name) for batch in batches]) for name in ("images", "labels")
+    )
+    images = images[labels >= 0]
+    labels = labels[labels >= 0]
     scores = compiled(recipe, state).evaluate(batches, ema=ema)
     logits = oracle.logits(recipe, state.ema if ema else state.tensors, images)
     losses = -oracle.log_softmax(logits)[np.arange(len(labels)), labels]
@@ -319,7 +381,9 @@ def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
     assert scores.predictions.tolist() == logits.argmax(axis=1).tolist()
 
 
-def test_a_compiled_evaluation_leaves_the_state_as_it_is(compiled: Start, tiny_recipe: Recipe) -> None:
+def test_a_compiled_evaluation_leaves_the_state_as_it_is(
+    compiled: Start, tiny_recipe: Recipe
+) -> None:
     engine = compiled(tiny_recipe.replace(ema_decay=0.9))
     engine.train([random_batch(tiny_recipe)], 0)
     before = all_bits(engine.read())

@@ -1,4 +1,5 @@
-"""Tests for every engine: low precision, loss scaling and moving averages, against float64 (`oracle`)."""
+"""Tests for every engine: low precision, loss scaling and moving averages, against float64
+(`oracle`)."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,20 +30,25 @@ OVERFLOWING = 2.0**60
 
 
 COMPILED = ("paddle", "tensorflow") if SOAK else ("paddle",)
-"""Engines that compile what depends on the loss scale. PyTorch's compiles only the loss before it is scaled, and MXNet's is
-compiled in all tests. XLA needs half a minute, so that it is in a soak."""
+"""Engines that compile what depends on the loss scale. PyTorch's compiles only the loss before it
+is scaled, and MXNet's is compiled in all tests. XLA needs half a minute, so that it is in a soak.
+"""
 
 FEW = 4
-"""Images of a batch in tests where more are not needed. In fp16 a full model takes a CPU a second for four images."""
+"""Images of a batch in tests where more are not needed. In fp16 a full model takes a CPU a second
+for four images."""
 
 
 # Precision
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_logits_in_low_precision_are_near(start: Start, tiny_recipe: Recipe, precision: str) -> None:
+def test_logits_in_low_precision_are_near(
+    start: Start, tiny_recipe: Recipe, precision: str
+) -> None:
     recipe = tiny_recipe.replace(precision=precision)
-    state, images = random_state(recipe), random_images(16)
+    state = random_state(recipe)
+    images = random_images(16)
     logits = start(recipe, state).predict(images)
     assert logits.dtype == np.float32
     off = distance(logits, oracle.logits(recipe, state.tensors, images))
@@ -52,29 +58,41 @@ def test_logits_in_low_precision_are_near(start: Start, tiny_recipe: Recipe, pre
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_step_in_low_precision_is_near(start: Start, tiny_recipe: Recipe, precision: str) -> None:
     recipe = tiny_recipe.replace(precision=precision)
-    state, batch = random_state(recipe), random_batch(recipe)
+    state = random_state(recipe)
+    batch = random_batch(recipe)
     engine = start(recipe, state)
     interval = engine.fetch(engine.train([batch], 0))
     expected = oracle.train(recipe, state, [batch], RATES)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS[f"{precision} loss"].value)
-    assert angle(engine.read().momentum, expected.state.momentum) < BOUNDS[f"{precision} direction"].value
+    assert (
+        angle(engine.read().momentum, expected.state.momentum)
+        < BOUNDS[f"{precision} direction"].value
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_updates_below_low_precision_are_not_lost(start: Start, tiny_recipe: Recipe, precision: str) -> None:
+def test_updates_below_low_precision_are_not_lost(
+    start: Start, tiny_recipe: Recipe, precision: str
+) -> None:
     state = random_state(tiny_recipe)
     engine = start(tiny_recipe.replace(precision=precision), state, rates=[1e-4])
     engine.train([random_batch(tiny_recipe)], 0)
     end = engine.read()
-    expected = {name: state.tensors[name] - np.float64(1e-4) * v for name, v in end.momentum.items()}
+    expected = {
+        name: state.tensors[name] - np.float64(1e-4) * v for name, v in end.momentum.items()
+    }
     assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
 def test_an_evaluation_in_fp16_holds_what_exceeds_fp16(start: Start, tiny_recipe: Recipe) -> None:
-    # Running statistics that have not settled: after the first batch norm, activations exceed 65,504.
-    recipe, batch = tiny_recipe.replace(**FP16, ema_decay=0.5), random_batch(tiny_recipe, FEW)
+    # Running statistics that have not settled: after the first batch norm, activations exceed
+    # 65,504.
+    recipe = tiny_recipe.replace(**FP16, ema_decay=0.5)
+    batch = random_batch(tiny_recipe, FEW)
     state = random_state(recipe)
-    far = state.tensors | {"bn1.running_mean": np.full_like(state.tensors["bn1.running_mean"], -1e6)}
+    far = state.tensors | {
+        "bn1.running_mean": np.full_like(state.tensors["bn1.running_mean"], -1e6)
+    }
     state = State(0, far, state.momentum, {name: value.copy() for name, value in far.items()})
     logits = oracle.logits(recipe, far, batch.pixels)
     expected = -np.take_along_axis(oracle.log_softmax(logits), batch.labels[:, None], axis=1)[:, 0]
@@ -86,7 +104,9 @@ def test_an_evaluation_in_fp16_holds_what_exceeds_fp16(start: Start, tiny_recipe
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_a_loss_scale_leaves_the_update_as_it_is(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
+def test_a_loss_scale_leaves_the_update_as_it_is(
+    start: Start, tiny_recipe: Recipe, loss_scaling: str
+) -> None:
     # The scale is at most 8: gradients of full models reach 7,000, and fp16 ends at 65,504.
     states = []
     for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
@@ -145,15 +165,45 @@ def test_a_compiled_step_backs_off_after_an_overflow(start: Start, tiny_recipe: 
 SCALERS = {
     "an overflow halves the scale": ({}, (OVERFLOWING, 5, 0), 1, (OVERFLOWING / 2, 0, 0)),
     "every overflow halves it again": ({}, (OVERFLOWING, 5, 0), 3, (OVERFLOWING / 8, 0, 0)),
-    "backing off has its own factor": ({"loss_scale_backoff": 0.25}, (OVERFLOWING, 5, 0), 1, (OVERFLOWING / 4, 0, 0)),
-    "a first overflow may be forgiven": ({"loss_scale_backoff_steps": 3}, (OVERFLOWING, 5, 0), 1, (OVERFLOWING, 0, 1)),
+    "backing off has its own factor": (
+        {"loss_scale_backoff": 0.25},
+        (OVERFLOWING, 5, 0),
+        1,
+        (OVERFLOWING / 4, 0, 0),
+    ),
+    "a first overflow may be forgiven": (
+        {"loss_scale_backoff_steps": 3},
+        (OVERFLOWING, 5, 0),
+        1,
+        (OVERFLOWING, 0, 1),
+    ),
     "a second too": ({"loss_scale_backoff_steps": 3}, (OVERFLOWING, 5, 0), 2, (OVERFLOWING, 0, 2)),
-    "the third in a row is not": ({"loss_scale_backoff_steps": 3}, (OVERFLOWING, 5, 0), 3, (OVERFLOWING / 2, 0, 0)),
+    "the third in a row is not": (
+        {"loss_scale_backoff_steps": 3},
+        (OVERFLOWING, 5, 0),
+        3,
+        (OVERFLOWING / 2, 0, 0),
+    ),
     "a good step breaks the row": ({"loss_scale_backoff_steps": 3}, (8.0, 0, 2), 1, (8.0, 1, 0)),
     "good steps are counted": ({"loss_scale_growth_steps": 4}, (8.0, 0, 0), 3, (8.0, 3, 0)),
-    "enough of them double the scale": ({"loss_scale_growth_steps": 4}, (8.0, 0, 0), 4, (16.0, 0, 0)),
-    "growth has its own factor": ({"loss_scale_growth_steps": 1, "loss_scale_growth": 4.0}, (8.0, 0, 0), 1, (32.0, 0, 0)),
-    "a row of good steps goes on where it was left": ({"loss_scale_growth_steps": 100}, (8.0, 99, 0), 1, (16.0, 0, 0)),
+    "enough of them double the scale": (
+        {"loss_scale_growth_steps": 4},
+        (8.0, 0, 0),
+        4,
+        (16.0, 0, 0),
+    ),
+    "growth has its own factor": (
+        {"loss_scale_growth_steps": 1, "loss_scale_growth": 4.0},
+        (8.0, 0, 0),
+        1,
+        (32.0, 0, 0),
+    ),
+    "a row of good steps goes on where it was left": (
+        {"loss_scale_growth_steps": 100},
+        (8.0, 99, 0),
+        1,
+        (16.0, 0, 0),
+    ),
 }
 
 
@@ -174,22 +224,31 @@ def test_a_dynamic_loss_scale_adapts(
 
 
 def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
-    state, batches = with_scaler(tiny_recipe, OVERFLOWING), random_batches(tiny_recipe, 2)
+    state = with_scaler(tiny_recipe, OVERFLOWING)
+    batches = random_batches(tiny_recipe, 2)
     engine = start(dynamic(tiny_recipe, loss_scale_backoff=2.0**-50), state)
     engine.train(batches, 0)
     unscaled = start(tiny_recipe.replace(**FP16), State(1, state.tensors, state.momentum))
     unscaled.train(batches[1:], 1)
-    assert distance(engine.read().momentum, unscaled.read().momentum) < BOUNDS["scaled gradient"].value
+    assert (
+        distance(engine.read().momentum, unscaled.read().momentum) < BOUNDS["scaled gradient"].value
+    )
 
 
-def test_a_state_without_a_scaler_brings_the_recipes_first_scale(start: Start, tiny_recipe: Recipe) -> None:
-    engine = start(dynamic(tiny_recipe, loss_scale=64.0), with_scaler(tiny_recipe, 8.0, good_steps=5))
+def test_a_state_without_a_scaler_brings_the_recipes_first_scale(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    engine = start(
+        dynamic(tiny_recipe, loss_scale=64.0), with_scaler(tiny_recipe, 8.0, good_steps=5)
+    )
     engine.write(random_state(tiny_recipe))
     assert engine.read().scaler == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
 
 
 @pytest.mark.parametrize("changes", [{}, FP16 | {"loss_scaling": "static"}], ids=["fp32", "static"])
-def test_a_state_has_no_scaler_without_dynamic_scaling(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
+def test_a_state_has_no_scaler_without_dynamic_scaling(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any]
+) -> None:
     assert start(tiny_recipe.replace(**changes)).read().scaler == {}
 
 
@@ -197,13 +256,18 @@ def test_a_state_has_no_scaler_without_dynamic_scaling(start: Start, tiny_recipe
 
 
 @pytest.mark.parametrize(("step", "keep"), [(0, 1 / 10), (1, 2 / 11), (7, 8 / 17), (11, 0.5)])
-def test_the_moving_average_follows_the_formula(start: Start, tiny_recipe: Recipe, step: int, keep: float) -> None:
+def test_the_moving_average_follows_the_formula(
+    start: Start, tiny_recipe: Recipe, step: int, keep: float
+) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.5)
     state = random_state(recipe, step=step)
     engine = start(recipe, state)
     engine.train([random_batch(recipe)], step)
     end = engine.read()
-    expected = {name: keep * state.ema[name] + (1 - keep) * value.astype(np.float64) for name, value in end.tensors.items()}
+    expected = {
+        name: keep * state.ema[name] + (1 - keep) * value.astype(np.float64)
+        for name, value in end.tensors.items()
+    }
     assert distance(end.ema, expected) < BOUNDS["operation"].value
 
 
@@ -216,10 +280,15 @@ def test_training_is_the_same_with_a_moving_average(start: Start, tiny_recipe: R
     assert ends[0] == ends[1]
 
 
-def test_evaluating_the_moving_average_uses_its_weights_and_statistics(start: Start, tiny_recipe: Recipe) -> None:
-    recipe, batch = tiny_recipe.replace(ema_decay=0.9), random_batch(tiny_recipe)
+def test_evaluating_the_moving_average_uses_its_weights_and_statistics(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    batch = random_batch(tiny_recipe)
     other = random_state(recipe, seed=9).tensors
     state = random_state(recipe)
-    averaged = start(recipe, State(0, state.tensors, state.momentum, other)).evaluate([batch], ema=True)
+    averaged = start(recipe, State(0, state.tensors, state.momentum, other)).evaluate(
+        [batch], ema=True
+    )
     trained = start(recipe, State(0, other, state.momentum, state.ema)).evaluate([batch])
     assert averaged.losses.tobytes() == trained.losses.tobytes()

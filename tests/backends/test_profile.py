@@ -57,16 +57,23 @@ def test_a_process_can_trace_again_and_steps_in_between_are_not_in_it(
         train(engine, tiny_recipe, 4)
     with backend.profile(tmp_path / "2"):
         pass
-    traced = [[name for name in names_in(file) if "conv" in name.lower()] for n in "01" for file in files(tmp_path / n)]
+    traced = [
+        [name for name in names_in(file) if "conv" in name.lower()]
+        for n in "01"
+        for file in files(tmp_path / n)
+    ]
     assert len(traced) == 2
     assert all(traced)
-    assert not [name for file in files(tmp_path / "2") for name in names_in(file) if "conv" in name.lower()]
+    assert not [
+        name for file in files(tmp_path / "2") for name in names_in(file) if "conv" in name.lower()
+    ]
 
 
 def test_the_numbers_are_the_same_bits_with_and_without(
     backend: Backend, start: Start, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    traced, plain = start(tiny_recipe), start(tiny_recipe)
+    traced = start(tiny_recipe)
+    plain = start(tiny_recipe)
     with backend.profile(tmp_path):
         train(traced, tiny_recipe)
     train(plain, tiny_recipe)

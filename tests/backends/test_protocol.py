@@ -56,12 +56,31 @@ def test_every_framework_has_a_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["no_such_engine", "torch"])
-def test_a_named_engine_that_cannot_be_imported_fails(name: str, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_a_named_engine_that_cannot_be_imported_fails(
+    name: str, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
     # A module with the framework's name that cannot be loaded is found before the real one.
     (tmp_path / "torch.py").write_text("raise ImportError('broken')")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "functions_of_the_protocol", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "functions_of_the_protocol",
+        __file__,
+    ]
     environment = os.environ | {"LOCKSTEP_BACKENDS": name, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=pytestconfig.rootpath, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command,
+        cwd=pytestconfig.rootpath,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 1
     assert "1 error" in done.stdout
 
@@ -69,7 +88,11 @@ def test_a_named_engine_that_cannot_be_imported_fails(name: str, pytestconfig: p
 def test_a_backend_has_the_functions_of_the_protocol(backend: Backend) -> None:
     for name, function in inspect.getmembers(Backend, inspect.isfunction):
         if not name.startswith("_"):
-            expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+            expected = [
+                parameter
+                for parameter in inspect.signature(function).parameters
+                if parameter != "self"
+            ]
             assert list(inspect.signature(getattr(backend, name)).parameters) == expected
 
 
@@ -117,27 +140,37 @@ def test_fused_kernels_are_refused_by_engines_that_have_none(backend: Any) -> No
     except BackendError as error:
         found = str(error)
     has_kernels = backend.__name__.endswith(".torch")
-    assert found == ("" if has_kernels else "fused is on, but this engine has no fused kernels; use --backend torch")
+    assert found == (
+        ""
+        if has_kernels
+        else "fused is on, but this engine has no fused kernels; use --backend torch"
+    )
 
 
 def test_recomputation_that_an_engine_does_not_have_is_refused(backend: Any) -> None:
-    name, execution = backend.__name__.rpartition(".")[2], Execution(device="cpu", recompute="blocks")
+    name = backend.__name__.rpartition(".")[2]
+    execution = Execution(device="cpu", recompute="blocks")
     if name in ("tensorflow", "torch"):
         backend.world(execution).close()
         return
-    with pytest.raises(BackendError, match=r"keeps all activations.* --backend tensorflow or torch"):
+    with pytest.raises(
+        BackendError, match=r"keeps all activations.* --backend tensorflow or torch"
+    ):
         backend.world(execution)
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("tortch", "Did you mean torch"), ("caffe", f"Known: {', '.join(FRAMEWORKS)}"), ("", "Known")]
+    ("name", "hint"),
+    [("tortch", "Did you mean torch"), ("caffe", f"Known: {', '.join(FRAMEWORKS)}"), ("", "Known")],
 )
 def test_an_unknown_backend_is_refused_with_what_there_is(name: str, hint: str) -> None:
     with pytest.raises(BackendError, match=hint):
         backends.load(name)
 
 
-def test_a_missing_framework_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_framework_is_refused_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     missing = Framework(("no-such-distribution", "nor-this-one"), "pip install it")
     monkeypatch.setitem(FRAMEWORKS, "other", missing)
     with pytest.raises(BackendError, match="'other' needs no-such-distribution: pip install it"):
@@ -146,7 +179,12 @@ def test_a_missing_framework_is_refused_with_how_to_install_it(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("distributions", "found"),
-    [(("numpy",), True), (("no-such-distribution", "numpy"), True), (("no-such-distribution",), False), ((), False)],
+    [
+        (("numpy",), True),
+        (("no-such-distribution", "numpy"), True),
+        (("no-such-distribution",), False),
+        ((), False),
+    ],
 )
 def test_one_distribution_of_several_is_enough(distributions: tuple[str, ...], found: bool) -> None:
     assert (Framework(distributions, "").version() is not None) == found
@@ -157,7 +195,8 @@ def test_one_distribution_of_several_is_enough(distributions: tuple[str, ...], f
     [
         "import sys, lockstep" + REPORT,
         "import sys, lockstep.runs.train" + REPORT,
-        "import sys; from lockstep.backends import FRAMEWORKS; FRAMEWORKS['torch'].version()" + REPORT,
+        "import sys; from lockstep.backends import FRAMEWORKS; FRAMEWORKS['torch'].version()"
+        + REPORT,
         IMPORT_THE_CORE,
     ],
     ids=["lockstep", "training", "version", "every module of the core"],

@@ -1,4 +1,5 @@
-"""Tests for every engine that supports it: steps and logits with weights and inputs in int8, against float64 (`oracle`)."""
+"""Tests for every engine that supports it: steps and logits with weights and inputs in int8,
+against float64 (`oracle`)."""
 
 from typing import Any
 
@@ -13,31 +14,52 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
-from tests.backends.cases import BASIC, RATES, all_bits, random_batch, random_batches, random_images, random_state
+from tests.backends.cases import (
+    BASIC,
+    RATES,
+    all_bits,
+    random_batch,
+    random_batches,
+    random_images,
+    random_state,
+)
 from tests.backends.conftest import Start, of_frameworks, of_quantising
 
-MODELS: dict[str, dict[str, Any]] = {"grouped": {}, "basic, SAME padding": {"model": BASIC, "padding": "same"}}
-COARSE, LIMITING = 16.0, 0.25
-"""Factors of calibrated scales. With the first, forgetting to round is plain, and rounding in float32 seldom decides a
-rounding to int8. With the second, many values are limited."""
+MODELS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "basic, SAME padding": {"model": BASIC, "padding": "same"},
+}
+COARSE = 16.0
+LIMITING = 0.25
+"""Factors of calibrated scales. With the first, forgetting to round is plain, and rounding in
+float32 seldom decides a rounding to int8. With the second, many values are limited."""
 
 every_model = pytest.mark.parametrize("model", MODELS)
 
 
-def begin(recipe: Recipe, model: str = "grouped", factor: float = COARSE) -> tuple[Recipe, State, Scales]:
-    """Return a quantised recipe, a state, and scales that are calibrated on the reference and then multiplied."""
+def begin(
+    recipe: Recipe, model: str = "grouped", factor: float = COARSE
+) -> tuple[Recipe, State, Scales]:
+    """Return a quantised recipe, a state, and scales that are calibrated on the reference and then
+    multiplied."""
     recipe = recipe.replace(quantisation="int8", ema_decay=0.9, weight_decay=0.0, **MODELS[model])
     state = random_state(recipe)
     with oracle.engine_of(recipe, RATES) as engine:
         engine.write(state)
         scales = input_scales(engine.calibrate(random_batches(recipe, 2)))
-    return recipe, state, {name: float(np.float32(factor * scale)) for name, scale in scales.items()}
+    return (
+        recipe,
+        state,
+        {name: float(np.float32(factor * scale)) for name, scale in scales.items()},
+    )
 
 
 @of_quantising
 @every_model
 @pytest.mark.parametrize("factor", [COARSE, LIMITING])
-def test_quantised_logits_are_those_of_float64(start: Start, tiny_recipe: Recipe, model: str, factor: float) -> None:
+def test_quantised_logits_are_those_of_float64(
+    start: Start, tiny_recipe: Recipe, model: str, factor: float
+) -> None:
     (recipe, state, scales), images = begin(tiny_recipe, model, factor), random_images(4)
     engine = start(recipe, state)
     engine.quantise(scales)
@@ -60,7 +82,8 @@ def test_a_quantised_step_is_that_of_float64(start: Start, tiny_recipe: Recipe, 
     (recipe, state, scales), batch = begin(tiny_recipe, model), random_batch(tiny_recipe, 8)
     engine = start(recipe, state)
     engine.quantise(scales)
-    interval, end = engine.fetch(engine.train([batch], 0)), engine.read()
+    interval = engine.fetch(engine.train([batch], 0))
+    end = engine.read()
     expected = oracle.train(recipe, state, [batch], RATES, scales=scales)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["quantised"].value)
     assert angle(end.momentum, expected.state.momentum) < BOUNDS["quantised direction"].value
@@ -68,7 +91,8 @@ def test_a_quantised_step_is_that_of_float64(start: Start, tiny_recipe: Recipe, 
 
 @of_quantising
 def test_no_gradient_passes_where_an_input_is_limited(start: Start, tiny_recipe: Recipe) -> None:
-    # No feature is negative. With the smallest scale, those above 0 are limited; a ReLU stops the gradient of those of 0.
+    # No feature is negative. With the smallest scale, those above 0 are limited; a ReLU stops the
+    # gradient of those of 0.
     recipe, state, scales = begin(tiny_recipe)
     engine = start(recipe, state)
     engine.quantise(scales | {"fc": SMALLEST_SCALE})
@@ -79,22 +103,30 @@ def test_no_gradient_passes_where_an_input_is_limited(start: Start, tiny_recipe:
 
 
 @of_quantising
-def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(start: Start, tiny_recipe: Recipe) -> None:
+def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     recipe, state, scales = begin(tiny_recipe)
-    batches, engine = random_batches(recipe, 3), start(recipe, state)
+    batches = random_batches(recipe, 3)
+    engine = start(recipe, state)
     engine.quantise(scales)
     found = engine.calibrate(batches)
     assert tuple(found) == layers(recipe.model)
     with oracle.engine_of(recipe.replace(quantisation="none"), RATES) as plain:
         plain.write(state)
         expected = [plain.calibrate([batch]) for batch in batches]
-    assert found == pytest.approx({name: max(each[name] for each in expected) for name in found}, rel=1e-5)
+    assert found == pytest.approx(
+        {name: max(each[name] for each in expected) for name in found}, rel=1e-5
+    )
 
 
 @of_quantising
-def test_calibrating_and_evaluating_change_nothing_that_is_trained(start: Start, tiny_recipe: Recipe) -> None:
+def test_calibrating_and_evaluating_change_nothing_that_is_trained(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     recipe, state, scales = begin(tiny_recipe)
-    engine, batches = start(recipe, state), random_batches(recipe, 1)
+    engine = start(recipe, state)
+    batches = random_batches(recipe, 1)
     engine.quantise(scales)
     engine.calibrate(batches)
     engine.evaluate(batches, ema=True)
@@ -102,13 +134,17 @@ def test_calibrating_and_evaluating_change_nothing_that_is_trained(start: Start,
 
 
 @of_quantising
-def test_the_moving_average_is_evaluated_with_quantisation(start: Start, tiny_recipe: Recipe) -> None:
+def test_the_moving_average_is_evaluated_with_quantisation(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     (recipe, state, scales), batch = begin(tiny_recipe), random_batch(tiny_recipe)
     engine = start(recipe, state)
     engine.quantise(scales)
     logits = oracle.logits(recipe, state.ema, batch.images, scales)
     expected = -oracle.log_softmax(logits)[np.arange(len(batch.labels)), batch.labels]
-    assert engine.evaluate([batch], ema=True).losses == pytest.approx(expected, rel=BOUNDS["quantised"].value)
+    assert engine.evaluate([batch], ema=True).losses == pytest.approx(
+        expected, rel=BOUNDS["quantised"].value
+    )
 
 
 @of_quantising
@@ -125,13 +161,22 @@ def test_rounding_does_not_hide_what_is_no_number(start: Start, tiny_recipe: Rec
 def test_scales_that_do_not_fit_are_refused(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, scales = begin(tiny_recipe)
     engine = start(recipe, state)
-    with pytest.raises(CheckpointError, match=r"missing \['fc'\], unknown \['fc2'\]. Did you mean fc"):
+    with pytest.raises(
+        CheckpointError, match=r"missing \['fc'\], unknown \['fc2'\]. Did you mean fc"
+    ):
         engine.quantise({name.replace("fc", "fc2"): scale for name, scale in scales.items()})
 
 
 @of_frameworks
-def test_an_engine_that_cannot_quantise_refuses_the_recipe(backend: Backend, world: World, tiny_recipe: Recipe) -> None:
+def test_an_engine_that_cannot_quantise_refuses_the_recipe(
+    backend: Backend, world: World, tiny_recipe: Recipe
+) -> None:
     name = backend.__name__.rpartition(".")[2]
     if not backends.FRAMEWORKS[name].quantises:
-        with pytest.raises(BackendError, match=f"the {name} engine cannot quantise, .* use --backend reference or torch"):
-            backend.engine(tiny_recipe.replace(quantisation="int8"), np.zeros(1), world, Execution())
+        with pytest.raises(
+            BackendError,
+            match=f"the {name} engine cannot quantise, .* use --backend reference or torch",
+        ):
+            backend.engine(
+                tiny_recipe.replace(quantisation="int8"), np.zeros(1), world, Execution()
+            )

@@ -17,10 +17,28 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluated_samples
 from lockstep.verification.bounds import BOUNDS, distance
-from tests.backends.cases import RATES, Arrays, all_bits, bits, lacks, moved, parameters, random_state, statistics
+from tests.backends.cases import (
+    RATES,
+    Arrays,
+    all_bits,
+    bits,
+    lacks,
+    moved,
+    parameters,
+    random_state,
+    statistics,
+)
 from tests.backends.conftest import Start
 from tests.backends.launchers import LAUNCHED, LAUNCHERS, WITHOUT, named
-from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
+from tests.backends.ranks import (
+    LABELS,
+    RECIPE,
+    SCENARIOS,
+    TO_EVALUATE,
+    UNCOMPILED,
+    carry_out,
+    images_to_evaluate,
+)
 from tests.soak import SOAK
 
 pytestmark = pytest.mark.slow
@@ -28,14 +46,28 @@ pytestmark = pytest.mark.slow
 Found = dict[str, Any]
 
 AUTOMATIC = tuple(name for name in LAUNCHED if name.startswith(("mxnet", "paddle")))
-"""Launchers whose ranks are compiled by default. Compiling the others takes up to a minute, even for tiny models."""
+"""Launchers whose ranks are compiled by default. Compiling the others takes up to a minute, even
+for tiny models."""
 
 
 def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Found]:
-    """Run scenarios in two processes and return the results of each. A warning in either process is an error."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+    """Run scenarios in two processes and return the results of each. A warning in either process is
+    an error."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
+    }
     done = subprocess.run(
-        [sys.executable, "-W", "error", *LAUNCHERS[name], "tests.backends.ranks", *named(name), folder, *scenarios],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            *LAUNCHERS[name],
+            "tests.backends.ranks",
+            *named(name),
+            folder,
+            *scenarios,
+        ],
         cwd=root,
         env=environment | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"},
         capture_output=True,
@@ -65,7 +97,9 @@ def world(backend: Backend) -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def ranks(launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+def ranks(
+    launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> list[Found]:
     possible = tuple(name for name in UNCOMPILED if not _lacks(launched, name))
     return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), possible)
 
@@ -101,7 +135,9 @@ def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Found], name: s
     assert bits(first.momentum) == bits(second.momentum)
 
 
-def test_ranks_that_go_on_from_the_middle_end_with_the_same_bits(ranks: list[Found], name: str) -> None:
+def test_ranks_that_go_on_from_the_middle_end_with_the_same_bits(
+    ranks: list[Found], name: str
+) -> None:
     for rank in ranks:
         assert all_bits(rank[name]["resumed"]) == all_bits(rank[name]["state"])
 
@@ -110,31 +146,46 @@ def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
     first, second = (rank[name] for rank in ranks)
     for a, b in zip(first["intervals"], second["intervals"], strict=True):
         assert a.losses.tobytes() == b.losses.tobytes()
-        assert (a.counts.top1, a.counts.top5, a.counts.images) == (b.counts.top1, b.counts.top5, b.counts.images)
+        assert (a.counts.top1, a.counts.top5, a.counts.images) == (
+            b.counts.top1,
+            b.counts.top5,
+            b.counts.images,
+        )
     for of in ("scores", "ema scores"):
         if first[of] is not None:
             assert first[of].losses.tobytes() == second[of].losses.tobytes()
 
 
-def test_synchronised_ranks_go_where_one_process_goes(ranks: list[Found], backend: Backend, world: World) -> None:
+def test_synchronised_ranks_go_where_one_process_goes(
+    ranks: list[Found], backend: Backend, world: World
+) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
     assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["trajectory"].value
 
 
-def test_synchronised_ranks_have_the_statistics_of_one_process(ranks: list[Found], backend: Backend, world: World) -> None:
+def test_synchronised_ranks_have_the_statistics_of_one_process(
+    ranks: list[Found], backend: Backend, world: World
+) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
     for rank in ranks:
-        assert distance(statistics(rank["synchronised"]["state"]), statistics(one["state"])) < BOUNDS["ranks"].value
+        assert (
+            distance(statistics(rank["synchronised"]["state"]), statistics(one["state"]))
+            < BOUNDS["ranks"].value
+        )
 
 
 def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Found], launched: str) -> None:
     if why := _lacks(launched, "sent in bf16"):
         pytest.skip(why)
     rounded = distance(way(ranks[0]["sent in bf16"]), way(ranks[0]["local"]))
-    assert 1e-5 < rounded < 4 * 2**-8  # half a unit of 8 bits for what is sent and for the sum, in each of a few steps
+    assert (
+        1e-5 < rounded < 4 * 2**-8
+    )  # half a unit of 8 bits for what is sent and for the sum, in each of a few steps
 
 
-@pytest.mark.parametrize(("name", "parts"), [("local", 2), *([("local in parts", 4)] if SOAK else [])])
+@pytest.mark.parametrize(
+    ("name", "parts"), [("local", 2), *([("local in parts", 4)] if SOAK else [])]
+)
 def test_ranks_are_as_many_parts_of_one_process(
     ranks: list[Found], backend: Backend, world: World, name: str, parts: int
 ) -> None:
@@ -143,7 +194,9 @@ def test_ranks_are_as_many_parts_of_one_process(
     assert distance(way(ranks[0][name]), way(one)) < BOUNDS["trajectory"].value
 
 
-def test_an_interval_sums_over_the_ranks(ranks: list[Found], backend: Backend, world: World) -> None:
+def test_an_interval_sums_over_the_ranks(
+    ranks: list[Found], backend: Backend, world: World
+) -> None:
     one = carry_out(SCENARIOS["local"], backend, world, accumulation_steps=2)
     for a, b in zip(ranks[0]["local"]["intervals"], one["intervals"], strict=True):
         assert a.losses == pytest.approx(b.losses, rel=BOUNDS["ranks"].value)
@@ -161,8 +214,12 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
     ranks: list[Found], start: Start, world: World, ema: bool
 ) -> None:
     state: State = ranks[0]["local"]["state"]
-    alone = start(SCENARIOS["local"].recipe, state).evaluate(images_to_evaluate(RECIPE, world), ema=ema)
-    both = ranks[0]["local"]["ema scores" if ema else "scores"].placed(evaluated_samples(TO_EVALUATE, 4, 2))
+    alone = start(SCENARIOS["local"].recipe, state).evaluate(
+        images_to_evaluate(RECIPE, world), ema=ema
+    )
+    both = ranks[0]["local"]["ema scores" if ema else "scores"].placed(
+        evaluated_samples(TO_EVALUATE, 4, 2)
+    )
     assert both.labels.tolist() == alone.labels.tolist()
     assert both.losses == pytest.approx(alone.losses, rel=BOUNDS["ranks"].value)
     assert both.confidences == pytest.approx(alone.confidences, rel=BOUNDS["ranks"].value)
@@ -186,7 +243,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Found]) -> No
         ("each says its own", False),
     ],
 )
-def test_a_question_to_all_ranks_has_one_answer(ranks: list[Found], question: str, answer: bool) -> None:
+def test_a_question_to_all_ranks_has_one_answer(
+    ranks: list[Found], question: str, answer: bool
+) -> None:
     assert [rank["asked"][question] for rank in ranks] == [answer, answer]
 
 
@@ -197,13 +256,20 @@ def test_compiled_ranks_go_where_one_uncompiled_process_goes(
     found = run_ranks(launched, pytestconfig.rootpath, tmp_path, ("compiled",))
     one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
     assert distance(way(found[0]["compiled"]), way(one)) < BOUNDS["trajectory"].value
-    assert bits(found[0]["compiled"]["state"].momentum) == bits(found[1]["compiled"]["state"].momentum)
+    assert bits(found[0]["compiled"]["state"].momentum) == bits(
+        found[1]["compiled"]["state"].momentum
+    )
 
 
-def test_a_world_that_is_closed_leaves_no_thread_that_could_need_the_interpreter_after_its_end(ranks: list[Found]) -> None:
+def test_a_world_that_is_closed_leaves_no_thread_that_could_need_the_interpreter_after_its_end(
+    ranks: list[Found],
+) -> None:
     assert [rank["threads of gloo"] for rank in ranks] == [[], []]
 
 
 def test_the_rates_suffice_to_see_a_difference(ranks: list[Found]) -> None:
-    assert distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"])) > 10 * BOUNDS["trajectory"].value
+    assert (
+        distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"]))
+        > 10 * BOUNDS["trajectory"].value
+    )
     assert len(RATES) >= 4

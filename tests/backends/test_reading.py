@@ -1,4 +1,5 @@
-"""Tests for every framework: it reads what Lockstep writes for its programs, for the certificate of a conversion."""
+"""Tests for every framework: it reads what Lockstep writes for its programs, for the certificate of
+a conversion."""
 
 import importlib
 from pathlib import Path
@@ -23,7 +24,9 @@ FORMATS = {
 
 
 @of_frameworks
-def test_a_framework_reads_the_bits_that_were_written(backend: Backend, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_framework_reads_the_bits_that_were_written(
+    backend: Backend, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     name = str(backend.__name__).rpartition(".")[2]  # type: ignore[attr-defined]
     to, target = FORMATS[name]
     state = random_state(tiny_recipe)

@@ -1,4 +1,5 @@
-"""Tests for the reference engine: functions against finite differences, whole steps against autograd in float64."""
+"""Tests for the reference engine: functions against finite differences, whole steps against
+autograd in float64."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,11 +19,21 @@ from lockstep.system.errors import BackendError
 from lockstep.system.nodes import one_machine
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import autograd
-from tests.backends.cases import RATES, Step, moved, random_batch, random_batches, random_images, random_state, statistics
+from tests.backends.cases import (
+    RATES,
+    Step,
+    moved,
+    random_batch,
+    random_batches,
+    random_images,
+    random_state,
+    statistics,
+)
 from tests.backends.steps import STEPS, TRAJECTORIES
 
 ROUNDING = 3e-6
-"""Rounding of a state, which is float32 after every step: 6e-8 of a value, and more of a small difference."""
+"""Rounding of a state, which is float32 after every step: 6e-8 of a value, and more of a small
+difference."""
 
 random = np.random.default_rng(1)
 
@@ -30,11 +41,15 @@ random = np.random.default_rng(1)
 # Functions
 
 
-def numerical_gradient(function: Callable[[], np.ndarray], of: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the gradient of sum(weights * function()) with respect to an array, by central differences."""
+def numerical_gradient(
+    function: Callable[[], np.ndarray], of: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return the gradient of sum(weights * function()) with respect to an array, by central
+    differences."""
     gradient = np.empty_like(of)
     for place in np.ndindex(of.shape):
-        kept, step = of[place], 1e-5
+        kept = of[place]
+        step = 1e-5
         of[place] = kept + step
         above = (weights * function()).sum()
         of[place] = kept - step
@@ -46,34 +61,44 @@ def numerical_gradient(function: Callable[[], np.ndarray], of: np.ndarray, weigh
 
 def check(function: Callable[[], tuple[Any, ...]], *inputs: np.ndarray) -> None:
     """Compare every gradient that the last result of `function` returns with central differences."""
-    y, back = function()[0], function()[-1]
+    y = function()[0]
+    back = function()[-1]
     d_y = random.normal(size=y.shape)
     gradients = back(d_y)
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     for gradient, array in zip(gradients, inputs, strict=True):
         assert gradient.shape == array.shape
-        np.testing.assert_allclose(gradient, numerical_gradient(lambda: function()[0], array, d_y), rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(
+            gradient, numerical_gradient(lambda: function()[0], array, d_y), rtol=1e-6, atol=1e-8
+        )
 
 
 def spread(*shape: int) -> np.ndarray:
-    """Return values at least 1e-3 apart from each other and from 0, so that a small step does not switch any of them."""
+    """Return values at least 1e-3 apart from each other and from 0, so that a small step does not
+    switch any of them."""
     count = int(np.prod(shape))
     return random.permutation(np.arange(count) * 2e-3 - count * 1e-3 + 5e-4).reshape(shape)
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
 @pytest.mark.parametrize(
-    ("kernel", "stride", "groups", "size"), [(1, 1, 1, 3), (1, 2, 1, 5), (3, 1, 2, 4), (3, 2, 1, 5), (7, 2, 1, 6)]
+    ("kernel", "stride", "groups", "size"),
+    [(1, 1, 1, 3), (1, 2, 1, 5), (3, 1, 2, 4), (3, 2, 1, 5), (7, 2, 1, 6)],
 )
 def test_convolution_has_the_gradients_of_finite_differences(
     kernel: int, stride: int, groups: int, size: int, padding: str
 ) -> None:
-    x, weight = random.normal(size=(2, size, size + 1, 4)), random.normal(size=(6, 4 // groups, kernel, kernel))
-    check(lambda: f.convolution(x, weight, stride=stride, groups=groups, padding=padding), x, weight)
+    x = random.normal(size=(2, size, size + 1, 4))
+    weight = random.normal(size=(6, 4 // groups, kernel, kernel))
+    check(
+        lambda: f.convolution(x, weight, stride=stride, groups=groups, padding=padding), x, weight
+    )
 
 
 def test_batch_norm_has_the_gradients_of_finite_differences() -> None:
-    x, scale, bias = random.normal(2, 3, size=(3, 2, 3, 2)), random.normal(size=2), random.normal(size=2)
+    x = random.normal(2, 3, size=(3, 2, 3, 2))
+    scale = random.normal(size=2)
+    bias = random.normal(size=2)
     check(lambda: f.batch_norm(x, scale, bias, epsilon=0.1), x, scale, bias)
 
 
@@ -95,27 +120,43 @@ def test_average_pooling_has_the_gradients_of_finite_differences() -> None:
 
 
 def test_the_classifier_has_the_gradients_of_finite_differences() -> None:
-    x, weight, bias = random.normal(size=(3, 4)), random.normal(size=(5, 4)), random.normal(size=5)
+    x = random.normal(size=(3, 4))
+    weight = random.normal(size=(5, 4))
+    bias = random.normal(size=5)
     check(lambda: f.linear(x, weight, bias), x, weight, bias)
 
 
 def test_the_loss_has_the_gradients_of_finite_differences() -> None:
-    logits, target = random.normal(size=(3, 5)), random.dirichlet(np.ones(5), size=3)
-    numerical = numerical_gradient(lambda: f.cross_entropy(logits, target)[0], logits, np.full(3, 1 / 3))
-    np.testing.assert_allclose(f.cross_entropy(logits, target)[1](), numerical, rtol=1e-6, atol=1e-9)
+    logits = random.normal(size=(3, 5))
+    target = random.dirichlet(np.ones(5), size=3)
+    numerical = numerical_gradient(
+        lambda: f.cross_entropy(logits, target)[0], logits, np.full(3, 1 / 3)
+    )
+    np.testing.assert_allclose(
+        f.cross_entropy(logits, target)[1](), numerical, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_a_convolution_by_hand() -> None:
     x = np.arange(9.0).reshape(1, 3, 3, 1)
     y, _ = f.convolution(x, np.ones((1, 1, 3, 3)), stride=2, groups=1, padding="symmetric")
-    assert y[0, :, :, 0].tolist() == [[0 + 1 + 3 + 4, 1 + 2 + 4 + 5], [3 + 4 + 6 + 7, 4 + 5 + 7 + 8]]
+    assert y[0, :, :, 0].tolist() == [
+        [0 + 1 + 3 + 4, 1 + 2 + 4 + 5],
+        [3 + 4 + 6 + 7, 4 + 5 + 7 + 8],
+    ]
 
 
 @pytest.mark.parametrize(
     ("length", "kernel", "stride", "kind", "expected"),
     [
         (224, 7, 2, "symmetric", (3, 3)),
-        (224, 7, 2, "same", (2, 3)),  # https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2
+        (
+            224,
+            7,
+            2,
+            "same",
+            (2, 3),
+        ),  # https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2
         (112, 3, 2, "same", (0, 1)),
         (113, 3, 2, "same", (1, 1)),
         (56, 3, 1, "same", (1, 1)),
@@ -123,7 +164,9 @@ def test_a_convolution_by_hand() -> None:
         (56, 1, 2, "symmetric", (0, 0)),
     ],
 )
-def test_padding(length: int, kernel: int, stride: int, kind: str, expected: tuple[int, int]) -> None:
+def test_padding(
+    length: int, kernel: int, stride: int, kind: str, expected: tuple[int, int]
+) -> None:
     assert f.padding(length, kernel, stride, kind) == expected
 
 
@@ -169,11 +212,14 @@ def test_rounding_keeps_what_is_no_number(precision: str) -> None:
 
 # Whole steps
 
-KINDS = STEPS | {f"narrow {name}": Step({"model": narrowed(MODELS[name])}, "sample") for name in MODELS}
+KINDS = STEPS | {
+    f"narrow {name}": Step({"model": narrowed(MODELS[name])}, "sample") for name in MODELS
+}
 
 
 def engine(recipe: Recipe, state: State, parts: int = 1) -> Engine:
-    backend, execution = backends.load("reference"), Execution(accumulation_steps=parts)
+    backend = backends.load("reference")
+    execution = Execution(accumulation_steps=parts)
     built = backend.engine(recipe, np.asarray(RATES), backend.world(execution), execution)
     built.write(state)
     return built
@@ -183,9 +229,11 @@ def engine(recipe: Recipe, state: State, parts: int = 1) -> Engine:
 def test_a_step_is_that_of_autograd(tiny_recipe: Recipe, step: Step) -> None:
     recipe, state, batch = step.begin(tiny_recipe)
     reference = engine(recipe, state, step.parts)
-    interval, end = reference.fetch(reference.train([batch], 0)), reference.read()
+    interval = reference.fetch(reference.train([batch], 0))
+    end = reference.read()
     expected = autograd.train(recipe, state, [batch], RATES, step.parts)
-    # The second of two parts starts from statistics rounded to float32. Nothing else in a step is rounded.
+    # The second of two parts starts from statistics rounded to float32. Nothing else in a step is
+    # rounded.
     assert interval.losses == pytest.approx(expected.losses, rel=1e-12)
     assert (interval.counts.top1, interval.counts.top5) == (expected.top1, expected.top5)
     assert distance(end.momentum, expected.state.momentum) < ROUNDING
@@ -193,12 +241,16 @@ def test_a_step_is_that_of_autograd(tiny_recipe: Recipe, step: Step) -> None:
 
 
 @pytest.mark.parametrize(("changes", "mixup", "parts"), TRAJECTORIES.values(), ids=TRAJECTORIES)
-def test_some_steps_are_those_of_autograd(tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int) -> None:
+def test_some_steps_are_those_of_autograd(
+    tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
+) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state, batches = random_state(recipe), random_batches(recipe, 5, mixup=mixup)
+    state = random_state(recipe)
+    batches = random_batches(recipe, 5, mixup=mixup)
     reference = engine(recipe, state, parts)
     reference.train(batches, 0)
-    end, expected = reference.read(), autograd.train(recipe, state, batches, RATES, parts).state
+    end = reference.read()
+    expected = autograd.train(recipe, state, batches, RATES, parts).state
     # The engine's weights are float32, and some are a thousand times as large as their change.
     assert distance(moved(end, state), moved(expected, state)) < 3e-3
     assert distance(statistics(end), statistics(expected)) < ROUNDING
@@ -210,7 +262,8 @@ def test_some_steps_are_those_of_autograd(tiny_recipe: Recipe, changes: dict[str
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: str) -> None:
     recipe = tiny_recipe.replace(model=narrowed(MODELS[model]), padding=padding)
-    state, images = random_state(recipe), random_images(3, 45)
+    state = random_state(recipe)
+    images = random_images(3, 45)
     expected = autograd.logits(recipe, state.tensors, images)
     assert distance(engine(recipe, state).predict(images), expected) < 1e-7
     module = backends.load("reference").load_module(recipe, state.tensors)
@@ -218,8 +271,12 @@ def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: 
 
 
 @pytest.mark.parametrize(("fields", "bits"), [({}, 52), ({"reference_dtype": "float32"}, 23)])
-def test_the_dtype_is_that_asked_for(tiny_recipe: Recipe, fields: dict[str, str], bits: int) -> None:
-    backend, execution, state = backends.load("reference"), Execution.of(fields), random_state(tiny_recipe)
+def test_the_dtype_is_that_asked_for(
+    tiny_recipe: Recipe, fields: dict[str, str], bits: int
+) -> None:
+    backend = backends.load("reference")
+    execution = Execution.of(fields)
+    state = random_state(tiny_recipe)
     batch = random_batch(tiny_recipe)
     built = backend.engine(tiny_recipe, np.asarray(RATES), backend.world(execution), execution)
     built.write(state)
@@ -243,15 +300,34 @@ def test_there_is_no_gpu_and_no_second_process(monkeypatch: pytest.MonkeyPatch) 
 # Int8
 
 INT8_SCALE = 0.25
-INT8_VALUES = [0.0, 0.125, 0.375, -0.125, -0.375, 0.3, -7.77, 31.87, 31.88, 40.0, -32.1, -32.13, -40.0]
+INT8_VALUES = [
+    0.0,
+    0.125,
+    0.375,
+    -0.125,
+    -0.375,
+    0.3,
+    -7.77,
+    31.87,
+    31.88,
+    40.0,
+    -32.1,
+    -32.13,
+    -40.0,
+]
 """Halves of a scale, which go to the even integer, and values around the limits."""
 
 
 def of_torch(x: np.ndarray, *quantisation: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return what PyTorch's own functions round values to in int8, and the gradient of the sum of the results."""
+    """Return what PyTorch's own functions round values to in int8, and the gradient of the sum of
+    the results."""
     leaf = torch.tensor(x, dtype=torch.float32, requires_grad=True)
     per_channel = isinstance(quantisation[0], torch.Tensor)
-    function = torch.fake_quantize_per_channel_affine if per_channel else torch.fake_quantize_per_tensor_affine
+    function = (
+        torch.fake_quantize_per_channel_affine
+        if per_channel
+        else torch.fake_quantize_per_tensor_affine
+    )
     y = function(leaf, *quantisation)
     y.sum().backward()
     assert leaf.grad is not None
@@ -268,11 +344,21 @@ def test_rounding_to_int8_is_that_of_pytorch() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 2), (4, 6)])
 def test_weights_in_int8_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
-    weight = (random.normal(size=shape) * np.array([1, 1e-3, 0, 50]).reshape(-1, *[1] * (len(shape) - 1))).astype(np.float32)
+    weight = (
+        random.normal(size=shape) * np.array([1, 1e-3, 0, 50]).reshape(-1, *[1] * (len(shape) - 1))
+    ).astype(np.float32)
     scales = weight_scales(weight)
-    y, back = f.fake_quantised(weight.astype(np.float64), scales.reshape(-1, *[1] * (len(shape) - 1)).astype(np.float64))
+    y, back = f.fake_quantised(
+        weight.astype(np.float64), scales.reshape(-1, *[1] * (len(shape) - 1)).astype(np.float64)
+    )
     largest = torch.tensor(weight).abs().flatten(1).amax(dim=1)
-    quantisation = ((largest / 127).clamp(min=2.0**-126), torch.zeros(4, dtype=torch.int32), 0, -127, 127)
+    quantisation = (
+        (largest / 127).clamp(min=2.0**-126),
+        torch.zeros(4, dtype=torch.int32),
+        0,
+        -127,
+        127,
+    )
     expected, gradient = of_torch(weight, *quantisation)
     np.testing.assert_allclose(y, expected, rtol=1e-6)
     assert not y[2].any()
@@ -296,8 +382,11 @@ class QuantisedNetwork(autograd.Network):
         return torch.fake_quantize_per_tensor_affine(x, self.scales[name], 0, -128, 127), weight
 
 
-def test_a_quantised_step_is_that_of_autograd(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, batch = tiny_recipe.replace(weight_decay=0.0, quantisation="int8"), random_batch(tiny_recipe, 8)
+def test_a_quantised_step_is_that_of_autograd(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_recipe.replace(weight_decay=0.0, quantisation="int8")
+    batch = random_batch(tiny_recipe, 8)
     state = random_state(recipe)
     monkeypatch.setattr(QuantisedNetwork, "largest", {})
     autograd_network = QuantisedNetwork(autograd.float64(state.tensors), recipe, training=False)
@@ -305,11 +394,14 @@ def test_a_quantised_step_is_that_of_autograd(tiny_recipe: Recipe, monkeypatch: 
         autograd_network.logits(batch.images)
     reference: Any = engine(recipe, state)
     assert reference.calibrate([batch]) == pytest.approx(QuantisedNetwork.largest, rel=1e-12)
-    scales = {name: float(np.float32(value / 8)) for name, value in QuantisedNetwork.largest.items()}
+    scales = {
+        name: float(np.float32(value / 8)) for name, value in QuantisedNetwork.largest.items()
+    }
     monkeypatch.setattr(QuantisedNetwork, "scales", scales)
     monkeypatch.setattr(autograd, "Network", QuantisedNetwork)
     reference.quantise(scales)
-    interval, end = reference.fetch(reference.train([batch], 0)), reference.read()
+    interval = reference.fetch(reference.train([batch], 0))
+    end = reference.read()
     expected = autograd.train(recipe, state, [batch], RATES)
     # PyTorch's functions round to float32.
     assert interval.losses == pytest.approx(expected.losses, rel=1e-6)

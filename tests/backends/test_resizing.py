@@ -1,4 +1,5 @@
-"""The resize and crop in exported programs, against those of Pillow and OpenCV that evaluation uses."""
+"""The resize and crop in exported programs, against those of Pillow and OpenCV that evaluation
+uses."""
 
 import numpy as np
 import pytest
@@ -11,8 +12,16 @@ from tests.backends.cases import random_images
 
 ORIGINALS = (
     {},
-    {"eval_side_rounding": "nearest", "eval_offset_rounding": "up", "eval_sampling": "half_pixel_symmetric"},
-    {"eval_side_rounding": "float32_down", "eval_offset_rounding": "down", "eval_sampling": "asymmetric"},
+    {
+        "eval_side_rounding": "nearest",
+        "eval_offset_rounding": "up",
+        "eval_sampling": "half_pixel_symmetric",
+    },
+    {
+        "eval_side_rounding": "float32_down",
+        "eval_offset_rounding": "down",
+        "eval_sampling": "asymmetric",
+    },
 )
 SIZES = ((56, 56), (64, 64), (23, 41), (97, 61), (376, 500), (64, 85), (211, 90))
 
@@ -35,7 +44,12 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> type:
 def test_pixels_are_those_of_evaluation(
     interpolation: str, antialias: bool, original: dict[str, str], operations: type
 ) -> None:
-    fields = {"interpolation": interpolation, "eval_antialias": antialias, "eval_resize": 64, "eval_crop": 56}
+    fields = {
+        "interpolation": interpolation,
+        "eval_antialias": antialias,
+        "eval_resize": 64,
+        "eval_crop": 56,
+    }
     recipe = Recipe(**fields, **original)
     for height, width in SIZES:
         photo = random_images(1, max(height, width), seed=height)[0, :height, :width]

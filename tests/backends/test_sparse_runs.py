@@ -38,9 +38,12 @@ def end(run: Path) -> State:
 def test_what_was_pruned_stays_0_and_the_run_goes_on_to_the_same_bits(
     backend: str, given: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    recipe = tiny_recipe.replace(sparsity="mask_2d_greedy", ema_decay=0.9, epochs=1, weight_decay=0.01)
+    recipe = tiny_recipe.replace(
+        sparsity="mask_2d_greedy", ema_decay=0.9, epochs=1, weight_decay=0.01
+    )
     how = Execution(backend=backend, compile="off", reference_dtype="float32", log_every_steps=1)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     lockstep.train(recipe, textures, whole, weights=given, execution=how)
 
     def stop(event: dict[str, Any]) -> None:

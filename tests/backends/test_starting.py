@@ -1,4 +1,5 @@
-"""From a table of machines to what each engine's ranks are told. That they meet is tested on two hosts (`tests.cli`)."""
+"""From a table of machines to what each engine's ranks are told. That they meet is tested on two
+hosts (`tests.cli`)."""
 
 import json
 
@@ -11,7 +12,10 @@ from lockstep.system.nodes import Node, Start, Table, one_machine
 from tests.backends.conftest import of_frameworks
 from tests.backends.native import name_of
 
-NODES = (Node("10.0.0.1", "eth0", 2, (11, 12, 13, 14)), Node("10.0.0.2", "ib0", 2, (21, 22, 23, 24)))
+NODES = (
+    Node("10.0.0.1", "eth0", 2, (11, 12, 13, 14)),
+    Node("10.0.0.2", "ib0", 2, (21, 22, 23, 24)),
+)
 LAST = Table(NODES, 1, "a secret of this start")
 """Two machines with two ranks each, as the second one sees them."""
 PLACES = ["10.0.0.1:11", "10.0.0.1:12", "10.0.0.2:21", "10.0.0.2:22"]
@@ -36,7 +40,9 @@ TOLD = {
         "PADDLE_TRAINERS_NUM": "4",
         "PADDLE_TRAINER_ID": "3",
     },
-    "tensorflow": {"TF_CONFIG": {"cluster": {"worker": PLACES}, "task": {"type": "worker", "index": 3}}},
+    "tensorflow": {
+        "TF_CONFIG": {"cluster": {"worker": PLACES}, "task": {"type": "worker", "index": 3}}
+    },
     "torch": {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "13"},
 }
 THREADS = {"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"}
@@ -53,7 +59,9 @@ def told(start: Start, local_rank: int) -> dict[str, object]:
 def test_the_last_of_four_ranks_on_two_machines_knows_where_all_are(backend: Backend) -> None:
     with backend.starting(LAST, "native") as start:
         found = told(start, 1)
-    assert {name: value for name, value in found.items() if name not in THREADS} == TOLD[name_of(backend)]
+    assert {name: value for name, value in found.items() if name not in THREADS} == TOLD[
+        name_of(backend)
+    ]
 
 
 def test_a_rank_is_numbered_machine_by_machine_and_confined_to_its_address() -> None:

@@ -73,38 +73,57 @@ def hold_step(start: Start, tiny_recipe: Recipe, step: Step, *checks: Callable[.
         check(*stepped)
 
 
-def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(start: Start, tiny_recipe: Recipe) -> None:
+def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     # Without momentum and decay, the gradient follows from the weights: (w0 - w1) / rate.
     recipe, state, batch = Step({"momentum": 0.0}, is_steady=True).begin(tiny_recipe)
     engine = start(recipe, state, rates=[0.25])
     engine.train([batch], 0)
-    gradient = {name: -way / 0.25 for name, way in moved(engine.read(), state).items() if not oracle.is_statistic(name)}
-    assert distance(gradient, oracle.train(recipe, state, [batch], [0.25]).state.momentum) < BOUNDS["gradient"].value
+    gradient = {
+        name: -way / 0.25
+        for name, way in moved(engine.read(), state).items()
+        if not oracle.is_statistic(name)
+    }
+    assert (
+        distance(gradient, oracle.train(recipe, state, [batch], [0.25]).state.momentum)
+        < BOUNDS["gradient"].value
+    )
 
 
 def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe: Recipe) -> None:
-    # With images of 32 pixels the last stage has one pixel. There the variance of a channel is only over the images.
+    # With images of 32 pixels the last stage has one pixel. There the variance of a channel is only
+    # over the images.
     recipe = tiny_recipe.replace(bn_momentum=1.0)
-    state, batch = random_state(recipe), random_batch(recipe, count=2)
+    state = random_state(recipe)
+    batch = random_batch(recipe, count=2)
     engine = start(recipe, state)
     engine.train([batch], 0)
-    biased = oracle.train(recipe, state, [batch], RATES).state.tensors["layer4.0.bn3.running_var"] / 2
+    biased = (
+        oracle.train(recipe, state, [batch], RATES).state.tensors["layer4.0.bn3.running_var"] / 2
+    )
     assert np.all(engine.read().tensors["layer4.0.bn3.running_var"] > 1.9 * biased)
 
 
 def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
-    rates, states = [0.3, 0.1], [random_state(tiny_recipe)]
+    rates = [0.3, 0.1]
+    states = [random_state(tiny_recipe)]
     engine = start(tiny_recipe, states[0], rates=rates)
     for step in (0, 1):
         engine.train([random_batch(tiny_recipe, seed=step)], step)
         states.append(engine.read())
-        before, after = parameters(states[step]), states[step + 1]
-        expected = {name: before[name] - np.float64(rates[step]) * v for name, v in after.momentum.items()}
+        before = parameters(states[step])
+        after = states[step + 1]
+        expected = {
+            name: before[name] - np.float64(rates[step]) * v for name, v in after.momentum.items()
+        }
         assert distance(parameters(after), expected) < BOUNDS["operation"].value
 
 
 def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) -> None:
-    state, batch, rates = random_state(tiny_recipe, step=3), random_batch(tiny_recipe), [0.1, 0.2, 0.4, 0.3, 0.5]
+    state = random_state(tiny_recipe, step=3)
+    batch = random_batch(tiny_recipe)
+    rates = [0.1, 0.2, 0.4, 0.3, 0.5]
     engine = start(tiny_recipe, state, rates=rates)
     engine.train([batch], 3)
     expected = oracle.train(tiny_recipe, state, [batch], rates).state
@@ -118,26 +137,42 @@ DEFAULT_ROLES = Recipe().weight_decay_roles
 
 @pytest.mark.parametrize(
     "roles",
-    [DEFAULT_ROLES, ("bn_scale", "shortcut_bn_bias", "fc_bias"), ("bn_bias", "fc_weight")],  # each role is listed and not
+    [
+        DEFAULT_ROLES,
+        ("bn_scale", "shortcut_bn_bias", "fc_bias"),
+        ("bn_bias", "fc_weight"),
+    ],  # each role is listed and not
     ids=",".join,
 )
-def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]) -> None:
-    decay, state, batch = 0.5, random_state(tiny_recipe), random_batch(tiny_recipe)
+def test_weight_decay_reaches_the_listed_roles_alone(
+    start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]
+) -> None:
+    decay = 0.5
+    state = random_state(tiny_recipe)
+    batch = random_batch(tiny_recipe)
     velocities = []
     for each in (0.0, decay):
         engine = start(tiny_recipe.replace(weight_decay=each, weight_decay_roles=roles), state)
         engine.train([batch], 0)
         velocities.append(engine.read().momentum)
     for name in parameters(state):
-        listed = oracle.role(name) in roles or ("downsample.1.bias" in name and "shortcut_bn_bias" in roles)
+        listed = oracle.role(name) in roles or (
+            "downsample.1.bias" in name and "shortcut_bn_bias" in roles
+        )
         expected = decay * state.tensors[name] if listed else 0
         # Relative to the velocities, since a difference has the rounding of its operands.
         rounding = 2 * BOUNDS["operation"].value * largest(velocities[1][name])
-        np.testing.assert_allclose(velocities[1][name] - velocities[0][name], expected, atol=rounding, err_msg=name)
+        np.testing.assert_allclose(
+            velocities[1][name] - velocities[0][name], expected, atol=rounding, err_msg=name
+        )
 
 
-def test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default(start: Start, tiny_recipe: Recipe) -> None:
-    state, batch, name = random_state(tiny_recipe), random_batch(tiny_recipe), "layer1.0.downsample.1.weight"
+def test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    state = random_state(tiny_recipe)
+    batch = random_batch(tiny_recipe)
+    name = "layer1.0.downsample.1.weight"
     velocities = []
     for decay in (0.0, 0.5):
         engine = start(tiny_recipe.replace(weight_decay=decay), state)
@@ -151,29 +186,41 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state, batches = random_state(recipe), random_batches(recipe, 8, mixup=mixup)
+    state = random_state(recipe)
+    batches = random_batches(recipe, 8, mixup=mixup)
     engine = start(recipe, state, accumulation_steps=parts)
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, parts).state
-    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert (
+        distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+    )
 
 
 def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
-    # At rate 0 nothing changes, so both steps have the same gradient g, and w = w0 - rate (m + 1) g. With the rate inside
-    # the velocity, as in Keras' SGD, it would be w0 - rate g.
-    state, batch = random_state(tiny_recipe), random_batch(tiny_recipe)
+    # At rate 0 nothing changes, so both steps have the same gradient g, and w = w0 - rate (m + 1)
+    # g. With the rate inside the velocity, as in Keras' SGD, it would be w0 - rate g.
+    state = random_state(tiny_recipe)
+    batch = random_batch(tiny_recipe)
     engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0.5])
     engine.train([batch], 0)
     gradient = engine.read().momentum
     engine.train([batch], 1)
     end = engine.read()
-    assert distance(end.momentum, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["operation"].value
-    expected = {name: state.tensors[name] - np.float64(0.5) * 1.75 * g for name, g in gradient.items()}
+    assert (
+        distance(end.momentum, {name: 1.75 * g for name, g in gradient.items()})
+        < BOUNDS["operation"].value
+    )
+    expected = {
+        name: state.tensors[name] - np.float64(0.5) * 1.75 * g for name, g in gradient.items()
+    }
     assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
-def test_without_momentum_the_velocity_is_the_last_gradient(start: Start, tiny_recipe: Recipe) -> None:
-    recipe, batches = tiny_recipe.replace(momentum=0.0), random_batches(tiny_recipe, 2)
+def test_without_momentum_the_velocity_is_the_last_gradient(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    recipe = tiny_recipe.replace(momentum=0.0)
+    batches = random_batches(tiny_recipe, 2)
     engine = start(recipe, rates=[0, 0])
     engine.train(batches, 0)
     expected = oracle.train(recipe, random_state(recipe), batches[1:], RATES).state
@@ -181,10 +228,12 @@ def test_without_momentum_the_velocity_is_the_last_gradient(start: Start, tiny_r
 
 
 def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:
-    # Batch norm makes no difference: a part, its copy and both together have the same mean and variance.
+    # Batch norm makes no difference: a part, its copy and both together have the same mean and
+    # variance.
     part = random_batch(tiny_recipe, count=8)
     twice = Batch(np.concatenate([part.images] * 2), np.concatenate([part.labels] * 2))
-    state, velocities = steady_state(tiny_recipe), []
+    state = steady_state(tiny_recipe)
+    velocities = []
     for batch, parts in ((part, 1), (twice, 1), (twice, 2)):
         engine = start(tiny_recipe, state, accumulation_steps=parts)
         engine.train([batch], 0)
@@ -210,18 +259,25 @@ def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_hits_are_counted_against_the_images_own_labels(start: Start, tiny_recipe: Recipe, parts: int) -> None:
+def test_hits_are_counted_against_the_images_own_labels(
+    start: Start, tiny_recipe: Recipe, parts: int
+) -> None:
     # The logits decrease from class 0 to 9, so labels below 5 are among the first five.
     recipe = tiny_recipe.replace(weight_decay=0.0)
     batch = random_batch(recipe, mixup="sample")
     labels = np.array([0, 0, 0, 1, 2, 4, 5, 9, 9, 9, 9, 9, 9, 9, 9, 9])
-    engine = start(recipe, state_with_logits(recipe, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]), accumulation_steps=parts)
-    interval = engine.fetch(engine.train([Batch(batch.images, labels, batch.coefficients, batch.partners)], 0))
+    engine = start(
+        recipe, state_with_logits(recipe, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]), accumulation_steps=parts
+    )
+    interval = engine.fetch(
+        engine.train([Batch(batch.images, labels, batch.coefficients, batch.partners)], 0)
+    )
     assert (interval.counts.top1, interval.counts.top5, interval.counts.images) == (3, 6, 16)
 
 
 def test_an_interval_has_the_mean_loss_of_every_step(start: Start, tiny_recipe: Recipe) -> None:
-    state, batches = random_state(tiny_recipe, step=2), random_batches(tiny_recipe, 3)
+    state = random_state(tiny_recipe, step=2)
+    batches = random_batches(tiny_recipe, 3)
     engine = start(tiny_recipe, state)
     interval = engine.fetch(engine.train(batches, 2))
     expected = oracle.train(tiny_recipe, state, batches, RATES)
@@ -261,8 +317,11 @@ def test_an_interval_reports_the_loss_scale(
     assert engine.fetch(engine.train([random_batch(tiny_recipe)], 0)).loss_scale == scale
 
 
-def test_training_takes_batches_one_by_one_and_ends_with_them(start: Start, tiny_recipe: Recipe) -> None:
-    engine, taken = start(tiny_recipe), []
+def test_training_takes_batches_one_by_one_and_ends_with_them(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    engine = start(tiny_recipe)
+    taken = []
 
     def until_stopped() -> Iterator[Batch]:
         for step, batch in enumerate(random_batches(tiny_recipe, 5)):
@@ -282,8 +341,12 @@ def test_training_on_nothing_changes_nothing(start: Start, tiny_recipe: Recipe) 
     assert all_bits(engine.read()) == before
 
 
-def test_an_interval_can_be_fetched_after_the_next_was_enqueued(start: Start, tiny_recipe: Recipe) -> None:
-    batches, engine, other = random_batches(tiny_recipe, 4), start(tiny_recipe), start(tiny_recipe)
+def test_an_interval_can_be_fetched_after_the_next_was_enqueued(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    batches = random_batches(tiny_recipe, 4)
+    engine = start(tiny_recipe)
+    other = start(tiny_recipe)
     handles = [engine.train(batches[:2], 0), engine.train(batches[2:], 2)]
     late = [engine.fetch(handle) for handle in handles]
     at_once = [other.fetch(other.train(batches[first : first + 2], first)) for first in (0, 2)]

@@ -64,18 +64,24 @@ def test_a_loaded_module_computes_the_same_in_a_graph(module: Any, tiny_recipe: 
 
 
 def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(tiny_recipe: Recipe) -> None:
-    module = tensorflow_backend.load_module(tiny_recipe.replace(precision="bf16"), random_state(tiny_recipe).tensors)
+    module = tensorflow_backend.load_module(
+        tiny_recipe.replace(precision="bf16"), random_state(tiny_recipe).tensors
+    )
     assert isinstance(module, tf.Module)
     layouts = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
     expected = {
         tensor.name: tuple(tensor.shape[axis] for axis in layouts[len(tensor.shape)])
         for tensor in tensors(model_spec(tiny_recipe.model), tiny_recipe.logits)
     }
-    assert {variable.name.removesuffix(":0"): tuple(variable.shape) for variable in module.variables} == expected
+    assert {
+        variable.name.removesuffix(":0"): tuple(variable.shape) for variable in module.variables
+    } == expected
     assert {variable.dtype for variable in module.variables} == {tf.float32}
 
 
-def test_a_loaded_module_is_saved_and_restored_by_tensorflow(module: Any, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_loaded_module_is_saved_and_restored_by_tensorflow(
+    module: Any, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     other = tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe, seed=3).tensors)
     images = normalised(random_images(4), tiny_recipe)
     path = tf.train.Checkpoint(model=module).write(str(tmp_path / "module"))
@@ -86,29 +92,40 @@ def test_a_loaded_module_is_saved_and_restored_by_tensorflow(module: Any, tiny_r
 # The step: XLA
 
 XLA = Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2)
-"""A step of a model with groups, in two parts. Batch norm over all ranks is local here, since there is a single rank."""
+"""A step of a model with groups, in two parts. Batch norm over all ranks is local here, since there
+is a single rank."""
 
 OfXla = tuple[list[Interval], list[State], oracle.Trained]
 
 
 @pytest.fixture(scope="module")
 def compiled(kept: Kept, backend: Backend, world: World, tiny_recipe: Recipe) -> OfXla:
-    """Return the results of one step, not compiled and compiled, and the expected ones; once for several tests."""
+    """Return the results of one step, not compiled and compiled, and the expected ones; once for
+    several tests."""
     recipe, state, batch = XLA.begin(tiny_recipe)
-    intervals, states = [], []
+    intervals = []
+    states = []
     with ExitStack() as stack:
         for compile in ("off", "on"):
-            engine = starter(backend, world, stack, kept)(recipe, state, accumulation_steps=2, compile=compile)
+            engine = starter(backend, world, stack, kept)(
+                recipe, state, accumulation_steps=2, compile=compile
+            )
             intervals.append(engine.fetch(engine.train([batch], 0)))
             states.append(engine.read())
     return intervals, states, oracle.train(recipe, state, [batch], RATES, 2)
 
 
 @pytest.mark.slow
-def test_a_step_compiled_by_xla_has_the_loss_and_the_hits_of_one_that_is_not(compiled: OfXla) -> None:
+def test_a_step_compiled_by_xla_has_the_loss_and_the_hits_of_one_that_is_not(
+    compiled: OfXla,
+) -> None:
     (off, on), _, expected = compiled
     assert on.losses == pytest.approx(off.losses, rel=BOUNDS["loss"].value)
-    assert (on.counts.top1, on.counts.top5) == (off.counts.top1, off.counts.top5) == (expected.top1, expected.top5)
+    assert (
+        (on.counts.top1, on.counts.top5)
+        == (off.counts.top1, off.counts.top5)
+        == (expected.top1, expected.top5)
+    )
 
 
 @pytest.mark.slow
@@ -134,10 +151,14 @@ def test_running_statistics_of_a_compiled_step_are_those_of_float64(compiled: Of
 def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, first = XLA.begin(tiny_recipe)
     batches = [first, random_batch(recipe, seed=1, mixup="sample")]
-    engine = start(recipe, state, accumulation_steps=2, compile="on")  # the same engine as in `compiled`
+    engine = start(
+        recipe, state, accumulation_steps=2, compile="on"
+    )  # the same engine as in `compiled`
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, 2).state
-    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert (
+        distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+    )
 
 
 COMPILED_STEPS = """
@@ -162,8 +183,11 @@ with backend.engine(recipe, np.linspace(0.1, 0.2, 8), backend.world(execution), 
 
 @pytest.mark.slow
 @in_a_soak  # XLA needs 20 seconds
-def test_three_steps_are_compiled_once(pytestconfig: pytest.Config, alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # XLA compiles again for every value of an argument that it takes for a constant. It writes files for what it compiles.
+def test_three_steps_are_compiled_once(
+    pytestconfig: pytest.Config, alone: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # XLA compiles again for every value of an argument that it takes for a constant. It writes
+    # files for what it compiles.
     alone.setenv("WRITTEN", str(tmp_path))
     alone.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text")
     code, output, errors = python(COMPILED_STEPS, cwd=pytestconfig.rootpath)
@@ -179,13 +203,17 @@ def built(recipe: Recipe, world: TensorflowWorld, compile: Any) -> Any:
 
 
 def test_xla_is_refused_to_batch_norm_over_several_ranks(tiny_recipe: Recipe) -> None:
-    with pytest.raises(BackendError, match="XLA cannot compile batch norm over all ranks; leave compile at auto"):
+    with pytest.raises(
+        BackendError, match="XLA cannot compile batch norm over all ranks; leave compile at auto"
+    ):
         built(tiny_recipe.replace(batch_norm="synchronised"), OfTwo(on_gpu=False), "on")
 
 
 @pytest.mark.parametrize("compile", ["auto", "off"])
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_batch_norm_over_several_ranks_is_not_refused_without_xla(tiny_recipe: Recipe, compile: str, on_gpu: bool) -> None:
+def test_batch_norm_over_several_ranks_is_not_refused_without_xla(
+    tiny_recipe: Recipe, compile: str, on_gpu: bool
+) -> None:
     assert built(tiny_recipe.replace(batch_norm="synchronised"), OfTwo(on_gpu), compile) is not None
 
 
@@ -196,7 +224,9 @@ def test_xla_on_a_gpu_needs_leave_to_be_not_deterministic(tiny_recipe: Recipe) -
     assert not is_op_determinism_enabled(), "a refused engine has changed the process"
 
 
-def test_xla_is_not_refused_to_several_ranks_that_normalise_by_themselves(tiny_recipe: Recipe) -> None:
+def test_xla_is_not_refused_to_several_ranks_that_normalise_by_themselves(
+    tiny_recipe: Recipe,
+) -> None:
     assert built(tiny_recipe, OfTwo(on_gpu=False), "on") is not None
 
 
@@ -218,7 +248,8 @@ def test_a_step_is_the_same_group_by_group(
     monkeypatch.setattr(tensorflow_model, "computes_groups", asked.append)  # which returns None
     recipe, state, batch = step.begin(tiny_recipe)
     engine = start(recipe, state, accumulation_steps=step.parts, new=True)
-    interval, end = engine.fetch(engine.train([batch], 0)), engine.read()
+    interval = engine.fetch(engine.train([batch], 0))
+    end = engine.read()
     expected = oracle.train(recipe, state, [batch], RATES, step.parts)
     assert set(asked) == {tf.float32}
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
@@ -249,14 +280,18 @@ def test_a_tensorflow_without_onednn_computes_the_same(
     alone.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     code, output, errors = python(STEP_WITHOUT_ONEDNN, cwd=pytestconfig.rootpath)
     assert code == 0, errors
-    expected = oracle.train(tiny_recipe, random_state(tiny_recipe), [random_batch(tiny_recipe)], RATES).losses
+    expected = oracle.train(
+        tiny_recipe, random_state(tiny_recipe), [random_batch(tiny_recipe)], RATES
+    ).losses
     assert float(output) == pytest.approx(expected.item(), rel=BOUNDS["loss"].value)
 
 
 # Tracing
 
 
-def test_predicting_any_number_of_images_of_any_size_traces_once(start: Start, tiny_recipe: Recipe) -> None:
+def test_predicting_any_number_of_images_of_any_size_traces_once(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     engine: Any = start(tiny_recipe)
     for count, size in ((1, 32), (5, 32), (3, 37), (1, 64)):
         images = random_images(count, size)

@@ -44,7 +44,8 @@ def without_gpu(alone: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize(
-    ("given", "named"), [("3", "CPU, 3 threads"), (None, f"CPU, {len(os.sched_getaffinity(0))} threads")]
+    ("given", "named"),
+    [("3", "CPU, 3 threads"), (None, f"CPU, {len(os.sched_getaffinity(0))} threads")],
 )
 def test_a_cpu_is_named_with_the_threads_that_tensorflow_takes(
     given: str | None, named: str, alone: pytest.MonkeyPatch
@@ -82,7 +83,8 @@ def test_workers_add_up_so_many_megabytes_at_a_time(alone: pytest.MonkeyPatch) -
 def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
     world: World, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execution, before = Execution(backend="tensorflow", compile="off", deterministic=False), set(threading.enumerate())
+    execution = Execution(backend="tensorflow", compile="off", deterministic=False)
+    before = set(threading.enumerate())
     monkeypatch.setattr(world, "on_gpu", True)
     engine = tensorflow_backend.engine(tiny_recipe, np.zeros(1), world, execution)
     with engine:
@@ -93,10 +95,14 @@ def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
     assert not thread.is_alive()
 
 
-def test_workers_of_one_machine_have_one_cluster_and_an_index_each(alone: pytest.MonkeyPatch) -> None:
+def test_workers_of_one_machine_have_one_cluster_and_an_index_each(
+    alone: pytest.MonkeyPatch,
+) -> None:
     environment = partial(worker, one_machine(3))
     configs = [json.loads(environment(rank)["TF_CONFIG"]) for rank in range(3)]
-    assert [config["task"] for config in configs] == [{"type": "worker", "index": rank} for rank in range(3)]
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": rank} for rank in range(3)
+    ]
     assert configs[0]["cluster"] == configs[1]["cluster"] == configs[2]["cluster"]
     assert configs[0]["cluster"].keys() == {"worker"}
     assert len(set(configs[0]["cluster"]["worker"])) == 3
@@ -108,16 +114,23 @@ def test_threads_that_the_user_has_set_stay(alone: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
-def test_workers_divide_the_cores_among_them(count: int, threads: str, alone: pytest.MonkeyPatch) -> None:
+def test_workers_divide_the_cores_among_them(
+    count: int, threads: str, alone: pytest.MonkeyPatch
+) -> None:
     alone.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
-    assert {worker(one_machine(count), rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)} == {threads}
+    assert {
+        worker(one_machine(count), rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)
+    } == {threads}
 
 
 FAILED = tf.errors.UnavailableError(None, None, "Socket closed\nand where")
 
 
 def test_an_operation_that_fails_among_several_ranks_is_laid_to_a_peer() -> None:
-    with pytest.raises(LockstepError, match=r"^another rank has ended; .* \(Socket closed\)$"), OfTwo(False).watched():
+    with (
+        pytest.raises(LockstepError, match=r"^another rank has ended; .* \(Socket closed\)$"),
+        OfTwo(False).watched(),
+    ):
         raise FAILED
 
 
@@ -140,8 +153,11 @@ except ImportError:
 """
 
 
-def test_how_much_tensorflow_says_is_left_to_who_has_chosen(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
-    # TensorFlow reads the level when it is imported. A module that cannot be imported takes its place, which is faster.
+def test_how_much_tensorflow_says_is_left_to_who_has_chosen(
+    tmp_path: Path, alone: pytest.MonkeyPatch
+) -> None:
+    # TensorFlow reads the level when it is imported. A module that cannot be imported takes its
+    # place, which is faster.
     (tmp_path / "tensorflow.py").write_text("raise ImportError")
     alone.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     alone.setenv("TF_CPP_MIN_LOG_LEVEL", "0")

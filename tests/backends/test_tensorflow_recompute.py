@@ -16,9 +16,13 @@ def backend() -> Backend:
     return backends.load("tensorflow")
 
 
-def test_a_run_that_computes_activations_twice_has_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
-    # The state has the running statistics, which would be others if the second pass moved them, too.
-    recipe, ends = tiny_recipe.replace(model=replace(BASIC, layers=(1, 1, 1, 1))), []
+def test_a_run_that_computes_activations_twice_has_the_same_bits(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    # The state has the running statistics, which would be others if the second pass moved them,
+    # too.
+    recipe = tiny_recipe.replace(model=replace(BASIC, layers=(1, 1, 1, 1)))
+    ends = []
     for recompute in ("off", "blocks"):
         engine = start(recipe, recompute=recompute)
         losses = engine.fetch(engine.train(random_batches(recipe, 2, mixup="sample"), 0)).losses

@@ -68,7 +68,11 @@ def on_paper(model: str, recipe: Recipe) -> Model:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) -> None:
     state = on_paper(model, tiny_recipe.replace(logits=1001)).state_dict()
-    found = {name: tuple(tensor.shape) for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+    found = {
+        name: tuple(tensor.shape)
+        for name, tensor in state.items()
+        if not name.endswith("num_batches_tracked")
+    }
     assert found == {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1001)}
 
 
@@ -78,7 +82,9 @@ def test_a_module_has_as_many_parameters_as_published(tiny_recipe: Recipe, model
     assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[model]
 
 
-def torchvisions_names(depths: tuple[int, ...], convolutions: int, first_projects: bool) -> list[str]:
+def torchvisions_names(
+    depths: tuple[int, ...], convolutions: int, first_projects: bool
+) -> list[str]:
     """Return the keys of torchvision's `resnet*().state_dict()`, in order."""
 
     def normalised(conv: str, bn: str) -> list[str]:
@@ -104,7 +110,9 @@ def torchvisions_names(depths: tuple[int, ...], convolutions: int, first_project
         ("resnext101-32x4d", torchvisions_names((3, 4, 23, 3), 3, first_projects=True)),
     ],
 )
-def test_a_module_has_torchvisions_names_in_their_order(tiny_recipe: Recipe, model: str, names: list[str]) -> None:
+def test_a_module_has_torchvisions_names_in_their_order(
+    tiny_recipe: Recipe, model: str, names: list[str]
+) -> None:
     assert list(on_paper(model, tiny_recipe).state_dict()) == names
 
 
@@ -114,13 +122,26 @@ def module(tiny_recipe: Recipe) -> torch.nn.Module:
 
 
 def test_a_loaded_module_can_be_trained(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
-    module.train()(autograd.normalised(random_images(4), tiny_recipe).float()).square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
+    module.train()(
+        autograd.normalised(random_images(4), tiny_recipe).float()
+    ).square().sum().backward()
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in module.parameters()
+    )
 
 
-def test_a_loaded_module_takes_a_state_dict_strictly(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
-    other = {name: torch.tensor(value) for name, value in random_state(tiny_recipe, seed=3).tensors.items()}
-    counts = {name: torch.tensor(7) for name in module.state_dict() if name.endswith("num_batches_tracked")}
+def test_a_loaded_module_takes_a_state_dict_strictly(
+    module: torch.nn.Module, tiny_recipe: Recipe
+) -> None:
+    other = {
+        name: torch.tensor(value)
+        for name, value in random_state(tiny_recipe, seed=3).tensors.items()
+    }
+    counts = {
+        name: torch.tensor(7)
+        for name in module.state_dict()
+        if name.endswith("num_batches_tracked")
+    }
     module.load_state_dict(other | counts, strict=True)
     assert torch.equal(module.get_parameter("fc.bias"), other["fc.bias"])
 
@@ -159,7 +180,9 @@ def test_gradients_and_velocities_lie_in_memory_as_their_weights_do(
 def places(tensor: torch.Tensor | None) -> list[int]:
     """Return the strides of axes longer than one. The others do not matter."""
     assert tensor is not None
-    return [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
+    return [
+        stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1
+    ]
 
 
 def test_kernels_and_images_are_channels_last(start: Start, tiny_recipe: Recipe) -> None:
@@ -167,7 +190,9 @@ def test_kernels_and_images_are_channels_last(start: Start, tiny_recipe: Recipe)
     seen: list[bool] = []
     for module in engine.model.modules():
         if isinstance(module, torch.nn.Conv2d):
-            module.register_forward_hook(lambda conv, inputs, output: seen.extend(map(is_channels_last, (*inputs, output))))
+            module.register_forward_hook(
+                lambda conv, inputs, output: seen.extend(map(is_channels_last, (*inputs, output)))
+            )
             assert is_channels_last(module.weight)
     engine.train([random_batch(tiny_recipe, mixup="sample", size=64)], 0)
     assert seen
@@ -193,7 +218,9 @@ def test_activations_have_the_precision_of_the_recipe(
     seen: dict[type, set[torch.dtype]] = {torch.nn.Conv2d: set(), torch.nn.BatchNorm2d: set()}
     for module in engine.model.modules():
         if type(module) in seen:
-            module.register_forward_hook(lambda module, _, output: seen[type(module)].add(output.dtype))
+            module.register_forward_hook(
+                lambda module, _, output: seen[type(module)].add(output.dtype)
+            )
     engine.train([random_batch(tiny_recipe)], 0)
     assert seen == {torch.nn.Conv2d: {convolution}, torch.nn.BatchNorm2d: {norm}}
 
@@ -201,14 +228,24 @@ def test_activations_have_the_precision_of_the_recipe(
 class _Reading(TorchDispatchMode):
     """Records operations through which the host would read a value or wait for the device."""
 
-    WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique", "masked_select", "item")
+    WAITING = (
+        "_local_scalar_dense",
+        "nonzero",
+        "equal",
+        "is_nonzero",
+        "unique",
+        "masked_select",
+        "item",
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
         self.seen = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.seen += 1
         if function.overloadpacket.__name__ in self.WAITING:
             self.found.append(str(function))
@@ -226,7 +263,9 @@ class _Reading(TorchDispatchMode):
     ids=["fp32", "moving average", "dynamic fp16", "int8 and bf16"],
 )
 @pytest.mark.parametrize("parts", [1, 2])
-def test_no_value_is_read_while_training(start: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int) -> None:
+def test_no_value_is_read_while_training(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int
+) -> None:
     engine = start(tiny_recipe.replace(**changes), accumulation_steps=parts)
     with _Reading() as reading:
         engine.train([random_batch(tiny_recipe, mixup="sample")] * 2, 0)
@@ -235,9 +274,21 @@ def test_no_value_is_read_while_training(start: Start, tiny_recipe: Recipe, chan
 
 
 WAITS = {"item", "numpy", "cpu", "tolist", "synchronize", "nonzero"}
-MAY_WAIT = {"fetch", "_evaluate", "predict", "answer", "heat", "products", "profile", "read", "_largest", "_to_numpy"}
-"""`_largest` uses the hosts' own process group, `_to_numpy` is part of `read` and `_evaluate` of `evaluate`, `profile` ends
-with its last kernel, and `products` are timed. `heat` is of `lockstep predict --explain`, `answer` of an export."""
+MAY_WAIT = {
+    "fetch",
+    "_evaluate",
+    "predict",
+    "answer",
+    "heat",
+    "products",
+    "profile",
+    "read",
+    "_largest",
+    "_to_numpy",
+}
+"""`_largest` uses the hosts' own process group, `_to_numpy` is part of `read` and `_evaluate` of
+`evaluate`, `profile` ends with its last kernel, and `products` are timed. `heat` is of `lockstep
+predict --explain`, `answer` of an export."""
 MAY_WAIT |= {"wait", "_upload", "fit"}
 """`wait` is called before a captured step is forgotten. The others run in the thread of uploads."""
 
@@ -250,27 +301,41 @@ def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
         yield from calls(node, node.name if isinstance(node, ast.FunctionDef) else inside)
 
 
-@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE)))
+@pytest.mark.parametrize(
+    "file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE))
+)
 def test_only_some_functions_wait_for_the_device(file: Path) -> None:
     found = set(calls(ast.parse(file.read_text(encoding="utf-8"))))
-    assert {(inside, called) for inside, called in found if called in WAITS and inside not in MAY_WAIT} == set()
+    assert {
+        (inside, called) for inside, called in found if called in WAITS and inside not in MAY_WAIT
+    } == set()
     assert {inside for inside, called in found if called == "_to_numpy"} <= {"read"}
 
 
 def test_the_search_for_waits_finds_them() -> None:
-    assert ("step", "item") in set(calls(ast.parse("def step(x):\n    if x:\n        y = float(x.mean().item())")))
+    assert ("step", "item") in set(
+        calls(ast.parse("def step(x):\n    if x:\n        y = float(x.mean().item())"))
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["aot_eager", *(["inductor"] if SOAK else [])])
 def test_a_compiled_step_is_the_same(
-    start: Start, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
+    start: Start,
+    tiny_recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiler: str,
 ) -> None:
-    # The compiler's last stage, which makes C++ and takes more than a minute, runs in a soak. The graphs are the same.
+    # The compiler's last stage, which makes C++ and takes more than a minute, runs in a soak. The
+    # graphs are the same.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
-    batch, losses, states = random_batch(tiny_recipe, mixup="sample"), [], []
-    # With basic blocks, which have two convolutions: the C++ compiler needs a second for every different kernel.
+    batch = random_batch(tiny_recipe, mixup="sample")
+    losses = []
+    states = []
+    # With basic blocks, which have two convolutions: the C++ compiler needs a second for every
+    # different kernel.
     recipe = tiny_recipe.replace(weight_decay=0.0, model=replace(BASIC, layers=(1, 1, 1, 1)))
     counters.clear()
     for compile in ("off", "on"):
@@ -300,11 +365,16 @@ def test_the_compiler_is_used_when_asked_and_left_alone_on_a_cpu(
 
 
 RESNET50 = Recipe(precision="fp32", global_batch_images=32)
-AVX2, AVX_512 = Arithmetic(("AVX2",), ("fp32",), "fp32"), Arithmetic(("AVX2", "AVX-512"), ("fp32",), "fp32")
+AVX2 = Arithmetic(("AVX2",), ("fp32",), "fp32")
+AVX_512 = Arithmetic(("AVX2", "AVX-512"), ("fp32",), "fp32")
 
 
 def pays(
-    recipe: Recipe = RESNET50, steps: int = 10_000, ranks: int = 1, found: Arithmetic = AVX2, cxx: str = "true"
+    recipe: Recipe = RESNET50,
+    steps: int = 10_000,
+    ranks: int = 1,
+    found: Arithmetic = AVX2,
+    cxx: str = "true",
 ) -> bool:
     return pays_on_cpu(recipe, steps, ranks=ranks, cores=2, found=found, environment={"CXX": cxx})
 
@@ -325,7 +395,8 @@ def test_without_a_compiler_for_cpp_nothing_is_compiled() -> None:
 
 
 def test_an_epoch_must_make_up_for_the_time_it_takes_to_compile() -> None:
-    # 3.8 images/s before and 4.3 after compiling, on two cores: of the 120 s to compile, an image saves 1 / 3.8 - 1 / 4.3 s.
+    # 3.8 images/s before and 4.3 after compiling, on two cores: of the 120 s to compile, an image
+    # saves 1 / 3.8 - 1 / 4.3 s.
     enough = 120 / (1 / 3.8 - 1 / 4.3) / 32
     assert not pays(steps=int(0.9 * enough))
     assert pays(steps=int(1.1 * enough))
@@ -348,7 +419,9 @@ def test_the_engine_compiles_where_that_pays_for_an_epoch_however_many_there_are
         recipe = tiny_recipe.replace(epochs=epochs, warmup_epochs=0)
         for steps in (7, 8):
             compiled.clear()
-            torch_backend.engine(recipe, np.zeros(epochs * steps), torch_backend.world(execution), execution)
+            torch_backend.engine(
+                recipe, np.zeros(epochs * steps), torch_backend.world(execution), execution
+            )
             assert len(compiled) == steps - 7
 
 
@@ -361,7 +434,9 @@ def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_
         given.update(options)
         return module
 
-    monkeypatch.setattr(sys.modules["lockstep.backends.torch.engine"], "DistributedDataParallel", distributed)
+    monkeypatch.setattr(
+        sys.modules["lockstep.backends.torch.engine"], "DistributedDataParallel", distributed
+    )
     execution = Execution(device="cpu", compile="off", all_reduce_mb=7)
     world = torch_backend.world(execution)
     world.ranks = 2
@@ -378,7 +453,9 @@ def test_all_activations_have_the_layout_that_is_asked_for(
 
     def note(module: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
         for tensor in (inputs[0], output, module.weight):
-            if min(tensor.shape[1], max(tensor.shape[2:])) > 1:  # otherwise both layouts are the same
+            if (
+                min(tensor.shape[1], max(tensor.shape[2:])) > 1
+            ):  # otherwise both layouts are the same
                 last = tensor.is_contiguous(memory_format=torch.channels_last)
                 seen.append((last, tensor.is_contiguous()))
 
@@ -400,7 +477,9 @@ def test_both_layouts_compute_the_same(start: Start, tiny_recipe: Recipe) -> Non
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_kernels_are_chosen_for_speed_only_if_they_may_differ(tiny_recipe: Recipe, deterministic: bool) -> None:
+def test_kernels_are_chosen_for_speed_only_if_they_may_differ(
+    tiny_recipe: Recipe, deterministic: bool
+) -> None:
     execution = Execution(device="cpu", compile="off", deterministic=deterministic)
     torch_backend.engine(tiny_recipe, np.zeros(1), torch_backend.world(execution), execution)
     assert torch.backends.cudnn.deterministic == deterministic

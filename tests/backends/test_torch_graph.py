@@ -23,7 +23,14 @@ from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.backends.capturer import TapeCapturer, capturer_on
-from tests.backends.cases import FP16, all_bits, random_batch, random_batches, random_images, random_state
+from tests.backends.cases import (
+    FP16,
+    all_bits,
+    random_batch,
+    random_batches,
+    random_images,
+    random_state,
+)
 from tests.backends.conftest import DEVICE
 
 RATES = np.linspace(1e-4, 2e-3, 40)
@@ -32,7 +39,8 @@ OVERFLOWING: dict[str, Any] = FP16 | {
     "loss_scale": 2.0**20,
     "loss_scale_growth_steps": 3,
 }
-"""Gradients overflow in fp16 at this scale. It shrinks until they do not, and grows until they do."""
+"""Gradients overflow in fp16 at this scale. It shrinks until they do not, and grows until they do.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -45,13 +53,18 @@ Built = Callable[..., tuple[Any, Any]]
 
 @pytest.fixture
 def both(world: Any) -> Iterator[Built]:
-    """Return a function that returns a plain engine, and one that captures, whose capturer has `events`."""
+    """Return a function that returns a plain engine, and one that captures, whose capturer has
+    `events`."""
     with ExitStack() as stack:
 
         def build(recipe: Recipe, **fields: Any) -> tuple[Any, Any]:
-            execution = Execution.of({"compile": "off", "device": DEVICE, "cuda_graph": "off"} | fields)
+            execution = Execution.of(
+                {"compile": "off", "device": DEVICE, "cuda_graph": "off"} | fields
+            )
             capturer = capturer_on(world)
-            engines = [TorchEngine(recipe, RATES, world, execution, each) for each in (None, capturer)]
+            engines = [
+                TorchEngine(recipe, RATES, world, execution, each) for each in (None, capturer)
+            ]
             for engine in engines:
                 stack.enter_context(engine).write(random_state(recipe))
             engines[1].events = capturer.events
@@ -115,8 +128,15 @@ def test_a_captured_step_takes_what_changes_between_steps(both: Built, tiny_reci
     engines[1].events.clear()
     both_do(lambda engine: engine.mask(masks))
     both_do(lambda engine: train(engine, batches, 30))
-    assert not engines[1].read().tensors["layer1.0.conv2.weight"][~masks["layer1.0.conv2.weight"]].any()
-    assert engines[1].events == ["wait"] + ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (5 - WARM_UP)
+    assert (
+        not engines[1]
+        .read()
+        .tensors["layer1.0.conv2.weight"][~masks["layer1.0.conv2.weight"]]
+        .any()
+    )
+    assert engines[1].events == ["wait"] + ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (
+        5 - WARM_UP
+    )
 
 
 def calibrated(engine: Any, batches: Sequence[Batch]) -> dict[str, float]:
@@ -126,7 +146,12 @@ def calibrated(engine: Any, batches: Sequence[Batch]) -> dict[str, float]:
 
 def test_other_shapes_and_columns_are_captured_again(both: Built, tiny_recipe: Recipe) -> None:
     plain, captured = both(tiny_recipe)
-    kinds: list[dict[str, Any]] = [{"count": 8}, {"count": 4}, {"count": 4, "mixup": "sample"}, {"count": 4, "size": 40}]
+    kinds: list[dict[str, Any]] = [
+        {"count": 8},
+        {"count": 4},
+        {"count": 4, "mixup": "sample"},
+        {"count": 4, "size": 40},
+    ]
     for number, kind in enumerate(kinds):
         batches = random_batches(tiny_recipe, 5, **kind)
         assert train(captured, batches, 5 * number) == train(plain, batches, 5 * number)
@@ -157,7 +182,9 @@ class _Calls(TorchDispatchMode):
         super().__init__()
         self.found: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.found[function.overloadpacket.__name__] += 1
         return function(*args, **(kwargs or {}))
 
@@ -177,7 +204,8 @@ def test_the_host_calls_few_operators_for_a_captured_step(both: Built, tiny_reci
 
 
 def test_a_tape_repeats_what_was_captured_and_nothing_else() -> None:
-    # Like a CUDA graph: the same numbers of the host, on the same memory; and nothing is computed while it captures.
+    # Like a CUDA graph: the same numbers of the host, on the same memory; and nothing is computed
+    # while it captures.
     state = {"host": 1.0, "kept": torch.zeros(2), "rebound": torch.zeros(2)}
 
     def work(columns: Sequence[Tensor]) -> Tensor:
@@ -202,8 +230,11 @@ class Failing:
     """Fails after it has captured a step, as a driver does that refuses an operation."""
 
     def __init__(self, inner: Any, error: Exception) -> None:
-        self._inner, self._error = inner, error
-        self.events, self.warming_up, self.wait = inner.events, inner.warming_up, inner.wait
+        self._inner = inner
+        self._error = error
+        self.events = inner.events
+        self.warming_up = inner.warming_up
+        self.wait = inner.wait
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         self._inner.capture(work)
@@ -220,13 +251,19 @@ def ended(first: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "expected", "text"),
     [
-        (RuntimeError("not permitted"), BackendError, r"CUDA graph \(not permitted\); use --set cuda_graph=off"),
+        (
+            RuntimeError("not permitted"),
+            BackendError,
+            r"CUDA graph \(not permitted\); use --set cuda_graph=off",
+        ),
         (torch.OutOfMemoryError("too large"), torch.OutOfMemoryError, "too large"),
         (ended(torch.OutOfMemoryError("too large")), torch.OutOfMemoryError, "too large"),
         (ended(RuntimeError("not permitted")), BackendError, r"CUDA graph \(not permitted\)"),
     ],
 )
-def test_a_capture_that_fails_is_an_error(error: Exception, expected: type[Exception], text: str) -> None:
+def test_a_capture_that_fails_is_an_error(
+    error: Exception, expected: type[Exception], text: str
+) -> None:
     graph = StepGraph(lambda columns: columns[0] + 1, Failing(TapeCapturer(), error))
     column = torch.ones(1)
     for _ in range(WARM_UP):
@@ -241,14 +278,17 @@ class OfWorld:
     torch_device = torch.device("cuda", 0)
 
     def __init__(self, *, on_gpu: bool, ranks: int) -> None:
-        self.on_gpu, self.ranks = on_gpu, ranks
+        self.on_gpu = on_gpu
+        self.ranks = ranks
 
 
 @pytest.mark.parametrize(
     ("on_gpu", "ranks", "reason"),
     [(False, 1, "the device is a CPU"), (True, 2, "gradients are added up over several ranks")],
 )
-def test_where_steps_cannot_be_captured_only_on_is_refused(on_gpu: bool, ranks: int, reason: str) -> None:
+def test_where_steps_cannot_be_captured_only_on_is_refused(
+    on_gpu: bool, ranks: int, reason: str
+) -> None:
     world: Any = OfWorld(on_gpu=on_gpu, ranks=ranks)
     assert capturer_of(Execution(cuda_graph="auto"), world) is None
     assert capturer_of(Execution(cuda_graph="off"), world) is None
@@ -257,9 +297,12 @@ def test_where_steps_cannot_be_captured_only_on_is_refused(on_gpu: bool, ranks: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "auto", "expected"), [("on", False, 1), ("auto", False, 0), ("auto", True, 1), ("off", True, 0)]
+    ("asked", "auto", "expected"),
+    [("on", False, 1), ("auto", False, 0), ("auto", True, 1), ("off", True, 0)],
 )
-def test_auto_captures_once_it_was_measured(monkeypatch: pytest.MonkeyPatch, asked: Any, auto: bool, expected: int) -> None:
+def test_auto_captures_once_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, asked: Any, auto: bool, expected: int
+) -> None:
     made: list[object] = []
     monkeypatch.setattr(step_graph, "CudaCapturer", lambda device: made.append(device) or made)
     monkeypatch.setattr(step_graph, "AUTO", auto)
@@ -271,7 +314,9 @@ def test_auto_captures_once_it_was_measured(monkeypatch: pytest.MonkeyPatch, ask
 if DEVICE != "cpu" and torch.cuda.is_available():  # on a CPU, steps are done when `train` returns
 
     @pytest.mark.parametrize("parts", [1, 2])
-    def test_train_returns_before_its_steps_are_done(both: Built, tiny_recipe: Recipe, parts: int) -> None:
+    def test_train_returns_before_its_steps_are_done(
+        both: Built, tiny_recipe: Recipe, parts: int
+    ) -> None:
         recipe = tiny_recipe.replace(**OVERFLOWING, ema_decay=0.9)
         for engine in both(recipe, accumulation_steps=parts):
             batches = random_batches(recipe, 5, mixup="sample")

@@ -8,7 +8,8 @@ from lockstep.backends.torch.handle import EndTimes
 
 class Event:
     def __init__(self, over_at: float, *, is_over: bool) -> None:
-        self._over_at, self._is_over = over_at, is_over
+        self._over_at = over_at
+        self._is_over = is_over
 
     def query(self) -> bool:
         return self._is_over
@@ -22,7 +23,11 @@ class Event:
 
 def test_steps_that_were_done_earlier_have_the_time_when_they_were_done() -> None:
     times = EndTimes()
-    events: list[Any] = [Event(7, is_over=False), Event(7 + 1e-5, is_over=True), Event(7 + 3e-5, is_over=True)]
+    events: list[Any] = [
+        Event(7, is_over=False),
+        Event(7 + 1e-5, is_over=True),
+        Event(7 + 3e-5, is_over=True),
+    ]
     first = times.wait(events[0])
     while time.perf_counter() < first + 1e-4:
         pass

@@ -44,8 +44,10 @@ class Device:
     """Implements `lockstep.backends.torch.inputs.Streams`. Work takes some milliseconds."""
 
     def __init__(self, upload_ms: float = 0, step_ms: float = 0) -> None:
-        self._upload_sec, self._step_sec = upload_ms / 1000, step_ms / 1000
-        self.uploads, self.steps = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._upload_sec = upload_ms / 1000
+        self._step_sec = step_ms / 1000
+        self.uploads = ThreadPoolExecutor(1)
+        self.steps = ThreadPoolExecutor(1)
         self.made: list[str] = []
         """"pinned" or "column" for every tensor that was made."""
         self.threads: set[str] = set()
@@ -69,7 +71,9 @@ class Device:
         assert threading.current_thread().name.partition("_")[0] in self.threads
         return torch.full_like(like, -1)
 
-    def upload(self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: Event, done: Event) -> None:
+    def upload(
+        self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: Event, done: Event
+    ) -> None:
         before = after.over
 
         def copy() -> None:
@@ -151,7 +155,8 @@ def test_batches_of_changing_sizes_get_other_memory(build: Built) -> None:
 
 
 def test_the_host_goes_ahead_of_the_device_by_some_steps(build: Built) -> None:
-    device, go = build(), threading.Event()
+    device = build()
+    go = threading.Event()
     device.steps.submit(go.wait, 60)
     uploads = Uploads(device)
     enqueue(uploads, device, [batch_of(number) for number in range(PINNED + 1)])
@@ -177,7 +182,8 @@ def test_after_a_batch_that_cannot_be_read_others_are_uploaded(build: Built) -> 
 
 
 class AtOnce(Device):
-    """A device whose steps are computed when they are enqueued, as on a CPU; uploads take their time."""
+    """A device whose steps are computed when they are enqueued, as on a CPU; uploads take their
+    time."""
 
     def begin_step(self, after: Event) -> None:
         after.synchronize()
@@ -187,18 +193,26 @@ class AtOnce(Device):
 
 
 def test_an_engine_that_uploads_has_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
-    device, recipe = AtOnce(upload_ms=1), tiny_recipe
-    plain, uploading = start(recipe, new=True, device="cpu"), start(recipe, new=True, device="cpu")
+    device = AtOnce(upload_ms=1)
+    recipe = tiny_recipe
+    plain = start(recipe, new=True, device="cpu")
+    uploading = start(recipe, new=True, device="cpu")
     engine: Any = uploading
     engine._inputs._uploads = Uploads(device)
-    batches = [*random_batches(recipe, 5, mixup="sample"), random_batch(recipe), *random_batches(recipe, 2, mixup="sample")]
+    batches = [
+        *random_batches(recipe, 5, mixup="sample"),
+        random_batch(recipe),
+        *random_batches(recipe, 2, mixup="sample"),
+    ]
     batches += [replace(batch, is_held=True) for batch in batches[:1] * 3]
     results = []
     for one in (plain, uploading):
         one.write(random_state(recipe))
         handle = one.train(batches, 0)
         scores = one.evaluate(random_batches(recipe, 3))
-        results.append((one.fetch(handle).losses.tobytes(), all_bits(one.read()), scores.losses.tobytes()))
+        results.append(
+            (one.fetch(handle).losses.tobytes(), all_bits(one.read()), scores.losses.tobytes())
+        )
     assert results[0] == results[1]
     assert set(device.made) == {"pinned", "column"}
     device.close()

@@ -1,4 +1,5 @@
-"""Fused kernels on a machine without a GPU: in Triton's interpreter, and compiled for GPUs that are not there."""
+"""Fused kernels on a machine without a GPU: in Triton's interpreter, and compiled for GPUs that are
+not there."""
 
 import ast
 import re
@@ -67,7 +68,9 @@ def test_kernels_are_used_only_when_asked_for_until_a_gpu_has_shown_that_they_ar
 
 def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(BackendError, match="fused is on, but the run computes on a CPU; use --set fused=auto"):
+    with pytest.raises(
+        BackendError, match="fused is on, but the run computes on a CPU; use --set fused=auto"
+    ):
         kernels.wanted(Execution(fused="on"), CPU)
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match="fused is on, but Triton is not installed"):
@@ -76,7 +79,9 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, why in {(7, 5): "capability 8.0", (8, 0): "", (9, 0): ""}.items():
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device, found=capability: found
+        )
         assert why in kernels.obstacle(torch.device("cuda"))
         assert bool(kernels.obstacle(torch.device("cuda"))) == bool(why)
 
@@ -91,7 +96,11 @@ def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["nchw", "synchronised", "quantised"],
 )
 def test_what_kernels_do_not_compute_is_refused_if_they_are_asked_for_and_left_alone_otherwise(
-    recipe: dict[str, Any], how: dict[str, Any], ranks: int, why: str, monkeypatch: pytest.MonkeyPatch
+    recipe: dict[str, Any],
+    how: dict[str, Any],
+    ranks: int,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "AUTO_USES_KERNELS", True)
@@ -104,11 +113,16 @@ def test_what_kernels_do_not_compute_is_refused_if_they_are_asked_for_and_left_a
 
 def test_only_modules_of_kernels_import_triton_and_they_are_imported_late() -> None:
     folder = Path(kernels.__file__).parent
-    importers, late = set(), {f"lockstep.backends.torch.kernels.{path.stem}" for path in folder.glob("*.py")}
+    importers = set()
+    late = {f"lockstep.backends.torch.kernels.{path.stem}" for path in folder.glob("*.py")}
     late.remove("lockstep.backends.torch.kernels.__init__")
     for path in sorted(folder.parent.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                else []
+            )
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             found = {f"{module}.{name}".lstrip(".") for name in names} | {module}
             if any(name.split(".")[0] == "triton" for name in found) or found & late:

@@ -16,7 +16,8 @@ class Memory:
     """A tensor on a GPU."""
 
     def __init__(self, calls: list[str], name: str) -> None:
-        self._calls, self._name = calls, name
+        self._calls = calls
+        self._name = name
 
     def clone(self) -> "Memory":
         self._calls.append(f"copy {self._name}")
@@ -35,7 +36,8 @@ class Event:
 
 class Stream:
     def __init__(self, calls: list[str], name: str) -> None:
-        self._calls, self._name = calls, name
+        self._calls = calls
+        self._name = name
         self.events: list[Event] = []
 
     def __str__(self) -> str:
@@ -57,9 +59,12 @@ class Images:
         return 2, 0
 
 
-def test_the_memory_is_held_until_it_is_copied_and_the_host_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_is_held_until_it_is_copied_and_the_host_never_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[str] = []
-    uploads, steps = Stream(calls, "uploads"), Stream(calls, "steps")
+    uploads = Stream(calls, "uploads")
+    steps = Stream(calls, "steps")
     lent: list[weakref.ref[Memory]] = []
 
     @contextmanager

@@ -10,12 +10,14 @@ from torch import Tensor
 from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
 
 SCALE = 2.0**-6
-"""A power of two, whose reciprocal is exact, so that PyTorch's functions round as a division does. 127 of it are 1.98."""
+"""A power of two, whose reciprocal is exact, so that PyTorch's functions round as a division does.
+127 of it are 1.98."""
 
 
 def in_int8(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the input and the weight of a layer as PyTorch's own functions round them."""
-    scales, zeros = weight.detach().abs().flatten(1).amax(dim=1) / 127, torch.zeros(len(weight), dtype=torch.int32)
+    scales = weight.detach().abs().flatten(1).amax(dim=1) / 127
+    zeros = torch.zeros(len(weight), dtype=torch.int32)
     rounded = torch.fake_quantize_per_channel_affine(weight, scales, zeros, 0, -127, 127)
     return torch.fake_quantize_per_tensor_affine(x, SCALE, 0, -128, 127), rounded
 
@@ -32,7 +34,9 @@ def in_int8(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     ],
     ids=["convolution", "classifier"],
 )
-def test_a_layer_and_its_gradients_are_those_of_pytorch(layer: Any, shape: tuple[int, ...], expected: Any) -> None:
+def test_a_layer_and_its_gradients_are_those_of_pytorch(
+    layer: Any, shape: tuple[int, ...], expected: Any
+) -> None:
     generator = torch.Generator().manual_seed(0)
     layer.scale.fill_(SCALE)
     layer.weight.data = torch.randn(layer.weight.shape, generator=generator)
@@ -41,8 +45,11 @@ def test_a_layer_and_its_gradients_are_those_of_pytorch(layer: Any, shape: tuple
     x[0] *= 2
     x.requires_grad_()
     wanted = expected(*in_int8(x, layer.weight), layer.bias)
-    found, down = layer(x), torch.randn(wanted.shape, generator=generator)
+    found = layer(x)
+    down = torch.randn(wanted.shape, generator=generator)
     assert torch.equal(found, wanted)
-    for ours, theirs in zip(*(torch.autograd.grad(y, [x, layer.weight], down) for y in (found, wanted)), strict=True):
+    for ours, theirs in zip(
+        *(torch.autograd.grad(y, [x, layer.weight], down) for y in (found, wanted)), strict=True
+    ):
         assert torch.equal(ours, theirs)
     assert (torch.autograd.grad(layer(x), x, down)[0] == 0).any(), "some values must be limited"

@@ -14,7 +14,15 @@ from lockstep import backends
 from lockstep.backends import Backend
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.recomputing import recomputed
-from lockstep.models.architectures import MODELS, ModelSpec, blocks, features, model_spec, narrowed, stem
+from lockstep.models.architectures import (
+    MODELS,
+    ModelSpec,
+    blocks,
+    features,
+    model_spec,
+    narrowed,
+    stem,
+)
 from lockstep.recipes import Recipe
 from tests.backends.cases import BASIC, all_bits, random_batch, random_batches
 from tests.backends.conftest import Start
@@ -40,8 +48,10 @@ def backend() -> Backend:
 def test_a_run_that_computes_activations_twice_has_the_same_bits(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
 ) -> None:
-    # The state has the running statistics, which would be others if the second pass moved them, too.
-    recipe, ends = tiny_recipe.replace(**changes), []
+    # The state has the running statistics, which would be others if the second pass moved them,
+    # too.
+    recipe = tiny_recipe.replace(**changes)
+    ends = []
     for recompute in ("off", "blocks"):
         engine = start(recipe, accumulation_steps=parts, recompute=recompute)
         losses = engine.fetch(engine.train(random_batches(recipe, 3, mixup=mixup), 0)).losses
@@ -56,9 +66,16 @@ def test_blocks_are_computed_twice(start: Start, tiny_recipe: Recipe) -> None:
         engine: Any = start(tiny_recipe, recompute=recompute, new=True)
         seen: list[str] = []
         for name, module in engine.model.named_modules():
-            module.register_forward_pre_hook(lambda module, inputs, name=name, seen=seen: seen.append(name))
+            module.register_forward_pre_hook(
+                lambda module, inputs, name=name, seen=seen: seen.append(name)
+            )
         engine.train([random_batch(tiny_recipe)], 0)
-        passes.append([seen.count(name) for name in ("conv1", "layer1.0.conv1", "layer1.0.conv3", "layer4.0.bn3", "fc")])
+        passes.append(
+            [
+                seen.count(name)
+                for name in ("conv1", "layer1.0.conv1", "layer1.0.conv3", "layer4.0.bn3", "fc")
+            ]
+        )
     assert passes == [[1, 1, 1, 1, 1], [1, 2, 2, 2, 1]]
 
 
@@ -70,13 +87,17 @@ def alone_in_a_group() -> Iterator[None]:
 
 
 def test_batch_norm_over_ranks_moves_its_statistics_once(alone_in_a_group: None) -> None:
-    x, ends = torch.arange(48.0).reshape(2, 3, 2, 4), []
+    x = torch.arange(48.0).reshape(2, 3, 2, 4)
+    ends = []
     for twice in (False, True):
         block = synchronise(torch.nn.Sequential(torch.nn.BatchNorm2d(3)), torch.device("cpu"))
         y = recomputed([block], x) if twice else block(x)
         (y * x).sum().backward()
         ends.append({name: value.tolist() for name, value in block.state_dict().items()})
-        ends[-1] |= {f"{name}.grad": np.asarray(value.grad).tolist() for name, value in block.named_parameters()}
+        ends[-1] |= {
+            f"{name}.grad": np.asarray(value.grad).tolist()
+            for name, value in block.named_parameters()
+        }
     assert ends[0] == ends[1]
     assert ends[1]["0.running_mean"] != [0.0, 0.0, 0.0]
 
@@ -87,7 +108,9 @@ def test_a_compiled_step_has_the_same_bits_and_keeps_less(
     # Without the compiler's last stage, which makes code of the graphs.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     recipe = tiny_recipe.replace(model=replace(BASIC, layers=(1, 1, 1, 1)))
-    batch, ends, kept = random_batch(recipe, mixup="sample"), [], []
+    batch = random_batch(recipe, mixup="sample")
+    ends = []
+    kept = []
     for execution in ({"compile": "off"}, {"compile": "on", "recompute": "blocks"}):
         engine = start(recipe, new=True, **execution)
         kept.append(kept_bytes(engine, batch))
@@ -102,8 +125,12 @@ def test_a_compiled_step_has_the_same_bits_and_keeps_less(
 
 
 def kept_bytes(engine: Any, batch: Any) -> int:
-    """Return the bytes of what a step keeps for its backward pass, without parameters and running statistics."""
-    own = {each.untyped_storage().data_ptr() for each in (*engine.model.parameters(), *engine.model.buffers())}
+    """Return the bytes of what a step keeps for its backward pass, without parameters and running
+    statistics."""
+    own = {
+        each.untyped_storage().data_ptr()
+        for each in (*engine.model.parameters(), *engine.model.buffers())
+    }
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,10 +145,12 @@ def kept_bytes(engine: Any, batch: Any) -> int:
 
 
 def kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: bool) -> int:
-    """Return how many float32 values a training step keeps of an image, from the model's shapes alone.
+    """Return how many float32 values a training step keeps of an image, from the model's shapes
+    alone.
 
-    A convolution keeps its input and a batch norm its input. A ReLU works in place, so its result is the input of the next
-    convolution. A residual block adds in place to its last batch norm, so the batch norm of its shortcut is not kept.
+    A convolution keeps its input and a batch norm its input. A ReLU works in place, so its result
+    is the input of the next convolution. A residual block adds in place to its last batch norm, so
+    the batch norm of its shortcut is not kept.
     """
     first = stem(spec)
     side = size // first.stride
@@ -137,16 +166,22 @@ def kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: bool) -> 
         output = block.convs[-1].outputs * side**2
         shortcut = output if block.shortcut is not None else 0
         found += output if recompute else inside + shortcut
-    # Of the last block's output only the mean is needed. Then log-softmax, and the label of 8 bytes.
+    # Of the last block's output only the mean is needed. Then log-softmax, and the label of 8
+    # bytes.
     return found - (output if recompute else 0) + features(spec) + logits + 2
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnext101-32x4d", "resnet18"])
-def test_the_memory_that_a_step_keeps_is_that_of_the_shapes(start: Start, tiny_recipe: Recipe, model: str) -> None:
+def test_the_memory_that_a_step_keeps_is_that_of_the_shapes(
+    start: Start, tiny_recipe: Recipe, model: str
+) -> None:
     recipe = tiny_recipe.replace(model=narrowed(MODELS[model]), label_smoothing=0.0)
     for recompute in ("off", "blocks"):
         engine = start(recipe, recompute=recompute, new=True)
-        # The difference of two batches: what does not grow with the batch, such as means and deviations, falls out.
+        # The difference of two batches: what does not grow with the batch, such as means and
+        # deviations, falls out.
         few, many = (kept_bytes(engine, random_batch(recipe, count, size=64)) for count in (2, 4))
-        expected = 4 * kept_values(model_spec(recipe.model), 64, recipe.logits, recompute=recompute == "blocks")
+        expected = 4 * kept_values(
+            model_spec(recipe.model), 64, recipe.logits, recompute=recompute == "blocks"
+        )
         assert (many - few) / 2 == expected

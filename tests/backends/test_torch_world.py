@@ -36,13 +36,17 @@ def test_gloo_takes_the_way_to_the_others_also_where_the_leading_host_is_loopbac
     assert chosen("", leading=address) == interface
 
 
-def test_ranks_of_one_machine_and_a_users_own_choice_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_machine_and_a_users_own_choice_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert chosen("127.0.0.1") is None
     monkeypatch.setenv(world.IFNAME, "mine")
     assert chosen("10.77.0.2") == "mine"
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_come_are_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(world, "COMING", timedelta(milliseconds=20))
     with pytest.raises(RuntimeError, match=r"(?i)time"):
         world.choose_interface(dist.HashStore(), 0, 2, "localhost")

@@ -1,4 +1,5 @@
-"""Tests for every engine: twenty steps over a whole schedule, against mathematics in float64 (`oracle`)."""
+"""Tests for every engine: twenty steps over a whole schedule, against mathematics in float64
+(`oracle`)."""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,28 +19,34 @@ from tests.backends.conftest import Start
 
 STEPS_PER_EPOCH = 5
 
-# The peak is low: at ordinary learning rates rounding leads to another trajectory.
-# One schedule is smooth and one has jumps. An engine gets a rate for every step and does not know the schedule.
+# The peak is low: at ordinary learning rates rounding leads to another trajectory. One schedule is
+# smooth and one has jumps. An engine gets a rate for every step and does not know the schedule.
 SCHEDULES = {
     "warm-up and cosine": {"warmup_epochs": 1.0},
     "step": {"warmup_epochs": 0.0, "lr_decay": "step", "lr_step_epochs": (1, 3)},
-    "a narrow resnext101-32x4d": {"warmup_epochs": 1.0, "lr": 5e-5} | NARROWED["narrow resnext101-32x4d"],
+    "a narrow resnext101-32x4d": {"warmup_epochs": 1.0, "lr": 5e-5}
+    | NARROWED["narrow resnext101-32x4d"],
 }
 every_schedule = pytest.mark.parametrize("changes", SCHEDULES.values(), ids=SCHEDULES)
 
 
 @cache
-def whole_run(recipe: Recipe, mixup: str, parts: int) -> tuple[np.ndarray, State, list[Batch], oracle.Trained]:
-    """Return rates, first state and batches of a run, and the expected results; computed once for all engines."""
+def whole_run(
+    recipe: Recipe, mixup: str, parts: int
+) -> tuple[np.ndarray, State, list[Batch], oracle.Trained]:
+    """Return rates, first state and batches of a run, and the expected results; computed once for
+    all engines."""
     rates = learning_rates(recipe, STEPS_PER_EPOCH)
-    begin, batches = steady_state(recipe), random_batches(recipe, len(rates), mixup=mixup)
+    begin = steady_state(recipe)
+    batches = random_batches(recipe, len(rates), mixup=mixup)
     return rates, begin, batches, oracle.train(recipe, begin, batches, list(rates), parts)
 
 
 def twenty_steps(
     start: Start, recipe: Recipe, changes: dict[str, Any], mixup: str = "sample", parts: int = 1
 ) -> "Trajectory":
-    """Return the final state, the losses, the first state, and the expected values of the first two."""
+    """Return the final state, the losses, the first state, and the expected values of the first
+    two."""
     recipe = recipe.replace(**{"epochs": 4, "lr": 9e-4, "ema_decay": 0.9} | changes)
     rates, begin, batches, expected = whole_run(recipe, mixup, parts)
     engine = start(recipe, begin, rates, accumulation_steps=parts)
@@ -68,21 +75,28 @@ def check_rest(end: State, _: np.ndarray, _begin: State, expected: oracle.Traine
 
 
 CHECKS = (check_weights, check_curve, check_rest)
-"""The checks of a trajectory. One engine is used for all of them. `test_faults` uses each check alone."""
+"""The checks of a trajectory. One engine is used for all of them. `test_faults` uses each check
+alone."""
 
 
 @every_schedule
-def test_twenty_steps_go_where_float64_goes(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
+def test_twenty_steps_go_where_float64_goes(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any]
+) -> None:
     hold_trajectory(start, tiny_recipe, changes, *CHECKS)
 
 
-def hold_trajectory(start: Start, tiny_recipe: Recipe, changes: dict[str, Any], *checks: Callable[..., None]) -> None:
+def hold_trajectory(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], *checks: Callable[..., None]
+) -> None:
     trajectory = twenty_steps(start, tiny_recipe, changes)
     for check in checks:
         check(*trajectory)
 
 
-def test_a_step_in_two_parts_goes_the_same_way_twenty_times(start: Start, tiny_recipe: Recipe) -> None:
+def test_a_step_in_two_parts_goes_the_same_way_twenty_times(
+    start: Start, tiny_recipe: Recipe
+) -> None:
     changes = SCHEDULES["warm-up and cosine"]
     end, losses, begin, expected = twenty_steps(start, tiny_recipe, changes, mixup="batch", parts=2)
     assert distance(moved(end, begin), moved(expected.state, begin)) < BOUNDS["trajectory"].value
@@ -91,6 +105,8 @@ def test_a_step_in_two_parts_goes_the_same_way_twenty_times(start: Start, tiny_r
 
 def test_the_rates_of_a_cosine_differ_from_step_to_step(tiny_recipe: Recipe) -> None:
     # Otherwise the trajectories could not distinguish the rate of one step from that of another.
-    rates = learning_rates(tiny_recipe.replace(epochs=4, lr=9e-4, **SCHEDULES["warm-up and cosine"]), STEPS_PER_EPOCH)
+    rates = learning_rates(
+        tiny_recipe.replace(epochs=4, lr=9e-4, **SCHEDULES["warm-up and cosine"]), STEPS_PER_EPOCH
+    )
     assert len(set(rates)) == len(rates) == 20
     assert rates.max() == 9e-4

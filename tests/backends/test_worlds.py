@@ -19,21 +19,28 @@ from tests.backends.conftest import BACKENDS, COMPILE, Start, of_frameworks
 from tests.backends.native import name_of
 
 SWITCHES = ("mxnet", "tensorflow", "torch")
-"""Engines with switches for TensorFloat-32 that are there without a GPU. Paddle's are only in its package for GPUs."""
+"""Engines with switches for TensorFloat-32 that are there without a GPU. Paddle's are only in its
+package for GPUs."""
 
 # The device
 
 
 @of_frameworks
-def test_a_gpu_that_is_not_there_is_an_error(backend: Backend, native: ModuleType, alone: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_an_error(
+    backend: Backend, native: ModuleType, alone: pytest.MonkeyPatch
+) -> None:
     native.set_gpus(alone, 0)
-    with pytest.raises(BackendError, match=rf"finds no GPU here; use --set device=cpu.*{native.ADVICE}"):
+    with pytest.raises(
+        BackendError, match=rf"finds no GPU here; use --set device=cpu.*{native.ADVICE}"
+    ):
         backend.world(Execution(device="cuda"))
 
 
 @of_frameworks
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_without_a_gpu_the_cpu_is_used(backend: Backend, native: ModuleType, device: Any, alone: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_cpu_is_used(
+    backend: Backend, native: ModuleType, device: Any, alone: pytest.MonkeyPatch
+) -> None:
     native.set_gpus(alone, 0)
     world = backend.world(Execution(device=device))
     assert (world.rank, world.ranks, world.on_gpu) == (0, 1, False)
@@ -48,13 +55,16 @@ def test_a_local_rank_without_a_gpu_of_its_own_is_refused(
 ) -> None:
     native.set_gpus(alone, 2)
     alone.setenv("LOCAL_RANK", "2")
-    with pytest.raises(BackendError, match="local rank 2 has no GPU: there are 2; launch fewer processes"):
+    with pytest.raises(
+        BackendError, match="local rank 2 has no GPU: there are 2; launch fewer processes"
+    ):
         backend.world(Execution())
 
 
 @pytest.fixture
 def switch(native: ModuleType) -> Iterator[ModuleType]:
-    """What has the switches for TensorFloat-32. They and the environment variables are restored afterwards."""
+    """What has the switches for TensorFloat-32. They and the environment variables are restored
+    afterwards."""
     with patch.dict(os.environ):
         before = native.tensorfloat()
         yield native
@@ -83,7 +93,9 @@ def test_tensorfloat_products_are_used_in_tf32_alone(
 # Ranks
 
 
-@pytest.mark.parametrize("told", [{"RANK": "0", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "2"}], ids=",".join)
+@pytest.mark.parametrize(
+    "told", [{"RANK": "0", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "2"}], ids=",".join
+)
 def test_several_ranks_that_do_not_know_each_other_are_refused(
     backend: Backend, told: dict[str, str], alone: pytest.MonkeyPatch
 ) -> None:
@@ -96,11 +108,17 @@ def test_several_ranks_that_do_not_know_each_other_are_refused(
 HAVE_HOROVOD = ("mxnet", "tensorflow")
 
 
-def test_horovod_that_does_not_work_or_is_missing_is_refused(backend: Backend, alone: pytest.MonkeyPatch) -> None:
+def test_horovod_that_does_not_work_or_is_missing_is_refused(
+    backend: Backend, alone: pytest.MonkeyPatch
+) -> None:
     name = name_of(backend)
     alone.setitem(sys.modules, "horovod", None)
     alone.delitem(sys.modules, f"lockstep.backends.{name}.horovod_world", raising=False)
-    message = rf"`make {name}-horovod`" if name in HAVE_HOROVOD else "Horovod works only with TensorFlow's and MXNet's"
+    message = (
+        rf"`make {name}-horovod`"
+        if name in HAVE_HOROVOD
+        else "Horovod works only with TensorFlow's and MXNet's"
+    )
     with pytest.raises(BackendError, match=message):
         backend.world(Execution(distributed="horovod"))
     if name not in HAVE_HOROVOD:
@@ -113,7 +131,12 @@ def test_horovod_that_does_not_work_or_is_missing_is_refused(backend: Backend, a
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_too_little_memory_is_told_with_what_to_do_and_not_laid_to_a_peer(
-    start: Start, native: ModuleType, world: World, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, ranks: int
+    start: Start,
+    native: ModuleType,
+    world: World,
+    tiny_recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
 ) -> None:
     engine: Any = start(tiny_recipe, accumulation_steps=2)
     with monkeypatch.context() as patched:
@@ -159,18 +182,25 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
 # Closing
 
 
-def test_closing_an_engine_changes_no_other(backend: Backend, start: Start, world: World, tiny_recipe: Recipe) -> None:
+def test_closing_an_engine_changes_no_other(
+    backend: Backend, start: Start, world: World, tiny_recipe: Recipe
+) -> None:
     batches = random_batches(tiny_recipe, 2)
-    disturbed, undisturbed = start(tiny_recipe), start(tiny_recipe)
+    disturbed = start(tiny_recipe)
+    undisturbed = start(tiny_recipe)
     disturbed.train(batches[:1], 0)
-    with backend.engine(tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": COMPILE})) as other:
+    with backend.engine(
+        tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": COMPILE})
+    ) as other:
         other.write(random_state(tiny_recipe, seed=1))
     disturbed.train(batches[1:], 1)
     undisturbed.train(batches, 0)
     assert all_bits(disturbed.read()) == all_bits(undisturbed.read())
 
 
-def test_an_error_within_an_engine_gets_out_of_it(backend: Backend, world: World, tiny_recipe: Recipe) -> None:
+def test_an_error_within_an_engine_gets_out_of_it(
+    backend: Backend, world: World, tiny_recipe: Recipe
+) -> None:
     with (
         pytest.raises(ZeroDivisionError),
         backend.engine(tiny_recipe, np.zeros(1), world, Execution.of({"compile": COMPILE})),
@@ -178,7 +208,9 @@ def test_an_error_within_an_engine_gets_out_of_it(backend: Backend, world: World
         raise ZeroDivisionError
 
 
-def test_a_world_may_be_closed_and_another_opened(backend: Backend, alone: pytest.MonkeyPatch) -> None:
+def test_a_world_may_be_closed_and_another_opened(
+    backend: Backend, alone: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         world = backend.world(Execution(device="cpu"))
         assert world.any(True)

@@ -1,4 +1,5 @@
-"""Run a module in two processes: python -m tests.backends.workers mxnet|paddle|tensorflow|torch native|horovod MODULE ..."""
+"""Run a module in two processes: python -m tests.backends.workers mxnet|paddle|tensorflow|torch
+native|horovod MODULE ..."""
 
 import sys
 
@@ -9,4 +10,6 @@ from lockstep.system.nodes import one_machine
 if __name__ == "__main__":
     name, distributed, *arguments = sys.argv[1:]
     backend = backends.load(name)
-    sys.exit(launch_ranks(["-m", *arguments], lambda: backend.starting(one_machine(2), distributed)))
+    sys.exit(
+        launch_ranks(["-m", *arguments], lambda: backend.starting(one_machine(2), distributed))
+    )

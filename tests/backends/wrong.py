@@ -1,7 +1,8 @@
 """Engines with one fault each, made from the reference engine, for `test_faults`.
 
-A fault is a changed recipe, changed learning rates, an overridden method, or a function of `functions` that is replaced
-while the engine computes. The oracle computes outside of this and is not affected.
+A fault is a changed recipe, changed learning rates, an overridden method, or a function of
+`functions` that is replaced while the engine computes. The oracle computes outside of this and is
+not affected.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,16 +27,23 @@ Build = Callable[[Recipe, Array, World, Execution], Any]
 
 def with_recipe(change: Callable[[Recipe], dict[str, Any]]) -> Build:
     """An engine with another recipe."""
-    return lambda recipe, rates, world, execution: ReferenceEngine(recipe.replace(**change(recipe)), rates, world, execution)
+    return lambda recipe, rates, world, execution: ReferenceEngine(
+        recipe.replace(**change(recipe)), rates, world, execution
+    )
 
 
 def with_rates(change: Callable[[Array], Array]) -> Build:
     """An engine with other learning rates."""
-    return lambda recipe, rates, world, execution: ReferenceEngine(recipe, change(rates), world, execution)
+    return lambda recipe, rates, world, execution: ReferenceEngine(
+        recipe, change(rates), world, execution
+    )
 
 
-def with_function(name: str, wrong: Callable[..., Any], *, only: str = "train evaluate predict") -> Build:
-    """An engine whose methods in `only` compute with another function instead of one in `functions`."""
+def with_function(
+    name: str, wrong: Callable[..., Any], *, only: str = "train evaluate predict"
+) -> Build:
+    """An engine whose methods in `only` compute with another function instead of one in
+    `functions`."""
 
     def replaced(method: str) -> Callable[..., Any]:
         def call(self: ReferenceEngine, *arguments: Any, **named: Any) -> Any:
@@ -47,11 +55,16 @@ def with_function(name: str, wrong: Callable[..., Any], *, only: str = "train ev
     return type("Wrong", (ReferenceEngine,), {method: replaced(method) for method in only.split()})
 
 
-# Functions. The right ones are kept here: within a wrong engine, `functions` has wrong ones under the same names.
+# Functions. The right ones are kept here: within a wrong engine, `functions` has wrong ones under
+# the same names.
 
-_batch_norm, _mix, _normalise = f.batch_norm, f.mix, f.normalise
+_batch_norm = f.batch_norm
+_mix = f.mix
+_normalise = f.normalise
 _fake_quantised = f.fake_quantised
-_running_statistics, _targets, _cross_entropy = f.running_statistics, f.targets, f.cross_entropy
+_running_statistics = f.running_statistics
+_targets = f.targets
+_cross_entropy = f.cross_entropy
 
 
 def images_mixed_alone(x: Array, coefficients: Array, partners: Array) -> Array:
@@ -66,8 +79,11 @@ def mixed_the_other_way(x: Array, coefficients: Array, partners: Array) -> Array
     return _mix(x, 1 - coefficients, partners)
 
 
-def smoothed_over_the_others(labels: Array, logits: int, *, smoothing: float, dtype: np.dtype) -> Array:
-    """Return targets in which the label keeps 1 - s and each of the other K - 1 classes gets s / (K - 1)."""
+def smoothed_over_the_others(
+    labels: Array, logits: int, *, smoothing: float, dtype: np.dtype
+) -> Array:
+    """Return targets in which the label keeps 1 - s and each of the other K - 1 classes gets s / (K
+    - 1)."""
     one_hot = np.eye(logits, dtype=dtype)[labels]
     return (1 - smoothing) * one_hot + smoothing / (logits - 1) * (1 - one_hot)
 
@@ -76,14 +92,21 @@ def biased_statistics(*arguments: Array, values: int, momentum: float) -> tuple[
     return _running_statistics(*arguments, values=10**12, momentum=momentum)
 
 
-def still_statistics(mean: Array, variance: Array, *batch: Array, values: int, momentum: float) -> tuple[Array, Array]:
+def still_statistics(
+    mean: Array, variance: Array, *batch: Array, values: int, momentum: float
+) -> tuple[Array, Array]:
     return mean, variance
 
 
 def constant_statistics(x: Array, scale: Array, bias: Array, *, epsilon: float) -> tuple[Any, ...]:
     """Return a batch norm whose backward pass treats mean and variance as constants."""
     y, mean, variance, back = _batch_norm(x, scale, bias, epsilon=epsilon)
-    return y, mean, variance, lambda d_y: (scale / np.sqrt(variance + epsilon) * d_y, *back(d_y)[1:])
+    return (
+        y,
+        mean,
+        variance,
+        lambda d_y: (scale / np.sqrt(variance + epsilon) * d_y, *back(d_y)[1:]),
+    )
 
 
 def without_epsilon(x: Array, scale: Array, bias: Array, *, epsilon: float) -> tuple[Any, ...]:
@@ -130,7 +153,9 @@ def quantised_per_tensor(x: Array, scale: Array) -> tuple[Array, Callable[[Array
     return _fake_quantised(x, np.max(scale))
 
 
-def quantised_with_a_gradient_everywhere(x: Array, scale: Array) -> tuple[Array, Callable[[Array], Array]]:
+def quantised_with_a_gradient_everywhere(
+    x: Array, scale: Array
+) -> tuple[Array, Callable[[Array], Array]]:
     return _fake_quantised(x, scale)[0], lambda d_y: d_y
 
 
@@ -142,8 +167,12 @@ class DecaysShortcuts(ReferenceEngine):
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         decay = self._recipe.weight_decay
-        found = {name: decay * self._tensors[name] if "downsample.1" in name else 0 for name in gradients}
-        super()._update({name: gradient + found[name] for name, gradient in gradients.items()}, rate)
+        found = {
+            name: decay * self._tensors[name] if "downsample.1" in name else 0 for name in gradients
+        }
+        super()._update(
+            {name: gradient + found[name] for name, gradient in gradients.items()}, rate
+        )
 
 
 class DecaysApart(ReferenceEngine):
@@ -153,13 +182,16 @@ class DecaysApart(ReferenceEngine):
         decayed = [name for name in gradients if name in self._decayed]
         without = {name: -self._recipe.weight_decay * self._tensors[name] for name in decayed}
         before = {name: rate * self._recipe.weight_decay * self._tensors[name] for name in decayed}
-        super()._update({name: gradient + without.get(name, 0) for name, gradient in gradients.items()}, rate)
+        super()._update(
+            {name: gradient + without.get(name, 0) for name, gradient in gradients.items()}, rate
+        )
         for name in decayed:
             self._tensors[name] = (self._tensors[name] - before[name]).astype(np.float32)
 
 
 class RateInside(ReferenceEngine):
-    """Updates by v = m * v + rate * g; w -= v. It reads and writes v / rate, so that a single step is right."""
+    """Updates by v = m * v + rate * g; w -= v. It reads and writes v / rate, so that a single step
+    is right."""
 
     _last: float | None = None
 
@@ -179,7 +211,9 @@ class Nesterov(ReferenceEngine):
         super()._update(gradients, rate)
         for name, v in self._velocity.items():
             gradient = v - self._recipe.momentum * old[name]
-            self._tensors[name] = (before[name] - rate * (gradient + self._recipe.momentum * v)).astype(np.float32)
+            self._tensors[name] = (
+                before[name] - rate * (gradient + self._recipe.momentum * v)
+            ).astype(np.float32)
 
 
 class WeightsInHalf(ReferenceEngine):
@@ -218,7 +252,8 @@ class MasksWeightsAlone(ReferenceEngine):
     """Sets weights to 0 after every step, but not their velocities and averages."""
 
     def _step(self, batch: Batch, step: int) -> Counts:
-        masks, self._masks = self._masks, {}
+        masks = self._masks
+        self._masks = {}
         counts = super()._step(batch, step)
         self._masks = masks
         for name, mask in masks.items():
@@ -237,7 +272,8 @@ class MasksOnceWritten(ReferenceEngine):
     """Does not mask a state that is written."""
 
     def write(self, state: State) -> None:
-        masks, self._masks = self._masks, {}
+        masks = self._masks
+        self._masks = {}
         super().write(state)
         self._masks = masks
 
@@ -268,7 +304,9 @@ class CountsPadding(ReferenceEngine):
     """Counts padding as images of class 0."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
-        return super().evaluate([Batch(batch.images, np.maximum(batch.labels, 0)) for batch in batches], ema=ema)
+        return super().evaluate(
+            [Batch(batch.images, np.maximum(batch.labels, 0)) for batch in batches], ema=ema
+        )
 
 
 class EvaluatesWhatIsTrained(ReferenceEngine):
@@ -338,7 +376,9 @@ class LosesMomentum(ReferenceEngine):
     """Starts from a written state without its velocities."""
 
     def write(self, state: State) -> None:
-        super().write(replace(state, momentum={name: np.zeros_like(v) for name, v in state.momentum.items()}))
+        super().write(
+            replace(state, momentum={name: np.zeros_like(v) for name, v in state.momentum.items()})
+        )
 
 
 class LosesTheScaler(ReferenceEngine):

@@ -16,7 +16,13 @@ def timeline(*ends: float, began: float = 0.0, waited: float = 0.0) -> dict[str,
 
 def rank(counted: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return what a rank measured."""
-    found = {"device": "CPU", "on_gpu": False, "warmup": timeline(), "counted": counted, "compute_only": None}
+    found = {
+        "device": "CPU",
+        "on_gpu": False,
+        "warmup": timeline(),
+        "counted": counted,
+        "compute_only": None,
+    }
     return (
         found
         | {
@@ -32,7 +38,9 @@ def rank(counted: dict[str, Any], **changes: Any) -> dict[str, Any]:
     )
 
 
-def entry(rate: float = 10.0, interval: tuple[float, float] | None = None, **changes: Any) -> dict[str, Any]:
+def entry(
+    rate: float = 10.0, interval: tuple[float, float] | None = None, **changes: Any
+) -> dict[str, Any]:
     """Return a cell of a report, with figures."""
     figures = {
         "times_sec": [4 / rate] * 9,
@@ -46,4 +54,10 @@ def entry(rate: float = 10.0, interval: tuple[float, float] | None = None, **cha
         "steady_reason": "",
         "roofline": {"share_of_limit": 0.5},
     }
-    return CELL.fields() | {"status": "ok", "reason": None, "remarks": []} | NOTHING | figures | changes
+    return (
+        CELL.fields()
+        | {"status": "ok", "reason": None, "remarks": []}
+        | NOTHING
+        | figures
+        | changes
+    )

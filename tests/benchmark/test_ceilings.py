@@ -38,7 +38,9 @@ def test_a_copy_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
     real = np.copyto
     monkeypatch.setattr(
-        ceilings.np, "copyto", lambda target, source: (real(target, source), copied.append(source.nbytes))[0]
+        ceilings.np,
+        "copyto",
+        lambda target, source: (real(target, source), copied.append(source.nbytes))[0],
     )
     monkeypatch.setattr(ceilings, "SECONDS", 0.0)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
@@ -47,7 +49,9 @@ def test_a_copy_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(1, 1.0), (2, 3.0)])
-def test_of_several_ranks_the_median_counts(ranks: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_ranks_the_median_counts(
+    ranks: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passing = [9.0, 4.0, 1.0, 3.0, 2.0]  # the first is left out
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: clock.now))
@@ -69,14 +73,21 @@ def test_mxnets_products_are_of_the_ranks_own_gpu(monkeypatch: pytest.MonkeyPatc
         gpu=lambda index: f"GPU {index}",
         nd=SimpleNamespace(array=lambda values, context: (placed.append(context), array)[1]),
     )
-    loading, package = SimpleNamespace(threads="1"), ModuleType("lockstep.backends.mxnet")
+    loading = SimpleNamespace(threads="1")
+    package = ModuleType("lockstep.backends.mxnet")
     package.__path__ = [str(Path(backends.__file__).parent / "mxnet")]
     package.loading = loading  # type: ignore[attr-defined]
-    found = {"mxnet": mx, "lockstep.backends.mxnet": package, "lockstep.backends.mxnet.loading": loading}
+    found = {
+        "mxnet": mx,
+        "lockstep.backends.mxnet": package,
+        "lockstep.backends.mxnet.loading": loading,
+    }
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.measuring", raising=False)
-    importlib.import_module("lockstep.backends.mxnet.measuring").products(True).tensor(np.zeros((2, 2)), "fp32")
+    importlib.import_module("lockstep.backends.mxnet.measuring").products(True).tensor(
+        np.zeros((2, 2)), "fp32"
+    )
     monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.measuring")
     assert placed == ["GPU 3"]

@@ -22,11 +22,20 @@ def test_the_grid_holds_every_combination_once_the_batch_changing_fastest() -> N
 
 
 def test_an_engine_that_is_not_native_has_cells_of_inference_once_for_all_backends() -> None:
-    axes = {"engines": ("torch", "mxnet"), "compiles": ("off", "on"), "ranks": (1, 2), "batches": (1, 4)}
+    axes = {
+        "engines": ("torch", "mxnet"),
+        "compiles": ("off", "on"),
+        "ranks": (1, 2),
+        "batches": (1, 4),
+    }
     cells = grid(("train", "inference"), inference_engines=("native", "openvino"), **axes)
     native = [cell for cell in cells if cell.engine == "native"]
     assert native == grid(("train", "inference"), **axes)
-    assert [(cell.what, cell.computes, cell.compile, cell.ranks, cell.batch) for cell in cells if cell not in native] == [
+    assert [
+        (cell.what, cell.computes, cell.compile, cell.ranks, cell.batch)
+        for cell in cells
+        if cell not in native
+    ] == [
         ("inference", "openvino", "auto", 1, 1),
         ("inference", "openvino", "auto", 1, 4),
     ]
@@ -35,14 +44,18 @@ def test_an_engine_that_is_not_native_has_cells_of_inference_once_for_all_backen
 
 def test_int8_is_measured_on_engines_that_run_onnx_models() -> None:
     names = ("native", "onnxruntime", "openvino", "paddle-inference")
-    cells = grid(("train", "inference"), dtypes=("fp32", "int8"), batches=(1,), inference_engines=names)
+    cells = grid(
+        ("train", "inference"), dtypes=("fp32", "int8"), batches=(1,), inference_engines=names
+    )
     assert [cell.computes for cell in cells if cell.dtype == "int8"] == ["onnxruntime", "openvino"]
     assert [(cell.what, cell.computes) for cell in cells if cell.dtype == "fp32"] == [
         ("train", "torch"),
         *(("inference", name) for name in ("torch", "onnxruntime", "openvino", "paddle-inference")),
     ]
     assert {Plan().recipe_of(cell).precision for cell in cells} == {"fp32"}
-    with pytest.raises(UserError, match="int8 needs one that runs ONNX models, such as --engine onnxruntime"):
+    with pytest.raises(
+        UserError, match="int8 needs one that runs ONNX models, such as --engine onnxruntime"
+    ):
         grid(("inference",), dtypes=("int8",))
 
 
@@ -76,10 +89,16 @@ def test_a_model_that_is_none_is_refused(name: str) -> None:
         ({"batches": [0]}, UserError, "at least 1"),
         ({"ranks": [0]}, UserError, "at least 1"),
         ({"inference_engines": ["openvno"]}, BackendError, "Did you mean openvino"),
-        ({"inference_engines": ["openvino"]}, UserError, "no cell is left: engines besides native only infer"),
+        (
+            {"inference_engines": ["openvino"]},
+            UserError,
+            "no cell is left: engines besides native only infer",
+        ),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused(axes: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_a_grid_that_cannot_be_is_refused(
+    axes: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         grid(("train",), **axes)
 
@@ -96,7 +115,9 @@ def test_one_iteration_is_refused_since_it_has_no_interval() -> None:
     assert Plan(iterations=1, epochs=2)
 
 
-@pytest.mark.parametrize("lengths", [{"iterations": 0}, {"epochs": 0}, {"warmup_epochs": -1}, {"num_examples": 0}])
+@pytest.mark.parametrize(
+    "lengths", [{"iterations": 0}, {"epochs": 0}, {"warmup_epochs": -1}, {"num_examples": 0}]
+)
 def test_a_plan_that_measures_nothing_is_refused(lengths: dict[str, int]) -> None:
     with pytest.raises(UserError, match="at least"):
         Plan(**lengths)
@@ -105,9 +126,19 @@ def test_a_plan_that_measures_nothing_is_refused(lengths: dict[str, int]) -> Non
 def test_a_cell_has_the_recipe_that_it_names() -> None:
     cell = Cell("train", "torch", "resnet50-v1", "bf16", batch=8, ranks=2, compile="off")
     recipe = Plan(changes={"image_size": 64}).recipe_of(cell)
-    assert (recipe.model, recipe.precision, recipe.global_batch_images, recipe.image_size) == ("resnet50-v1", "bf16", 16, 64)
+    assert (recipe.model, recipe.precision, recipe.global_batch_images, recipe.image_size) == (
+        "resnet50-v1",
+        "bf16",
+        16,
+        64,
+    )
     execution = Plan(execution={"accumulation_steps": 2}).execution_of(cell)
-    assert (execution.backend, execution.compile, execution.loader, execution.accumulation_steps) == (
+    assert (
+        execution.backend,
+        execution.compile,
+        execution.loader,
+        execution.accumulation_steps,
+    ) == (
         "torch",
         "off",
         "synthetic",

@@ -7,7 +7,8 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_speeds import published_rows
 from tests.benchmark.published_cases import report
 
-V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB"
+V100 = "Tesla V100-SXM2-16GB"
+A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> None:
@@ -16,11 +17,15 @@ def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> 
     rows = [beside.row for beside in found.published]
     assert {row.batch_images for row in rows} == {96}
     assert [row.images_per_sec for row in rows if row.batch_images == 96] == [3546, 1282]
-    assert {(row.model, row.kind, row.accelerators) for row in rows} == {("resnet50", "inference", 1)}
+    assert {(row.model, row.kind, row.accelerators) for row in rows} == {
+        ("resnet50", "inference", 1)
+    }
     assert all("V100" in row.accelerator for row in rows)
     alike = [row for row in published_rows() if row.model == "resnet50" and row.kind == "inference"]
     assert found.left_out == len(alike) - len(rows)
-    (everything,) = compare(report({"what": "inference", "batch": 96}), published_rows(), everything=True)
+    (everything,) = compare(
+        report({"what": "inference", "batch": 96}), published_rows(), everything=True
+    )
     assert (len(everything.published), everything.left_out) == (len(alike), 0)
 
 
@@ -41,8 +46,14 @@ def test_version_1_of_the_model_is_not_compared_with_v1_5() -> None:
 
 def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
     (found,) = compare(report({}, gpu=V100), published_rows())
-    divided = {beside.row.images_per_sec: beside.ratio for beside in found.published if beside.ratio is not None}
-    assert divided == {1442.6: 0.5}  # 721.3 / 1442.6, fp16 at 208 images; no other row has the same batch and precision
+    divided = {
+        beside.row.images_per_sec: beside.ratio
+        for beside in found.published
+        if beside.ratio is not None
+    }
+    assert divided == {
+        1442.6: 0.5
+    }  # 721.3 / 1442.6, fp16 at 208 images; no other row has the same batch and precision
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,9 @@ def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, o
         ("train", {"recipe": "gone.yaml", "changes": {}}, None),
     ],
 )
-def test_images_of_another_size_are_told_and_not_compared(what: str, settings: dict, size: int | None) -> None:
+def test_images_of_another_size_are_told_and_not_compared(
+    what: str, settings: dict, size: int | None
+) -> None:
     batch = {"train": 208, "inference": 128}[what]
     cell = {"what": what, "batch": batch, "dtype": "fp16"}
     (found,) = compare(report(cell, gpu=V100) | {"settings": settings}, published_rows())
@@ -96,7 +109,9 @@ def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
         (None, [], "AMD EPYC 9R14"),
     ],
 )
-def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(device: str | None, gpus: list[str], hardware: str) -> None:
+def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(
+    device: str | None, gpus: list[str], hardware: str
+) -> None:
     told = report({"device": device} if device else {})
     told["environment"]["gpus"] = [{"gpu": name} for name in gpus]
     (found,) = compare(told, published_rows())
@@ -106,4 +121,6 @@ def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(device: str | None, 
 
 
 def test_cells_that_failed_are_left_out() -> None:
-    assert compare(report({"status": "out of memory"}, {"status": "failed"}), published_rows()) == []
+    assert (
+        compare(report({"status": "out of memory"}, {"status": "failed"}), published_rows()) == []
+    )

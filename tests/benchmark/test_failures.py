@@ -20,8 +20,14 @@ def test_numpys_own_error_is_want_of_memory() -> None:
     "words",
     [
         "CUDA out of memory. Tried to allocate 20.00 GiB.",
-        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9",
-        "OOM when allocating tensor with shape[4096,64,112,112] and type float on /job:localhost/replica:0/device:GPU:0",
+        (
+            "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate"
+            " memory: you tried to allocate 9"
+        ),
+        (
+            "OOM when allocating tensor with shape[4096,64,112,112] and type float on"
+            " /job:localhost/replica:0/device:GPU:0"
+        ),
         "cudaMalloc retry failed: out of memory",
         "could not create a memory object",
         "the GPU has too little memory for 512 images in 1 parts: ...",
@@ -32,7 +38,10 @@ def test_numpys_own_error_is_want_of_memory() -> None:
         "Fail to alloc memory of 1073741824 size, error code is 2.",
         "Failed to alloc 4294967296 bytes",
         "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.",
-        "Operation received an exception:Status: 1, message: could not create a primitive, in file mkl_conv.cc",
+        (
+            "Operation received an exception:Status: 1, message: could not create a primitive, in"
+            " file mkl_conv.cc"
+        ),
         "_bounded_integers.so: failed to map segment from shared object",
         "[12:00:00] src/storage/./cpu_device_storage.h: Cannot malloc 9 bytes",
     ],
@@ -48,7 +57,10 @@ def test_what_pytorch_says_on_a_cpu_is_known() -> None:
     assert is_out_of_memory(raised.value)
 
 
-@pytest.mark.parametrize("words", ["shapes (3, 4) and (5, 6) not aligned", "device is cuda, but PyTorch finds no GPU here"])
+@pytest.mark.parametrize(
+    "words",
+    ["shapes (3, 4) and (5, 6) not aligned", "device is cuda, but PyTorch finds no GPU here"],
+)
 def test_other_failures_are_not_want_of_memory(words: str) -> None:
     assert not is_out_of_memory(BackendError(words))
 
@@ -73,13 +85,23 @@ SILENT = Ended(-signal.SIGKILL, "")
         ),
         (
             Ended(1, ""),
-            [{"status": FAILED, "reason": "another rank has ended"}, {"status": OUT_OF_MEMORY, "reason": "too little"}],
+            [
+                {"status": FAILED, "reason": "another rank has ended"},
+                {"status": OUT_OF_MEMORY, "reason": "too little"},
+            ],
             False,
             2,
             OUT_OF_MEMORY,
             "too little",
         ),
-        (Ended(1, "much"), [{"status": FAILED, "reason": "no such file"}], False, 1, FAILED, "no such file"),
+        (
+            Ended(1, "much"),
+            [{"status": FAILED, "reason": "no such file"}],
+            False,
+            1,
+            FAILED,
+            "no such file",
+        ),
     ],
 )
 def test_how_a_cell_failed_is_told(

@@ -18,13 +18,16 @@ def found(*ranks: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_an_iteration_ends_when_it_has_ended_on_every_rank() -> None:
-    times = times_of_all([timeline(11.0, 13.0, 14.0, began=10.0), timeline(12.0, 12.5, 16.0, began=9.5)])
+    times = times_of_all(
+        [timeline(11.0, 13.0, 14.0, began=10.0), timeline(12.0, 12.5, 16.0, began=9.5)]
+    )
     assert times == [2.5, 1.0, 3.0]
     assert sum(times) == 16.0 - 9.5
 
 
 def test_images_are_counted_on_all_ranks() -> None:
-    alone, two = found(rank(timeline(1.0, 2.0))), found(rank(timeline(1.0, 2.0)), rank(timeline(1.0, 2.0)))
+    alone = found(rank(timeline(1.0, 2.0)))
+    two = found(rank(timeline(1.0, 2.0)), rank(timeline(1.0, 2.0)))
     assert alone["images_per_sec"] == 4
     assert two["images_per_sec"] == 8
     assert alone["times_sec"] == two["times_sec"] == [1.0, 1.0]
@@ -35,7 +38,8 @@ def test_a_cell_without_figures_lacks_exactly_these() -> None:
 
 
 def test_the_first_answer_ends_the_first_batch_of_a_process_whether_it_is_warm_up_or_not() -> None:
-    slow, fast = rank(timeline(9.0, 10.0), started=1.0), rank(timeline(9.0, 9.5), warmup=timeline(4.0, 5.0), started=1.0)
+    slow = rank(timeline(9.0, 10.0), started=1.0)
+    fast = rank(timeline(9.0, 9.5), warmup=timeline(4.0, 5.0), started=1.0)
     assert found(slow, what="inference")["first_answer_sec"] == 8.0
     assert found(fast, what="inference")["first_answer_sec"] == 3.0
     assert found(slow, slow | {"started": 0.5}, what="inference")["first_answer_sec"] == 8.5
@@ -50,7 +54,10 @@ def test_synthetic_data_are_bound_by_computing() -> None:
 
 @pytest.mark.parametrize(("loading_sec", "bound_by"), [(0.25, "computing"), (1.0, "data")])
 def test_the_lower_ceiling_bounds(loading_sec: float, bound_by: str) -> None:
-    ceilings = {"compute_only": timeline(0.5, 1.0), "loader_only": timeline(loading_sec, 2 * loading_sec)}
+    ceilings = {
+        "compute_only": timeline(0.5, 1.0),
+        "loader_only": timeline(loading_sec, 2 * loading_sec),
+    }
     result = found(rank(timeline(1.0, 2.0, waited=0.75), **ceilings), data="photos")
     assert result["compute_only_images_per_sec"] == 8
     assert result["loader_only_images_per_sec"] == 4 / loading_sec
@@ -66,7 +73,8 @@ def test_warm_up_counts_for_nobody_but_pytorchs_definition() -> None:
 
 
 def test_the_share_of_the_limit_is_of_all_ranks() -> None:
-    # ResNet-50's training takes 24.3 GFLOP for each image: 100 GFLOP/s allow 4.1 images/s, memory allows 14.
+    # ResNet-50's training takes 24.3 GFLOP for each image: 100 GFLOP/s allow 4.1 images/s, memory
+    # allows 14.
     alone = found(rank(timeline(1.0, 2.0), copy_gb_per_sec=1000.0))["roofline"]
     assert alone["limit_images_per_sec"] == pytest.approx(100 / (3 * 8.178 - 0.236), rel=1e-3)
     assert alone["share_of_limit"] == pytest.approx(4 / alone["limit_images_per_sec"])

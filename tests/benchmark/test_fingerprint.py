@@ -18,7 +18,15 @@ def test_cores_clocks_threads_and_versions_are_noted(monkeypatch: pytest.MonkeyP
     found = fingerprint("reference")
     assert found["cores"] == len(os.sched_getaffinity(0))
     assert found["threads"]["OMP_NUM_THREADS"] == "3"
-    assert {"lockstep", "numpy", "processor", "processor_mhz", "processor_mhz_max", "governor", "gpus"} <= set(found)
+    assert {
+        "lockstep",
+        "numpy",
+        "processor",
+        "processor_mhz",
+        "processor_mhz_max",
+        "governor",
+        "gpus",
+    } <= set(found)
 
 
 HERE = [name for name, framework in backends.FRAMEWORKS.items() if framework.version() is not None]
@@ -58,9 +66,17 @@ def driver_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nvidias_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver_says("NVIDIA A100-SXM4-40GB, 535.54.03, 40960 MiB, 1410 MHz, 1410 MHz, 400.00 W", tmp_path, monkeypatch)
+    driver_says(
+        "NVIDIA A100-SXM4-40GB, 535.54.03, 40960 MiB, 1410 MHz, 1410 MHz, 400.00 W",
+        tmp_path,
+        monkeypatch,
+    )
     (gpu,) = gpus()
-    assert (gpu["gpu"], gpu["driver"], gpu["gpu_clock"]) == ("NVIDIA A100-SXM4-40GB", "535.54.03", "1410 MHz")
+    assert (gpu["gpu"], gpu["driver"], gpu["gpu_clock"]) == (
+        "NVIDIA A100-SXM4-40GB",
+        "535.54.03",
+        "1410 MHz",
+    )
 
 
 def test_a_driver_without_a_gpu_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +84,8 @@ def test_a_driver_without_a_gpu_names_none(tmp_path: Path, monkeypatch: pytest.M
     assert gpus() == []
 
 
-def test_without_the_driver_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_driver_there_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpus() == []

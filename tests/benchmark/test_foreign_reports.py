@@ -13,22 +13,43 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, DataError, UserError
 from tests.benchmark.published_cases import report
 
-BATCH, ENDED = 8, 1_700_000_100.0
+BATCH = 8
+ENDED = 1_700_000_100.0
 
 
 def train(first: int, step: int, seconds: float, **figures: float) -> dict[str, Any]:
     images = BATCH * (step - first)
-    entry = {"kind": "train", "step": step, "first_step": first, "loss": 2.0, "top1_percent": 25.0, "top5_percent": 50.0}
-    entry |= {"images": images, "losses": [2.0] * (step - first), "loss_scale": 128.0, "images_per_sec": images / seconds}
+    entry = {
+        "kind": "train",
+        "step": step,
+        "first_step": first,
+        "loss": 2.0,
+        "top1_percent": 25.0,
+        "top5_percent": 50.0,
+    }
+    entry |= {
+        "images": images,
+        "losses": [2.0] * (step - first),
+        "loss_scale": 128.0,
+        "images_per_sec": images / seconds,
+    }
     return entry | {"data_wait_share": 0.25, "lr": 0.5, "elapsed_sec": 0.0} | figures
 
 
 def evaluated(step: int, weights: str = "trained", **figures: float) -> dict[str, Any]:
-    entry = {"kind": "evaluate", "step": step, "weights": weights, "loss": 1.5, "top1_percent": 60.0, "top5_percent": 90.0}
+    entry = {
+        "kind": "evaluate",
+        "step": step,
+        "weights": weights,
+        "loss": 1.5,
+        "top1_percent": 60.0,
+        "top5_percent": 90.0,
+    }
     return entry | {"images": 20, "images_per_sec": 40.0, "elapsed_sec": 0.0} | figures
 
 
-# Five steps in each epoch. The run was stopped once within the second epoch. Of the 42 images 2 are left out.
+# Five steps in each epoch. The run was stopped once within the second epoch. Of the 42 images 2 are
+# left out.
 LOG = [
     {"kind": "start", "step": 0, "elapsed_sec": 0.0},
     train(0, 4, 2.0, loss=3.0, top1_percent=10.0),
@@ -37,7 +58,9 @@ LOG = [
     {"kind": "start", "step": 5, "elapsed_sec": 0.25},
     train(5, 8, 3.0),
     train(8, 10, 1.0, lr=0.125),
-    evaluated(10, loss=1.25, top1_percent=70.0, images_per_sec=80.0, batches=5, data_wait_share=0.2),
+    evaluated(
+        10, loss=1.25, top1_percent=70.0, images_per_sec=80.0, batches=5, data_wait_share=0.2
+    ),
     evaluated(10, "ema", loss=1.0, top1_percent=75.0, top5_percent=95.0, elapsed_sec=5.5),
 ]
 
@@ -48,7 +71,12 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     folder.mkdir()
     recipe = tiny_recipe.replace(model="resnet50", global_batch_images=BATCH, ema_decay=0.9)
     (folder / "recipe.yaml").write_text(recipe.to_yaml())
-    about = {"ranks": 2, "train": {"images": 42}, "execution": {"backend": "torch"}, "command": ["lockstep", "train"]}
+    about = {
+        "ranks": 2,
+        "train": {"images": 42},
+        "execution": {"backend": "torch"},
+        "command": ["lockstep", "train"],
+    }
     (folder / "environment.json").write_text(json.dumps(about))
     write_log(folder, LOG)
     return folder
@@ -73,7 +101,9 @@ def dlll(text: str) -> list[dict[str, Any]]:
 def test_the_report_of_mxnets_example(run: Path) -> None:
     text = converted(run, "nvidia-report")
     form = json.loads(text)
-    assert text.startswith('{\n    "model": "resnet50",\n    "ngpus": 2,')  # json.dump(report, f, indent=4)
+    assert text.startswith(
+        '{\n    "model": "resnet50",\n    "ngpus": 2,'
+    )  # json.dump(report, f, indent=4)
     assert list(form) == ["model", "ngpus", "total_duration", "cmd", "metrics"]
     assert form["cmd"] == ["lockstep", "train"]
     assert form["total_duration"] == 3.5 + 5.5  # of both processes
@@ -112,7 +142,14 @@ def test_an_unfinished_epoch_counts_as_far_as_it_went(run: Path) -> None:
 
 
 def test_steps_under_a_profiler_have_no_speed(run: Path) -> None:
-    write_log(run, [train(0, 4, 2.0), train(4, 5, 50.0, loss=7.0, traced=True), train(5, 6, 50.0, traced=True)])
+    write_log(
+        run,
+        [
+            train(0, 4, 2.0),
+            train(4, 5, 50.0, loss=7.0, traced=True),
+            train(5, 6, 50.0, traced=True),
+        ],
+    )
     metrics = json.loads(converted(run, "nvidia-report"))["metrics"]
     assert metrics["train.loss"] == [(2 * 32 + 7 * 8) / 40, 2.0]
     assert metrics["train.time"] == [2.0 / 4]  # the second epoch has none
@@ -145,13 +182,29 @@ def test_lines_of_dllogger_of_a_run(run: Path) -> None:
         "train.lr": 0.5,
         "train.grad_scale": 128.0,
     }
-    trained = {"train.loss": 2.0, "train.total_ips": 10.0, "train.compute_ips": 40 / 3.0, "train.lr": 0.125}
+    trained = {
+        "train.loss": 2.0,
+        "train.total_ips": 10.0,
+        "train.compute_ips": 40 / 3.0,
+        "train.lr": 0.125,
+    }
     trained |= {"train.data_time": 0.2, "train.compute_time": 0.6, "train.grad_scale": 128.0}
     assert logged[7]["data"] == pytest.approx(trained)  # 40 images in five steps and 4 s
-    evaluated = {"val.top1": 70.0, "val.top5": 90.0, "val.loss": 1.25, "val.total_ips": 80.0, "val.compute_ips": 100.0}
+    evaluated = {
+        "val.top1": 70.0,
+        "val.top5": 90.0,
+        "val.loss": 1.25,
+        "val.total_ips": 80.0,
+        "val.compute_ips": 100.0,
+    }
     evaluated |= {"val.data_time": 0.01, "val.compute_latency": 0.04}
     assert logged[8]["data"] == pytest.approx(evaluated)  # 20 images in five batches and 0.25 s
-    averaged = {"val_ema.top1": 75.0, "val_ema.top5": 95.0, "val_ema.loss": 1.0, "val_ema.total_ips": 40.0}
+    averaged = {
+        "val_ema.top1": 75.0,
+        "val_ema.top5": 95.0,
+        "val_ema.loss": 1.0,
+        "val_ema.total_ips": 40.0,
+    }
     assert logged[9]["data"] == averaged  # a log without batches
     assert logged[-1]["data"] == pytest.approx(trained | evaluated | averaged)
     assert list(logged[1]) == ["timestamp", "datetime", "elapsedtime", "type", "step", "data"]
@@ -167,7 +220,11 @@ def test_lines_of_dllogger_of_a_run(run: Path) -> None:
             {"train.top1": 0.1, "train.batch_time": 0.5, "train.ips": 16.0, "train.lr": 0.5},
             {"val.top1": 0.6, "val.top5": 0.9, "val.loss": 1.5, "val.ips": 40.0},
         ),
-        ("mxnet", {"train.loss": 3.0, "train.ips": 16.0}, {"val.accuracy": 0.6, "val.top_k_accuracy_5": 0.9}),
+        (
+            "mxnet",
+            {"train.loss": 3.0, "train.ips": 16.0},
+            {"val.accuracy": 0.6, "val.top_k_accuracy_5": 0.9},
+        ),
         (
             "tensorflow",
             {"imgs_per_sec": 16.0, "cross_entropy": 3.0, "learning_rate": 0.5},
@@ -181,23 +238,37 @@ def test_keys_and_units_are_those_of_the_frameworks_example(
 ) -> None:
     about = json.loads((run / "environment.json").read_text()) | {"execution": {"backend": backend}}
     (run / "environment.json").write_text(json.dumps(about))
-    found = {str(line["step"]): line["data"] for line in dlll(converted(run, "dlll")) if line["type"] == "LOG"}
+    found = {
+        str(line["step"]): line["data"]
+        for line in dlll(converted(run, "dlll"))
+        if line["type"] == "LOG"
+    }
     assert {name: found["[0, 4]"][name] for name in interval} == pytest.approx(interval)
     assert {name: found["[0]"][name] for name in evaluation} == pytest.approx(evaluation)
 
 
 def test_the_grid_of_mxnets_benchmark(tmp_path: Path) -> None:
-    cells = [{"ranks": n, "batch": b, "images_per_sec": float(n * b)} for n in (1, 4) for b in (64, 128)]
+    cells = [
+        {"ranks": n, "batch": b, "images_per_sec": float(n * b)} for n in (1, 4) for b in (64, 128)
+    ]
     cells[3] = {"ranks": 4, "batch": 128, "status": "out of memory", "images_per_sec": None}
-    text = converted(written(tmp_path, *cells, {"ranks": 1, "batch": 64, "what": "inference"}), "nvidia-benchmark")
-    assert text.startswith('{\n    "model": "",\n    "ngpus": [\n        1,\n        4\n    ],\n    "bs": [')
+    text = converted(
+        written(tmp_path, *cells, {"ranks": 1, "batch": 64, "what": "inference"}),
+        "nvidia-benchmark",
+    )
+    assert text.startswith(
+        '{\n    "model": "",\n    "ngpus": [\n        1,\n        4\n    ],\n    "bs": ['
+    )
     assert json.loads(text) == {
         "model": "",
         "ngpus": [1, 4],
         "bs": [64, 128],
         "metric_keys": ["train.total_ips", "val.total_ips"],
         "metrics": {
-            "1": {"64": {"train.total_ips": 64.0, "val.total_ips": 721.3}, "128": {"train.total_ips": 128.0}},
+            "1": {
+                "64": {"train.total_ips": 64.0, "val.total_ips": 721.3},
+                "128": {"train.total_ips": 128.0},
+            },
             "4": {"64": {"train.total_ips": 256.0}, "128": {}},
         },
     }
@@ -217,8 +288,12 @@ def test_a_grid_of_inference_alone_has_its_key_alone(tmp_path: Path) -> None:
         ("layout", ("nchw", "nhwc")),
     ],
 )
-def test_a_report_of_more_than_the_grid_has_place_for_is_refused(name: str, values: tuple, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"the format has one {name}, the report has {', '.join(values)}"):
+def test_a_report_of_more_than_the_grid_has_place_for_is_refused(
+    name: str, values: tuple, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=f"the format has one {name}, the report has {', '.join(values)}"
+    ):
         converted(written(tmp_path, *({name: value} for value in values)), "nvidia-benchmark")
 
 
@@ -229,7 +304,9 @@ def test_lines_of_dllogger_of_a_benchmark(tmp_path: Path) -> None:
         {"what": "inference", "backend": "tensorflow"},
         {"status": "failed"},
     ]
-    lines = [line for line in dlll(converted(written(tmp_path, *cells), "dlll")) if line["type"] == "LOG"]
+    lines = [
+        line for line in dlll(converted(written(tmp_path, *cells), "dlll")) if line["type"] == "LOG"
+    ]
     assert [line["step"] for line in lines] == ["PARAMETER", []] * 3
     assert lines[0]["data"]["batch"] == 208
     assert lines[1]["data"] == {"train.total_ips": 721.3}
@@ -244,7 +321,12 @@ def test_lines_of_dllogger_of_a_benchmark(tmp_path: Path) -> None:
             "val.latency_100": 1.0,
         }
     )
-    latencies = {"eval_latency_avg": 500.0, "eval_latency_p90": 900.0, "eval_latency_p95": 950.0, "eval_latency_p99": 990.0}
+    latencies = {
+        "eval_latency_avg": 500.0,
+        "eval_latency_p90": 900.0,
+        "eval_latency_p95": 950.0,
+        "eval_latency_p99": 990.0,
+    }
     assert lines[5]["data"] == {"eval_throughput": 721.3} | latencies
     assert [float(line["elapsedtime"]) for line in lines] == [0, 2, 2, 4, 4, 6]
     assert float(lines[-1]["timestamp"]) == ENDED

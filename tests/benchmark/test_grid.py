@@ -1,4 +1,5 @@
-"""Measure with real engines, each cell in a separate process: what a report holds, and what an interrupted one keeps."""
+"""Measure with real engines, each cell in a separate process: what a report holds, and what an
+interrupted one keeps."""
 
 import importlib.metadata
 import json
@@ -42,10 +43,13 @@ def one(report: dict[str, Any]) -> dict[str, Any]:
 
 def assert_sound(entry: dict[str, Any]) -> None:
     """Check the figures of a cell by the rules, not by the code that made them."""
-    times, latency = entry["times_sec"], entry["latency_ms"]
+    times = entry["times_sec"]
+    latency = entry["latency_ms"]
     assert len(times) == entry["iterations"] * entry["epochs"] == 6
     assert min(times) > 0
-    assert entry["images_per_sec"] * math.fsum(times) == pytest.approx(entry["batch"] * entry["ranks"] * len(times))
+    assert entry["images_per_sec"] * math.fsum(times) == pytest.approx(
+        entry["batch"] * entry["ranks"] * len(times)
+    )
     assert latency["p100"] == pytest.approx(1000 * max(times))
     assert latency["p50"] <= latency["p90"] <= latency["p95"] <= latency["p99"] <= latency["p100"]
     low, high = entry["interval"]
@@ -53,7 +57,13 @@ def assert_sound(entry: dict[str, Any]) -> None:
     assert 0 <= entry["data_wait_share"] < 1
     assert entry["roofline"]["gflop_per_image"] > 0
     assert entry["roofline"]["bytes_per_image"] > 0
-    assert set(entry["other_definitions"]) == {"paddlepaddle", "mxnet-18.12", "mxnet-22.10", "pytorch", "tensorflow"}
+    assert set(entry["other_definitions"]) == {
+        "paddlepaddle",
+        "mxnet-18.12",
+        "mxnet-22.10",
+        "pytorch",
+        "tensorflow",
+    }
     assert entry["steady"] is False  # six iterations are too few to tell
 
 
@@ -67,34 +77,51 @@ def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> N
     assert report["machine"]["gemm_gflops"]["fp32"] == entry["roofline"]["gemm_gflops"] > 0
     assert report["machine"]["copy_gb_per_sec"] > 0
     assert report["environment"][engine][engine] == backends.FRAMEWORKS[engine].version()
-    assert (report["kind"], report["version"], report["command"]) == ("lockstep-benchmark", 1, "a command")
+    assert (report["kind"], report["version"], report["command"]) == (
+        "lockstep-benchmark",
+        1,
+        "a command",
+    )
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
 @pytest.mark.slow
 def test_another_engine_is_measured_without_a_limit_of_its_own_also_in_int8() -> None:
-    report = benchmark(cells("inference", inference_engines=["onnxruntime"], dtypes=("fp32", "int8")), PLAN)
-    assert [(entry["status"], entry["dtype"]) for entry in report["cells"]] == [("ok", "fp32"), ("ok", "int8")]
+    report = benchmark(
+        cells("inference", inference_engines=["onnxruntime"], dtypes=("fp32", "int8")), PLAN
+    )
+    assert [(entry["status"], entry["dtype"]) for entry in report["cells"]] == [
+        ("ok", "fp32"),
+        ("ok", "int8"),
+    ]
     for entry in report["cells"]:
-        assert entry["images_per_sec"] * math.fsum(entry["times_sec"]) == pytest.approx(4 * len(entry["times_sec"]))
+        assert entry["images_per_sec"] * math.fsum(entry["times_sec"]) == pytest.approx(
+            4 * len(entry["times_sec"])
+        )
         assert (entry["engine"], entry["device"]) == ("onnxruntime", f"CPU, {threads()} threads")
         assert entry["roofline"]["share_of_limit"] is None
         assert min(entry["times_sec"]) < entry["first_answer_sec"] < 600
         assert 50e6 < entry["peak_memory_bytes"] < 4e9
     assert report["environment"].keys() == {"onnxruntime"}
-    assert report["environment"]["onnxruntime"]["onnxruntime"] == importlib.metadata.version("onnxruntime")
+    assert report["environment"]["onnxruntime"]["onnxruntime"] == importlib.metadata.version(
+        "onnxruntime"
+    )
 
 
 @pytest.mark.slow
 def test_a_cell_in_int8_runs_the_model_that_was_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grids, "_in_int8", lambda recipe, engine: b"not a model")
-    [entry] = benchmark(cells("inference", inference_engines=["onnxruntime"], dtypes=("int8",)), PLAN)["cells"]
+    [entry] = benchmark(
+        cells("inference", inference_engines=["onnxruntime"], dtypes=("int8",)), PLAN
+    )["cells"]
     assert entry["status"] == "failed"
     assert "ONNX Runtime cannot run this model" in entry["reason"]
 
 
 def test_an_engine_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",)))
+    monkeypatch.setitem(
+        ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",))
+    )
     [entry] = benchmark(cells("inference", inference_engines=["openvino"]), PLAN)["cells"]
     assert entry["status"] == "missing"
     assert entry["reason"].startswith("pip install openvino==")
@@ -127,9 +154,23 @@ def test_images_too_few_for_a_step_fail_with_the_reason(textures: Path) -> None:
 
 @pytest.mark.slow
 def test_too_little_memory_is_a_status_and_the_next_cell_is_measured(tmp_path: Path) -> None:
-    # 100,000 images of 32 px are 2.3 GiB in float64: more than the process may have, like on a machine with less memory.
-    out, limit = tmp_path / "report.json", 3 * 2**30
-    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "100000,1", "-i", 2, *SET]
+    # 100,000 images of 32 px are 2.3 GiB in float64: more than the process may have, like on a
+    # machine with less memory.
+    out = tmp_path / "report.json"
+    limit = 3 * 2**30
+    arguments = [
+        "benchmark",
+        "inference",
+        "--backend",
+        "reference",
+        "--model",
+        "resnet18",
+        "-b",
+        "100000,1",
+        "-i",
+        2,
+        *SET,
+    ]
     done = subprocess.run(
         command(*arguments, "-o", out),
         capture_output=True,
@@ -153,7 +194,19 @@ def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of a killed process stays
     out = tmp_path / "report.json"
-    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2,3", "-i", 2, *SET]
+    arguments = [
+        "benchmark",
+        "inference",
+        "--backend",
+        "reference",
+        "--model",
+        "resnet18",
+        "-b",
+        "1,2,3",
+        "-i",
+        2,
+        *SET,
+    ]
     with running(*arguments, "-o", out) as process:
         wait_until(lambda: bool(out.exists() and read_benchmark(out)["cells"]), 300)
         process.kill()
@@ -161,7 +214,11 @@ def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
     kept = read_benchmark(out)["cells"]
     assert 1 <= len(kept) <= 2  # a cell may end before the kill
     done = subprocess.run(
-        command(*arguments, "-o", out), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        command(*arguments, "-o", out),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "batch 1 (kept)" in done.stdout
@@ -184,7 +241,9 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], Ended]
     return replace_by
 
 
-def test_an_engine_that_is_nowhere_is_missing_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_nowhere_is_missing_with_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(backends, "interpreter", lambda name: None)
     (entry,) = benchmark(cells(engines=["mxnet"]), PLAN)["cells"]
     assert entry["status"] == "missing"
@@ -194,7 +253,10 @@ def test_an_engine_that_is_nowhere_is_missing_with_how_to_get_it(monkeypatch: py
 def test_a_process_that_says_nothing_has_failed(worker: Callable[..., None]) -> None:
     worker(lambda folder: Ended(1, ""))
     (entry,) = benchmark(cells(), PLAN)["cells"]
-    assert (entry["status"], entry["reason"]) == ("failed", "the process ended with exit code 1: it printed nothing")
+    assert (entry["status"], entry["reason"]) == (
+        "failed",
+        "the process ended with exit code 1: it printed nothing",
+    )
 
 
 def test_failed_cells_are_measured_again_and_those_without_memory_are_not(
@@ -211,15 +273,22 @@ def test_failed_cells_are_measured_again_and_those_without_memory_are_not(
     for _ in range(2):
         report = benchmark(cells(batches=(4, 8)), PLAN, out=tmp_path / "report.json")
     assert measured == [4, 8, 4]
-    assert [(entry["batch"], entry["status"]) for entry in report["cells"]] == [(4, "failed"), (8, "out of memory")]
+    assert [(entry["batch"], entry["status"]) for entry in report["cells"]] == [
+        (4, "failed"),
+        (8, "out of memory"),
+    ]
 
 
-def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(worker: Callable[..., None], tmp_path: Path) -> None:
+def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(
+    worker: Callable[..., None], tmp_path: Path
+) -> None:
     versions = {"torch": "2.0", "reference": "1.26"}
 
     def measure(folder: Path) -> Ended:
         backend = json.loads((folder / "cell.json").read_text())["cell"]["backend"]
-        left = rank(timeline(*map(float, range(1, 7)))) | {"environment": {backend: versions[backend], "python": backend}}
+        left = rank(timeline(*map(float, range(1, 7)))) | {
+            "environment": {backend: versions[backend], "python": backend}
+        }
         write_json(folder / "rank-0.json", left)
         return Ended(0, "")
 
@@ -233,7 +302,10 @@ def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(worker: 
     assert environment_of(report, "reference")["python"] == "reference"
     versions["torch"] = "2.1"
     first, _, again = benchmark(cells(engines=["torch"], batches=(8,)), PLAN, out=out)["cells"]
-    assert (first["remarks"], again["remarks"]) == ([], ["measured with torch 2.1, earlier cells with 2.0"])
+    assert (first["remarks"], again["remarks"]) == (
+        [],
+        ["measured with torch 2.1, earlier cells with 2.0"],
+    )
 
 
 def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path) -> None:
@@ -247,14 +319,18 @@ def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path)
 
     worker(interrupted)
     out = tmp_path / "report.json"
-    with pytest.raises(Interrupted, match=r"after 1 of 2 cells, kept in .*; the same command resumes") as stopped:
+    with pytest.raises(
+        Interrupted, match=r"after 1 of 2 cells, kept in .*; the same command resumes"
+    ) as stopped:
         benchmark(cells(batches=(4, 8)), PLAN, out=out)
     assert stopped.value.exit_code == 130
     assert [entry["batch"] for entry in read_benchmark(out)["cells"]] == [4]
     assert not done[0].exists()
 
 
-def test_a_report_of_other_settings_is_not_mixed_with(worker: Callable[..., None], tmp_path: Path) -> None:
+def test_a_report_of_other_settings_is_not_mixed_with(
+    worker: Callable[..., None], tmp_path: Path
+) -> None:
     worker(lambda folder: Ended(1, "no"))
     out = tmp_path / "report.json"
     benchmark(cells(), PLAN, out=out)
@@ -270,7 +346,11 @@ def test_a_report_of_other_settings_is_not_mixed_with(worker: Callable[..., None
     ],
 )
 def test_a_report_of_another_gpu_or_driver_is_not_mixed_with(
-    gpu: dict[str, str], message: str, worker: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: dict[str, str],
+    message: str,
+    worker: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker(lambda folder: Ended(1, "no"))
     out = tmp_path / "report.json"
@@ -292,7 +372,9 @@ def test_a_report_of_another_lockstep_is_not_mixed_with(
         benchmark(cells(), PLAN, out=out)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "lockstep-benchmark", "version": 2}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"kind": "lockstep-benchmark", "version": 2}', "\x00"]
+)
 def test_a_file_that_is_no_report_is_refused_and_kept(text: str, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     out.write_text(text)

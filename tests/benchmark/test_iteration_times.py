@@ -21,8 +21,12 @@ def test_throughput_is_images_over_wall_time() -> None:
 def test_percentiles_are_times_that_were_measured() -> None:
     times = [0.001 * (i + 1) for i in range(100)]
     found = latency_ms(list(reversed(times)))
-    assert found == pytest.approx({"mean": 50.5, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "p100": 100})
-    assert latency_ms([0.002]) == pytest.approx(dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "p100"), 2))
+    assert found == pytest.approx(
+        {"mean": 50.5, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "p100": 100}
+    )
+    assert latency_ms([0.002]) == pytest.approx(
+        dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "p100"), 2)
+    )
 
 
 @given(TIMES)
@@ -35,11 +39,13 @@ def test_percentiles_are_numpys_of_the_same_definition(times: list[float]) -> No
 
 @given(TIMES, st.integers(1, 4096))
 def test_what_must_hold_holds_for_all_times(times: list[float], images: int) -> None:
-    rate, latency = iteration_times.images_per_sec(times, images), latency_ms(times)
+    rate = iteration_times.images_per_sec(times, images)
+    latency = latency_ms(times)
     iteration_times.check(times, images, rate, latency)
 
 
-# Each of these is in a published table (p95 of 157 ms over a p99 of 77; an average that is not n / total).
+# Each of these is in a published table (p95 of 157 ms over a p99 of 77; an average that is not n /
+# total).
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -70,8 +76,11 @@ def test_the_interval_of_independent_times_is_that_of_the_central_limit_theorem(
 
 
 def test_times_that_resemble_their_neighbours_widen_the_interval() -> None:
-    # An autoregressive series with coefficient c: the mean's variance is (1 + c) / (1 - c) times that of independent times.
-    random, c, n = np.random.default_rng(4), 0.6, 4000
+    # An autoregressive series with coefficient c: the mean's variance is (1 + c) / (1 - c) times
+    # that of independent times.
+    random = np.random.default_rng(4)
+    c = 0.6
+    n = 4000
     series = [0.0]
     for shock in random.normal(0, 0.01, n - 1):
         series.append(c * series[-1] + shock)
@@ -98,7 +107,9 @@ def test_two_times_that_differ_leave_much_to_doubt() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(1e-5, 100), min_size=2, max_size=200))
-def test_the_interval_is_the_same_for_the_same_times_and_within_their_rates(times: list[float]) -> None:
+def test_the_interval_is_the_same_for_the_same_times_and_within_their_rates(
+    times: list[float],
+) -> None:
     low, high = iteration_times.interval(times, 4)
     assert (low, high) == iteration_times.interval(times, 4)
     assert 4 / max(times) * (1 - 1e-9) <= low <= high <= 4 / min(times) * (1 + 1e-9)
@@ -147,7 +158,10 @@ def test_the_originals_definitions_on_hand_computed_times() -> None:
 
 
 def test_mxnets_later_definition_leaves_out_a_tenth_and_a_hundred_at_most() -> None:
-    assert iteration_times.other_definitions([5.0] * 2 + [1.0] * 18, [], 1, epochs=1)["mxnet-22.10"] == 1
+    assert (
+        iteration_times.other_definitions([5.0] * 2 + [1.0] * 18, [], 1, epochs=1)["mxnet-22.10"]
+        == 1
+    )
     times = [5.0] * 100 + [2.0] * 1900
     assert iteration_times.other_definitions(times, [], 1, epochs=1)["mxnet-22.10"] == 0.5
 
@@ -158,9 +172,9 @@ def test_one_iteration_an_epoch_leaves_nothing_by_mxnets_first_definition() -> N
 
 @given(TIMES)
 def test_a_mean_of_rates_is_never_below_images_over_wall_time(times: list[float]) -> None:
-    assert iteration_times.other_definitions(times, [], 8, epochs=1)["tensorflow"] >= iteration_times.images_per_sec(
-        times, 8
-    ) * (1 - 1e-12)
+    assert iteration_times.other_definitions(times, [], 8, epochs=1)[
+        "tensorflow"
+    ] >= iteration_times.images_per_sec(times, 8) * (1 - 1e-12)
 
 
 # What is printed
@@ -169,7 +183,13 @@ def test_a_mean_of_rates_is_never_below_images_over_wall_time(times: list[float]
 @pytest.mark.parametrize(
     ("rate", "text"),
     [
-        *((0.0, "0.000"), (0.00012345, "0.0001234"), (0.99996, "1.000"), (0.12344, "0.1234"), (1.23456, "1.235")),
+        *(
+            (0.0, "0.000"),
+            (0.00012345, "0.0001234"),
+            (0.99996, "1.000"),
+            (0.12344, "0.1234"),
+            (1.23456, "1.235"),
+        ),
         *((9.9996, "10.00"), (24.649, "24.65"), (999.96, "1000"), (26674.4, "26674")),
     ],
 )

@@ -33,15 +33,24 @@ def test_the_largest_number_is_found_nearly_exactly_with_few_tries(first: int, l
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[tuple[int, int]]]:
-    """Return a function that lets this many images of a part fit. It returns a list of all tries: images and parts."""
+    """Return a function that lets this many images of a part fit. It returns a list of all tries:
+    images and parts."""
 
     def limited(most: int) -> list[tuple[int, int]]:
         tried: list[tuple[int, int]] = []
 
-        def fake(recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None) -> Try:
+        def fake(
+            recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
+        ) -> Try:
             tried.append((images, parts))
             # With gradients kept from one part to the next, a little less fits.
-            return Try(images, parts, images // parts <= (most if parts == 1 else most - 1), "no memory", is_short=True)
+            return Try(
+                images,
+                parts,
+                images // parts <= (most if parts == 1 else most - 1),
+                "no memory",
+                is_short=True,
+            )
 
         monkeypatch.setattr(largest_batch, "_tried", fake)
         return tried
@@ -50,7 +59,8 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[tuple[int, in
 
 
 @pytest.mark.parametrize(
-    ("most", "largest", "parts"), [(256, 256, 1), (64, 64, 8), (65, 64, 4), (100, 100, 4), (1, 1, None), (3, 3, 128)]
+    ("most", "largest", "parts"),
+    [(256, 256, 1), (64, 64, 8), (65, 64, 4), (100, 100, 4), (1, 1, None), (3, 3, 128)],
 )
 def test_the_recipes_own_batch_is_tried_in_as_few_parts_as_fit(
     limit: Any, tiny_recipe: Recipe, most: int, largest: int, parts: int | None
@@ -58,7 +68,9 @@ def test_the_recipes_own_batch_is_tried_in_as_few_parts_as_fit(
     tried = limit(most)
     recipe = tiny_recipe.replace(image_size=64, global_batch_images=256)
     if parts is None:
-        with pytest.raises(UserError, match="1 images fit, but not 256 in any number of parts: no memory"):
+        with pytest.raises(
+            UserError, match="1 images fit, but not 256 in any number of parts: no memory"
+        ):
             find_batch(recipe, HOW)
         return
     found = find_batch(recipe, HOW)
@@ -75,8 +87,12 @@ def test_no_batch_of_a_single_value_of_a_channel_is_tried(limit: Any, tiny_recip
     assert tried[-1] == (2, 1)
 
 
-def test_a_search_that_is_interrupted_reports_what_fits(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None) -> Try:
+def test_a_search_that_is_interrupted_reports_what_fits(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(
+        recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
+    ) -> Try:
         if images > 64:
             raise KeyboardInterrupt
         return Try(images, parts, True)
@@ -97,9 +113,13 @@ def test_a_step_fits_or_not(tiny_recipe: Recipe) -> None:
     assert "Unable to allocate" in too_large.reason
 
 
-def test_where_the_smallest_step_fails_for_another_reason_the_search_ends(tiny_recipe: Recipe) -> None:
+def test_where_the_smallest_step_fails_for_another_reason_the_search_ends(
+    tiny_recipe: Recipe,
+) -> None:
     tried: list[Try] = []
-    with pytest.raises(BackendError, match=r"a step of 2 images failed, but not for lack of memory: .*nchw"):
+    with pytest.raises(
+        BackendError, match=r"a step of 2 images failed, but not for lack of memory: .*nchw"
+    ):
         find_batch(tiny_recipe, HOW.replace(layout="nchw"), listener=tried.append)
     assert [(each.images, each.fits, each.is_short) for each in tried] == [(32, False, False)]
 
@@ -107,7 +127,9 @@ def test_where_the_smallest_step_fails_for_another_reason_the_search_ends(tiny_r
 def test_a_failure_without_a_known_reason_is_taken_for_lack_of_memory_where_less_fits(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fake(recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None) -> Try:
+    def fake(
+        recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
+    ) -> Try:
         return Try(images, parts, images // parts <= 20, "std::exception")
 
     monkeypatch.setattr(largest_batch, "_tried", fake)
@@ -116,7 +138,9 @@ def test_a_failure_without_a_known_reason_is_taken_for_lack_of_memory_where_less
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_noise_is_a_batch_that_a_step_takes(tiny_recipe: Recipe, parts: int) -> None:
-    batch = next(step_process.noise(tiny_recipe.replace(mixup_alpha=0.2, global_batch_images=8), parts))
+    batch = next(
+        step_process.noise(tiny_recipe.replace(mixup_alpha=0.2, global_batch_images=8), parts)
+    )
     assert batch.images.shape == (8, 32, 32, 3)
     assert batch.partners is not None
     assert batch.partners.max() == 8 // parts - 1

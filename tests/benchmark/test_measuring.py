@@ -29,15 +29,20 @@ class Clock:
 
 
 class Device:
-    """A backend and engine. Its device works through a queue: a step takes 2 s, and handing one over takes 0.5 s."""
+    """A backend and engine. Its device works through a queue: a step takes 2 s, and handing one
+    over takes 0.5 s."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.calls = clock, []
+        self.clock = clock
+        self.calls = []
         self.free_at = clock.now
         self.images: list[np.ndarray] = []
 
     def world(self, execution: object) -> "Device":
-        self.rank, self.ranks, self.device, self.on_gpu = 0, 1, "a device", False
+        self.rank = 0
+        self.ranks = 1
+        self.device = "a device"
+        self.on_gpu = False
         return self
 
     def wait(self) -> None:
@@ -46,7 +51,9 @@ class Device:
     def close(self) -> None:
         self.calls.append("close")
 
-    def engine(self, recipe: object, ceilings: np.ndarray, world: object, execution: object) -> "Device":
+    def engine(
+        self, recipe: object, ceilings: np.ndarray, world: object, execution: object
+    ) -> "Device":
         self.rates = ceilings
         return self
 
@@ -88,9 +95,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
-def measure(what: str, plan: Plan = PLAN, data: str = "synthetic", batch: int = 4) -> measuring.Measured:
+def measure(
+    what: str, plan: Plan = PLAN, data: str = "synthetic", batch: int = 4
+) -> measuring.Measured:
     cell: Cell = grid((what,), batches=(batch,), models=("resnet18",), data=data)[0]
-    return measuring.measure(cell, plan, plan.recipe_of(cell), plan.execution_of(cell), lambda done, total: None)
+    return measuring.measure(
+        cell, plan, plan.recipe_of(cell), plan.execution_of(cell), lambda done, total: None
+    )
 
 
 def times(timeline: measuring.Timeline) -> list[float]:
@@ -102,14 +113,29 @@ def test_a_step_is_enqueued_before_the_one_before_is_fetched(device: Device) -> 
     # Warm-up ends before the measurement begins.
     assert device.calls[:4] == ["train 0", "train 1", "fetch 0", "fetch 1"]
     assert device.calls[4:] == [
-        *("train 2", "train 3", "fetch 2", "train 4", "fetch 3", "train 5", "fetch 4", "fetch 5", "close"),
+        *(
+            "train 2",
+            "train 3",
+            "fetch 2",
+            "train 4",
+            "fetch 3",
+            "train 5",
+            "fetch 4",
+            "fetch 5",
+            "close",
+        ),
     ]
 
 
 def test_the_device_is_never_without_work_so_that_steps_take_what_it_takes(device: Device) -> None:
     found = measure("train")
     assert times(found.warmup) == [2.5, 2.0]
-    assert times(found.counted) == [2.5, 2.0, 2.0, 2.0]  # only the first one shows the time to hand over
+    assert times(found.counted) == [
+        2.5,
+        2.0,
+        2.0,
+        2.0,
+    ]  # only the first one shows the time to hand over
 
 
 def test_inference_is_done_one_after_the_other(device: Device) -> None:
@@ -125,18 +151,24 @@ def test_synthetic_data_are_one_batch_of_the_steps_size(device: Device) -> None:
     assert found.compute_only is None is found.loader_only
 
 
-def test_a_folders_images_are_loaded_and_then_the_ceilings_measured(device: Device, textures: Path) -> None:
+def test_a_folders_images_are_loaded_and_then_the_ceilings_measured(
+    device: Device, textures: Path
+) -> None:
     found = measure("train", data=str(textures))
     assert found.compute_only is not None
     assert found.loader_only is not None
-    assert len(found.compute_only.ends) == len(found.loader_only.ends) == 4  # never more than were measured
+    assert (
+        len(found.compute_only.ends) == len(found.loader_only.ends) == 4
+    )  # never more than were measured
     held = {id(images) for images in device.images[6:]}
     assert len(held) == 1
     assert len({images.tobytes() for images in device.images[:6]}) == 6
     assert times(found.compute_only) == [2.5, 2.0, 2.0, 2.0]
 
 
-def test_waiting_for_a_batch_is_counted_apart(device: Device, textures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_batch_is_counted_apart(
+    device: Device, textures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow:
         def __init__(self, *arguments: object, **more: object) -> None: ...
         def __enter__(self) -> "Slow":
@@ -178,21 +210,29 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
     measure(what, dataclasses.replace(PLAN, num_examples=5), str(textures))
     samples = np.concatenate(seen)
     images = 60 if what == "train" else 20
-    assert set(samples.tolist()) == {images * i // 5 for i in range(5)}  # evenly spread, and therefore of several classes
+    assert set(samples.tolist()) == {
+        images * i // 5 for i in range(5)
+    }  # evenly spread, and therefore of several classes
     assert len(samples) > 5
 
 
-def test_a_product_that_a_framework_lacks_is_a_remark(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_that_a_framework_lacks_is_a_remark(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lacking(name: str, dtype: str, on_gpu: bool, ranks: int) -> float:
         raise RuntimeError("no kernel for this type\nand much more")
 
     monkeypatch.setattr(ceilings, "gemm_gflops", lacking)
     found = measure("train")
     assert found.gemm_gflops is None
-    assert found.remarks == ["torch has no matrix product in fp32 here, so no limit is known: no kernel for this type"]
+    assert found.remarks == [
+        "torch has no matrix product in fp32 here, so no limit is known: no kernel for this type"
+    ]
 
 
-def test_a_copy_that_fails_leaves_the_cell_its_figures(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_leaves_the_cell_its_figures(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(name: str, on_gpu: bool, ranks: int) -> float:
         raise MemoryError("Unable to allocate 256. MiB")
 
@@ -200,14 +240,22 @@ def test_a_copy_that_fails_leaves_the_cell_its_figures(device: Device, monkeypat
     found = measure("train")
     assert (found.copy_gb_per_sec, found.gemm_gflops) == (None, 7.0)
     assert times(found.counted) == [2.5, 2.0, 2.0, 2.0]
-    assert found.remarks == ["torch has no copy here, so no limit is known: Unable to allocate 256. MiB"]
+    assert found.remarks == [
+        "torch has no copy here, so no limit is known: Unable to allocate 256. MiB"
+    ]
 
 
-def test_ranks_begin_products_and_copies_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_begin_products_and_copies_together(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
     monkeypatch.setattr(device, "wait", lambda: calls.append("together"))
-    monkeypatch.setattr(ceilings, "gemm_gflops", lambda name, dtype, on_gpu, ranks: calls.append("products") or 7.0)
-    monkeypatch.setattr(ceilings, "copy_gb_per_sec", lambda name, on_gpu, ranks: calls.append("copies") or 5.0)
+    monkeypatch.setattr(
+        ceilings, "gemm_gflops", lambda name, dtype, on_gpu, ranks: calls.append("products") or 7.0
+    )
+    monkeypatch.setattr(
+        ceilings, "copy_gb_per_sec", lambda name, on_gpu, ranks: calls.append("copies") or 5.0
+    )
     measure("train")
     assert calls[-4:] == ["together", "products", "together", "copies"]
 
@@ -217,6 +265,8 @@ def test_progress_is_told_seldom_and_at_the_end(device: Device) -> None:
     cell = grid(("inference",), batches=(1,), models=("resnet18",))[0]
     device.predict = lambda images: setattr(device.clock, "now", device.clock.now + 0.05)  # type: ignore[method-assign]
     plan = dataclasses.replace(PLAN, iterations=10)
-    measuring.measure(cell, plan, plan.recipe_of(cell), plan.execution_of(cell), lambda *now: told.append(now))
+    measuring.measure(
+        cell, plan, plan.recipe_of(cell), plan.execution_of(cell), lambda *now: told.append(now)
+    )
     assert told[-1] == (30, 30)
     assert len(told) == pytest.approx(30 * 0.05 / measuring.TELL_SEC, abs=3)

@@ -43,4 +43,7 @@ def test_an_environment_is_a_backends_own_or_in_older_reports_that_of_all() -> N
     by_backend = {"environment": {"mxnet": {"processor": "a", "numpy": "1.23"}}}
     assert environment_of(by_backend, "mxnet")["numpy"] == "1.23"
     assert environment_of(by_backend, "torch") == {}
-    assert environment_of({"environment": {"processor": "a", "torch": "2.0"}}, "torch")["processor"] == "a"
+    assert (
+        environment_of({"environment": {"processor": "a", "torch": "2.0"}}, "torch")["processor"]
+        == "a"
+    )

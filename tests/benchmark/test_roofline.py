@@ -1,4 +1,5 @@
-"""Operations and bytes of an image: published counts, PyTorch's own shapes, and sums computed by hand."""
+"""Operations and bytes of an image: published counts, PyTorch's own shapes, and sums computed by
+hand."""
 
 import math
 
@@ -9,16 +10,26 @@ from lockstep.models.architectures import MODELS, ModelSpec, tensors
 from lockstep.models.operations import Work, forward_macs, layers, work
 
 # torchvision's documentation, "GFLOPS" of its weights at 224 px (multiply-adds, in 1e9).
-PUBLISHED_GMACS = {"resnet18": 1.81, "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnet152": 11.51}
+PUBLISHED_GMACS = {
+    "resnet18": 1.81,
+    "resnet34": 3.66,
+    "resnet50": 4.09,
+    "resnet101": 7.80,
+    "resnet152": 11.51,
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED_GMACS)
 def test_multiply_adds_are_those_that_torchvision_publishes(name: str) -> None:
-    assert forward_macs(MODELS[name], 224, 1000) / 1e9 == pytest.approx(PUBLISHED_GMACS[name], abs=0.005)
+    assert forward_macs(MODELS[name], 224, 1000) / 1e9 == pytest.approx(
+        PUBLISHED_GMACS[name], abs=0.005
+    )
 
 
 def test_multiply_adds_of_v1_and_of_resnext_are_those_of_their_papers() -> None:
-    assert forward_macs(MODELS["resnet50-v1"], 224, 1000) / 1e9 == pytest.approx(3.8, abs=0.07)  # arXiv:1512.03385, table 1
+    assert forward_macs(MODELS["resnet50-v1"], 224, 1000) / 1e9 == pytest.approx(
+        3.8, abs=0.07
+    )  # arXiv:1512.03385, table 1
     # ResNeXt-101 32x4d: 8.03 GMAC with batch norm and pooling (timm: 8.01).
     assert forward_macs(MODELS["resnext101-32x4d"], 224, 1000) / 1e9 == pytest.approx(8.0, abs=0.04)
 
@@ -33,7 +44,8 @@ def test_layers_are_those_that_pytorch_computes(name: str, size: int) -> None:
     seen: list[tuple[int, int, int, int]] = []
 
     def note(module: object, inputs: tuple[object], output: object) -> None:
-        entering, weight = inputs[0], module.weight
+        entering = inputs[0]
+        weight = module.weight
         pixels = math.prod(output.shape[2:])
         seen.append((weight.numel() * pixels, entering.numel(), output.numel(), weight.numel()))
 
@@ -43,7 +55,10 @@ def test_layers_are_those_that_pytorch_computes(name: str, size: int) -> None:
             if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
                 module.register_forward_hook(note)
         model(torch.empty(1, 3, size, size))
-    found = [(layer.macs, layer.inputs, layer.outputs, layer.weights) for layer in layers(MODELS[name], size, 1000)]
+    found = [
+        (layer.macs, layer.inputs, layer.outputs, layer.weights)
+        for layer in layers(MODELS[name], size, 1000)
+    ]
     assert sorted(found) == sorted(seen)
 
 
@@ -51,7 +66,8 @@ TINY = ModelSpec(block="basic", layers=(1, 1, 1, 1), stem_width=2, widths=(2, 2,
 
 
 def test_a_small_model_by_hand() -> None:
-    # 32 px: the stem gives 16 x 16 pixels, the pool 8 x 8, the stages 8, 4, 2 and 1. A stem pixel is 7*7*3*2 multiply-adds.
+    # 32 px: the stem gives 16 x 16 pixels, the pool 8 x 8, the stages 8, 4, 2 and 1. A stem pixel
+    # is 7*7*3*2 multiply-adds.
     stem = 7 * 7 * 3 * 2 * 16**2
     first = 2 * (9 * 4 * 8**2)
     others = sum(2 * (9 * 4 * side**2) + 4 * side**2 for side in (4, 2, 1))
@@ -69,10 +85,15 @@ def test_bytes_of_a_small_models_inference_by_hand() -> None:
         4 * (2 * 8**2) + 2 * 8**2
     )  # two convolutions of the first block, each in and out; the other side of its addition
     for side in (4, 2, 1):
-        before, after = 2 * (2 * side) ** 2, 2 * side**2
-        values += (before + after) + 2 * after + (before + after) + after  # two convolutions, the shortcut, the addition
+        before = 2 * (2 * side) ** 2
+        after = 2 * side**2
+        values += (
+            (before + after) + 2 * after + (before + after) + after
+        )  # two convolutions, the shortcut, the addition
     values += 2 + 10
-    weights = sum(math.prod(t.shape) for t in tensors(TINY, 10) if t.role in ("conv_weight", "fc_weight"))
+    weights = sum(
+        math.prod(t.shape) for t in tensors(TINY, 10) if t.role in ("conv_weight", "fc_weight")
+    )
     for batch in (1, 8):
         found = work(TINY, 32, 10, precision="bf16", batch=batch, training=False)
         assert found.bytes == 2 * values + 2 * weights / batch
@@ -80,12 +101,18 @@ def test_bytes_of_a_small_models_inference_by_hand() -> None:
 
 def test_training_moves_the_bytes_of_its_kernels() -> None:
     convolutions = list(layers(TINY, 32, 10))[:-1]
-    inputs, outputs = sum(layer.inputs for layer in convolutions), sum(layer.outputs for layer in convolutions)
+    inputs = sum(layer.inputs for layer in convolutions)
+    outputs = sum(layer.outputs for layer in convolutions)
     added = 2 * (8**2 + 4**2 + 2**2 + 1)
-    # In order: forward; its batch norm; back through batch norm; the gradient of the input, except that of the images; the
-    # gradient of the kernel.
+    # In order: forward; its batch norm; back through batch norm; the gradient of the input, except
+    # that of the images; the gradient of the kernel.
     values = (
-        (inputs + outputs) + 3 * outputs + 5 * outputs + (outputs + inputs) - (3 * 32**2 + 2 * 16**2) + (outputs + inputs)
+        (inputs + outputs)
+        + 3 * outputs
+        + 5 * outputs
+        + (outputs + inputs)
+        - (3 * 32**2 + 2 * 16**2)
+        + (outputs + inputs)
     )
     values += 3 * (2 + 10) + 2 * added
     weights = sum(layer.weights for layer in layers(TINY, 32, 10))
@@ -95,7 +122,10 @@ def test_training_moves_the_bytes_of_its_kernels() -> None:
 
 
 def test_half_precision_halves_the_bytes_of_activations_alone() -> None:
-    single, half = (work(MODELS["resnet50"], 224, 1000, precision=p, batch=10**9, training=True) for p in ("fp32", "bf16"))
+    single, half = (
+        work(MODELS["resnet50"], 224, 1000, precision=p, batch=10**9, training=True)
+        for p in ("fp32", "bf16")
+    )
     assert single.flops == half.flops
     assert single.bytes / half.bytes == pytest.approx(2, rel=1e-6)
 

@@ -1,4 +1,5 @@
-"""The fit: known parameters are found again in made-up steps, and files of measured steps are read or refused."""
+"""The fit: known parameters are found again in made-up steps, and files of measured steps are read
+or refused."""
 
 import dataclasses
 import json
@@ -14,14 +15,25 @@ from lockstep.models.architectures import MODELS
 from lockstep.system.errors import DataError
 from tests.benchmark.cases import entry
 
-FIXED, IMAGE, SHARING, BANDWIDTH, LATENCY, EFFICIENCY, OVERLAP = 0.08, 0.04, 0.93, 3e9, 150e-6, 0.94, 0.6
+FIXED = 0.08
+IMAGE = 0.04
+SHARING = 0.93
+BANDWIDTH = 3e9
+LATENCY = 150e-6
+EFFICIENCY = 0.94
+OVERLAP = 0.6
 """Parameters of the made-up steps."""
 MEGABYTES = 102.228128
 """10^6 bytes of ResNet-50's gradients in float32: 25,557,032 values."""
-EXCHANGES = {1: len(buckets_of(MODELS["resnet50"], 1000, 1)), 25: len(buckets_of(MODELS["resnet50"], 1000, 25))}
+EXCHANGES = {
+    1: len(buckets_of(MODELS["resnet50"], 1000, 1)),
+    25: len(buckets_of(MODELS["resnet50"], 1000, 25)),
+}
 
 
-def made_up(ranks: int, batch: int, hosts: int = 1, megabits: float | None = None, mb: int = 25, **more: Any) -> Measured:
+def made_up(
+    ranks: int, batch: int, hosts: int = 1, megabits: float | None = None, mb: int = 25, **more: Any
+) -> Measured:
     """Return a step that takes as long as the parameters above say, by formulas of its own."""
     seconds = FIXED + IMAGE * batch
     if ranks > 1:
@@ -44,14 +56,24 @@ ROWS = [
 
 def test_known_parameters_are_found_again() -> None:
     fit = fitted(ROWS)
-    found = (fit.fixed_sec, fit.image_sec, fit.sharing, fit.handling.bytes_per_sec, fit.handling.latency_sec)
+    found = (
+        fit.fixed_sec,
+        fit.image_sec,
+        fit.sharing,
+        fit.handling.bytes_per_sec,
+        fit.handling.latency_sec,
+    )
     assert found == pytest.approx((FIXED, IMAGE, SHARING, BANDWIDTH, LATENCY))
-    assert (fit.efficiency, fit.overlap, fit.variation) == pytest.approx((EFFICIENCY, OVERLAP, 0.02))
+    assert (fit.efficiency, fit.overlap, fit.variation) == pytest.approx(
+        (EFFICIENCY, OVERLAP, 0.02)
+    )
 
 
 def test_steps_that_were_not_fitted_are_predicted() -> None:
     others = [made_up(3, 6), made_up(4, 6, 4, 300), made_up(3, 4, 3, 500)]
-    assert [each.difference for each in compared(fitted(ROWS), others)] == pytest.approx([0.0] * 3, abs=1e-6)
+    assert [each.difference for each in compared(fitted(ROWS), others)] == pytest.approx(
+        [0.0] * 3, abs=1e-6
+    )
     slower = dataclasses.replace(others[0], step_sec=others[0].step_sec * 1.25)
     assert compared(fitted(ROWS), [slower])[0].difference == pytest.approx(-0.2)
 
@@ -70,13 +92,17 @@ def test_a_link_that_the_work_of_the_cores_hides_says_nothing() -> None:
 
 def test_noise_of_one_percent_moves_predictions_little() -> None:
     noise = np.random.default_rng(0).normal(1.0, 0.01, len(ROWS))
-    noisy = [dataclasses.replace(row, step_sec=row.step_sec * factor) for row, factor in zip(ROWS, noise, strict=True)]
+    noisy = [
+        dataclasses.replace(row, step_sec=row.step_sec * factor)
+        for row, factor in zip(ROWS, noise, strict=True)
+    ]
     others = [made_up(3, 6), made_up(4, 6, 4, 300), made_up(2, 6, 2, 300)]
     assert max(abs(each.difference) for each in compared(fitted(noisy), others)) < 0.05
 
 
 def test_no_parameter_is_negative() -> None:
-    # Two ranks that are faster than the sum of their computing: bytes and messages cannot take less than nothing.
+    # Two ranks that are faster than the sum of their computing: bytes and messages cannot take less
+    # than nothing.
     rows = [made_up(1, 4), made_up(1, 8), dataclasses.replace(made_up(2, 4), step_sec=0.2)]
     fit = fitted(rows)
     assert fit.sharing == pytest.approx(0.2 / (2 * (FIXED + IMAGE * 4)))
@@ -84,17 +110,23 @@ def test_no_parameter_is_negative() -> None:
 
 
 def test_a_parameter_that_would_be_negative_is_left_out() -> None:
-    # Per rank 0.24 and 0.4 s alone; 0.4 and 0.8 s for two: 1.25 times each, less 0.2 s. Least squares of shares without the
-    # 0.2 s: 0.48 s and 0.8 s times the factor are 0.4 and 0.8 s.
+    # Per rank 0.24 and 0.4 s alone; 0.4 and 0.8 s for two: 1.25 times each, less 0.2 s. Least
+    # squares of shares without the 0.2 s: 0.48 s and 0.8 s times the factor are 0.4 and 0.8 s.
     rows = [made_up(1, 4), made_up(1, 8)]
-    rows += [dataclasses.replace(made_up(2, batch), step_sec=seconds) for batch, seconds in ((4, 0.4), (8, 0.8))]
+    rows += [
+        dataclasses.replace(made_up(2, batch), step_sec=seconds)
+        for batch, seconds in ((4, 0.4), (8, 0.8))
+    ]
     fit = fitted(rows)
     assert fit.handling == Link(float("inf"), 0.0)
     assert fit.sharing == pytest.approx((1.2 + 1.0) / (1.2**2 + 1.0**2))
 
 
 def test_a_fit_makes_shares_small_and_not_seconds() -> None:
-    rows = [dataclasses.replace(made_up(1, batch), step_sec=seconds) for batch, seconds in ((1, 1.0), (2, 1.4), (100, 30.0))]
+    rows = [
+        dataclasses.replace(made_up(1, batch), step_sec=seconds)
+        for batch, seconds in ((1, 1.0), (2, 1.4), (100, 30.0))
+    ]
 
     def error(fixed: float, image: float) -> float:
         return sum(((fixed + image * row.batch) / row.step_sec - 1) ** 2 for row in rows)
@@ -107,7 +139,10 @@ def test_a_fit_makes_shares_small_and_not_seconds() -> None:
 
 
 def test_one_rank_at_one_batch_is_refused() -> None:
-    with pytest.raises(DataError, match=r"fewer than two batches.*measure two: lockstep benchmark train -n 1 -b 4,8"):
+    with pytest.raises(
+        DataError,
+        match=r"fewer than two batches.*measure two: lockstep benchmark train -n 1 -b 4,8",
+    ):
         fitted([made_up(1, 4), made_up(1, 4), made_up(2, 8)])
 
 
@@ -120,7 +155,14 @@ def test_links_without_a_host_are_refused() -> None:
 
 
 def steps_file(**changes: Any) -> dict[str, Any]:
-    row = {"ranks": 2, "batch": 4, "hosts": 2, "bits_per_sec": 1e8, "all_reduce_mb": 25, "fitted": False}
+    row = {
+        "ranks": 2,
+        "batch": 4,
+        "hosts": 2,
+        "bits_per_sec": 1e8,
+        "all_reduce_mb": 25,
+        "fitted": False,
+    }
     row |= {"times_sec": [1.0, 3.0, 2.0]} | changes
     return {"kind": KIND, "version": 1, "settings": {"model": "resnet50"}, "rows": [row]}
 
@@ -133,7 +175,9 @@ def written(folder: Path, content: Any) -> Path:
 
 def test_a_campaigns_file_is_read(tmp_path: Path) -> None:
     (row,) = read_measured(written(tmp_path, steps_file()))
-    assert row == Measured(2, 4, 2.0, pytest.approx((2 / 3) ** 0.5 / 2), 2, 1e8, 25, "resnet50", fitted=False)
+    assert row == Measured(
+        2, 4, 2.0, pytest.approx((2 / 3) ** 0.5 / 2), 2, 1e8, 25, "resnet50", fitted=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +213,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def report(*cells: dict[str, Any]) -> dict[str, Any]:
     settings = {"execution": {"all_reduce_mb": 5}}
-    return {"kind": "lockstep-benchmark", "version": 1, "settings": settings, "environment": {}, "cells": list(cells)}
+    return {
+        "kind": "lockstep-benchmark",
+        "version": 1,
+        "settings": settings,
+        "environment": {},
+        "cells": list(cells),
+    }
 
 
 def test_training_steps_of_a_benchmark_report_are_read(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from lockstep.benchmark.scaling_published import (
 from lockstep.recipes.published_speeds import Row, published_rows
 from lockstep.system.errors import UserError
 
-TRAINED = [row for row in published_rows() if row.kind == "train" and row.images_per_sec is not None]
+TRAINED = [
+    row for row in published_rows() if row.kind == "train" and row.images_per_sec is not None
+]
 
 
 def test_speeds_of_bases_and_submissions_are_published() -> None:
@@ -42,7 +44,11 @@ def test_bandwidths_by_hand() -> None:
     # DGX A100: 12 NVLinks of 20 GB/s; 8 adapters of 24 GB/s, as NCCL reaches them.
     cluster = SYSTEMS["dgx-a100"].cluster()
     assert (cluster.local.bytes_per_sec, cluster.network.bytes_per_sec) == (240e9, 192e9)
-    assert (cluster.ranks_per_host, cluster.loader_images_per_sec, cluster.sharing) == (8, math.inf, None)
+    assert (cluster.ranks_per_host, cluster.loader_images_per_sec, cluster.sharing) == (
+        8,
+        math.inf,
+        None,
+    )
 
 
 def test_a_system_is_chosen_by_name_and_its_loader_limits_it() -> None:
@@ -54,23 +60,45 @@ def test_a_system_is_chosen_by_name_and_its_loader_limits_it() -> None:
 
 
 def made_up(accelerators: int, rate: float, **changes: object) -> Row:
-    fields = {"document": "d", "table": "t", "model": "resnet50", "kind": "train", "precision": "mixed", "batch_images": 256}
+    fields = {
+        "document": "d",
+        "table": "t",
+        "model": "resnet50",
+        "kind": "train",
+        "precision": "mixed",
+        "batch_images": 256,
+    }
     return Row(
-        **fields | {"accelerator": "NVIDIA A100-SXM4-80GB", "accelerators": accelerators, "images_per_sec": rate} | changes
+        **fields
+        | {
+            "accelerator": "NVIDIA A100-SXM4-80GB",
+            "accelerators": accelerators,
+            "images_per_sec": rate,
+        }
+        | changes
     )
 
 
 def test_a_speedup_is_over_one_gpu_of_the_same_table_precision_and_batch() -> None:
-    others = [made_up(1, 500.0, precision="tf32"), made_up(1, 600.0, batch_images=128), made_up(1, 700.0, table="u")]
+    others = [
+        made_up(1, 500.0, precision="tf32"),
+        made_up(1, 600.0, batch_images=128),
+        made_up(1, 700.0, table="u"),
+    ]
     rows = [*others, made_up(1, 2000.0), made_up(8, 14000.0), made_up(8, 9999.0, table="v")]
     unknown = [made_up(each, each * 100.0, accelerator="Another GPU") for each in (1, 8)]
     (found,) = published_speedups([*rows, *unknown], clusters())
-    assert (found.row.images_per_sec, found.one.images_per_sec, found.published_speedup) == (14000.0, 2000.0, 7.0)
+    assert (found.row.images_per_sec, found.one.images_per_sec, found.published_speedup) == (
+        14000.0,
+        2000.0,
+        7.0,
+    )
     assert 7.5 < found.predicted_speedup < 8.0
 
 
 def test_published_speedups_in_full_precision_are_those_of_the_model() -> None:
-    """Links limit both precisions alike, so what is missing in mixed precision is not theirs (docs/scaling.md)."""
+    """Links limit both precisions alike, so what is missing in mixed precision is not theirs
+    (docs/scaling.md)."""
     found = published_speedups(published_rows(), clusters())
     assert len(found) == 64
     full = [each for each in found if each.row.precision in ("fp32", "tf32")]
@@ -84,22 +112,30 @@ def test_the_largest_submission_is_predicted_from_the_two_smaller_ones() -> None
     step = mlperf_step()
     assert step.buckets == (2 * 25_557_032,)
     predictions = mlperf_predictions()
-    assert [rate for _, rate in predictions[:2]] == pytest.approx([each.images_per_sec for each in SUBMISSIONS[:2]])
+    assert [rate for _, rate in predictions[:2]] == pytest.approx(
+        [each.images_per_sec for each in SUBMISSIONS[:2]]
+    )
     assert predictions[2][1] == pytest.approx(SUBMISSIONS[2].images_per_sec, rel=0.05)
 
 
 def test_a_base_has_its_published_speed_on_one_gpu() -> None:
     for base in BASES:
         cluster = SYSTEMS[base.system].cluster()
-        assert images_per_sec(base_step(base), cluster, 1, base.batch) == pytest.approx(base.images_per_sec)
+        assert images_per_sec(base_step(base), cluster, 1, base.batch) == pytest.approx(
+            base.images_per_sec
+        )
 
 
 def test_without_overlap_the_whole_exchange_is_waited_for() -> None:
     base = BASES[0]
-    step, cluster = base_step(base), SYSTEMS[base.system].cluster()
+    step = base_step(base)
+    cluster = SYSTEMS[base.system].cluster()
     late = without_overlap(step, base.model)
     assert (late.messages, late.gradient_bytes) == (1, step.gradient_bytes)
-    slower = 1 - images_per_sec(late, cluster, 8, base.batch) / images_per_sec(step, cluster, 8, base.batch)
-    # 2 * 7/8 * 102 MB / 240 GB/s is 0.75 ms of 104 ms. With overlap, the last of four exchanges remains.
+    slower = 1 - images_per_sec(late, cluster, 8, base.batch) / images_per_sec(
+        step, cluster, 8, base.batch
+    )
+    # 2 * 7/8 * 102 MB / 240 GB/s is 0.75 ms of 104 ms. With overlap, the last of four exchanges
+    # remains.
     assert 0.003 < slower < 0.0075
     assert Link(1.0) == Link(1.0, 0.0)

@@ -51,14 +51,31 @@ def test_a_quotient_is_that_of_the_printed_rates_and_scaling_that_of_the_ranks()
 
 
 def test_two_reports_are_held_against_each_other_where_both_have_figures() -> None:
-    now = {"cells": [entry(12.0), entry(20.0, batch=8), entry(30.0, batch=16), entry(batch=32, status="failed")]}
+    now = {
+        "cells": [
+            entry(12.0),
+            entry(20.0, batch=8),
+            entry(30.0, batch=16),
+            entry(batch=32, status="failed"),
+        ]
+    }
     then = {"cells": [entry(30.0, batch=16), entry(10.0), entry(batch=32), entry(dtype="bf16")]}
     pairs = between(now, then)
-    assert [(pair.over["batch"], pair.quotient, pair.overlap) for pair in pairs] == [(4, 1.2, False), (16, 1.0, True)]
+    assert [(pair.over["batch"], pair.quotient, pair.overlap) for pair in pairs] == [
+        (4, 1.2, False),
+        (16, 1.0, True),
+    ]
 
 
 def settings(**changes: object) -> dict[str, object]:
-    return {"recipe": "demo", "changes": {}, "iterations": 9, "processor": "a", "gpus": [], "lockstep": "1"} | changes
+    return {
+        "recipe": "demo",
+        "changes": {},
+        "iterations": 9,
+        "processor": "a",
+        "gpus": [],
+        "lockstep": "1",
+    } | changes
 
 
 def test_what_was_measured_and_where_forbids_a_quotient_and_versions_and_lengths_do_not() -> None:
@@ -67,7 +84,9 @@ def test_what_was_measured_and_where_forbids_a_quotient_and_versions_and_lengths
     newer = {"torch": about | {"torch": "2.1", "processor_mhz": [2.0]}}
     changed = settings(changes={"image_size": 64}, iterations=3, gpus=["H100"], lockstep="2")
     then = {"settings": changed, "environment": newer, "cells": [entry()]}
-    assert [(found.name, found.ours, found.theirs, found.divides) for found in differences(now, then)] == [
+    assert [
+        (found.name, found.ours, found.theirs, found.divides) for found in differences(now, then)
+    ] == [
         ("changes", {}, {"image_size": 64}, False),
         ("iterations", 9, 3, True),
         ("gpus", [], ["H100"], False),

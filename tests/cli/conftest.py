@@ -34,7 +34,8 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that the processor emulates nothing, so that notes do not depend on the tester's machine."""
+    """Pretend that the processor emulates nothing, so that notes do not depend on the tester's
+    machine."""
     everything = Arithmetic(("AVX2", "AVX-512"), ("fp32", "bf16", "fp16", "int8"), "bf16")
     monkeypatch.setattr("lockstep.system.machine.arithmetic", lambda: everything)
 
@@ -42,12 +43,17 @@ def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the processor has AVX2 and nothing newer."""
-    monkeypatch.setattr("lockstep.system.machine.arithmetic", lambda: Arithmetic(("AVX2",), ("fp32",), "fp32"))
+    monkeypatch.setattr(
+        "lockstep.system.machine.arithmetic", lambda: Arithmetic(("AVX2",), ("fp32",), "fp32")
+    )
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
-    """Return a function that runs a command line in this process and returns exit code, output and errors."""
+def answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
+    """Return a function that runs a command line in this process and returns exit code, output and
+    errors."""
 
     def run(*arguments: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
@@ -63,7 +69,9 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six epochs of the tiny model at 64 px."""
     path = tmp_path_factory.mktemp("a recipe") / "tiny recipe.yaml"
-    path.write_text(tiny_recipe.replace(epochs=6, image_size=64, eval_resize=72, eval_crop=64).to_yaml())
+    path.write_text(
+        tiny_recipe.replace(epochs=6, image_size=64, eval_resize=72, eval_crop=64).to_yaml()
+    )
     return path
 
 
@@ -80,8 +88,13 @@ def run_in_bf16(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> Path:
 
 
 def _run(recipe: Recipe, textures: Path, folder: Path) -> Path:
-    about = {"recipe": recipe.fields(), "classes": sorted(path.name for path in (textures / "train").glob("[!.]*"))}
-    checkpoint.save(folder / "checkpoints", State(7, initial_tensors(recipe), {}), data_digest="", about=about)
+    about = {
+        "recipe": recipe.fields(),
+        "classes": sorted(path.name for path in (textures / "train").glob("[!.]*")),
+    }
+    checkpoint.save(
+        folder / "checkpoints", State(7, initial_tensors(recipe), {}), data_digest="", about=about
+    )
     entry = {"kind": "evaluate", "step": 7, "weights": "trained", "top1_percent": 10.0}
     (folder / "log.jsonl").write_text(json.dumps(entry) + "\n")
     return folder

@@ -20,7 +20,9 @@ def images(textures: Path) -> Path:
 
 @pytest.mark.slow
 def test_every_contender_is_measured(answer: Callable[..., Answer], images: Path) -> None:
-    code, output, _ = answer("benchmark", "loader", images, *QUICK, "--loaders", ",".join(CONTENDERS), "--json")
+    code, output, _ = answer(
+        "benchmark", "loader", images, *QUICK, "--loaders", ",".join(CONTENDERS), "--json"
+    )
     found = json.loads(output)
     assert code == 0
     assert list(found["results"]) == list(CONTENDERS)
@@ -31,7 +33,9 @@ def test_every_contender_is_measured(answer: Callable[..., Answer], images: Path
 
 
 def test_the_table_holds_others_to_the_first(answer: Callable[..., Answer], images: Path) -> None:
-    code, output, _ = answer("benchmark", "loader", images, *QUICK, "--loaders", "host,libjpeg-whole")
+    code, output, _ = answer(
+        "benchmark", "loader", images, *QUICK, "--loaders", "host,libjpeg-whole"
+    )
     lines = [line.split() for line in output.splitlines()]
     assert code == 0
     assert [line[0] for line in lines] == ["loader", "host", "libjpeg-whole"]
@@ -59,7 +63,9 @@ def test_a_contender_that_cannot_run_is_named_with_the_reason(
         (("--batch", 61), "has 60 images, fewer than a batch; use --batch 60"),
     ],
 )
-def test_wrong_use_is_answered(answer: Callable[..., Answer], images: Path, arguments: tuple, message: str) -> None:
+def test_wrong_use_is_answered(
+    answer: Callable[..., Answer], images: Path, arguments: tuple, message: str
+) -> None:
     code, _, errors = answer("benchmark", "loader", images, *QUICK, *arguments)
     assert code == 2
     assert message in errors

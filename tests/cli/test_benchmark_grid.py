@@ -22,17 +22,22 @@ SECONDS = {"fp32": 4.0, "bf16": 1.3}
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the list of tasks. Cells are done at once: in fp32 a batch of 4 takes 4 s, twice the images twice the time."""
+    """Return the list of tasks. Cells are done at once: in fp32 a batch of 4 takes 4 s, twice the
+    images twice the time."""
     tasks: list[dict[str, Any]] = []
 
     def work(command: list[object], folder: Path, progress: object) -> Ended:
         task = json.loads((folder / "cell.json").read_text())
         tasks.append(task)
-        cell, plan = task["cell"], task["plan"]
+        cell = task["cell"]
+        plan = task["plan"]
         seconds = SECONDS[cell["dtype"]] * cell["batch"] / 4 * cell["ranks"] ** 0.5
         ends = [seconds * (i + 1) for i in range(plan["iterations"] * plan["epochs"])]
         for number in range(cell["ranks"]):
-            write_json(folder / f"rank-{number}.json", rank(timeline(*ends)) | {"environment": {"torch": "2"}})
+            write_json(
+                folder / f"rank-{number}.json",
+                rank(timeline(*ends)) | {"environment": {"torch": "2"}},
+            )
         return Ended(0, "")
 
     monkeypatch.setattr(grids, "carry_out", work)
@@ -41,12 +46,28 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def kinds(tasks: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     cells = [task["cell"] for task in tasks]
-    return [tuple(cell[name] for name in ("what", "backend", "model", "dtype", "ranks", "batch")) for cell in cells]
+    return [
+        tuple(cell[name] for name in ("what", "backend", "model", "dtype", "ranks", "batch"))
+        for cell in cells
+    ]
 
 
-def test_the_grid_and_the_seeds_flags_are_understood(answer: Answer, measured: list[dict[str, Any]]) -> None:
+def test_the_grid_and_the_seeds_flags_are_understood(
+    answer: Answer, measured: list[dict[str, Any]]
+) -> None:
     code, _, errors = answer(
-        *("benchmark", "train", "-n", "1,2", "-b", "4,8", "--dtype", "fp32,bf16", "--model", "resnet50,resnet50-v1"),
+        *(
+            "benchmark",
+            "train",
+            "-n",
+            "1,2",
+            "-b",
+            "4,8",
+            "--dtype",
+            "fp32,bf16",
+            "--model",
+            "resnet50,resnet50-v1",
+        ),
         *("-i", 3, "-e", 2, "-w", 4, "--set", "image_size=64", "--set", "accumulation_steps=2"),
     )
     assert (code, errors) == (0, "")
@@ -54,7 +75,12 @@ def test_the_grid_and_the_seeds_flags_are_understood(answer: Answer, measured: l
     assert kinds(measured)[0] == ("train", "torch", "resnet50-v1.5", "fp32", 1, 4)
     assert kinds(measured)[-1] == ("train", "torch", "resnet50-v1", "bf16", 2, 8)
     plan = measured[0]["plan"]
-    assert [plan[name] for name in ("iterations", "epochs", "warmup_epochs", "num_examples")] == [3, 2, 4, None]
+    assert [plan[name] for name in ("iterations", "epochs", "warmup_epochs", "num_examples")] == [
+        3,
+        2,
+        4,
+        None,
+    ]
     assert measured[0]["recipe"]["image_size"] == 64
     assert measured[0]["execution"]["accumulation_steps"] == 2
 
@@ -80,8 +106,12 @@ def cells_of(line: str) -> list[str]:
     return [part for part in line.split("  ") if part.strip()]
 
 
-def test_what_is_printed_follows_from_what_is_printed(answer: Answer, measured: list[dict[str, Any]]) -> None:
-    _, output, _ = answer("benchmark", "train", "-n", "1,2", "-b", 4, "--dtype", "fp32,bf16", "-i", 9)
+def test_what_is_printed_follows_from_what_is_printed(
+    answer: Answer, measured: list[dict[str, Any]]
+) -> None:
+    _, output, _ = answer(
+        "benchmark", "train", "-n", "1,2", "-b", 4, "--dtype", "fp32,bf16", "-i", 9
+    )
     lines = output[output.index("quotients") :].splitlines()[2:]
     assert len(lines) == 4
     for line in lines:
@@ -94,7 +124,9 @@ def test_what_is_printed_follows_from_what_is_printed(answer: Answer, measured: 
     assert "steady" not in output
 
 
-def test_weak_scaling_is_a_share_of_the_ranks(answer: Answer, measured: list[dict[str, Any]]) -> None:
+def test_weak_scaling_is_a_share_of_the_ranks(
+    answer: Answer, measured: list[dict[str, Any]]
+) -> None:
     # Two ranks take sqrt(2) times as long for twice the images.
     _, output, _ = answer("benchmark", "train", "-n", "1,2", "-b", 4, "-i", 9)
     assert "71%" in output.splitlines()[-1]
@@ -103,13 +135,16 @@ def test_weak_scaling_is_a_share_of_the_ranks(answer: Answer, measured: list[dic
 def test_a_report_is_written_and_held_against_another(
     answer: Answer, measured: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    then, now = tmp_path / "then.json", tmp_path / "now.json"
+    then = tmp_path / "then.json"
+    now = tmp_path / "now.json"
     assert answer("benchmark", "train", "-b", "4,8", "-i", 9, "-o", then)[0] == 0
     monkeypatch.setitem(SECONDS, "fp32", 2.0)
     code, output, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)
     assert code == 0
     table = output[output.index("this report (left) next to the other") :]
-    assert "batch 4 2.000 (2.000 to 2.000) 1.000 (1.000 to 1.000) 2.000 apart" in " ".join(table.split())
+    assert "batch 4 2.000 (2.000 to 2.000) 1.000 (1.000 to 1.000) 2.000 apart" in " ".join(
+        table.split()
+    )
     report = json.loads(now.read_text())
     assert report["command"].startswith("lockstep benchmark train -b 4 -i 9 -o ")
     assert report["environment"]["torch"] == {"torch": "2"}
@@ -127,7 +162,9 @@ def test_nothing_is_divided_by_a_report_of_other_settings(
     answer: Answer, measured: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     then = tmp_path / "then.json"
-    assert answer("benchmark", "train", "-b", 4, "-i", 9, "--set", "image_size=64", "-o", then)[0] == 0
+    assert (
+        answer("benchmark", "train", "-b", 4, "-i", 9, "--set", "image_size=64", "-o", then)[0] == 0
+    )
     _, output, _ = answer("benchmark", "train", "-b", 4, "-i", 12, "--compare", then)
     table = output[output.index("this report (left) next to the other") :]
     assert "iterations: 12 here, 9 there" in table
@@ -148,7 +185,8 @@ def test_json_is_the_report(answer: Answer, measured: list[dict[str, Any]]) -> N
 def test_the_exit_code_is_1_if_no_cell_has_figures(
     answer: Answer, measured: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, work = tmp_path / "report.json", grids.carry_out
+    out = tmp_path / "report.json"
+    work = grids.carry_out
     monkeypatch.setattr(grids, "carry_out", lambda command, folder, progress: Ended(1, "no"))
     assert answer("benchmark", "train", "-b", 4, "-i", 9, "-o", out)[0] == 1
     monkeypatch.setattr(grids, "carry_out", work)
@@ -190,11 +228,27 @@ def test_wrong_use_is_answered_before_anything_is_measured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), *([(signal.SIGTERM, 75)] if SOAK else [])])
-def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.Signals, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, 130), *([(signal.SIGTERM, 75)] if SOAK else [])]
+)
+def test_a_signal_keeps_the_cells_that_are_done(
+    tmp_path: Path, number: signal.Signals, expected: int
+) -> None:
     out = tmp_path / "report.json"
     size = ("--set", "eval_crop=32", "--set", "eval_resize=36")
-    many = ("benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-i", 2, "-b", "1,2,4,8", *size)
+    many = (
+        "benchmark",
+        "inference",
+        "--backend",
+        "reference",
+        "--model",
+        "resnet18",
+        "-i",
+        2,
+        "-b",
+        "1,2,4,8",
+        *size,
+    )
     with running(*many, "-o", out) as process:
         wait_until(lambda: out.exists() and json.loads(out.read_text())["cells"])
         process.send_signal(number)
@@ -205,12 +259,16 @@ def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.S
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_a_precision_that_is_emulated_is_noted_once_for_an_engine(answer: Answer, measured: list[dict[str, Any]]) -> None:
-    code, output, errors = answer("benchmark", "all", "--dtype", "fp32,bf16", "-b", "4,8", "-i", 2, "--json")
+def test_a_precision_that_is_emulated_is_noted_once_for_an_engine(
+    answer: Answer, measured: list[dict[str, Any]]
+) -> None:
+    code, output, errors = answer(
+        "benchmark", "all", "--dtype", "fp32,bf16", "-b", "4,8", "-i", 2, "--json"
+    )
     assert code == 0
     assert errors.splitlines() == [
-        "note: torch: bf16 is emulated on this processor, 7 to 16 times slower than fp32; use --dtype fp32, which is "
-        "not emulated"
+        "note: torch: bf16 is emulated on this processor, 7 to 16 times slower than fp32; use"
+        " --dtype fp32, which is not emulated"
     ]
     assert len(json.loads(output)["cells"]) == len(measured) == 8
 

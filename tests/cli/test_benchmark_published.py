@@ -18,13 +18,20 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(answer: Callable[..., Answer], file: Path) -> None:
+def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(
+    answer: Callable[..., Answer], file: Path
+) -> None:
     code, output, _ = answer("benchmark", "compare-published", file, "--all")
     lines = output.splitlines()
     assert code == 0
     assert lines[0] == "resnet50-v1.5, inference, images of 224 pixels (published: 224)"
-    assert " ".join(lines[1].split()).startswith("images/s mean ms p50 ms p90 ms p95 ms p99 ms hardware")
-    ours = "721.3 500.00 250.00 900.00 950.00 990.00 1 x AMD EPYC 9R14 Lockstep, torch bf16 128 this report"
+    assert " ".join(lines[1].split()).startswith(
+        "images/s mean ms p50 ms p90 ms p95 ms p99 ms hardware"
+    )
+    ours = (
+        "721.3 500.00 250.00 900.00 950.00 990.00 1 x AMD EPYC 9R14 Lockstep, torch bf16 128 this"
+        " report"
+    )
     assert " ".join(lines[2].split()) == ours
     rows = [line for line in lines[3:] if "NVIDIA/DeepLearningExamples" in line]
     assert len(rows) > 20
@@ -44,11 +51,17 @@ def test_an_engine_of_inference_is_named_next_to_rows_with_every_latency_that_wa
     _, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert "Lockstep, onnxruntime  int8 " in output
     # NVIDIA's table of Paddle-TRT on an A100: int8 at batch 1.
-    [row] = [line for line in output.splitlines() if "A100" in line and " int8 " in line and "Paddle" in line][:1]
+    [row] = [
+        line
+        for line in output.splitlines()
+        if "A100" in line and " int8 " in line and "Paddle" in line
+    ][:1]
     assert row.split()[:6] == ["1430.2", "0.70", "-", "0.70", "0.79", "0.80"]
 
 
-def test_without_rows_of_like_hardware_the_others_are_counted(answer: Callable[..., Answer], file: Path) -> None:
+def test_without_rows_of_like_hardware_the_others_are_counted(
+    answer: Callable[..., Answer], file: Path
+) -> None:
     code, output, _ = answer("benchmark", "compare-published", file)
     assert code == 0
     assert "NVIDIA/DeepLearningExamples" not in output
@@ -56,14 +69,18 @@ def test_without_rows_of_like_hardware_the_others_are_counted(answer: Callable[.
     assert "are left out; --all shows them" in output
 
 
-def test_the_quotient_on_the_same_hardware_is_printed(answer: Callable[..., Answer], tmp_path: Path) -> None:
+def test_the_quotient_on_the_same_hardware_is_printed(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report({}, gpu="Tesla V100-SXM2-16GB")))
     _, output, _ = answer("benchmark", "compare-published", path)
     assert "  0.50, NVIDIA/DeepLearningExamples MxNet" in output
 
 
-def test_of_a_model_nobody_published_that_is_said(answer: Callable[..., Answer], tmp_path: Path) -> None:
+def test_of_a_model_nobody_published_that_is_said(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
     (tmp_path / "report.json").write_text(json.dumps(report({"model": "resnet18"})))
     code, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert code == 0

@@ -34,7 +34,9 @@ def test_published_speeds_stand_next_to_predicted_ones(answer: Answer) -> None:
 
 
 def test_one_system_with_its_loader(answer: Answer) -> None:
-    code, output, _ = answer("benchmark", "scaling", "--system", "dgx-1", "--loader", "8000", "-n", "64")
+    code, output, _ = answer(
+        "benchmark", "scaling", "--system", "dgx-1", "--loader", "8000", "-n", "64"
+    )
     assert code == 0
     (row, _) = [line for line in words(output) if line.startswith("64 ")]
     assert row.startswith("64 256 64000 53.33 loading 32 ")
@@ -42,17 +44,22 @@ def test_one_system_with_its_loader(answer: Answer) -> None:
 
 
 def test_json_has_what_the_tables_show(answer: Answer) -> None:
-    code, output, _ = answer("benchmark", "scaling", "--json", "-n", "8,3", "--global-batch", "1024")
+    code, output, _ = answer(
+        "benchmark", "scaling", "--json", "-n", "8,3", "--global-batch", "1024"
+    )
     found = json.loads(output)
     assert code == 0
     assert set(found) == {"published", "mlperf", "predicted"}
     assert found["published"][0]["published_speedup"] == pytest.approx(5391.8 / 1442.6)
     assert [each["ranks"] for each in found["predicted"][0]["weak"]] == [8, 3]
-    assert [each["ranks"] for each in found["predicted"][0]["strong"]] == [8]  # 3 does not divide 1,024
+    assert [each["ranks"] for each in found["predicted"][0]["strong"]] == [
+        8
+    ]  # 3 does not divide 1,024
 
 
 def campaign(path: Path) -> Path:
-    """Write steps of a machine whose ranks share cores: 0.1 s and 0.05 s an image for one rank, no time for exchanges."""
+    """Write steps of a machine whose ranks share cores: 0.1 s and 0.05 s an image for one rank, no
+    time for exchanges."""
     rows: list[dict[str, Any]] = [
         {"ranks": ranks, "batch": batch, "hosts": 1, "bits_per_sec": None, "fitted": ranks != 3}
         | {"all_reduce_mb": 25, "times_sec": [ranks * (0.1 + 0.05 * batch)] * 3}
@@ -60,32 +67,61 @@ def campaign(path: Path) -> Path:
         for batch in (4, 8)
     ]
     rows[-1]["times_sec"] = [1.25]  # the model says 1.5 s
-    path.write_text(json.dumps({"kind": KIND, "version": 1, "settings": {"model": "resnet50"}, "rows": rows}))
+    path.write_text(
+        json.dumps({"kind": KIND, "version": 1, "settings": {"model": "resnet50"}, "rows": rows})
+    )
     return path
 
 
 def test_measured_steps_are_fitted_and_checked(answer: Answer, tmp_path: Path) -> None:
-    code, output, _ = answer("benchmark", "scaling", "--measured", campaign(tmp_path / "steps.json"))
+    code, output, _ = answer(
+        "benchmark", "scaling", "--measured", campaign(tmp_path / "steps.json")
+    )
     lines = words(output)
     assert code == 0
     assert "fixed time of a step of one rank 100.0 ms" in lines
     assert "time of an image 50.00 ms" in lines
-    assert "fitted 2 1 8 25 1.0000 1.0000 +0.0%" in lines or "fitted 2 1 8 25 1.0000 1.0000 -0.0%" in lines
+    assert (
+        "fitted 2 1 8 25 1.0000 1.0000 +0.0%" in lines
+        or "fitted 2 1 8 25 1.0000 1.0000 -0.0%" in lines
+    )
     assert "check 3 1 8 25 1.2500 1.5000 +20.0%" in lines
     assert "the largest difference of a check is 20.0%" in lines
     assert "predicted: " not in output
 
 
 def test_reports_of_gpus_are_extended_to_more_gpus(answer: Answer, tmp_path: Path) -> None:
-    cells = [entry(batch=batch, times_sec=[0.01 + 0.001 * batch] * 3, device="NVIDIA A100-SXM4-80GB") for batch in (64, 128)]
-    content = {"kind": "lockstep-benchmark", "version": 1, "settings": {"execution": {}}, "environment": {}, "cells": cells}
+    cells = [
+        entry(batch=batch, times_sec=[0.01 + 0.001 * batch] * 3, device="NVIDIA A100-SXM4-80GB")
+        for batch in (64, 128)
+    ]
+    content = {
+        "kind": "lockstep-benchmark",
+        "version": 1,
+        "settings": {"execution": {}},
+        "environment": {},
+        "cells": cells,
+    }
     (tmp_path / "report.json").write_text(json.dumps(content))
-    arguments = ("--measured", tmp_path / "report.json", "--system", "dgx-a100", "-n", "1,64", "--global-batch", "4096")
+    arguments = (
+        "--measured",
+        tmp_path / "report.json",
+        "--system",
+        "dgx-a100",
+        "-n",
+        "1,64",
+        "--global-batch",
+        "4096",
+    )
     code, output, _ = answer("benchmark", "scaling", *arguments)
     lines = words(output)
     assert code == 0
     assert [
-        line for line in lines if line.startswith("predicted: resnet50 on dgx-a100, from 928 images/s of one GPU (measured)")
+        line
+        for line in lines
+        if line.startswith(
+            "predicted: resnet50 on dgx-a100, from 928 images/s of one GPU (measured)"
+        )
     ]
     # Four exchanges of 17 to 30 MB: the last one takes 0.4 ms of 138 ms.
     (row,) = [line.split() for line in lines if line.startswith("64 ")]

@@ -1,4 +1,5 @@
-"""What a person sees of a run: plain lines without a terminal, a bar and lines on one, no colours if none are wanted."""
+"""What a person sees of a run: plain lines without a terminal, a bar and lines on one, no colours
+if none are wanted."""
 
 import os
 import pty
@@ -23,7 +24,9 @@ START = {"kind": "start", "step": 0, "total": 40, "damaged": [], "notes": [], "e
 WHOLE = START | {"steps_per_epoch": 10}
 REPORT = {
     "steps": 40,
-    "final": {"trained": {"top1_percent": 91.254, "top5_percent": 99.5, "loss": 0.34567, "images": 400}},
+    "final": {
+        "trained": {"top1_percent": 91.254, "top5_percent": 99.5, "loss": 0.34567, "images": 400}
+    },
     "best": {"top1_percent": 92.0, "step": 32},
     "images_per_sec": 123.45,
     "train_sec": 59.96,
@@ -44,7 +47,9 @@ PUBLISHED = {
     "recipe": "resnet50-paddle-90ep",
     "changed": [],
     "interval_percent": [76.43, 77.17],
-    "accuracies": [{"figure": "76.93 ± 0.14", "conditions": "PaddlePaddle, 90 epochs", "position": "within"}],
+    "accuracies": [
+        {"figure": "76.93 ± 0.14", "conditions": "PaddlePaddle, 90 epochs", "position": "within"}
+    ],
     "not_compared": "",
 }
 
@@ -58,13 +63,19 @@ def begun(**changes: Any) -> dict[str, Any]:
 
 
 def bad(count: int) -> dict[str, Any]:
-    return {"images": 60, "quarantined": [{"file": f"dots/{i}.jpg", "reason": "empty file"} for i in range(count)]}
+    return {
+        "images": 60,
+        "quarantined": [{"file": f"dots/{i}.jpg", "reason": "empty file"} for i in range(count)],
+    }
 
 
 FIRST_LINE = "60 training and 20 validation images on CPU, 2 threads"
 LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start": ([START], [FIRST_LINE]),
-    "a start with a note": ([START | {"notes": ["[x] is slow"]}], ["note: [x] is slow", FIRST_LINE]),
+    "a start with a note": (
+        [START | {"notes": ["[x] is slow"]}],
+        ["note: [x] is slow", FIRST_LINE],
+    ),
     "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
     "a start that goes on": ([START | {"step": 16}], [FIRST_LINE, "resuming after step 16 of 40"]),
     "a start after damage": (
@@ -76,7 +87,15 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ],
     ),
     "a start with bad images": (
-        [begun(train=bad(2), val={"images": 20, "quarantined": [{"file": "a/[b].jpg", "reason": "not an image"}]})],
+        [
+            begun(
+                train=bad(2),
+                val={
+                    "images": 20,
+                    "quarantined": [{"file": "a/[b].jpg", "reason": "not an image"}],
+                },
+            )
+        ],
         [
             FIRST_LINE,
             "3 bad images are left out:",
@@ -99,21 +118,56 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["recipe demo with epochs=4, lr=0.1: 4 epochs of 10 steps", FIRST_LINE],
     ),
     "a start of a recipe with many changes": (
-        [WHOLE | {"changed": dict.fromkeys("abcdefghi", 1), "environment": ABOUT | {"recipe": "demo"}}],
-        ["recipe demo with a=1, b=1, c=1, d=1, e=1, f=1 and 3 other fields: 4 epochs of 10 steps", FIRST_LINE],
+        [
+            WHOLE
+            | {
+                "changed": dict.fromkeys("abcdefghi", 1),
+                "environment": ABOUT | {"recipe": "demo"},
+            }
+        ],
+        [
+            (
+                "recipe demo with a=1, b=1, c=1, d=1, e=1, f=1 and 3 other fields: 4 epochs of 10"
+                " steps"
+            ),
+            FIRST_LINE,
+        ],
     ),
-    "a start of a recipe without a name": ([WHOLE | {"total": 10}], ["a recipe of 1 epoch of 10 steps", FIRST_LINE]),
+    "a start of a recipe without a name": (
+        [WHOLE | {"total": 10}],
+        ["a recipe of 1 epoch of 10 steps", FIRST_LINE],
+    ),
     "a resumed run": (
-        [event("taken", out="runs/[a]", taken={"recipe": "its recipe (demo)", "execution": "backend=mxnet"})],
+        [
+            event(
+                "taken",
+                out="runs/[a]",
+                taken={"recipe": "its recipe (demo)", "execution": "backend=mxnet"},
+            )
+        ],
         ["resuming runs/[a] with its recipe (demo); backend=mxnet"],
     ),
-    # From step 2 on, where the first interval ends: 98 s for 8 steps until step 10, so 368 s for 30; 6 s for the last one.
+    # From step 2 on, where the first interval ends: 98 s for 8 steps until step 10, so 368 s for
+    # 30; 6 s for the last one.
     "epochs and the time left": (
         [
             WHOLE | {"environment": ABOUT | {"recipe": "demo"}, "elapsed_sec": 5.0},
             *(
-                event("train", step=step, first_step=first, elapsed_sec=second, loss=2.0, images_per_sec=9.0, lr=0.1)
-                for first, step, second in ((0, 2, 65.0), (2, 10, 163.0), (10, 39, 287.0), (39, 40, 300.0))
+                event(
+                    "train",
+                    step=step,
+                    first_step=first,
+                    elapsed_sec=second,
+                    loss=2.0,
+                    images_per_sec=9.0,
+                    lr=0.1,
+                )
+                for first, step, second in (
+                    (0, 2, 65.0),
+                    (2, 10, 163.0),
+                    (10, 39, 287.0),
+                    (39, 40, 300.0),
+                )
             ),
         ],
         [
@@ -132,17 +186,45 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "an evaluation of few classes": (
         [
             begun(classes=5),
-            event("evaluate", step=8, weights="trained", top1_percent=91.254, top5_percent=100.0, loss=0.34567, images=400),
+            event(
+                "evaluate",
+                step=8,
+                weights="trained",
+                top1_percent=91.254,
+                top5_percent=100.0,
+                loss=0.34567,
+                images=400,
+            ),
             event("finish", report=REPORT | {"classes": list("abcde")}, out="runs/[a]"),
         ],
         [FIRST_LINE, "step 8: top-1 91.25 %, loss 0.3457 on 400 images", SUMMARY[0], *SUMMARY[2:]],
     ),
     "an evaluation": (
-        [event("evaluate", step=8, weights="trained", top1_percent=91.254, top5_percent=100.0, loss=0.34567, images=400)],
+        [
+            event(
+                "evaluate",
+                step=8,
+                weights="trained",
+                top1_percent=91.254,
+                top5_percent=100.0,
+                loss=0.34567,
+                images=400,
+            )
+        ],
         ["step 8: top-1 91.25 %, top-5 100.00 %, loss 0.3457 on 400 images"],
     ),
     "an evaluation of averages": (
-        [event("evaluate", step=8, weights="ema", top1_percent=5.0, top5_percent=50.0, loss=1.0, images=1)],
+        [
+            event(
+                "evaluate",
+                step=8,
+                weights="ema",
+                top1_percent=5.0,
+                top5_percent=50.0,
+                loss=1.0,
+                images=1,
+            )
+        ],
         ["step 8 (moving average): top-1 5.00 %, top-5 50.00 %, loss 1.0000 on 1 images"],
     ),
     "a finish": ([event("finish", report=REPORT, out="runs/[a]")], SUMMARY),
@@ -163,9 +245,15 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [event("already_finished", report=REPORT, out="runs/[a]")],
         ["this run is finished (step 40); nothing is left to do", *SUMMARY],
     ),
-    "short progress": ([event("progress", what="evaluating", done=done, total=3) for done in (1, 2, 3)], []),
+    "short progress": (
+        [event("progress", what="evaluating", done=done, total=3) for done in (1, 2, 3)],
+        [],
+    ),
     "progress in leaps": (
-        [event("progress", what="indexing", done=done, total=1500) for done in (64, 200, 640, 704, 1500)],
+        [
+            event("progress", what="indexing", done=done, total=1500)
+            for done in (64, 200, 640, 704, 1500)
+        ],
         ["indexing: 200 of 1500", "indexing: 640 of 1500", "indexing: 1500 of 1500"],
     ),
     "long progress": (
@@ -173,14 +261,19 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [f"drawing: {done} of 2400" for done in range(240, 2401, 240)],
     ),
     "a warning": ([event("warning", message="wandb [x] failed")], ["warning: wandb [x] failed"]),
-    "a trace": ([event("trace", first_step=3, last_step=4, path="a/[b]")], ["traced steps 3 to 4: a/[b]"]),
+    "a trace": (
+        [event("trace", first_step=3, last_step=4, path="a/[b]")],
+        ["traced steps 3 to 4: a/[b]"],
+    ),
     "a saved checkpoint": ([event("save", step=8, path="a/b")], []),
     "an event of another version": ([event("something new", step=8)], []),
 }
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_without_a_terminal_events_are_plain_lines(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_events_are_plain_lines(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     events, lines = LINES[name]
     with Reporter() as reporter:
         for each in events:
@@ -244,7 +337,9 @@ def test_a_terminal_shows_no_colours_if_none_are_wanted() -> None:
     assert not COLOUR.search(shown)
 
 
-@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["recipes"], ["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["--help"]]
+)
 def test_without_a_terminal_there_are_no_escape_codes(arguments: list[str]) -> None:
     code, output, errors = call(*arguments)
     assert (code, errors) == (0, "")
@@ -252,7 +347,9 @@ def test_without_a_terminal_there_are_no_escape_codes(arguments: list[str]) -> N
     assert "\x1b" not in output
 
 
-@pytest.mark.parametrize("arguments", [["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["train", "--help"]]
+)
 def test_commands_on_a_terminal_show_no_colours_if_none_are_wanted(arguments: list[str]) -> None:
     shown = on_a_terminal("-m", "lockstep", *arguments, NO_COLOR="1")
     assert shown

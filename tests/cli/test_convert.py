@@ -11,57 +11,92 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.weights import certificate, checkpoint, logits_process
 from lockstep.weights.opening import open_weights
-from tests.weights.small_models import nvidia_pytorch, plain_state, recipe_of, use_narrow_models, zip_file
+from tests.weights.small_models import (
+    nvidia_pytorch,
+    plain_state,
+    recipe_of,
+    use_narrow_models,
+    zip_file,
+)
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_what_was_written_is_printed_with_every_remark(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+def test_what_was_written_is_printed_with_every_remark(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
     prefix = tmp_path / "model.ckpt-7"
     code, output, errors = answer("convert", run_folder, prefix, "--to", "nvidia-tensorflow")
     assert (code, errors) == (0, "")
     lines = output.splitlines()
     assert lines[:3] == [
-        f"wrote {path}" for path in (f"{prefix}.index", f"{prefix}.data-00000-of-00001", tmp_path / "checkpoint")
+        f"wrote {path}"
+        for path in (f"{prefix}.index", f"{prefix}.data-00000-of-00001", tmp_path / "checkpoint")
     ]
     assert all(line.startswith("note: ") for line in lines[3:])
     assert "note: the original's graph has 1001 outputs; these weights have 10" in lines
 
 
-def test_weights_for_paddle_are_one_file_if_there_are_no_velocities(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    code, output, errors = answer("convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle")
+def test_weights_for_paddle_are_one_file_if_there_are_no_velocities(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
+    code, output, errors = answer(
+        "convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle"
+    )
     lines = output.splitlines()
     assert (code, errors, lines[0]) == (0, "", f"wrote {tmp_path / 'model.pdparams'}")
     assert all(line.startswith("note: ") for line in lines[1:])
-    assert "note: the original's graph has 1000 outputs; these weights have 10: --num-of-class" in lines
+    assert (
+        "note: the original's graph has 1000 outputs; these weights have 10: --num-of-class"
+        in lines
+    )
 
 
-def test_weights_for_mxnet_are_a_graph_and_the_file_of_an_epoch(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    code, output, errors = answer("convert", run_folder, tmp_path / "model-0090.params", "--to", "nvidia-mxnet")
+def test_weights_for_mxnet_are_a_graph_and_the_file_of_an_epoch(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
+    code, output, errors = answer(
+        "convert", run_folder, tmp_path / "model-0090.params", "--to", "nvidia-mxnet"
+    )
     lines = output.splitlines()
     assert (code, errors) == (0, "")
-    assert lines[:2] == [f"wrote {tmp_path / name}" for name in ("model-symbol.json", "model-0090.params")]
+    assert lines[:2] == [
+        f"wrote {tmp_path / name}" for name in ("model-symbol.json", "model-0090.params")
+    ]
     assert all(line.startswith("note: ") for line in lines[2:])
-    assert "note: the original's graph has 1000 outputs; these weights have 10: --num-classes" in lines
+    assert (
+        "note: the original's graph has 1000 outputs; these weights have 10: --num-classes" in lines
+    )
 
 
-def test_a_safetensors_file_is_written_if_nothing_else_is_said(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+def test_a_safetensors_file_is_written_if_nothing_else_is_said(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "weights.safetensors"
     code, output, _ = answer("convert", run_folder, target, "--no-certificate")
-    assert (code, output) == (0, f"wrote {target}\nnote: left out, since the file holds only weights: step 7\n")
+    assert (code, output) == (
+        0,
+        f"wrote {target}\nnote: left out, since the file holds only weights: step 7\n",
+    )
 
 
 def test_names_of_classes_come_from_a_file(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    names, target = tmp_path / "names.txt", tmp_path / "weights.safetensors"
+    names = tmp_path / "names.txt"
+    target = tmp_path / "weights.safetensors"
     names.write_text("".join(f"class {i}\n" for i in range(10)))
     assert answer("convert", run_folder, target, "--classes", names, "--no-certificate")[0] == 0
     assert open_weights(target).classes == tuple(f"class {i}" for i in range(10))
 
 
 def test_a_name_in_a_file_cannot_make_a_line_of_its_own(answer: Run, tmp_path: Path) -> None:
-    tensors = {name: torch.from_numpy(value) for name, value in initial_tensors(Recipe(model="resnet18", logits=3)).items()}
+    tensors = {
+        name: torch.from_numpy(value)
+        for name, value in initial_tensors(Recipe(model="resnet18", logits=3)).items()
+    }
     torch.save({"state_dict": tensors, "a\nwrote b": 1}, tmp_path / "a.pth")
-    output = answer("convert", tmp_path / "a.pth", tmp_path / "a.safetensors", "--no-certificate")[1]
+    output = answer("convert", tmp_path / "a.pth", tmp_path / "a.safetensors", "--no-certificate")[
+        1
+    ]
     assert "left over and not used: a\\nwrote b\n" in output
 
 
@@ -87,7 +122,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logits_process, "tell", lambda done, total: None)
 
 
-def test_the_certificate_is_the_last_line(answer: Run, run_folder: Path, tmp_path: Path, in_this_process: None) -> None:
+def test_the_certificate_is_the_last_line(
+    answer: Run, run_folder: Path, tmp_path: Path, in_this_process: None
+) -> None:
     target = tmp_path / "weights.safetensors"
     code, output, errors = answer("convert", run_folder, target)
     assert (code, errors) == (0, "")
@@ -95,13 +132,19 @@ def test_the_certificate_is_the_last_line(answer: Run, run_folder: Path, tmp_pat
         f"wrote {target}",
         f"wrote {target}.certificate.json",
         "note: left out, since the file holds only weights: step 7",
-        "certificate: logits differ by at most 0 of the largest (bound 0.0001), 87 of 87 tensors are equal; computed by "
-        "reference 1.2.3",
+        (
+            "certificate: logits differ by at most 0 of the largest (bound 0.0001), 87 of 87"
+            " tensors are equal; computed by reference 1.2.3"
+        ),
     ]
-    assert json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"] is True
+    assert (
+        json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"] is True
+    )
 
 
-def test_an_existing_certificate_is_not_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+def test_an_existing_certificate_is_not_overwritten(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
     theirs = tmp_path / "weights.safetensors.certificate.json"
     theirs.write_text("mine")
     code, output, errors = answer("convert", run_folder, tmp_path / "weights.safetensors")
@@ -114,7 +157,10 @@ def test_a_model_without_a_name_gets_no_certificate_where_it_cannot_be_read_back
 ) -> None:
     code, output, _ = answer("convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle")
     assert code == 0
-    assert "note: there is no certificate: nvidia-paddle cannot be read back for a model that has no name" in output
+    assert (
+        "note: there is no certificate: nvidia-paddle cannot be read back for a model that has no"
+        " name" in output
+    )
 
 
 def test_without_a_target_the_command_says_what_is_missing(answer: Run, run_folder: Path) -> None:
@@ -134,7 +180,10 @@ def test_json_is_only_for_inspections(answer: Run, run_folder: Path, tmp_path: P
 def test_a_target_without_a_name_is_one_message(target: str, answer: Run, run_folder: Path) -> None:
     code, output, errors = answer("convert", run_folder, target)
     assert (code, output) == (2, "")
-    assert errors == f"lockstep: {target} is no name for a new file; expected a name such as weights.safetensors\n"
+    assert (
+        errors == f"lockstep: {target} is no name for a new file; expected a name such as"
+        " weights.safetensors\n"
+    )
 
 
 def test_a_file_that_fits_two_models_is_converted_as_the_named_one(
@@ -143,28 +192,57 @@ def test_a_file_that_fits_two_models_is_converted_as_the_named_one(
     use_narrow_models(monkeypatch)
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     target = tmp_path / "b.safetensors"
-    assert answer("convert", tmp_path / "a.pth", target, "--as", "resnet50-v1", "--no-certificate")[0] == 0
+    assert (
+        answer("convert", tmp_path / "a.pth", target, "--as", "resnet50-v1", "--no-certificate")[0]
+        == 0
+    )
     assert open_weights(target).recipe.model == "resnet50-v1"
-    code, _, errors = answer("convert", tmp_path / "a.pth", tmp_path / "c.safetensors", "--as", "resnet51")
-    assert (code, errors.startswith("lockstep: there is no model 'resnet51'. Did you mean resnet")) == (2, True)
+    code, _, errors = answer(
+        "convert", tmp_path / "a.pth", tmp_path / "c.safetensors", "--as", "resnet51"
+    )
+    assert (
+        code,
+        errors.startswith("lockstep: there is no model 'resnet51'. Did you mean resnet"),
+    ) == (2, True)
     assert not (tmp_path / "c.safetensors").exists()
 
 
 def test_how_images_are_prepared_is_set_and_stored(
     answer: Run, run_folder: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    (tmp_path / "like.yaml").write_text(tiny_recipe.replace(interpolation="bicubic", eval_resize=80).to_yaml())
-    options = ("--recipe", tmp_path / "like.yaml", "--set", "image_size=64", "--set", "mean=[1, 2, 3]", "--no-certificate")
+    (tmp_path / "like.yaml").write_text(
+        tiny_recipe.replace(interpolation="bicubic", eval_resize=80).to_yaml()
+    )
+    options = (
+        "--recipe",
+        tmp_path / "like.yaml",
+        "--set",
+        "image_size=64",
+        "--set",
+        "mean=[1, 2, 3]",
+        "--no-certificate",
+    )
     code, output, _ = answer("convert", run_folder, tmp_path / "a.safetensors", *options)
     recipe = open_weights(tmp_path / "a.safetensors").recipe
-    assert (code, recipe.interpolation, recipe.mean, recipe.eval_resize) == (0, "bicubic", (1, 2, 3), 73)
+    assert (code, recipe.interpolation, recipe.mean, recipe.eval_resize) == (
+        0,
+        "bicubic",
+        (1, 2, 3),
+        73,
+    )
     assert "note: images are prepared as set: mean [1.0, 2.0, 3.0], not [" in output
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("device=cpu", "device can be set for evaluate, predict and serve; here --set says only how images are prepared"),
+        (
+            "device=cpu",
+            (
+                "device can be set for evaluate, predict and serve; here --set says only how images"
+                " are prepared"
+            ),
+        ),
         ("precision=bf16", "precision can be set for evaluate, predict and serve"),
         ("epochs=3", "epochs cannot be set for trained weights"),
         ("eval_corp=3", "there is no field 'eval_corp'. Did you mean --set eval_crop=3?"),
@@ -181,7 +259,9 @@ def test_what_a_conversion_or_an_export_does_not_use_cannot_be_set(
 # --inspect
 
 
-def test_an_inspection_shows_what_a_file_is(answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inspection_shows_what_a_file_is(
+    answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_narrow_models(monkeypatch)
     state = plain_state(recipe_of())
     nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
@@ -197,10 +277,14 @@ def test_an_inspection_shows_what_a_file_is(answer: Run, tmp_path: Path, monkeyp
         "parameters": str(parameters),
         "tensors": str(len(state.tensors)),
         "dtypes": f"float32 {len(state.tensors)}",
-        "kernels": "float32 17: conv1.weight, layers.0.0.conv1.weight, layers.0.0.conv2.weight, ...",
+        "kernels": (
+            "float32 17: conv1.weight, layers.0.0.conv1.weight, layers.0.0.conv2.weight, ..."
+        ),
         "classifier": "float32 2: fc.weight, fc.bias",
-        "not used": "int64 17: bn1.num_batches_tracked, layers.0.0.bn1.num_batches_tracked, "
-        "layers.0.0.bn2.num_batches_tracked, ...",
+        "not used": (
+            "int64 17: bn1.num_batches_tracked, layers.0.0.bn1.num_batches_tracked, "
+            "layers.0.0.bn2.num_batches_tracked, ..."
+        ),
         "step": "unknown",
         "epochs": "3",
         "velocities": "yes",
@@ -214,7 +298,9 @@ def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    torch.save({"epoch": 1, "state_dict": {}, "best_prec1": float("nan")}, tmp_path / "a.pth")  # no weights
+    torch.save(
+        {"epoch": 1, "state_dict": {}, "best_prec1": float("nan")}, tmp_path / "a.pth"
+    )  # no weights
     assert answer("convert", tmp_path / "a.pth", "--inspect", "--json")[0] == 2
     recipe = Recipe(model="resnet18", logits=3)
     tensors = {name: torch.from_numpy(value) for name, value in initial_tensors(recipe).items()}
@@ -229,7 +315,12 @@ def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
     found = json.loads(output, parse_constant=refuse)
     assert (found["model"], found["logits"], found["loss_scale"]) == ("resnet18", 3, None)
     assert found["dtypes"] == {"float32": len(tensors) - 1, "float16": 1}
-    assert found["stored"][-1] == {"name": "fc.bias", "dtype": "float16", "shape": [3], "tensors": ["fc.bias"]}
+    assert found["stored"][-1] == {
+        "name": "fc.bias",
+        "dtype": "float16",
+        "shape": [3],
+        "tensors": ["fc.bias"],
+    }
     assert found["oddities"] == [
         "values that are not finite: conv1.weight",
         "output channels whose weights are all 0: layer1.0.conv1.weight",
@@ -244,21 +335,34 @@ def test_an_inspection_shows_the_classes_of_a_run_and_a_backbone_has_none(
     output = answer("convert", run_folder, "--inspect")[1]
     assert "classes          10: " in output
     assert "step             7\n" in output
-    backbone = {name: value for name, value in initial_tensors(Recipe(model="resnet18")).items() if "fc." not in name}
-    torch.save({name: torch.from_numpy(value) for name, value in backbone.items()}, tmp_path / "backbone.pth")
+    backbone = {
+        name: value
+        for name, value in initial_tensors(Recipe(model="resnet18")).items()
+        if "fc." not in name
+    }
+    torch.save(
+        {name: torch.from_numpy(value) for name, value in backbone.items()},
+        tmp_path / "backbone.pth",
+    )
     assert "logits           none\n" in answer("convert", tmp_path / "backbone.pth", "--inspect")[1]
 
 
 def test_an_inspection_names_a_git_lfs_pointer(answer: Run, tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+    (tmp_path / "a.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
+    )
     code, output, errors = answer("convert", tmp_path / "a.safetensors", "--inspect")
     assert (code, output) == (2, "")
-    assert errors.startswith(f"lockstep: {tmp_path / 'a.safetensors'} is a Git LFS pointer, not weights")
+    assert errors.startswith(
+        f"lockstep: {tmp_path / 'a.safetensors'} is a Git LFS pointer, not weights"
+    )
 
 
 def test_a_hostile_name_is_shown_escaped(answer: Run, tiny_recipe: Recipe, tmp_path: Path) -> None:
     about = {"recipe": tiny_recipe.fields(), "classes": ["cat\x1b[31m", "owl"]}
-    state = State(1, {name: np.asarray(value) for name, value in initial_tensors(tiny_recipe).items()}, {})
+    state = State(
+        1, {name: np.asarray(value) for name, value in initial_tensors(tiny_recipe).items()}, {}
+    )
     checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     code, output, _ = answer("convert", tmp_path / "run", "--inspect")
     assert (code, "\x1b" in output, "cat" in output) == (0, False, True)

@@ -1,4 +1,5 @@
-"""Nothing is imported from the current folder of a command: modules there can have the names of Python's own modules."""
+"""Nothing is imported from the current folder of a command: modules there can have the names of
+Python's own modules."""
 
 import ast
 import subprocess
@@ -18,7 +19,9 @@ NAMES = ("numbers", "random", "typing", "re", "enum", "json", "numpy", "torch", 
 def full_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder. It has modules that end every process that imports them."""
     for name in NAMES:
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported from the current folder: {name}')")
+        (tmp_path / f"{name}.py").write_text(
+            f"raise SystemExit('imported from the current folder: {name}')"
+        )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     return tmp_path
@@ -26,8 +29,12 @@ def full_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("full_of_modules")
 def test_a_command_imports_nothing_from_the_current_folder() -> None:
-    here = subprocess.run([sys.executable, "-c", "import numbers"], capture_output=True, text=True, check=False)
-    assert "imported from the current folder" in here.stderr, "without this the command below could not fail"
+    here = subprocess.run(
+        [sys.executable, "-c", "import numbers"], capture_output=True, text=True, check=False
+    )
+    assert "imported from the current folder" in here.stderr, (
+        "without this the command below could not fail"
+    )
     command = [sys.executable, "-m", "lockstep", "recipes", "show", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -35,7 +42,10 @@ def test_a_command_imports_nothing_from_the_current_folder() -> None:
 
 
 def test_a_worker_imports_nothing_from_the_current_folder(full_of_modules: Path) -> None:
-    code = "import numbers, random, subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import numbers'], check=True)"
+    code = (
+        "import numbers, random, subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import"
+        " numbers'], check=True)"
+    )
     ended = carry_out([sys.executable, "-P", "-c", code], full_of_modules, lambda done, total: None)
     assert (ended.code, ended.said) == (0, "")
 
@@ -50,8 +60,17 @@ def starts(path: Path) -> list[tuple[str, bool]]:
     """Return the lines of a file where a command has -m or -c, and whether -P comes before it."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        words = node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
+        words = (
+            node.elts
+            if isinstance(node, ast.List | ast.Tuple)
+            else node.args
+            if isinstance(node, ast.Call)
+            else []
+        )
         said = [word.value if isinstance(word, ast.Constant) else None for word in words]
         places = [said.index(option) for option in ("-m", "-c") if option in said]
-        found += [(f"{path.name}:{node.lineno}", place > 0 and said[place - 1] == "-P") for place in places]  # type: ignore[attr-defined]
+        found += [
+            (f"{path.name}:{node.lineno}", place > 0 and said[place - 1] == "-P")
+            for place in places
+        ]  # type: ignore[attr-defined]
     return found

@@ -27,16 +27,29 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
     """Training and validation images, one of them corrupt."""
-    files = {"train/owl/a.jpg": jpeg(20, 30), "train/owl/b.jpg": jpeg(16, 24), "train/cat/z.jpg": jpeg(40, 10)}
-    return image_folder(tmp_path / "few", files | {"train/cat/bad.jpg": b"text", "val/owl/v.jpg": jpeg(50, 60)})
+    files = {
+        "train/owl/a.jpg": jpeg(20, 30),
+        "train/owl/b.jpg": jpeg(16, 24),
+        "train/cat/z.jpg": jpeg(40, 10),
+    }
+    return image_folder(
+        tmp_path / "few", files | {"train/cat/bad.jpg": b"text", "val/owl/v.jpg": jpeg(50, 60)}
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_packing_says_how_many_images_went_where(format: str, folder: Path, tmp_path: Path, answer: Run) -> None:
+def test_packing_says_how_many_images_went_where(
+    format: str, folder: Path, tmp_path: Path, answer: Run
+) -> None:
     target = tmp_path / "target"
-    code, output, errors = answer("data", "pack", folder, target, "--format", format, "--shards", 2, "--workers", 1)
+    code, output, errors = answer(
+        "data", "pack", folder, target, "--format", format, "--shards", 2, "--workers", 1
+    )
     assert (code, errors) == (0, "")
-    assert output.splitlines()[-2:] == [f"train: {len(TRAIN)} images in {target}", f"val: 3 images in {target}"]
+    assert output.splitlines()[-2:] == [
+        f"train: {len(TRAIN)} images in {target}",
+        f"val: 3 images in {target}",
+    ]
     assert files_of(target) == files_of(packed(folder, tmp_path / "expected", format, shards=2))
 
 
@@ -45,7 +58,11 @@ def test_staging_says_what_it_copied(few: Path, tmp_path: Path, answer: Run) -> 
     code, output, errors = answer("data", "stage", few, "--to", target)
     assert (code, errors) == (0, "")
     assert output.splitlines()[-1] == f"17 files in {target}, 17 of them copied now: 0.00 GB"
-    assert answer("data", "stage", few, "--to", target)[1].splitlines()[-1].endswith("0 of them copied now: 0.00 GB")
+    assert (
+        answer("data", "stage", few, "--to", target)[1]
+        .splitlines()[-1]
+        .endswith("0 of them copied now: 0.00 GB")
+    )
     assert answer("data", "info", target)[1] == answer("data", "info", few)[1]
 
 
@@ -53,9 +70,25 @@ def test_packing_can_reduce_images(tmp_path: Path, answer: Run) -> None:
     source = image_folder(tmp_path / "source", {"a/x.jpg": jpeg(200, 300)})
     for quality in (30, 95):
         target = tmp_path / str(quality)
-        assert answer("data", "pack", source, target, "--format", "recordio", "--resize", 64, "--quality", quality)[0] == 0
+        assert (
+            answer(
+                "data",
+                "pack",
+                source,
+                target,
+                "--format",
+                "recordio",
+                "--resize",
+                64,
+                "--quality",
+                quality,
+            )[0]
+            == 0
+        )
         assert open_index(target).sizes.tolist() == [[64, 96]]
-    assert (tmp_path / "30" / "images.rec").stat().st_size < (tmp_path / "95" / "images.rec").stat().st_size
+    assert (tmp_path / "30" / "images.rec").stat().st_size < (
+        tmp_path / "95" / "images.rec"
+    ).stat().st_size
 
 
 def test_packing_takes_the_first_label(few: Path, tmp_path: Path, answer: Run) -> None:
@@ -74,7 +107,9 @@ def test_packing_takes_the_first_label(few: Path, tmp_path: Path, answer: Run) -
             assert (target / "classes.txt").read_text().split() == classes
 
 
-def test_progress_with_many_images_is_told_in_lines_but_not_among_json(tmp_path: Path, answer: Run) -> None:
+def test_progress_with_many_images_is_told_in_lines_but_not_among_json(
+    tmp_path: Path, answer: Run
+) -> None:
     source = image_folder(tmp_path / "source", {f"a/{i:04d}.jpg": jpeg(8, 8) for i in range(1000)})
     _, output, _ = answer("data", "pack", source, tmp_path / "target", "--format", "tfrecord")
     assert output.splitlines()[-2] == "packing: 1000 of 1000"
@@ -86,18 +121,29 @@ def test_progress_with_many_images_is_told_in_lines_but_not_among_json(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("pack", "source", "target", "--format", "zip"), "zip is not a storage format; choose one of folder, recordio"),
+        (
+            ("pack", "source", "target", "--format", "zip"),
+            "zip is not a storage format; choose one of folder, recordio",
+        ),
         (("pack", "nowhere", "target", "--format", "recordio"), "there is no folder nowhere"),
         (("pack", "source", "source", "--format", "recordio"), "source holds other things"),
         (("index", "nowhere"), "there is no folder nowhere"),
         (("info", "flat"), "lockstep data sort-val flat --labels FILE"),
-        (("show", "source", "--recipe", "demo", "--split", "vall"), "no images called vall. Did you mean val?"),
+        (
+            ("show", "source", "--recipe", "demo", "--split", "vall"),
+            "no images called vall. Did you mean val?",
+        ),
         (("show", "source", "--recipe", "demoo"), "demo"),
         (("sort-val", "flat", "--labels", "none"), "none cannot be read"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
-    arguments: tuple[str, ...], message: str, folder: Path, tmp_path: Path, answer: Run, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    answer: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "flat", {"a.jpg": jpeg()})
@@ -137,7 +183,9 @@ def test_indexing_says_what_is_left_out_and_always_begins_anew(few: Path, answer
     assert open_index(few / "train").sizes[0].tolist() == [41, 10]
 
 
-def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(few: Path, tmp_path: Path, answer: Run) -> None:
+def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
+    few: Path, tmp_path: Path, answer: Run
+) -> None:
     image_folder(few, {"val/owl/w.jpg": jpeg()})
     target = packed(few, tmp_path / "target", "tfrecord", shards=2)
     (target / "validation-00000-of-00002").unlink()
@@ -150,7 +198,9 @@ def test_info_is_a_table_of_counts_classes_sizes_and_labels(few: Path, answer: R
     code, output, errors = answer("data", "info", few)
     lines = [line.split(None, 2) for line in output[output.index("train\n") :].splitlines()]
     assert (code, errors) == (0, "")
-    size = sum(len(path.read_bytes()) for path in (few / "train").rglob("*.jpg") if path.name != "bad.jpg")
+    size = sum(
+        len(path.read_bytes()) for path in (few / "train").rglob("*.jpg") if path.name != "bad.jpg"
+    )
     assert lines[:10] == [
         ["train"],
         ["format", "folder,", "3 files"],
@@ -165,11 +215,15 @@ def test_info_is_a_table_of_counts_classes_sizes_and_labels(few: Path, answer: R
     ]
 
 
-def test_info_lists_the_ten_largest_classes_and_counts_the_others(tmp_path: Path, answer: Run) -> None:
+def test_info_lists_the_ten_largest_classes_and_counts_the_others(
+    tmp_path: Path, answer: Run
+) -> None:
     files = {f"class {i:02d}/{j}.jpg": jpeg(8, 8) for i in range(13) for j in range(1 + 10 * i)}
     _, output, _ = answer("data", "info", image_folder(tmp_path / "data", files))
     rows = output.splitlines()[-11:]
-    assert [row.split()[:3] for row in rows[:10]] == [["class", f"{i:02d}", str(1 + 10 * i)] for i in range(12, 2, -1)]
+    assert [row.split()[:3] for row in rows[:10]] == [
+        ["class", f"{i:02d}", str(1 + 10 * i)] for i in range(12, 2, -1)
+    ]
     assert [row.count("#") for row in rows[:10]] == [(1 + 10 * i) // 3 for i in range(12, 2, -1)]
     assert rows[10].split() == ["...", "3", "more;", "--json", "lists", "all"]
 
@@ -193,8 +247,15 @@ def test_info_as_json_is_the_same_in_every_format_but_for_files(
 
 
 def test_names_that_are_not_utf8_are_printed_with_replacements(tmp_path: Path) -> None:
-    folder = image_folder(tmp_path / "data", {f"{NOT_UTF8[1]}/{NOT_UTF8[0]}": b"text", f"{NOT_UTF8[1]}/x.jpg": jpeg()})
-    for arguments in (("index",), ("info",), ("info", "--json"), ("show", "--recipe", "demo", "--out", tmp_path / "x.png")):
+    folder = image_folder(
+        tmp_path / "data", {f"{NOT_UTF8[1]}/{NOT_UTF8[0]}": b"text", f"{NOT_UTF8[1]}/x.jpg": jpeg()}
+    )
+    for arguments in (
+        ("index",),
+        ("info",),
+        ("info", "--json"),
+        ("show", "--recipe", "demo", "--out", tmp_path / "x.png"),
+    ):
         code, output, errors = call("data", arguments[0], folder, *arguments[1:])
         assert (code, errors) == (0, "")
         assert "\ufffd" in output or "\\xfc" in output or arguments[0] == "show"
@@ -206,10 +267,23 @@ def test_show_draws_what_the_host_loader_makes(
     split: str, format: str, textures: Path, tiny_recipe: Recipe, tmp_path: Path, answer: Run
 ) -> None:
     data = packed(textures, tmp_path / "data", format)
-    (tmp_path / "mine.yaml").write_text("base: demo\nimage_size: 40\neval_crop: 40\neval_resize: 50\n")
-    recipe, out = load_recipe(tmp_path / "mine.yaml"), tmp_path / "sheets" / "sheet.png"
+    (tmp_path / "mine.yaml").write_text(
+        "base: demo\nimage_size: 40\neval_crop: 40\neval_resize: 50\n"
+    )
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    out = tmp_path / "sheets" / "sheet.png"
     code, output, errors = answer(
-        "data", "show", data, "--recipe", tmp_path / "mine.yaml", "--out", out, "--images", 8, "--split", split
+        "data",
+        "show",
+        data,
+        "--recipe",
+        tmp_path / "mine.yaml",
+        "--out",
+        out,
+        "--images",
+        8,
+        "--split",
+        split,
     )
     assert (code, errors) == (0, "")
     assert output.splitlines()[-1] == f"{out}: 200 x 136 pixels"
@@ -225,18 +299,26 @@ def test_show_draws_what_the_host_loader_makes(
         assert (sheet.format, sheet.size) == ("PNG", (200, 136))
         pixels = np.asarray(sheet)
     for i, image in enumerate(batch.images):
-        top, left = 8 + i // 4 * 64, 8 + i % 4 * 48
+        top = 8 + i // 4 * 64
+        left = 8 + i % 4 * 48
         assert np.array_equal(pixels[top : top + 40, left : left + 40], image)
 
 
 def test_show_takes_a_folder_without_splits(few: Path, tmp_path: Path, answer: Run) -> None:
-    code, _, _ = answer("data", "show", few / "train", "--recipe", "demo", "--out", tmp_path / "sheet.png")
+    code, _, _ = answer(
+        "data", "show", few / "train", "--recipe", "demo", "--out", tmp_path / "sheet.png"
+    )
     assert code == 0
     assert (tmp_path / "sheet.png").is_file()
 
 
-def test_a_flat_folder_is_refused_with_the_command_that_sorts_it_and_sorted_by_it(tmp_path: Path, answer: Run) -> None:
-    root = image_folder(tmp_path / "data", {"train/cat/1.jpg": jpeg(), "train/owl/2.jpg": jpeg(), "val/a.jpg": jpeg()})
+def test_a_flat_folder_is_refused_with_the_command_that_sorts_it_and_sorted_by_it(
+    tmp_path: Path, answer: Run
+) -> None:
+    root = image_folder(
+        tmp_path / "data",
+        {"train/cat/1.jpg": jpeg(), "train/owl/2.jpg": jpeg(), "val/a.jpg": jpeg()},
+    )
     code, _, errors = answer("data", "index", root)
     assert code == 2
     assert f"lockstep data sort-val {root / 'val'} --labels FILE" in errors
@@ -247,7 +329,9 @@ def test_a_flat_folder_is_refused_with_the_command_that_sorts_it_and_sorted_by_i
     assert open_index(root / "val", classes=("cat", "owl")).rows["label"].tolist() == [1]
 
 
-def test_labels_that_do_not_fit_are_exit_code_2_and_move_nothing(tmp_path: Path, answer: Run) -> None:
+def test_labels_that_do_not_fit_are_exit_code_2_and_move_nothing(
+    tmp_path: Path, answer: Run
+) -> None:
     folder = image_folder(tmp_path / "val", {"a.jpg": jpeg(), "b.jpg": jpeg()})
     (tmp_path / "labels").write_text("a.jpg cat\n")
     code, output, errors = answer("data", "sort-val", folder, "--labels", tmp_path / "labels")

@@ -1,4 +1,5 @@
-"""`lockstep data check` as a user sees it: its output, its exit code, and a quarantine that training respects."""
+"""`lockstep data check` as a user sees it: its output, its exit code, and a quarantine that
+training respects."""
 
 import json
 import shutil
@@ -16,12 +17,15 @@ Answer = tuple[int, str, str]
 @pytest.fixture
 def data(textures: Path, tmp_path: Path) -> Path:
     """A copy of the textures, without faults."""
-    return Path(shutil.copytree(textures, tmp_path / "my data", ignore=shutil.ignore_patterns(".lockstep")))
+    return Path(
+        shutil.copytree(textures, tmp_path / "my data", ignore=shutil.ignore_patterns(".lockstep"))
+    )
 
 
 @pytest.fixture
 def damaged(data: Path) -> Path:
-    """A data set with a truncated image, a file that is not an image, and a training image that is also in val."""
+    """A data set with a truncated image, a file that is not an image, and a training image that is
+    also in val."""
     images = sorted((data / "train" / "dots").iterdir())
     images[0].write_bytes(images[0].read_bytes()[:-200])
     images[1].write_bytes(b"<html>not found</html>")
@@ -41,7 +45,9 @@ def test_a_sound_data_set_gives_exit_code_0(answer: Callable[..., Answer], data:
     assert not list(data.rglob("quarantine.json"))
 
 
-def test_a_table_names_every_finding_and_what_to_do(answer: Callable[..., Answer], damaged: Path) -> None:
+def test_a_table_names_every_finding_and_what_to_do(
+    answer: Callable[..., Answer], damaged: Path
+) -> None:
     code, output, _ = answer("data", "check", damaged)
     assert code == 1
     cut, no_image, copied = names(damaged)
@@ -73,20 +79,26 @@ def test_what_is_in_quarantine_is_left_out_of_training(
     assert {bad.file for bad in open_index(damaged / "train").quarantined} == set(names(damaged))
     assert answer("data", "check", damaged)[0] == 0
     (tmp_path / "tiny.yaml").write_text(tiny_recipe.replace(epochs=1).to_yaml())
-    code, output, _ = answer("train", "--recipe", tmp_path / "tiny.yaml", "--data", damaged, "--out", tmp_path / "run")
+    code, output, _ = answer(
+        "train", "--recipe", tmp_path / "tiny.yaml", "--data", damaged, "--out", tmp_path / "run"
+    )
     assert code == 0
     assert "57 training and 21 validation images" in output
     assert "3 bad images are left out" in output
 
 
-def test_labels_are_held_against_the_outputs_of_a_model(answer: Callable[..., Answer], data: Path) -> None:
+def test_labels_are_held_against_the_outputs_of_a_model(
+    answer: Callable[..., Answer], data: Path
+) -> None:
     assert answer("data", "check", data, "--logits", 10)[0] == 0
     code, output, _ = answer("data", "check", data, "--logits", 9)
     assert code == 1
     assert "too-many-classes" in output
 
 
-def test_a_folder_that_is_not_there_is_refused(answer: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_refused(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
     code, _, errors = answer("data", "check", tmp_path / "nowhere")
     assert code == 2
     assert "there is no folder" in errors

@@ -10,8 +10,22 @@ from lockstep import backends
 from lockstep.recipes import load_recipe
 
 Run = Callable[..., tuple[int, str, str]]
-NARROW = "model={block: bottleneck, layers: [1, 1, 1, 1], stem_width: 8, widths: [8, 8, 16, 16], groups: 2, expansion: 2}"
-SMALL = ("--images", 60, "--set", NARROW, "--set", "epochs=1", "--set", "image_size=32", "--set", "loggers=[]")
+NARROW = (
+    "model={block: bottleneck, layers: [1, 1, 1, 1], stem_width: 8, widths: [8, 8, 16, 16], groups:"
+    " 2, expansion: 2}"
+)
+SMALL = (
+    "--images",
+    60,
+    "--set",
+    NARROW,
+    "--set",
+    "epochs=1",
+    "--set",
+    "image_size=32",
+    "--set",
+    "loggers=[]",
+)
 KINDS = ["checks", "dots", "rays", "rings", "stripes"]
 
 
@@ -19,7 +33,10 @@ def test_the_demo_draws_trains_and_predicts_by_name(answer: Run, tmp_path: Path)
     code, output, errors = answer("demo", "--out", tmp_path / "a demo", *SMALL)
     assert (code, errors) == (0, "")
     lines = output.splitlines()
-    assert lines[0] == f"drawing 60 training and 10 validation images of 5 textures in {tmp_path / 'a demo' / 'data'}"
+    assert (
+        lines[0] == "drawing 60 training and 10 validation images of 5 textures in"
+        f" {tmp_path / 'a demo' / 'data'}"
+    )
     report = json.loads((tmp_path / "a demo" / "run" / "report.json").read_text())
     assert (report["final"]["trained"]["images"], report["classes"]) == (10, KINDS)
     named = [line.split() for line in lines if line.startswith("  val/")]
@@ -28,7 +45,9 @@ def test_the_demo_draws_trains_and_predicts_by_name(answer: Run, tmp_path: Path)
     assert f"run:    {tmp_path / 'a demo' / 'run'}" in lines
 
 
-def test_the_demo_again_finds_itself_finished(answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_again_finds_itself_finished(
+    answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert answer("demo", "--out", tmp_path, *SMALL)[0] == 0
     # Another processor, on which a new run would use another precision.
     monkeypatch.setattr("lockstep.system.machine.fast_precision", lambda on_gpu: "fp32")
@@ -51,7 +70,10 @@ def test_the_demo_trains_in_bf16_where_it_is_in_hardware(answer: Run, tmp_path: 
 @pytest.mark.usefixtures("without_bf16")
 def test_the_demo_trains_in_fp32_where_bf16_is_emulated(answer: Run, tmp_path: Path) -> None:
     output = answer("demo", "--out", tmp_path, *SMALL)[1]
-    assert "precision fp32: bf16 is emulated on this processor, 7 to 16 times slower than fp32" in output
+    assert (
+        "precision fp32: bf16 is emulated on this processor, 7 to 16 times slower than fp32"
+        in output
+    )
     assert precision(tmp_path / "run") == "fp32"
 
 
@@ -64,7 +86,11 @@ def test_a_precision_that_is_set_is_taken(answer: Run, tmp_path: Path) -> None:
 def test_a_missing_framework_is_told_before_anything_is_drawn(
     answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(backends.FRAMEWORKS, "torch", backends.Framework(("no-such-distribution",), "pip install it"))
+    monkeypatch.setitem(
+        backends.FRAMEWORKS,
+        "torch",
+        backends.Framework(("no-such-distribution",), "pip install it"),
+    )
     monkeypatch.setattr(backends, "interpreter", lambda name: None)
     code, output, errors = answer("demo", "--out", tmp_path / "demo")
     assert (code, output) == (2, "")

@@ -27,11 +27,23 @@ COMMANDS = list(dict.fromkeys(SHOWN))
 TABLE = PAGE.partition("## Targets\n")[2].partition("\n###")[0]
 FILES = dict(re.findall(r"^\| `([a-z][a-z-]+)`[^|]*\|([^|]*)\|", TABLE, flags=re.MULTILINE))
 """What the table of targets says is written, by target."""
-SMALL = ["--model", "resnet18", "-i", "2", "--set", "image_size=32", "--set", "eval_crop=32", "--set", "eval_resize=36"]
+SMALL = [
+    "--model",
+    "resnet18",
+    "-i",
+    "2",
+    "--set",
+    "image_size=32",
+    "--set",
+    "eval_crop=32",
+    "--set",
+    "eval_resize=36",
+]
 
 
 def words_of(command: str, places: dict[str, Path]) -> list[object]:
-    """Return a command line with paths of this test. What was trained for seconds may lose any top-1 in int8."""
+    """Return a command line with paths of this test. What was trained for seconds may lose any
+    top-1 in int8."""
     words: list[object] = [places.get(word, word) for word in shlex.split(command)]
     if words[0] == "benchmark":
         return [*words, *SMALL]
@@ -49,16 +61,27 @@ def skip_what_cannot_run(words: list[object]) -> None:
     if words[0] == "benchmark" and not SOAK:
         pytest.skip("a grid of many processes: runs under make soak")
     for package in ("openvino", "tensorrt"):
-        if any(package in str(word).split(",") for word in words[1:]) and importlib.util.find_spec(package) is None:
+        if (
+            any(package in str(word).split(",") for word in words[1:])
+            and importlib.util.find_spec(package) is None
+        ):
             pytest.skip(f"{package} is not installed")
 
 
 @pytest.fixture
-def places(run_folder: Path, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def places(
+    run_folder: Path, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Path]:
     """What the page's names stand for. FOLDER holds an export, except for commands that write one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     photos = next((textures / "val").glob("[!.]*"))
-    names = {"RUN": run_folder, "demo/run": run_folder, "DATA": textures, "demo/data": textures, "photos/": photos}
+    names = {
+        "RUN": run_folder,
+        "demo/run": run_folder,
+        "DATA": textures,
+        "demo/data": textures,
+        "photos/": photos,
+    }
     return names | {"FOLDER": tmp_path / "export"}
 
 
@@ -67,7 +90,8 @@ def places(run_folder: Path, textures: Path, tmp_path: Path, monkeypatch: pytest
 def test_the_commands_of_the_page_work(
     answer: Answer, places: dict[str, Path], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words, folder = words_of(command, places), places["FOLDER"]
+    words = words_of(command, places)
+    folder = places["FOLDER"]
     skip_what_cannot_run(words)
     if folder in words and words[0] != "export":
         lockstep.export(places["RUN"], folder, to="onnx", compare=False)
@@ -77,7 +101,11 @@ def test_the_commands_of_the_page_work(
     if words[0] == "export":
         assert output.startswith(f"wrote {folder}\n")
         runtime = re.escape(str(TARGETS[target(words)].runtime()))
-        assert re.search(rf"^compared on 8 photos [^:]+: {runtime} and the engine \w+ \S+ differ by ", output, re.MULTILINE)
+        assert re.search(
+            rf"^compared on 8 photos [^:]+: {runtime} and the engine \w+ \S+ differ by ",
+            output,
+            re.MULTILINE,
+        )
         written = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         names = re.findall(r"`([\w./]+\.\w+)`", FILES[target(words)].replace("NAME", "model"))
         assert {*names} <= {*written}
@@ -93,11 +121,19 @@ def test_the_commands_of_the_page_work(
 
 def test_the_page_has_a_command_for_every_target_and_every_use() -> None:
     commands: list[list[object]] = [[*shlex.split(command)] for command in COMMANDS]
-    assert {words[0] for words in commands} >= {"doctor", "predict", "evaluate", "benchmark", "export"}
+    assert {words[0] for words in commands} >= {
+        "doctor",
+        "predict",
+        "evaluate",
+        "benchmark",
+        "export",
+    }
     assert {target(words) for words in commands if words[0] == "export"} == {*TARGETS} == {*FILES}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
+)
 def test_the_python_of_the_page_runs(places: dict[str, Path]) -> None:
     [program] = [block for kind, block in BLOCKS if kind == "python"]
     for name in ("RUN", "DATA"):

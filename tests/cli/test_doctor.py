@@ -23,7 +23,10 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     assert (code, errors) == (0, "")
     assert "\x1b" not in output
     versions = [importlib.metadata.version(name) for name in ("lockstep-vision", "numpy")]
-    assert lines[0] == f"lockstep   {versions[0]}, Python {platform.python_version()}, NumPy {versions[1]}"
+    assert (
+        lines[0]
+        == f"lockstep   {versions[0]}, Python {platform.python_version()}, NumPy {versions[1]}"
+    )
     assert f", {len(os.sched_getaffinity(0))} cores, " in lines[1]
     assert lines[1].endswith(" GiB")
     assert lines[2].startswith("multiplies fp32")
@@ -40,12 +43,17 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
 
 def test_engines_of_inference_are_described_with_what_they_need() -> None:
     version = importlib.metadata.version("onnxruntime")
-    assert described(ENGINES["onnxruntime"]) == f"{version}, inference (cpu: fp32; cuda: fp32, tf32, fp16)"
+    assert (
+        described(ENGINES["onnxruntime"])
+        == f"{version}, inference (cpu: fp32; cuda: fp32, tf32, fp16)"
+    )
     assert described(ENGINES["tensorrt"]).startswith("missing; pip install tensorrt==")
 
 
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "found_here", lambda name: "")  # this needs no framework to be loaded
+    monkeypatch.setattr(
+        doctor, "found_here", lambda name: ""
+    )  # this needs no framework to be loaded
     _, output, _ = answer("doctor")
     assert output.splitlines()[-3:] == [
         f"dali       {importlib.metadata.version('nvidia-dali-cuda120')}",
@@ -57,7 +65,9 @@ def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPat
     assert output.splitlines()[-1].startswith("jpeg       missing; it needs GCC 12")
 
 
-def test_a_missing_framework_is_shown_with_how_to_install_it(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_framework_is_shown_with_how_to_install_it(
+    answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hint = "pip install torch==2.13.0"
     assert backends.FRAMEWORKS["torch"].install == hint
     monkeypatch.setitem(backends.FRAMEWORKS, "torch", Framework(("no-such-distribution",), hint))
@@ -66,7 +76,9 @@ def test_a_missing_framework_is_shown_with_how_to_install_it(answer: Run, monkey
     assert f"torch      missing; {hint}\n" in output
 
 
-def test_a_framework_that_does_not_load_is_shown_with_the_reason(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_framework_that_does_not_load_is_shown_with_the_reason(
+    answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(name: str) -> None:
         raise ImportError("libfast.so: cannot open shared object file")
 
@@ -85,11 +97,18 @@ def test_any_of_a_frameworks_distributions_will_do() -> None:
     ("flags", "limit", "line"),
     [
         ("fma avx2", "", "fp32 in hardware (AVX2); bf16, fp16 are emulated; train in fp32"),
-        ("fma avx2 avx512_bf16", "", "fp32, bf16 in hardware (AVX2, AVX512-BF16); fp16 is emulated; train in bf16"),
+        (
+            "fma avx2 avx512_bf16",
+            "",
+            "fp32, bf16 in hardware (AVX2, AVX512-BF16); fp16 is emulated; train in bf16",
+        ),
         (
             "fma avx2 avx512_bf16",
             "AVX2",
-            "fp32 in hardware (AVX2, limited by ONEDNN_MAX_CPU_ISA=AVX2); bf16, fp16 are emulated; train in fp32",
+            (
+                "fp32 in hardware (AVX2, limited by ONEDNN_MAX_CPU_ISA=AVX2); bf16, fp16 are"
+                " emulated; train in fp32"
+            ),
         ),
     ],
 )
@@ -97,10 +116,14 @@ def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: st
     assert multiplies(arithmetic_of(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit})) == line
 
 
-def test_a_gpu_is_shown_with_what_it_multiplies(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_shown_with_what_it_multiplies(
+    answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", arithmetic_of_gpu((7, 5))))
     monkeypatch.setattr(backends, "interpreter", lambda name: None)
-    monkeypatch.setattr(doctor, "found_here", lambda name: "")  # this needs no framework to be loaded
+    monkeypatch.setattr(
+        doctor, "found_here", lambda name: ""
+    )  # this needs no framework to be loaded
     _, output, _ = answer("doctor")
     [line] = [line for line in output.splitlines() if line.startswith("gpu ")]
     fast = "fp32, fp16, int8 in hardware (compute capability 7.5)"

@@ -19,10 +19,19 @@ Run = Callable[..., tuple[int, str, str]]
 TRAIN = "train --recipe demo --data DATA --out OUT"
 
 WRONG = [
-    ("train --recipe resnet50-padle-90ep --data DATA --out OUT", "Did you mean resnet50-paddle-90ep or"),
+    (
+        "train --recipe resnet50-padle-90ep --data DATA --out OUT",
+        "Did you mean resnet50-paddle-90ep or",
+    ),
     ("train --recipe GARBAGE --data DATA --out OUT", "garbage.yaml: cannot be read as YAML"),
-    ("train --recipe LIST --data DATA --out OUT", "list.yaml: expected fields of a recipe .*, found"),
-    ("train --recipe FIELDS --data DATA --out OUT", "fields.yaml: there is no field 'epoch'. Did you mean epochs"),
+    (
+        "train --recipe LIST --data DATA --out OUT",
+        "list.yaml: expected fields of a recipe .*, found",
+    ),
+    (
+        "train --recipe FIELDS --data DATA --out OUT",
+        "fields.yaml: there is no field 'epoch'. Did you mean epochs",
+    ),
     (f"{TRAIN} --set epoch=3", "there is no field 'epoch'. Did you mean --set epochs=3?"),
     (f"{TRAIN} --set sed=3", "Did you mean --set seed=3"),
     (f"{TRAIN} --set log_every_step=3", "Did you mean --set log_every_steps=3"),
@@ -34,13 +43,28 @@ WRONG = [
     (f"{TRAIN} --set padding=sme", "padding: .*'symmetric' or 'same'.*, not 'sme'"),
     (f"{TRAIN} --set loader_threads=-1", "loader_threads: .*, not -1"),
     (f"{TRAIN} --backend trch", "there is no backend 'trch'. Did you mean torch?"),
-    ("train --recipe demo --data MISSING --out OUT", "there is no folder .*missing; expected .*/train/<class>/<image>, "),
-    ("train --recipe demo --data FLAT --out OUT", "flat/val holds 2 files and no folders; .* lockstep data sort-val"),
-    ("train --data DATA/train/dots --out OUT", "dots has no train images; expected .*/train/dots/train/<class>"),
-    ("train --data DATA --split 0.1 --out OUT", "has validation images, .* leave out --split, or use --data .*/train"),
+    (
+        "train --recipe demo --data MISSING --out OUT",
+        "there is no folder .*missing; expected .*/train/<class>/<image>, ",
+    ),
+    (
+        "train --recipe demo --data FLAT --out OUT",
+        "flat/val holds 2 files and no folders; .* lockstep data sort-val",
+    ),
+    (
+        "train --data DATA/train/dots --out OUT",
+        "dots has no train images; expected .*/train/dots/train/<class>",
+    ),
+    (
+        "train --data DATA --split 0.1 --out OUT",
+        "has validation images, .* leave out --split, or use --data .*/train",
+    ),
     ("train --data DATA/train --split 1 --out OUT", "validation_share: .* less than 1, not 1"),
     ("train --data DATA --set epochs=0 --out OUT", "epochs: .* greater than or equal to 1, not 0"),
-    ("train --recipe demo --data DATA --out FILE", "cannot write to .*file.txt: File exists; use another --out"),
+    (
+        "train --recipe demo --data DATA --out FILE",
+        "cannot write to .*file.txt: File exists; use another --out",
+    ),
     ("train --recipe demo --data DATA --out DATA", "holds other things .*train, val.* and no run"),
     ("train --out OUT", "there is no run in .*; a new run needs images: --data DATA"),
     ("train --recipe demo --out OUT", "there is no run in .*; a new run needs images: --data DATA"),
@@ -49,17 +73,26 @@ WRONG = [
     ("evaluate MISSING --data DATA", "there is no run, no file and no checkpoint .*missing"),
     (
         "evaluate GARBAGE --data DATA",
-        "garbage.yaml holds no weights that can be read; expected a run's folder, a checkpoint, or weights of",
+        (
+            "garbage.yaml holds no weights that can be read; expected a run's folder, a checkpoint,"
+            " or weights of"
+        ),
     ),
     ("evaluate EMPTY --data DATA", "empty holds no weights that can be read"),
     (
         "evaluate MISSING --data DATA --set epochs=3",
-        "epochs cannot be set for trained weights, which only need to know how images are prepared. Known: mean, std, ",
+        (
+            "epochs cannot be set for trained weights, which only need to know how images are"
+            " prepared. Known: mean, std, "
+        ),
     ),
     ("convert EMPTY OUT.safetensors", "empty holds no weights that can be read"),
     ("convert EMPTY OUT --to onnx", "there is no format 'onnx' to convert to"),
     ("predict MISSING IMAGE", "there is no run, no file and no checkpoint .*missing"),
-    ("predict MISSING", "no images are named; expected lockstep predict RUN IMAGES: files, folders"),
+    (
+        "predict MISSING",
+        "no images are named; expected lockstep predict RUN IMAGES: files, folders",
+    ),
     ("predict MISSING @IMAGE", "the list .*a.jpg cannot be read: No such file or directory"),
     ("predict MISSING IMAGE --format cvs", "there is no format 'cvs'. Did you mean csv?"),
     ("recipes show dmo", "there is no recipe and no file 'dmo'. Did you mean demo?"),
@@ -73,7 +106,12 @@ WRONG = [
 def places(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The values of the words in capitals."""
     root = tmp_path_factory.mktemp("wrong")
-    contents = {"garbage.yaml": "epochs: {", "list.yaml": "[1, 2]", "fields.yaml": "epoch: 3", "file.txt": "text"}
+    contents = {
+        "garbage.yaml": "epochs: {",
+        "list.yaml": "[1, 2]",
+        "fields.yaml": "epoch: 3",
+        "file.txt": "text",
+    }
     for name, content in contents.items():
         (root / name).write_text(content)
     draw_data_set(root / "flat", train_images=10, val_images=0)
@@ -97,7 +135,9 @@ def places(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def filled(line: str, places: dict[str, str]) -> list[str]:
-    return [re.sub("[A-Z]{2,}", lambda word: places[word[0]], argument) for argument in line.split()]
+    return [
+        re.sub("[A-Z]{2,}", lambda word: places[word[0]], argument) for argument in line.split()
+    ]
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
@@ -112,14 +152,18 @@ def test_a_wrong_command_is_answered_with_what_is_wrong(
     assert re.search(message, errors)
 
 
-def test_a_lack_of_memory_is_told_with_what_to_do(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_told_with_what_to_do(
+    answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def greedy(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 2 TiB")
 
     monkeypatch.setattr("lockstep.reporting.report", greedy)
     code, _, errors = answer("report", "run")
     assert code == 1
-    assert errors.startswith("lockstep: not enough memory: Unable to allocate 2 TiB. Use a smaller batch")
+    assert errors.startswith(
+        "lockstep: not enough memory: Unable to allocate 2 TiB. Use a smaller batch"
+    )
 
 
 def test_a_device_that_is_not_there_is_told_with_where_to_look(
@@ -143,8 +187,14 @@ def test_a_device_that_is_not_there_is_told_with_where_to_look(
         ("train --recip demo", "No such option: --recip (Possible options: --help, --recipe)"),
         ("recipes diff demo", "Missing argument 'b'."),
         ("predict --run x", "Missing argument 'RUN'."),
-        ("predict x a.jpg --top 0", "Invalid value for '--top': Input should be greater than or equal to 1"),
-        ("predict x a.jpg --top many", "Invalid value for '--top': Input should be a valid integer"),
+        (
+            "predict x a.jpg --top 0",
+            "Invalid value for '--top': Input should be greater than or equal to 1",
+        ),
+        (
+            "predict x a.jpg --top many",
+            "Invalid value for '--top': Input should be a valid integer",
+        ),
         ("launch -n 0 -- train", "Invalid value for '-n'"),
     ],
 )
@@ -167,7 +217,11 @@ def test_without_a_command_the_help_is_shown(answer: Run) -> None:
     [
         (DivergedError("the loss is nan"), 3, "lockstep: the loss is nan\n"),
         (Interrupted("stopped by SIGTERM", 75), 75, "lockstep: stopped by SIGTERM\n"),
-        (OSError(28, "No space left on device", "a/b"), 2, "lockstep: [Errno 28] No space left on device: 'a/b'\n"),
+        (
+            OSError(28, "No space left on device", "a/b"),
+            2,
+            "lockstep: [Errno 28] No space left on device: 'a/b'\n",
+        ),
     ],
     ids=repr,
 )
@@ -178,7 +232,9 @@ def test_how_a_command_ends_is_told_by_its_exit_code(
     assert answer("train") == (code, "", message)
 
 
-def test_an_error_of_our_own_keeps_its_traceback(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_our_own_keeps_its_traceback(
+    answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cli, "app", raising(ZeroDivisionError("a mistake")))
     with pytest.raises(ZeroDivisionError):
         cli.run()
@@ -210,7 +266,9 @@ def test_a_process_says_it_on_stderr_alone() -> None:
 
 def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
     command = [sys.executable, "-m", "lockstep", "recipes", "show", "demo"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -13,13 +13,17 @@ from tests.processes import python
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_accuracy_and_loss_are_shown_with_the_number_of_images(answer: Run, run_folder: Path, textures: Path) -> None:
+def test_accuracy_and_loss_are_shown_with_the_number_of_images(
+    answer: Run, run_folder: Path, textures: Path
+) -> None:
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--batch", 7)
     expected = lockstep.evaluate(run_folder, textures)
     assert (code, errors) == (0, "")
     *lines, speed = output.splitlines()
     assert re.fullmatch(
-        r"  speed   \d+\.\d images/s with decoding; native, batch 7: mean .*, p99 .*, p100 \d+\.\d ms", speed
+        r"  speed   \d+\.\d images/s with decoding; native, batch 7: mean .*, p99 .*, p100"
+        r" \d+\.\d ms",
+        speed,
     )
     assert lines == [
         f"{run_folder / 'checkpoints' / 'step-00000007'} on {textures / 'val'}",
@@ -29,7 +33,9 @@ def test_accuracy_and_loss_are_shown_with_the_number_of_images(answer: Run, run_
     ]
 
 
-def test_bad_images_are_listed(answer: Run, run_folder: Path, textures: Path, tmp_path: Path) -> None:
+def test_bad_images_are_listed(
+    answer: Run, run_folder: Path, textures: Path, tmp_path: Path
+) -> None:
     shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
     (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"")
     output = answer("evaluate", run_folder, "--data", tmp_path)[1]
@@ -37,10 +43,13 @@ def test_bad_images_are_listed(answer: Run, run_folder: Path, textures: Path, tm
 
 
 def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path) -> None:
-    code, output, errors = answer("evaluate", run_folder, "--data", textures, "--json", "--set", "loader_threads=1")
+    code, output, errors = answer(
+        "evaluate", run_folder, "--data", textures, "--json", "--set", "loader_threads=1"
+    )
     assert (code, errors) == (0, "")
     expected = lockstep.evaluate(run_folder, textures)
-    found, wanted = json.loads(output), json.loads(json.dumps(expected))
+    found = json.loads(output)
+    wanted = json.loads(json.dumps(expected))
     assert found["speed"].keys() == wanted["speed"].keys()
     wanted |= {"loss": pytest.approx(expected["loss"], rel=1e-6), "speed": found["speed"]}
     assert found == wanted
@@ -49,18 +58,24 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
 def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
     answer: Run, run_folder: Path, textures: Path, tiny_recipe: Recipe
 ) -> None:
-    (run_folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + tiny_recipe.to_yaml())
+    (run_folder / "recipe.yaml").write_text(
+        "based_on: resnet50-paddle-90ep\n" + tiny_recipe.to_yaml()
+    )
     output = answer("evaluate", run_folder, "--data", textures)[1]
     assert output.splitlines()[5:] == [
-        "  published not compared: published accuracies are of ImageNet's 1,000 classes and 50,000 validation images; "
-        "these are 10 and 20"
+        "  published not compared: published accuracies are of ImageNet's 1,000 classes and 50,000"
+        " validation images; these are 10 and 20"
     ]
 
 
-def test_names_of_classes_come_from_a_file(answer: Run, run_folder: Path, textures: Path, tmp_path: Path) -> None:
+def test_names_of_classes_come_from_a_file(
+    answer: Run, run_folder: Path, textures: Path, tmp_path: Path
+) -> None:
     names = sorted((path.name for path in (textures / "val").glob("[!.]*")), reverse=True)
     (tmp_path / "names.json").write_text(json.dumps(names))
-    output = answer("evaluate", run_folder, "--data", textures, "--classes", tmp_path / "names.json", "--json")[1]
+    output = answer(
+        "evaluate", run_folder, "--data", textures, "--classes", tmp_path / "names.json", "--json"
+    )[1]
     assert json.loads(output)["classes"] == names
 
 
@@ -70,14 +85,25 @@ def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
 ) -> None:
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--checkpoint", which)
     assert (code, output) == (2, "")
-    assert errors == f"lockstep: {run_folder} has no checkpoint '{which}'; it has newest, best and steps [7]\n"
+    assert (
+        errors
+        == f"lockstep: {run_folder} has no checkpoint '{which}'; it has newest, best and steps"
+        " [7]\n"
+    )
 
 
 def test_another_engine_computes_the_same(answer: Run, run_folder: Path, textures: Path) -> None:
-    code, output, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "onnxruntime", "--json")
-    found, expected = json.loads(output), lockstep.evaluate(run_folder, textures)
+    code, output, errors = answer(
+        "evaluate", run_folder, "--data", textures, "--engine", "onnxruntime", "--json"
+    )
+    found = json.loads(output)
+    expected = lockstep.evaluate(run_folder, textures)
     assert (code, errors) == (0, "")
-    assert (found["engine"], found["precision"], found["per_class"]) == ("onnxruntime", "fp32", expected["per_class"])
+    assert (found["engine"], found["precision"], found["per_class"]) == (
+        "onnxruntime",
+        "fp32",
+        expected["per_class"],
+    )
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
@@ -90,7 +116,9 @@ def test_another_engine_needs_no_framework(run_folder: Path, textures: Path) -> 
     assert python(code) == (0, "['onnxruntime']\n", "")
 
 
-def test_an_engine_that_is_unknown_or_missing_is_an_error(answer: Run, run_folder: Path, textures: Path) -> None:
+def test_an_engine_that_is_unknown_or_missing_is_an_error(
+    answer: Run, run_folder: Path, textures: Path
+) -> None:
     code, _, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "openvno")
     assert (code, errors) == (2, "lockstep: there is no engine 'openvno'. Did you mean openvino?\n")
     code, _, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "tensorrt")
@@ -99,25 +127,38 @@ def test_an_engine_that_is_unknown_or_missing_is_an_error(answer: Run, run_folde
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_an_engine_without_the_recipes_precision_computes_in_fp32(answer: Run, run_in_bf16: Path, textures: Path) -> None:
+def test_an_engine_without_the_recipes_precision_computes_in_fp32(
+    answer: Run, run_in_bf16: Path, textures: Path
+) -> None:
     engine = ("--engine", "onnxruntime")
     code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", *engine)
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
-    assert errors == (
-        "note: computes in fp32, not in the recipe's bf16: the engine onnxruntime does not compute in bf16 on a CPU\n"
+    assert (
+        errors
+        == "note: computes in fp32, not in the recipe's bf16: the engine onnxruntime does not"
+        " compute in bf16 on a CPU\n"
     )
-    code, _, errors = answer("evaluate", run_in_bf16, "--data", textures, *engine, "--set", "precision=bf16")
+    code, _, errors = answer(
+        "evaluate", run_in_bf16, "--data", textures, *engine, "--set", "precision=bf16"
+    )
     assert (code, errors) == (
         2,
-        "lockstep: the engine onnxruntime does not compute in bf16 on a CPU; use --set precision=fp32\n",
+        (
+            "lockstep: the engine onnxruntime does not compute in bf16 on a CPU; use --set"
+            " precision=fp32\n"
+        ),
     )
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_weights_of_bf16_are_evaluated_in_fp32_where_it_is_emulated(answer: Run, run_in_bf16: Path, textures: Path) -> None:
+def test_weights_of_bf16_are_evaluated_in_fp32_where_it_is_emulated(
+    answer: Run, run_in_bf16: Path, textures: Path
+) -> None:
     code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json")
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
     assert errors.startswith("note: computes in fp32; bf16 is emulated on this processor")
-    output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", "--set", "precision=bf16")[1:]
+    output, errors = answer(
+        "evaluate", run_in_bf16, "--data", textures, "--json", "--set", "precision=bf16"
+    )[1:]
     assert json.loads(output)["precision"] == "bf16"
     assert errors.startswith("note: bf16 is emulated on this processor")

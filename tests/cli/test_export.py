@@ -16,16 +16,23 @@ def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path)
         r"\(bound 1e-04\); top-1 agrees on 100%; [\d.]+ s",
         compared,
     )
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "export.json", "model.onnx"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "classes.txt",
+        "export.json",
+        "model.onnx",
+    ]
 
 
 def test_given_names_of_classes_are_exported(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    names, model = tmp_path / "names.txt", tmp_path / "model"
+    names = tmp_path / "names.txt"
+    model = tmp_path / "model"
     names.write_text("".join(f"class {i}\n" for i in range(10)))
     assert answer("export", run_folder, model, "--to", "onnx", "--classes", names)[0] == 0
     assert (model / "classes.txt").read_text() == names.read_text()
     names.write_text("cat\n")
-    code, _, errors = answer("export", run_folder, tmp_path / "other", "--to", "onnx", "--classes", names)
+    code, _, errors = answer(
+        "export", run_folder, tmp_path / "other", "--to", "onnx", "--classes", names
+    )
     assert (code, (tmp_path / "other").exists()) == (2, False)
     assert f"{names} has 1 names, but the weights have 10 outputs" in errors
 
@@ -36,7 +43,9 @@ def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path:
     assert re.match("lockstep: there is no format 'saved_modle' to export to", errors)
 
 
-def test_what_was_trained_in_bf16_is_exported_in_fp32_with_a_note(answer: Run, run_in_bf16: Path, tmp_path: Path) -> None:
+def test_what_was_trained_in_bf16_is_exported_in_fp32_with_a_note(
+    answer: Run, run_in_bf16: Path, tmp_path: Path
+) -> None:
     code, output, _ = answer("export", run_in_bf16, tmp_path / "model", "--to", "onnx")
     assert code == 0
     assert output.splitlines()[3:] == ["note: computes in fp32; the weights were trained in bf16"]
@@ -45,15 +54,34 @@ def test_what_was_trained_in_bf16_is_exported_in_fp32_with_a_note(answer: Run, r
 def test_int8_after_training_shows_top_1_before_and_after(
     answer: Run, run_folder: Path, textures: Path, tmp_path: Path
 ) -> None:
-    options = ("--to", "onnx", "--precision", "int8", "--data", textures, "--tolerance", "100", "--calibration-images", "8")
-    code, output, _ = answer("export", run_folder, tmp_path / "model", *options, "--batch", "2", "--no-compare")
+    options = (
+        "--to",
+        "onnx",
+        "--precision",
+        "int8",
+        "--data",
+        textures,
+        "--tolerance",
+        "100",
+        "--calibration-images",
+        "8",
+    )
+    code, output, _ = answer(
+        "export", run_folder, tmp_path / "model", *options, "--batch", "2", "--no-compare"
+    )
     assert code == 0
     assert re.search(
-        r"^top-1 of 20 images: [\d.]+ % before int8, [\d.]+ % after \(minmax on 8 images\)$", output, re.MULTILINE
+        r"^top-1 of 20 images: [\d.]+ % before int8, [\d.]+ % after \(minmax on 8 images\)$",
+        output,
+        re.MULTILINE,
     )
 
 
-def test_a_batch_that_is_no_number_is_wrong_use(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    code, _, errors = answer("export", run_folder, tmp_path / "model", "--to", "onnx", "--batch", "many")
+def test_a_batch_that_is_no_number_is_wrong_use(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
+    code, _, errors = answer(
+        "export", run_folder, tmp_path / "model", "--to", "onnx", "--batch", "many"
+    )
     assert code == 2
     assert "'many' is no batch; expected a number from 1, or dynamic" in errors

@@ -26,14 +26,18 @@ def recipe(tmp_path: Path, tiny_recipe: Recipe) -> Path:
 
 @in_a_soak
 @pytest.mark.parametrize(
-    ("backend", "gb"), [("reference", 0.4), ("torch", 0.8), ("tensorflow", 1.5), ("paddle", 1.5), ("mxnet", 0.8)]
+    ("backend", "gb"),
+    [("reference", 0.4), ("torch", 0.8), ("tensorflow", 1.5), ("paddle", 1.5), ("mxnet", 0.8)],
 )
-def test_the_largest_batch_is_found_in_limited_memory(answer: Run, recipe: Path, backend: str, gb: float) -> None:
+def test_the_largest_batch_is_found_in_limited_memory(
+    answer: Run, recipe: Path, backend: str, gb: float
+) -> None:
     how = ("--recipe", recipe, "--backend", backend, "--start", "256", "--memory-gb", gb, "--json")
     if backend == "mxnet":  # it is in another environment, where the command would go
         words = [sys.executable, "-m", "lockstep", "find", "batch", *map(str, how)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-        code, output = done.returncode, done.stdout
+        code = done.returncode
+        output = done.stdout
     else:
         code, output, _ = answer("find", "batch", *how)
     assert code == 0
@@ -44,13 +48,28 @@ def test_the_largest_batch_is_found_in_limited_memory(answer: Run, recipe: Path,
     assert 256 // found["parts"] <= found["largest"]
 
 
-def test_every_try_is_a_line_and_the_last_one_a_command(answer: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None) -> Try:
+def test_every_try_is_a_line_and_the_last_one_a_command(
+    answer: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(
+        recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
+    ) -> Try:
         assert (execution.recompute, memory_bytes) == ("blocks", 2_000_000_000)
         return Try(images, parts, images // parts <= 60, images_per_sec=100.0, is_short=images > 62)
 
     monkeypatch.setattr(largest_batch, "_tried", fake)
-    how = ("--recipe", recipe, "--precision", "bf16", "--recompute", "blocks", "--memory-gb", "2", "--set", "device=cpu")
+    how = (
+        "--recipe",
+        recipe,
+        "--precision",
+        "bf16",
+        "--recompute",
+        "blocks",
+        "--memory-gb",
+        "2",
+        "--set",
+        "device=cpu",
+    )
     code, output, errors = answer("find", "batch", *how)
     assert (code, errors) == (0, "")
     assert output.splitlines() == [
@@ -64,21 +83,28 @@ def test_every_try_is_a_line_and_the_last_one_a_command(answer: Run, recipe: Pat
         "   256 images in 8 parts: fits, 100.0 images/s",
         "The largest batch that fits: 60 images.",
         "The recipe's 256 images fit in 8 parts of 32:",
-        f"lockstep train --recipe {recipe} --data DATA --out RUN --set precision=bf16 --set device=cpu "
-        "--set recompute=blocks --set accumulation_steps=8",
+        (
+            f"lockstep train --recipe {recipe} --data DATA --out RUN --set precision=bf16 --set"
+            " device=cpu --set recompute=blocks --set accumulation_steps=8"
+        ),
     ]
     code, output, _ = answer("find", "batch", *how, "--json")
     assert (code, json.loads(output)["largest"]) == (0, 60)
 
 
 def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
-    recipe, how = Recipe(global_batch_images=256), Execution(backend="tensorflow", recompute="blocks")
-    said = find.advice("r.yaml", recipe, how, Found(98, 4, []), ["precision=bf16", "recompute=blocks"])
+    recipe = Recipe(global_batch_images=256)
+    how = Execution(backend="tensorflow", recompute="blocks")
+    said = find.advice(
+        "r.yaml", recipe, how, Found(98, 4, []), ["precision=bf16", "recompute=blocks"]
+    )
     assert said == [
         "The largest batch that fits: 98 images.",
         "The recipe's 256 images fit in 4 parts of 64:",
-        "lockstep train --recipe r.yaml --backend tensorflow --data DATA --out RUN --set precision=bf16 "
-        "--set recompute=blocks --set accumulation_steps=4",
+        (
+            "lockstep train --recipe r.yaml --backend tensorflow --data DATA --out RUN --set"
+            " precision=bf16 --set recompute=blocks --set accumulation_steps=4"
+        ),
     ]
     plain = find.advice("r.yaml", recipe, Execution(), Found(98, 4, []), [])
     assert plain[2:] == [
@@ -91,14 +117,20 @@ def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
     ]
 
 
-def test_a_limit_of_main_memory_is_refused_on_a_gpu(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_main_memory_is_refused_on_a_gpu(
+    answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("H100", arithmetic_of_gpu((9, 0))))
     code, output, errors = answer("find", "batch", "--memory-gb", "1")
     assert (code, output) == (2, "")
-    assert errors.startswith("lockstep: --memory-gb limits main memory, but the steps run on a GPU; leave it out")
+    assert errors.startswith(
+        "lockstep: --memory-gb limits main memory, but the steps run on a GPU; leave it out"
+    )
 
 
-def test_where_free_memory_is_not_known_a_limit_is_asked_for(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_free_memory_is_not_known_a_limit_is_asked_for(
+    answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: None)
     monkeypatch.setattr(machine, "free_memory_bytes", lambda: None)
     code, _, errors = answer("find", "batch")

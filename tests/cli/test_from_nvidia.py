@@ -1,4 +1,5 @@
-"""Every equivalent of an option exists, the page has all of them, and the command prints what can be typed."""
+"""Every equivalent of an option exists, the page has all of them, and the command prints what can
+be typed."""
 
 import json
 import re
@@ -25,7 +26,8 @@ ROOT: Any = typer.main.get_command(app)
 
 def parsed(words: list[str]) -> dict[str, Any]:
     """Return what Lockstep's own parser makes of a command line. Nothing is run."""
-    command, name = ROOT, ""
+    command = ROOT
+    name = ""
     while hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]
@@ -37,7 +39,11 @@ def templates(option: Option) -> Iterator[tuple[str, str]]:
     """Yield every template of an option with a value for it."""
     yield from ((to, value) for value, to in option.values.items())
     if option.to is not None:
-        value = option.default if option.default is not None and option.default not in option.values else option.example
+        value = (
+            option.default
+            if option.default is not None and option.default not in option.values
+            else option.example
+        )
         assert option.takes == 0 or value, f"{option.names[0]} needs an example"
         yield option.to, value
     yield option.absent, ""
@@ -46,8 +52,12 @@ def templates(option: Option) -> Iterator[tuple[str, str]]:
 def rows() -> Iterator[tuple[System, Script | None, Option]]:
     for system in systems().values():
         yield from ((system, None, option) for option in system.environment)
-        yield from ((system, None, option) for launcher in system.launchers for option in launcher.options)
-        yield from ((system, script, option) for script in system.scripts for option in script.options)
+        yield from (
+            (system, None, option) for launcher in system.launchers for option in launcher.options
+        )
+        yield from (
+            (system, script, option) for script in system.scripts for option in script.options
+        )
 
 
 def options_of(script: Script | None) -> set[str]:
@@ -55,7 +65,9 @@ def options_of(script: Script | None) -> set[str]:
     if script is None or script.command is None:
         return set()
     command = ROOT
-    for name in ["benchmark", "train"] if "@benchmark" in script.arguments else script.command.split():
+    for name in (
+        ["benchmark", "train"] if "@benchmark" in script.arguments else script.command.split()
+    ):
         command = command.commands[name]
     return {name for parameter in command.params for name in parameter.opts}
 
@@ -68,12 +80,14 @@ def test_every_equivalent_is_a_field_with_a_valid_value_or_an_option_that_exists
         for name, text in filled(template, value, 2)
     ]
     assert {name[1:] for _, _, name, _ in found if name.startswith("@")} <= set(SLOTS)
-    options = [(known, name, options_of(script)) for known, script, name, _ in found if name.startswith("-")]
+    options = [
+        (known, name, options_of(script))
+        for known, script, name, _ in found
+        if name.startswith("-")
+    ]
     assert [(known, name) for known, name, ours in options if name not in ours] == []
-    recipe, settings = (
-        Recipe().replace(lr_step_epochs=[30]),
-        {(name, text) for _, _, name, text in found if name[0] not in "@-"},
-    )
+    recipe = Recipe().replace(lr_step_epochs=[30])
+    settings = {(name, text) for _, _, name, text in found if name[0] not in "@-"}
     for name, text in settings:
         ours, how = parse_settings([f"{name}={text}"])
         assert recipe.replace(**ours) if ours else Execution.of(how)
@@ -92,7 +106,11 @@ def test_a_command_with_all_options_of_a_script_becomes_one_that_can_be_typed(na
             carried = [value for to, value in templates(option) if to and value]
             value = carried[0] if carried else option.default or option.example
             if option.takes == 0 or value:
-                words += [value] if option.positional else [option.names[0], *[str(value)] * option.takes]
+                words += (
+                    [value]
+                    if option.positional
+                    else [option.names[0], *[str(value)] * option.takes]
+                )
         found = translate(words, name, script.revision or None)
         assert found.unknown == ()
         assert parsed(list(found.command))
@@ -120,14 +138,18 @@ def test_the_page_has_the_tables_of_the_data() -> None:
 
 
 def test_the_example_of_the_page_is_answered_as_the_page_shows(answer: Run) -> None:
-    (block,) = re.findall(r"```console\n\$ (.*?)\n\$ ", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (block,) = re.findall(
+        r"```console\n\$ (.*?)\n\$ ", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     command, _, shown = block.replace("\\\n", "").partition("\n")
     code, output, errors = answer(*shlex.split(command)[1:])
     assert (code, output + errors) == (0, f"{shown}\n")
 
 
 def test_json_has_the_words_of_the_command(answer: Run) -> None:
-    code, output, errors = answer("from-nvidia", "--json", "--", "python", "main.py", "--optimizer", "rmsprop", "D 1")
+    code, output, errors = answer(
+        "from-nvidia", "--json", "--", "python", "main.py", "--optimizer", "rmsprop", "D 1"
+    )
     found = json.loads(output)
     assert (code, errors) == (0, "")
     assert found["command"][:2] == ["lockstep", "train"]
@@ -136,18 +158,28 @@ def test_json_has_the_words_of_the_command(answer: Run) -> None:
 
 
 def test_a_script_without_equivalent_is_answered_with_the_reason_alone(answer: Run) -> None:
-    code, output, errors = answer("from-nvidia", "--", "bash", "scripts/nsys_profiling.sh", "--list", "train", "DATA")
+    code, output, errors = answer(
+        "from-nvidia", "--", "bash", "scripts/nsys_profiling.sh", "--list", "train", "DATA"
+    )
     assert (code, output) == (0, "")
     assert errors.startswith("not carried: nsys_profiling.sh: `lockstep train --profile ")
     assert "not known" not in errors
 
 
-def test_what_im2rec_packs_is_packed(answer: Run, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_im2rec_packs_is_packed(
+    answer: Run, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
-        command = f"python /opt/mxnet/tools/im2rec.py --pass-through --num-thread 2 {split} {textures}/{split}"
+        command = (
+            f"python /opt/mxnet/tools/im2rec.py --pass-through --num-thread 2 {split}"
+            f" {textures}/{split}"
+        )
         code, output, _ = answer("from-nvidia", "--", *command.split())
-        assert (code, output) == (0, f"lockstep data pack {textures}/{split} {split} --format recordio --workers 2\n")
+        assert (code, output) == (
+            0,
+            f"lockstep data pack {textures}/{split} {split} --format recordio --workers 2\n",
+        )
         assert answer(*output.split()[1:])[0] == 0
     packed = [len(open_index(find_split(tmp_path, split))) for split in ("train", "val")]
     assert packed == [60, 20]

@@ -1,6 +1,8 @@
-"""A long training with evaluation and saving takes no more memory, threads, files or sockets as it goes on.
+"""A long training with evaluation and saving takes no more memory, threads, files or sockets as it
+goes on.
 
-It lasts LOCKSTEP_GROWTH_MINUTES on every engine, by default 2. The figures of docs/reliability.md are of an hour.
+It lasts LOCKSTEP_GROWTH_MINUTES on every engine, by default 2. The figures of docs/reliability.md
+are of an hour.
 """
 
 import json
@@ -21,8 +23,12 @@ from tests.soak import in_a_soak
 
 MINUTES = float(os.environ.get("LOCKSTEP_GROWTH_MINUTES", "2"))
 MEMORY_SHARE = 0.03
-"""Memory may grow by this share from the second third to the last one: the log's evaluations, and the allocator's pieces."""
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")]
+"""Memory may grow by this share from the second third to the last one: the log's evaluations, and
+the allocator's pieces."""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
+]
 
 
 class Used(NamedTuple):
@@ -64,17 +70,26 @@ def used(process: int, temporary: Path, run: Path) -> Used:
 def test_nothing_grows_while_a_run_trains_evaluates_and_saves(
     backend: str, recipe_file: Path, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, temporary = tmp_path / "run", tmp_path / "temporary"
+    run = tmp_path / "run"
+    temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     changes = ("epochs=1000000", "save_every_steps=2", f"backend={backend}")
     options = [word for change in changes for word in ("--set", change)]
     trains = command("train", "--recipe", recipe_file, "--data", textures, "--out", run, *options)
     with (tmp_path / "output.txt").open("w+") as output:  # a pipe that nobody reads would stop it
-        process = subprocess.Popen(trains, stdout=output, stderr=output, env=ONE_THREAD | os.environ)
+        process = subprocess.Popen(
+            trains, stdout=output, stderr=output, env=ONE_THREAD | os.environ
+        )
         try:
-            wait_until(lambda: (run / "checkpoints" / "step-00000014").exists() or process.poll() is not None, 120)
-            began, found = last_step(run), []
+            wait_until(
+                lambda: (
+                    (run / "checkpoints" / "step-00000014").exists() or process.poll() is not None
+                ),
+                120,
+            )
+            began = last_step(run)
+            found = []
             ends = time.monotonic() + 60 * MINUTES
             while time.monotonic() < ends and process.poll() is None:
                 found.append((last_step(run), used(process.pid, temporary, run)))
@@ -89,9 +104,13 @@ def test_nothing_grows_while_a_run_trains_evaluates_and_saves(
     third = len(found) // 3
     assert began < found[third][0] < found[2 * third][0] < found[-1][0], "it trains all the time"
     before, after = (
-        Used(*(statistics.median(column) for column in zip(*(each for _, each in part), strict=True)))
+        Used(
+            *(statistics.median(column) for column in zip(*(each for _, each in part), strict=True))
+        )
         for part in (found[third : 2 * third], found[2 * third :])
     )
-    print(f"{backend}: {found[-1][0] - began} steps in {MINUTES:.0f} minutes; {before} -> {after}")  # shown by -s
+    print(
+        f"{backend}: {found[-1][0] - began} steps in {MINUTES:.0f} minutes; {before} -> {after}"
+    )  # shown by -s
     assert after[1:] == before[1:]
     assert after.memory_mb < before.memory_mb * (1 + MEMORY_SHARE)

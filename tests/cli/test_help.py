@@ -17,7 +17,8 @@ def test_the_version_is_said(answer: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "data", "data check", "recipes show", "benchmark train", "find batch", "launch"]
+    "command",
+    ["", "train", "data", "data check", "recipes show", "benchmark train", "find batch", "launch"],
 )
 def test_h_is_help_everywhere(answer: Run, command: str) -> None:
     short, long = (answer(*command.split(), option) for option in ("-h", "--help"))
@@ -27,21 +28,38 @@ def test_h_is_help_everywhere(answer: Run, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["", "data", "recipes", "benchmark"])
-def test_summaries_of_commands_fit_into_80_columns(answer: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_summaries_of_commands_fit_into_80_columns(
+    answer: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, output, _ = answer(*command.split(), "--help")
     summaries = output.partition("Commands:")[2].splitlines()[1:]
     assert len(summaries) >= 3
-    assert [line for line in summaries if line.endswith("...") or len(line) > 80 or not re.match("  [a-z]", line)] == []
+    assert [
+        line
+        for line in summaries
+        if line.endswith("...") or len(line) > 80 or not re.match("  [a-z]", line)
+    ] == []
 
 
 @pytest.mark.parametrize(
-    ("words", "position", "completed"), [("lockstep tr", 1, "train"), ("lockstep train --rec", 2, "--recipe")]
+    ("words", "position", "completed"),
+    [("lockstep tr", 1, "train"), ("lockstep train --rec", 2, "--recipe")],
 )
 def test_a_shell_completes_commands_and_options(words: str, position: int, completed: str) -> None:
-    asked = {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    asked = {
+        "_LOCKSTEP_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(position),
+    }
     code = "import sys; sys.argv = ['lockstep']; from lockstep.cli import run; run()"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.stdout.split(), done.stderr) == ([completed], "")
 
 
@@ -53,21 +71,30 @@ TRAIN = ["train", "--recipe", "demo", "--data", "D", "--out", "R"]
     [
         ([*TRAIN, "--epochs", "3"], "train has no option --epochs. Did you mean --set epochs=3?"),
         ([*TRAIN, "--lr=0.1"], "train has no option --lr. Did you mean --set lr=0.1?"),
-        ([*TRAIN, "--amp", "--lr", "1"], "train has no option --amp. Did you mean --set precision=VALUE?"),
+        (
+            [*TRAIN, "--amp", "--lr", "1"],
+            "train has no option --amp. Did you mean --set precision=VALUE?",
+        ),
         ([*TRAIN, "-j", "4"], "train has no option -j. Did you mean --set loader_threads=4?"),
         (
             ["evaluate", "R", "--data", "D", "--batch-size", "3"],
             "evaluate has no option --batch-size. Did you mean --batch 3?",
         ),
-        (["benchmark", "train", "--learning-rate", "3"], "train has no option --learning-rate. Did you mean --set lr=3?"),
+        (
+            ["benchmark", "train", "--learning-rate", "3"],
+            "train has no option --learning-rate. Did you mean --set lr=3?",
+        ),
     ],
 )
-def test_an_option_of_other_programs_is_answered_with_what_to_type(answer: Run, words: list[str], hint: str) -> None:
+def test_an_option_of_other_programs_is_answered_with_what_to_type(
+    answer: Run, words: list[str], hint: str
+) -> None:
     assert answer(*words) == (2, "", f"lockstep: {hint}\n")
 
 
 @pytest.mark.parametrize(
-    "words", [[*TRAIN, "--zzz", "3"], ["report", "R", "--lr", "3"], ["recipes", "show", "demo", "--lr"]]
+    "words",
+    [[*TRAIN, "--zzz", "3"], ["report", "R", "--lr", "3"], ["recipes", "show", "demo", "--lr"]],
 )
 def test_an_option_that_is_like_none_is_said_to_be_unknown(answer: Run, words: list[str]) -> None:
     code, output, errors = answer(*words)

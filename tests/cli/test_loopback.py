@@ -1,4 +1,5 @@
-"""Processes that `lockstep launch` starts on one machine listen only on the loopback interface, and stop together."""
+"""Processes that `lockstep launch` starts on one machine listen only on the loopback interface, and
+stop together."""
 
 import os
 import re
@@ -33,22 +34,40 @@ def family(process: int) -> Iterator[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHED)
 def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_one_stops_all(
-    launcher: str, recipe_file: Path, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str,
+    recipe_file: Path,
+    textures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("DMLC_USE_KUBERNETES", "1")  # with which MXNet's scheduler listens on all interfaces
+    monkeypatch.setenv(
+        "DMLC_USE_KUBERNETES", "1"
+    )  # with which MXNet's scheduler listens on all interfaces
     backend, _, distributed = launcher.partition(" ")
-    how = ["--backend", backend, "--set", f"distributed={distributed or 'native'}", "--set", "epochs=500"]
+    how = [
+        "--backend",
+        backend,
+        "--set",
+        f"distributed={distributed or 'native'}",
+        "--set",
+        "epochs=500",
+    ]
     log = tmp_path / "run" / "log.jsonl"
     train = ["train", "--recipe", recipe_file, "--data", textures, "--out", log.parent, *how]
     with running("launch", "-n", 2, "--", *train) as process:
-        wait_until(lambda: (log.exists() and '"train"' in log.read_text()) or process.poll() is not None, seconds=300)
+        wait_until(
+            lambda: (log.exists() and '"train"' in log.read_text()) or process.poll() is not None,
+            seconds=300,
+        )
         found = {each: listening(each) for each in family(process.pid)}
         ranks = [each for each in found if b"\0RANK=" in variables(each)]
         assert len(ranks) == 2
         os.kill(ranks[1], signal.SIGUSR1)
         code, _, errors = finish(process)
     assert code == 75, errors
-    stopped = re.findall(r"after step (\d+) of", errors + (log.parent / "logs" / "rank-1.log").read_text())
+    stopped = re.findall(
+        r"after step (\d+) of", errors + (log.parent / "logs" / "rank-1.log").read_text()
+    )
     assert len(stopped) == 2
     assert len(set(stopped)) == 1, "both stop after the same step"
     assert any(found.values()), "ranks that train together listen somewhere"

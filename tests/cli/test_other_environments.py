@@ -29,12 +29,15 @@ exit 42
 
 @pytest.fixture(autouse=True)
 def mxnet_is_elsewhere() -> None:
-    assert backends.FRAMEWORKS["mxnet"].version() is None, "these tests are for an environment without MXNet"
+    assert backends.FRAMEWORKS["mxnet"].version() is None, (
+        "these tests are for an environment without MXNet"
+    )
 
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """A function that sets LOCKSTEP_MXNET_PYTHON to a script that records its calls, and returns the records' folder."""
+    """A function that sets LOCKSTEP_MXNET_PYTHON to a script that records its calls, and returns
+    the records' folder."""
 
     def make(imports: int = 0) -> Path:
         python = tmp_path / "a folder" / "python"
@@ -53,19 +56,51 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
         ["train", "--recipe", "demo", "--data", "my data", "--out", "x 'y'", "--backend", "mxnet"],
         ["evaluate", "a run", "--data", "d", "--backend=mxnet"],
         ["predict", "a.jpg", "--run", "r", "--backend", "mxnet"],
-        ["launch", "-n", "2", "--", "train", "--recipe", "demo", "--data", "d", "--out", "o", "--backend", "mxnet"],
-        ["launch", "-n", "2", "--backend", "mxnet", "--", "train", "--recipe", "demo", "--data", "d", "--out", "o"],
+        [
+            "launch",
+            "-n",
+            "2",
+            "--",
+            "train",
+            "--recipe",
+            "demo",
+            "--data",
+            "d",
+            "--out",
+            "o",
+            "--backend",
+            "mxnet",
+        ],
+        [
+            "launch",
+            "-n",
+            "2",
+            "--backend",
+            "mxnet",
+            "--",
+            "train",
+            "--recipe",
+            "demo",
+            "--data",
+            "d",
+            "--out",
+            "o",
+        ],
     ],
     ids=lambda arguments: " ".join(arguments[:4]),
 )
-def test_a_command_is_carried_out_by_the_python_that_has_the_engine(stub: Callable[..., Path], arguments: list[str]) -> None:
+def test_a_command_is_carried_out_by_the_python_that_has_the_engine(
+    stub: Callable[..., Path], arguments: list[str]
+) -> None:
     stub()
     code, output, errors = call(*arguments)
     assert (code, errors) == (42, "to the errors\n")
     assert output.splitlines() == ["-P", "-m", "lockstep", *arguments]
 
 
-def test_a_command_for_an_engine_that_is_here_stays_here(stub: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_command_for_an_engine_that_is_here_stays_here(
+    stub: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = stub()
     assert call("evaluate", tmp_path / "none", "--data", tmp_path, "--backend", "torch")[0] == 2
     assert not (folder / "started").exists()
@@ -75,10 +110,15 @@ def test_a_python_without_lockstep_is_named(stub: Callable[..., Path]) -> None:
     folder = stub(imports=1)
     code, output, errors = call("evaluate", "run", "--data", "d", "--backend", "mxnet")
     assert (code, output) == (2, "")
-    assert f"{folder / 'a folder' / 'python'} cannot import lockstep, but must run --backend mxnet" in errors
+    assert (
+        f"{folder / 'a folder' / 'python'} cannot import lockstep, but must run --backend mxnet"
+        in errors
+    )
 
 
-def test_a_python_without_the_engine_is_asked_once(stub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_the_engine_is_asked_once(
+    stub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = stub()
     monkeypatch.setenv("LOCKSTEP_WENT_WHERE_INSTALLED", "mxnet")  # as the other Python finds it
     code, _, errors = call("launch", "-n", 2, "--backend", "mxnet", "--", "train")
@@ -87,7 +127,9 @@ def test_a_python_without_the_engine_is_asked_once(stub: Callable[..., Path], mo
     assert not (folder / "started").exists()
 
 
-def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LOCKSTEP_MXNET_PYTHON", raising=False)
     monkeypatch.setattr(backends, "interpreter", lambda name: None)
     code, _, errors = answer("launch", "-n", 2, "--backend", "mxnet", "--", "train")
@@ -95,7 +137,9 @@ def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(answer: Answer, mo
     assert "make mxnet-env" in errors
 
 
-def test_a_variable_that_names_nothing_ends_no_list_of_engines(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_names_nothing_ends_no_list_of_engines(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOCKSTEP_MXNET_PYTHON", "/no/such/python")
     code, output, _ = answer("doctor")
     assert code == 0
@@ -104,10 +148,26 @@ def test_a_variable_that_names_nothing_ends_no_list_of_engines(answer: Answer, m
 
 
 @pytest.mark.slow
-def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
-    recipe, run, prefix = tmp_path / "a recipe.yaml", tmp_path / "a run", tmp_path / "for mxnet" / "model"
+def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "a recipe.yaml"
+    run = tmp_path / "a run"
+    prefix = tmp_path / "for mxnet" / "model"
     recipe.write_text(tiny_recipe.replace(epochs=40).to_yaml())
-    command = ["train", "--backend", "mxnet", "--recipe", recipe, "--data", textures, "--out", run, "--model-prefix", prefix]
+    command = [
+        "train",
+        "--backend",
+        "mxnet",
+        "--recipe",
+        recipe,
+        "--data",
+        textures,
+        "--out",
+        run,
+        "--model-prefix",
+        prefix,
+    ]
     with running(*command, "--set", "save_every_steps=5", room=room_for(5)) as process:
         wait_until(lambda: bool(checkpoints(run)))
         os.kill(process.pid, signal.SIGTERM)
@@ -118,7 +178,15 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, text
     assert (code, errors) == (0, "")
     assert "resuming after step" in output
     assert (
-        len([loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]) == 280
+        len(
+            [
+                loss
+                for entry in read_log(run / "log.jsonl")
+                if entry["kind"] == "train"
+                for loss in entry["losses"]
+            ]
+        )
+        == 280
     )
     assert json.loads((run / "environment.json").read_text())["numpy"].startswith("1.23.")
     written = sorted(path.name for path in prefix.parent.glob("*[0-9].params"))
@@ -126,20 +194,46 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, text
 
 
 @pytest.mark.slow
-@in_a_soak  # the images and labels of such files are compared in `tests/data/containers/test_peers.py`
-def test_mxnets_recipe_learns_the_same_from_files_of_lockstep_and_of_im2rec(textures: Path, tmp_path: Path) -> None:
+# the images and labels of such files are compared in `tests/data/containers/test_peers.py`
+@in_a_soak
+def test_mxnets_recipe_learns_the_same_from_files_of_lockstep_and_of_im2rec(
+    textures: Path, tmp_path: Path
+) -> None:
     assert call("data", "pack", textures, tmp_path / "lockstep", "--format", "recordio")[0] == 0
     im2rec(textures, tmp_path / "im2rec")
-    changes = {"epochs": 2, "global_batch_images": 20, "logits": 10, "model": "resnet18", "lr_scaling": "none", "lr": 0.001}
-    changes |= {"image_size": 32, "eval_crop": 32, "eval_resize": 36, "precision": "fp32", "log_every_steps": 1}
+    changes = {
+        "epochs": 2,
+        "global_batch_images": 20,
+        "logits": 10,
+        "model": "resnet18",
+        "lr_scaling": "none",
+        "lr": 0.001,
+    }
+    changes |= {
+        "image_size": 32,
+        "eval_crop": 32,
+        "eval_resize": 36,
+        "precision": "fp32",
+        "log_every_steps": 1,
+    }
     settings = [text for name, value in changes.items() for text in ("--set", f"{name}={value}")]
     losses = []
     for source in ("lockstep", "im2rec"):
-        command = ["train", "--backend", "mxnet", "--recipe", "resnet50-mxnet-90ep", "--data", tmp_path / source]
+        command = [
+            "train",
+            "--backend",
+            "mxnet",
+            "--recipe",
+            "resnet50-mxnet-90ep",
+            "--data",
+            tmp_path / source,
+        ]
         code, _, errors = call(*command, "--out", tmp_path / f"run {source}", *settings)
         assert (code, errors) == (0, "")
         entries = read_log(tmp_path / f"run {source}" / "log.jsonl")
-        losses.append([entry["loss"] for entry in entries if entry["kind"] in ("train", "evaluate")])
+        losses.append(
+            [entry["loss"] for entry in entries if entry["kind"] in ("train", "evaluate")]
+        )
     assert losses[0] == losses[1]
     assert len(losses[0]) == 8
     assert all(map(math.isfinite, losses[0]))
@@ -149,8 +243,13 @@ def im2rec(images: Path, folder: Path) -> None:
     """Pack images with MXNet's own tool, in MXNet's environment."""
     python = backends.interpreter("mxnet")
     assert python is not None, "make mxnet-env"
-    find = "import importlib.util; print(importlib.util.find_spec('mxnet').submodule_search_locations[0])"
-    package = subprocess.run([python, "-c", find], capture_output=True, text=True, check=True).stdout.strip()
+    find = (
+        "import importlib.util;"
+        " print(importlib.util.find_spec('mxnet').submodule_search_locations[0])"
+    )
+    package = subprocess.run(
+        [python, "-c", find], capture_output=True, text=True, check=True
+    ).stdout.strip()
     tool = Path(package) / "tools" / "im2rec.py"
     folder.mkdir()
     for split in ("train", "val"):

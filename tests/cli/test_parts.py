@@ -15,17 +15,29 @@ Run = Callable[..., tuple[int, str, str]]
 def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     answer: Run, tiny_recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    data, run = tmp_path / "data", tmp_path / "a run"
+    data = tmp_path / "data"
+    run = tmp_path / "a run"
     shutil.copytree(textures / "train", data / "train", ignore=shutil.ignore_patterns(".*"))
-    (tmp_path / "tiny.yaml").write_text(tiny_recipe.replace(epochs=2, global_batch_images=30).to_yaml())
-    arguments = ["train", "--recipe", tmp_path / "tiny.yaml", "--data", data, "--out", run, "--no-tensorboard"]
+    (tmp_path / "tiny.yaml").write_text(
+        tiny_recipe.replace(epochs=2, global_batch_images=30).to_yaml()
+    )
+    arguments = [
+        "train",
+        "--recipe",
+        tmp_path / "tiny.yaml",
+        "--data",
+        data,
+        "--out",
+        run,
+        "--no-tensorboard",
+    ]
     code, output, errors = answer(*arguments, "--train-only", "--stop-after-steps", 3)
     assert (code, errors) == (0, "")
     assert re.search("^60 training images on .*, never evaluated$", output, re.MULTILINE)
     assert "note: this command stops after step 3 of 4; the same command resumes there\n" in output
     assert output.endswith(
-        f"stopped after step 3 of 4 as requested; saved in {run}. The same command resumes there; to train to the end: "
-        f"lockstep train --out '{run}'\n"
+        f"stopped after step 3 of 4 as requested; saved in {run}. The same command resumes there;"
+        f" to train to the end: lockstep train --out '{run}'\n"
     )
     assert read_run(run).trouble == "not finished: at step 3 of 4"
 
@@ -33,10 +45,19 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     assert (code, errors) == (0, "")
     assert "top-1                not evaluated\n" in output
     report = json.loads((run / "report.json").read_text())
-    assert (report["steps"], report["final"], report["best"], report["per_class"]) == (4, {}, None, {})
-    assert "this run is finished (step 4); nothing is left to do" in answer("train", "--out", run)[1]
+    assert (report["steps"], report["final"], report["best"], report["per_class"]) == (
+        4,
+        {},
+        None,
+        {},
+    )
+    assert (
+        "this run is finished (step 4); nothing is left to do" in answer("train", "--out", run)[1]
+    )
     assert answer("report", run, "-o", tmp_path / "page.html")[0] == 0
-    assert "finished at step 4 of 4, and not evaluated there" in (tmp_path / "page.html").read_text()
+    assert (
+        "finished at step 4 of 4, and not evaluated there" in (tmp_path / "page.html").read_text()
+    )
 
     shutil.copytree(textures / "val", data / "val", ignore=shutil.ignore_patterns(".*"))
     assert answer("train", "--out", run, "--set", "train_only=false")[0] == 0

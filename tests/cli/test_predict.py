@@ -17,13 +17,20 @@ def images(textures: Path) -> list[Path]:
     return sorted((textures / "val").rglob("*.jpg"))[:2]
 
 
-def test_a_table_shows_the_likeliest_classes_of_every_image(answer: Run, run_folder: Path, images: list[Path]) -> None:
+def test_a_table_shows_the_likeliest_classes_of_every_image(
+    answer: Run, run_folder: Path, images: list[Path]
+) -> None:
     code, output, errors = answer("predict", run_folder, *images, "--top", 3)
     lines = output.splitlines()
     assert (code, errors) == (0, "")
     assert [lines[0], lines[4]] == [str(image) for image in images]
-    for found, rows in zip(lockstep.predict(run_folder, images, top=3), (lines[1:4], lines[5:8]), strict=True):
-        expected = [(f"{100 * p:.2f}", "%", name) for p, name in zip(found.probabilities, found.classes, strict=True)]
+    for found, rows in zip(
+        lockstep.predict(run_folder, images, top=3), (lines[1:4], lines[5:8]), strict=True
+    ):
+        expected = [
+            (f"{100 * p:.2f}", "%", name)
+            for p, name in zip(found.probabilities, found.classes, strict=True)
+        ]
         assert [tuple(row.split()) for row in rows] == expected
 
 
@@ -36,7 +43,9 @@ def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) 
         assert row["probabilities"] == pytest.approx(found.probabilities, abs=1e-6)
 
 
-def test_five_classes_are_shown_if_no_number_is_asked_for(answer: Run, run_folder: Path, images: list[Path]) -> None:
+def test_five_classes_are_shown_if_no_number_is_asked_for(
+    answer: Run, run_folder: Path, images: list[Path]
+) -> None:
     assert answer("predict", run_folder, images[0])[1].count("%") == 5
 
 
@@ -61,9 +70,10 @@ def test_the_names_of_imagenet_are_shown_with_a_note_if_1000_outputs_have_none(
     source = of_imagenet([], logits=1000)
     code, output, errors = answer("predict", source, images[0], "--top", 1)
     assert (code, output.splitlines()[1].split()) == (0, ["100.00", "%", "tabby"])
-    assert errors == (
-        "note: the weights name no classes and have 1000 outputs; shows ImageNet's names. If these are other classes: "
-        "--classes FILE\n"
+    assert (
+        errors
+        == "note: the weights name no classes and have 1000 outputs; shows ImageNet's names. If"
+        " these are other classes: --classes FILE\n"
     )
 
 
@@ -82,10 +92,14 @@ def test_a_synset_id_is_shown_with_its_word_and_stays_as_it_is_in_json(
     assert set(row["classes"]) == {"goldfish", "n02123045", "n99999999"}
 
 
-def test_names_come_from_a_file(answer: Run, run_folder: Path, images: list[Path], tmp_path: Path) -> None:
+def test_names_come_from_a_file(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
     names = tmp_path / "names.txt"
     names.write_text("".join(f"class {i}\n" for i in range(10)))
-    [row] = json.loads(answer("predict", run_folder, images[0], "--classes", names, "--top", 10, "--json")[1])
+    [row] = json.loads(
+        answer("predict", run_folder, images[0], "--classes", names, "--top", 10, "--json")[1]
+    )
     [own] = json.loads(answer("predict", run_folder, images[0], "--top", 10, "--json")[1])
     places = sorted(own["classes"])
     assert row["classes"] == [f"class {places.index(name)}" for name in own["classes"]]
@@ -98,10 +112,16 @@ def test_a_file_with_too_few_names_is_refused_with_both_numbers(
     names.write_text("cat\ndog\n")
     code, output, errors = answer("predict", run_folder, images[0], "--classes", names)
     assert (code, output) == (2, "")
-    assert errors == (f"lockstep: {names} has 2 names, but the weights have 10 outputs; expected 10 names, class 0 first\n")
+    assert (
+        errors
+        == f"lockstep: {names} has 2 names, but the weights have 10 outputs; expected 10 names,"
+        " class 0 first\n"
+    )
 
 
-def test_a_moving_average_that_is_missing_is_told(answer: Run, run_folder: Path, images: list[Path]) -> None:
+def test_a_moving_average_that_is_missing_is_told(
+    answer: Run, run_folder: Path, images: list[Path]
+) -> None:
     code, _, errors = answer("predict", run_folder, images[0], "--ema")
     assert code == 2
     assert "has no moving average; the recipe's ema_decay is 0" in errors
@@ -114,22 +134,29 @@ def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted
     in_fp32 = answer("predict", run_folder, *images, "--json")[1]
     code, output, errors = answer("predict", run_in_bf16, *images, "--json")
     assert (code, output) == (0, in_fp32)
-    assert errors == (
-        "note: computes in fp32; bf16 is emulated on this processor, 7 to 16 times slower than fp32. "
-        "To keep the recipe's precision: --set precision=bf16\n"
+    assert (
+        errors
+        == "note: computes in fp32; bf16 is emulated on this processor, 7 to 16 times slower than"
+        " fp32. To keep the recipe's precision: --set precision=bf16\n"
     )
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(answer: Run, run_folder: Path, images: list[Path]) -> None:
-    code, output, errors = answer("predict", run_folder, *images, "--json", "--set", "precision=bf16")
+def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(
+    answer: Run, run_folder: Path, images: list[Path]
+) -> None:
+    code, output, errors = answer(
+        "predict", run_folder, *images, "--json", "--set", "precision=bf16"
+    )
     assert code == 0
-    assert errors == (
-        "note: bf16 is emulated on this processor, 7 to 16 times slower than fp32: --set precision=fp32 gives the same "
-        "results within rounding\n"
+    assert (
+        errors == "note: bf16 is emulated on this processor, 7 to 16 times slower than fp32: --set"
+        " precision=fp32 gives the same results within rounding\n"
     )
     assert json.loads(output) != json.loads(answer("predict", run_folder, *images, "--json")[1])
 
 
-def test_nothing_is_noted_where_the_processor_multiplies_bf16(answer: Run, run_in_bf16: Path, images: list[Path]) -> None:
+def test_nothing_is_noted_where_the_processor_multiplies_bf16(
+    answer: Run, run_in_bf16: Path, images: list[Path]
+) -> None:
     assert answer("predict", run_in_bf16, *images)[2] == ""

@@ -35,18 +35,27 @@ def images(textures: Path) -> list[Path]:
 def test_images_that_cannot_be_read_are_named_and_counted_and_the_others_predicted(
     answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
 ) -> None:
-    missing, cut = tmp_path / "no.jpg", tmp_path / "cut.jpg"
+    missing = tmp_path / "no.jpg"
+    cut = tmp_path / "cut.jpg"
     cut.write_bytes(images[0].read_bytes()[:2000])
-    code, output, errors = answer("predict", run_folder, missing, images[0], cut, images[1], "--format", "jsonl")
+    code, output, errors = answer(
+        "predict", run_folder, missing, images[0], cut, images[1], "--format", "jsonl"
+    )
     assert code == 1
-    assert [json.loads(line)["path"] for line in output.splitlines()] == [str(image) for image in images]
+    assert [json.loads(line)["path"] for line in output.splitlines()] == [
+        str(image) for image in images
+    ]
     first, second, last = errors.splitlines()
     assert first == f"lockstep: {missing}: No such file or directory"
-    assert second.startswith(f"lockstep: {cut}: not an image that can be read: Premature end of JPEG file")
+    assert second.startswith(
+        f"lockstep: {cut}: not an image that can be read: Premature end of JPEG file"
+    )
     assert last == "lockstep: 2 of 4 images could not be read"
 
 
-def test_the_old_form_works_with_a_note_of_the_new_one(answer: Run, run_folder: Path, images: list[Path]) -> None:
+def test_the_old_form_works_with_a_note_of_the_new_one(
+    answer: Run, run_folder: Path, images: list[Path]
+) -> None:
     new = answer("predict", run_folder, *images)
     code, output, errors = answer("predict", *images, "--run", run_folder)
     assert (code, output) == (0, new[1])
@@ -70,19 +79,35 @@ def test_folders_and_patterns_are_searched_in_order(
     photos = [str(root / name) for name in ("a/1.JPEG", "b/2.jpg", "c.png")]
     of_folder = answer("predict", run_folder, root, "--format", "jsonl")
     assert paths_of(of_folder) == photos
-    assert of_folder[2] == f"note: files of other kinds are left out: 1, such as {root / 'a' / 'notes.txt'}\n"
-    assert paths_of(answer("predict", run_folder, f"{root}/[ab]/*.[jJ]*", "--format", "jsonl")) == photos[:2]
+    assert (
+        of_folder[2]
+        == f"note: files of other kinds are left out: 1, such as {root / 'a' / 'notes.txt'}\n"
+    )
+    assert (
+        paths_of(answer("predict", run_folder, f"{root}/[ab]/*.[jJ]*", "--format", "jsonl"))
+        == photos[:2]
+    )
     code, _, errors = answer("predict", run_folder, f"{root}/*.gif")
     assert (code, errors.splitlines()[0]) == (1, f"lockstep: {root}/*.gif: no file matches")
 
 
 def test_a_list_and_standard_input_name_images(
-    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: Run,
+    run_folder: Path,
+    images: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "names.txt").write_text("".join(f"{image}\r\n\n" for image in images))
-    assert paths_of(answer("predict", run_folder, f"@{tmp_path}/names.txt", "--format", "jsonl")) == list(map(str, images))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(map(str, images)).encode())))
-    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == list(map(str, images))
+    assert paths_of(
+        answer("predict", run_folder, f"@{tmp_path}/names.txt", "--format", "jsonl")
+    ) == list(map(str, images))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(map(str, images)).encode()))
+    )
+    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == list(
+        map(str, images)
+    )
 
 
 def test_what_is_no_file_is_named_and_the_images_are_predicted(
@@ -111,27 +136,37 @@ def test_what_is_no_file_is_named_and_the_images_are_predicted(
 def test_a_bad_line_of_a_list_is_named_by_its_number_and_the_others_are_read(
     answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
 ) -> None:
-    names, long = tmp_path / "names.txt", "x" * 5000
+    names = tmp_path / "names.txt"
+    long = "x" * 5000
     names.write_text(f"{images[0]}\n\n{long}\na\0b.jpg\n{images[1]}\n")
     code, output, errors = answer("predict", run_folder, f"@{names}", "--format", "jsonl")
     assert code == 1
     assert [json.loads(line)["path"] for line in output.splitlines()] == list(map(str, images))
     assert errors.splitlines() == [
         f"lockstep: {names}, line 3: 5,000 bytes are too many for a path; expected at most 4,095",
-        f"lockstep: {names}, line 4: a NUL in a line; a list of paths with a NUL after each ends with one, as find -print0 "
-        "writes it",
+        (
+            f"lockstep: {names}, line 4: a NUL in a line; a list of paths with a NUL after each"
+            " ends with one, as find -print0 writes it"
+        ),
         "lockstep: 2 of 4 images could not be read",
     ]
 
 
 def test_a_list_may_have_a_nul_after_each_path(
-    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: Run,
+    run_folder: Path,
+    images: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     odd = tmp_path / "two\nlines.jpg"
     shutil.copy(images[0], odd)
     content = b"".join(os.fsencode(path) + b"\0" for path in (odd, images[1]))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == [str(odd), str(images[1])]
+    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == [
+        str(odd),
+        str(images[1]),
+    ]
 
 
 def test_a_list_that_never_ends_is_refused(
@@ -142,15 +177,24 @@ def test_a_list_that_never_ends_is_refused(
     too_many = "expected at most 1,048,576 for a list of images"
     with Path("/dev/zero").open() as endless:
         monkeypatch.setattr("sys.stdin", endless)
-        answers = [answer("predict", run_folder, given) for given in ("-", "@/dev/zero", f"@{tmp_path}/pipe")]
+        answers = [
+            answer("predict", run_folder, given)
+            for given in ("-", "@/dev/zero", f"@{tmp_path}/pipe")
+        ]
     assert answers == [
         (2, "", f"lockstep: standard input cannot be read: it goes on; {too_many}\n"),
-        (2, "", "lockstep: the list /dev/zero cannot be read: it is a device, not a regular file\n"),
         (
             2,
             "",
-            f"lockstep: the list {tmp_path}/pipe cannot be read: it is a pipe, not a regular file; give its paths through "
-            "standard input: -\n",
+            "lockstep: the list /dev/zero cannot be read: it is a device, not a regular file\n",
+        ),
+        (
+            2,
+            "",
+            (
+                f"lockstep: the list {tmp_path}/pipe cannot be read: it is a pipe, not a regular"
+                " file; give its paths through standard input: -\n"
+            ),
         ),
     ]
 
@@ -159,14 +203,19 @@ def test_an_image_comes_through_standard_input(
     answer: Run, run_folder: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(images[0].read_bytes())))
-    through_stdin, from_file = json.loads(answer("predict", run_folder, "-", images[0], "--json")[1])
+    through_stdin, from_file = json.loads(
+        answer("predict", run_folder, "-", images[0], "--json")[1]
+    )
     assert through_stdin == from_file | {"path": "-"}
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])
 def test_standard_input_is_an_image_of_any_format(kind: str, images: list[Path]) -> None:
-    content, named = io.BytesIO(), NamedImages()
-    Image.open(images[0]).resize((300, 300)).save(content, kind)  # longer than what decides, as BMP and PPM
+    content = io.BytesIO()
+    named = NamedImages()
+    Image.open(images[0]).resize((300, 300)).save(
+        content, kind
+    )  # longer than what decides, as BMP and PPM
     content.seek(0)
     named.add("-", content)
     [image] = named
@@ -179,12 +228,21 @@ def test_images_in_files_of_any_storage_format_are_predicted(
     format: str, answer: Run, run_folder: Path, textures: Path, tmp_path: Path
 ) -> None:
     pack(textures / "val", tmp_path / "packed", Packing(format))
-    [file] = [path for path in (tmp_path / "packed").glob("[!.]*") if path.suffix in ("", ".rec", ".tar") and path.is_file()]
-    answers = [answer("predict", run_folder, given, "--format", "csv", "--top", 1) for given in (file, textures / "val")]
+    [file] = [
+        path
+        for path in (tmp_path / "packed").glob("[!.]*")
+        if path.suffix in ("", ".rec", ".tar") and path.is_file()
+    ]
+    answers = [
+        answer("predict", run_folder, given, "--format", "csv", "--top", 1)
+        for given in (file, textures / "val")
+    ]
     packed, loose = (list(csv.DictReader(io.StringIO(output))) for _, output, _ in answers)
     assert [(code, errors) for code, _, errors in answers] == [(0, "")] * 2
     assert len(packed) == len({row["path"] for row in packed}) == 20
-    assert [(row["class"], row["probability"]) for row in packed] == [(row["class"], row["probability"]) for row in loose]
+    assert [(row["class"], row["probability"]) for row in packed] == [
+        (row["class"], row["probability"]) for row in loose
+    ]
     assert all(row["path"].startswith(str(file)) for row in packed)
 
 
@@ -206,7 +264,8 @@ def test_the_damage_of_a_file_of_images_is_named_after_its_images(
 @pytest.fixture
 def odd_names(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     """Weights of three classes whose names are hard to quote."""
-    recipe, path = tiny_recipe.replace(logits=3), tmp_path / "weights.safetensors"
+    recipe = tiny_recipe.replace(logits=3)
+    path = tmp_path / "weights.safetensors"
     about = {"recipe": recipe.fields(), "classes": ["a, b", 'the "c"', "d"]}
     checkpoint.write_weights(path, initial_tensors(recipe), about)
     return path
@@ -217,18 +276,29 @@ def test_csv_has_a_line_for_each_class_of_each_image(
 ) -> None:
     odd = tmp_path / "x,y.jpg"
     shutil.copy(images[0], odd)
-    rows = list(csv.DictReader(io.StringIO(answer("predict", odd_names, odd, "--format", "csv", "--top", 2)[1])))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(answer("predict", odd_names, odd, "--format", "csv", "--top", 2)[1])
+        )
+    )
     [found] = lockstep.predict(odd_names, odd, top=2)
     assert [(row["path"], row["rank"], row["class"]) for row in rows] == [
         (str(odd), str(rank), name) for rank, name in enumerate(found.classes, start=1)
     ]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(found.probabilities, abs=1e-6)
+    assert [float(row["probability"]) for row in rows] == pytest.approx(
+        found.probabilities, abs=1e-6
+    )
 
 
 def test_a_spreadsheet_computes_no_cell_of_the_csv(
-    answer: Run, tiny_recipe: Recipe, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: Run,
+    tiny_recipe: Recipe,
+    images: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recipe, weights = tiny_recipe.replace(logits=4), tmp_path / "weights.safetensors"
+    recipe = tiny_recipe.replace(logits=4)
+    weights = tmp_path / "weights.safetensors"
     about = {"recipe": recipe.fields(), "classes": ["=1+1", "+a", "@b", "'c"]}
     checkpoint.write_weights(weights, initial_tensors(recipe), about)
     names = ["=HYPERLINK(1).jpg", "-2+3.jpg", "@x.jpg", "+x.jpg", "\tx.jpg", "x=y.jpg"]
@@ -236,8 +306,12 @@ def test_a_spreadsheet_computes_no_cell_of_the_csv(
         shutil.copy(images[0], tmp_path / name)
     monkeypatch.chdir(tmp_path)
     given = [f"./{name}" for name in names]
-    rows = list(csv.DictReader(io.StringIO(answer("predict", weights, *given, "--format", "csv")[1])))
-    assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@", "\t"))]
+    rows = list(
+        csv.DictReader(io.StringIO(answer("predict", weights, *given, "--format", "csv")[1]))
+    )
+    assert not [
+        cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@", "\t"))
+    ]
     assert [Path(row["path"]).name for row in rows[::4]] == names
     assert {row["class"] for row in rows} == {"'=1+1", "'+a", "'@b", "'c"}
 
@@ -247,7 +321,11 @@ def test_an_output_file_has_the_form_of_its_ending_and_what_would_be_printed(
 ) -> None:
     for ending, form in (("csv", "csv"), ("jsonl", "jsonl"), ("json", "json"), ("txt", "table")):
         path = tmp_path / f"out.{ending}"
-        assert answer("predict", run_folder, *images, "--output", path) == (0, f"wrote {path}: 2 images\n", "")
+        assert answer("predict", run_folder, *images, "--output", path) == (
+            0,
+            f"wrote {path}: 2 images\n",
+            "",
+        )
         assert path.read_text() == answer("predict", run_folder, *images, "--format", form)[1]
 
 
@@ -288,16 +366,21 @@ def test_a_closed_pipe_and_ctrl_c_end_the_command_at_once_and_leave_no_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder, output = tmp_path / "written", Interrupted(error)
+    folder = tmp_path / "written"
+    output = Interrupted(error)
     folder.mkdir()
     monkeypatch.setattr("sys.stdout", output)
-    code, _, errors = answer("predict", run_folder, textures, "--top", 1, "--embeddings", folder / "out.npz")
+    code, _, errors = answer(
+        "predict", run_folder, textures, "--top", 1, "--embeddings", folder / "out.npz"
+    )
     if sys.stdout is not output:  # after a closed pipe, the command replaces it
         sys.stdout.close()
     assert (code, errors) == (exit_code, "")
     assert len(output.getvalue().splitlines()) == 2
     assert list(folder.iterdir()) == []
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lockstep-predict")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("lockstep-predict")
+    ]
 
 
 def test_embeddings_are_written_next_to_the_predictions(
@@ -311,13 +394,16 @@ def test_embeddings_are_written_next_to_the_predictions(
     assert f"wrote {path}: 2 images\n" in errors
     with lockstep.Predictor(run_folder, features=True) as predictor, np.load(path) as found:
         assert found["paths"].tolist() == list(map(str, images))
-        np.testing.assert_array_equal(found["features"], [each.features for each in predictor.predict(images)])
+        np.testing.assert_array_equal(
+            found["features"], [each.features for each in predictor.predict(images)]
+        )
 
 
 def test_an_explanation_is_a_picture_for_one_image_and_a_folder_for_several(
     answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
 ) -> None:
-    picture, folder = tmp_path / "why.png", tmp_path / "why"
+    picture = tmp_path / "why.png"
+    folder = tmp_path / "why"
     assert answer("predict", run_folder, images[0], "--explain", picture)[0] == 0
     assert answer("predict", run_folder, *images, "--explain", folder)[0] == 0
     names = [f"{number:06d}-{image.stem}.png" for number, image in enumerate(images)]
@@ -328,4 +414,8 @@ def test_an_explanation_is_a_picture_for_one_image_and_a_folder_for_several(
     np.testing.assert_allclose(np.asarray(Image.open(folder / names[0])).astype(int), first, atol=2)
     code, output, errors = answer("predict", run_folder, *images, "--explain", picture)
     assert (code, output) == (2, "")
-    assert errors == f"lockstep: --explain {picture} is one picture, but there are 2 images; name a new folder\n"
+    assert (
+        errors
+        == f"lockstep: --explain {picture} is one picture, but there are 2 images; name a new"
+        " folder\n"
+    )

@@ -42,7 +42,9 @@ def test_the_list_names_every_recipe_and_what_it_reaches(answer: Run) -> None:
     assert (code, errors) == (0, "")
     assert [line.split()[0] for line in lines] == NAMES
     assert len({line.index("ResNe") for line in lines}) == 1
-    assert all(any(sign.isdigit() for sign in line.split(":")[-1]) for line in lines[:-2]), "of those that NVIDIA published"
+    assert all(any(sign.isdigit() for sign in line.split(":")[-1]) for line in lines[:-2]), (
+        "of those that NVIDIA published"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,29 +61,51 @@ def test_a_shown_recipe_is_yaml_with_its_source_in_front(name: str, answer: Run)
 def test_a_shown_recipe_lists_its_published_accuracies(answer: Run) -> None:
     lines = answer("recipes", "show", "resnet50-mxnet-90ep")[1].splitlines()
     first = lines.index(
-        "# Published top-1 in percent, NVIDIA/DeepLearningExamples MxNet/Classification/RN50v1.5/README.md at 0663b67:"
+        "# Published top-1 in percent, NVIDIA/DeepLearningExamples"
+        " MxNet/Classification/RN50v1.5/README.md at 0663b67:"
     )
     assert lines[first + 1] == "#   76.424 (MXNet, 1 x V100 16GB, 90 epochs, FP16, 22.9 h)"
     assert lines[first + 6] == "#   76.668 (MXNet, 8 x V100 16GB, 90 epochs, FP32, 11.1 h)"
 
 
-def test_the_table_has_every_published_accuracy_with_hardware_precision_and_hours(answer: Run) -> None:
+def test_the_table_has_every_published_accuracy_with_hardware_precision_and_hours(
+    answer: Run,
+) -> None:
     code, output, errors = answer("recipes", "table")
     rows = [re.split(" {2,}", line) for line in output.splitlines()]
     assert (code, errors) == (0, "")
     assert rows[0] == ["recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes"]
-    assert ["resnet50-mxnet-90ep", "76.424", "fp16", "1 x V100 16GB", "90", "22.9"] in rows  # NVIDIA's README at 0663b67
+    assert [
+        "resnet50-mxnet-90ep",
+        "76.424",
+        "fp16",
+        "1 x V100 16GB",
+        "90",
+        "22.9",
+    ] in rows  # NVIDIA's README at 0663b67
     assert ["resnet50-paddle-50ep", "75.96 ± 0.09", "mixed", "8 x A100 80GB", "50", "-"] in rows
-    assert ["resnet50-paddle-asp-90ep", "76.72", "mixed", "8 x A100 80GB", "90", "-", "2:4 sparse"] in rows
+    assert [
+        "resnet50-paddle-asp-90ep",
+        "76.72",
+        "mixed",
+        "8 x A100 80GB",
+        "90",
+        "-",
+        "2:4 sparse",
+    ] in rows
     as_json = json.loads(answer("recipes", "table", "--json")[1])
     assert [row["recipe"] for row in as_json] == [row[0] for row in rows[1:]]
     assert next(row for row in as_json if row["hours"] == 22.9)["container"] == "mxnet:18.12-py3"
 
 
 def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", recipe=RECIPES["resnet50-paddle-90ep"](), classes=["a", "b"])
+    folder = write_run(
+        tmp_path / "run", recipe=RECIPES["resnet50-paddle-90ep"](), classes=["a", "b"]
+    )
     assert not answer("recipes", "show", folder)[1].startswith("#")
-    (folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text())
+    (folder / "recipe.yaml").write_text(
+        "based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text()
+    )
     first, second = answer("recipes", "show", folder)[1].splitlines()[:2]
     assert first.endswith("% of 400 images")
     assert second.startswith("# published not compared: ")
@@ -94,7 +118,11 @@ def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_pat
 def test_what_is_shown_can_be_saved_and_trained_from(answer: Run, tmp_path: Path) -> None:
     _, output, _ = answer("recipes", "show", "resnet50-mxnet-90ep")
     (tmp_path / "mine.yaml").write_text(output)
-    assert answer("recipes", "diff", tmp_path / "mine.yaml", "resnet50-mxnet-90ep") == (0, "no field differs\n", "")
+    assert answer("recipes", "diff", tmp_path / "mine.yaml", "resnet50-mxnet-90ep") == (
+        0,
+        "no field differs\n",
+        "",
+    )
 
 
 def test_a_file_is_shown_with_all_its_fields(answer: Run, tmp_path: Path) -> None:
@@ -104,22 +132,33 @@ def test_a_file_is_shown_with_all_its_fields(answer: Run, tmp_path: Path) -> Non
     assert yaml.safe_load(output) == RECIPES["demo"]().replace(epochs=3).fields()
 
 
-def test_a_difference_shows_the_fields_that_differ_with_both_values_and_no_other(answer: Run, tmp_path: Path) -> None:
+def test_a_difference_shows_the_fields_that_differ_with_both_values_and_no_other(
+    answer: Run, tmp_path: Path
+) -> None:
     (tmp_path / "a.yaml").write_text("base: demo\nepochs: 3\nlr: 0.5\nlr_decay: linear\n")
     code, output, errors = answer("recipes", "diff", tmp_path / "a.yaml", "demo")
     assert (code, errors) == (0, "")
     rows = [line.split() for line in output.splitlines()]
     demo = RECIPES["demo"]()
-    assert rows[-3:] == [["epochs", "3", f"{demo.epochs}"], ["lr", "0.5", f"{demo.lr}"], ["lr_decay", "linear", "cosine"]]
+    assert rows[-3:] == [
+        ["epochs", "3", f"{demo.epochs}"],
+        ["lr", "0.5", f"{demo.lr}"],
+        ["lr_decay", "linear", "cosine"],
+    ]
 
 
 def test_a_difference_can_name_every_field(answer: Run, tmp_path: Path) -> None:
     published = answer("recipes", "diff", "resnet50-mxnet-90ep", "resnet50-tensorflow-250ep")[1]
-    a, b = RECIPES["resnet50-mxnet-90ep"]().fields(), RECIPES["resnet50-tensorflow-250ep"]().fields()
-    assert [line.split()[0] for line in published.splitlines()[1:] if line[1] != " "] == [n for n in a if a[n] != b[n]]
+    a = RECIPES["resnet50-mxnet-90ep"]().fields()
+    b = RECIPES["resnet50-tensorflow-250ep"]().fields()
+    assert [line.split()[0] for line in published.splitlines()[1:] if line[1] != " "] == [
+        n for n in a if a[n] != b[n]
+    ]
 
 
-def test_a_model_of_ones_own_is_shown_by_its_fields(answer: Run, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_shown_by_its_fields(
+    answer: Run, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     (tmp_path / "tiny.yaml").write_text(tiny_recipe.to_yaml())
     shown = yaml.safe_load(answer("recipes", "show", tmp_path / "tiny.yaml")[1])
     assert not isinstance(tiny_recipe.model, str)
@@ -136,6 +175,8 @@ def test_every_field_is_described_with_its_default(answer: Run) -> None:
     for kind, settings in enumerate((Recipe(), Execution())):
         for name, value in settings.fields().items():
             place = next(place for place, line in enumerate(lines) if line.startswith(f"  {name}="))
-            assert parse_settings([lines[place].strip()])[kind] == {name: value}, "it can be given to --set"
+            assert parse_settings([lines[place].strip()])[kind] == {name: value}, (
+                "it can be given to --set"
+            )
             assert lines[place + 1].startswith("      "), f"{name} is not described"
             assert lines[place + 1].strip()

@@ -14,7 +14,9 @@ def test_a_page_is_written_and_named(
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_a_folder_that_is_no_run_is_wrong_use(answer: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_wrong_use(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
     code, _, complaint = answer("report", tmp_path, "-o", tmp_path / "page.html")
     assert code == 2
     assert "is not a run's folder" in complaint

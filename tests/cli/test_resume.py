@@ -1,4 +1,5 @@
-"""`lockstep train --out RUN`: what the command line takes from an existing run, and prints about it."""
+"""`lockstep train --out RUN`: what the command line takes from an existing run, and prints about
+it."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +37,9 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "recipe.yaml").write_text("based_on: demo\n" + tiny_recipe.to_yaml())
     execution = Execution(backend="reference", loggers=("mlflow",), loader_threads=3)
-    (folder / "environment.json").write_text(json.dumps({"data": str(tmp_path), "execution": execution.fields()}))
+    (folder / "environment.json").write_text(
+        json.dumps({"data": str(tmp_path), "execution": execution.fields()})
+    )
     return folder
 
 
@@ -51,11 +54,21 @@ def test_the_folder_alone_resumes_its_run_and_says_what_was_taken_from_it(
     )
     (asked,) = trained
     assert (asked["recipe"], asked["data"]) == (tiny_recipe, tmp_path)
-    assert asked["execution"] == Execution(backend="reference", loggers=("mlflow",), loader_threads=3)
+    assert asked["execution"] == Execution(
+        backend="reference", loggers=("mlflow",), loader_threads=3
+    )
 
 
 def test_options_come_before_what_the_folder_says(answer: Run, trained: Trained, run: Path) -> None:
-    options = ["--set", "epochs=9", "--set", "loader_threads=1", "--tensorboard", "--data", "elsewhere"]
+    options = [
+        "--set",
+        "epochs=9",
+        "--set",
+        "loader_threads=1",
+        "--tensorboard",
+        "--data",
+        "elsewhere",
+    ]
     code, output, _ = answer("train", "--out", run, *options)
     assert (code, output) == (0, f"resuming {run} with its recipe (demo); backend=reference\n")
     (asked,) = trained
@@ -76,11 +89,15 @@ def test_options_come_before_what_the_folder_says(answer: Run, trained: Trained,
 def test_a_new_run_has_the_loggers_that_are_asked_for(
     answer: Run, trained: Trained, tmp_path: Path, options: list[str], loggers: tuple[str, ...]
 ) -> None:
-    assert answer("train", "--recipe", "demo", "--data", "images", "--out", tmp_path / "new", *options) == (0, "", "")
+    assert answer(
+        "train", "--recipe", "demo", "--data", "images", "--out", tmp_path / "new", *options
+    ) == (0, "", "")
     assert trained[0]["execution"] == Execution(loggers=loggers)
 
 
-@pytest.mark.parametrize(("said", "backend"), [([], "reference"), (["--recipe", "demo"], "torch")], ids=str)
+@pytest.mark.parametrize(
+    ("said", "backend"), [([], "reference"), (["--recipe", "demo"], "torch")], ids=str
+)
 def test_ranks_are_launched_on_the_engine_that_the_run_had(
     answer: Run, run: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], backend: str
 ) -> None:
@@ -99,9 +116,20 @@ def test_ranks_are_launched_on_the_engine_that_the_run_had(
 # --resume-from
 
 
-def test_the_checkpoint_to_go_on_from_is_passed_on(answer: Run, trained: Trained, recipe_file: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_to_go_on_from_is_passed_on(
+    answer: Run, trained: Trained, recipe_file: Path, tmp_path: Path
+) -> None:
     given = tmp_path / "checkpoint.pth.tar"
-    arguments = ["--recipe", recipe_file, "--data", tmp_path, "--out", tmp_path / "new", "--backend", "reference"]
+    arguments = [
+        "--recipe",
+        recipe_file,
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "new",
+        "--backend",
+        "reference",
+    ]
     assert answer("train", *arguments, "--resume-from", given)[0] == 0
     assert [(call["resume_from"], call["weights"]) for call in trained] == [(given, None)]
 
@@ -109,8 +137,19 @@ def test_the_checkpoint_to_go_on_from_is_passed_on(answer: Run, trained: Trained
 def test_weights_and_a_checkpoint_to_go_on_from_are_not_given_together(
     answer: Run, recipe_file: Path, tmp_path: Path
 ) -> None:
-    arguments = ["--recipe", recipe_file, "--data", tmp_path, "--out", tmp_path / "new", "--backend", "reference"]
-    code, _, errors = answer("train", *arguments, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a")
+    arguments = [
+        "--recipe",
+        recipe_file,
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "new",
+        "--backend",
+        "reference",
+    ]
+    code, _, errors = answer(
+        "train", *arguments, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a"
+    )
     assert (code, errors.count("\n")) == (2, 1)
     assert errors.startswith("lockstep: --weights and --resume-from are both given")
     assert not (tmp_path / "new").exists()

@@ -13,7 +13,9 @@ Run = Callable[..., tuple[int, str, str]]
 LONG = "0123456789-0123456789"
 
 
-def test_another_address_is_refused_without_a_token(answer: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_address_is_refused_without_a_token(
+    answer: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LOCKSTEP_SERVE_TOKEN", raising=False)
     code, output, errors = answer("serve", run_folder, "--host", "0.0.0.0", "--port", 0)
     assert (code, output) == (2, "")
@@ -45,7 +47,9 @@ def test_a_port_in_use_is_named(answer: Run, run_folder: Path) -> None:
         port = other.getsockname()[1]
         code, _, errors = answer("serve", run_folder, "--port", port)
     assert code == 2
-    assert errors.startswith(f"lockstep: cannot listen on 127.0.0.1 port {port}: Address already in use; ")
+    assert errors.startswith(
+        f"lockstep: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,10 +63,15 @@ def test_a_port_in_use_is_named(answer: Run, run_folder: Path) -> None:
         (["--engine", "onnxrun"], "Did you mean onnxruntime?"),
         (["--set", "epochs=3"], "epochs cannot be set for trained weights"),
         (["--set", "eval_crop=99"], "eval_crop (99) must fit into eval_resize (36)"),
-        (["--recipe", "resnet50-mxnet-90ep", "--set", "eval_crop=300"], "eval_crop (300) must fit into eval_resize (256)"),
+        (
+            ["--recipe", "resnet50-mxnet-90ep", "--set", "eval_crop=300"],
+            "eval_crop (300) must fit into eval_resize (256)",
+        ),
     ],
 )
-def test_wrong_options_are_named(answer: Run, run_folder: Path, options: list[object], message: str) -> None:
+def test_wrong_options_are_named(
+    answer: Run, run_folder: Path, options: list[object], message: str
+) -> None:
     code, _, errors = answer("serve", run_folder, "--port", 0, *options)
     assert code == 2
     assert message in errors
@@ -82,6 +91,8 @@ def test_missing_weights_and_launchers_are_named(
 def test_a_missing_package_is_named_with_what_to_type(
     answer: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Framework, "version", lambda self: None if self.distributions == ("uvicorn",) else "1")
+    monkeypatch.setattr(
+        Framework, "version", lambda self: None if self.distributions == ("uvicorn",) else "1"
+    )
     code, _, errors = answer("serve", run_folder, "--port", 0)
     assert (code, errors) == (2, f"lockstep: serving needs uvicorn: {INSTALL}\n")

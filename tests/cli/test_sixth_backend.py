@@ -1,4 +1,5 @@
-"""A backend is a folder and a row of `FRAMEWORKS`: a copy of the reference works with every command."""
+"""A backend is a folder and a row of `FRAMEWORKS`: a copy of the reference works with every
+command."""
 
 import json
 import os
@@ -20,9 +21,11 @@ MAY_NAME_THEM = {
     "runs/loggers/tensorboard.py",
     "benchmark/iteration_times.py",
 }
-"""The table; the default; tensorboardX, which imports PyTorch; how NVIDIA's examples define a mean."""
+"""The table; the default; tensorboardX, which imports PyTorch; how NVIDIA's examples define a mean.
+"""
 NAME_THEM_BY_NATURE = (("weights", "formats"), ("recipes", "nvidia"))
-"""Files of other programs hold their names, such as PyTorch's types; NVIDIA's examples are named after them."""
+"""Files of other programs hold their names, such as PyTorch's types; NVIDIA's examples are named
+after them."""
 
 
 def test_no_frameworks_name_stands_outside_its_folder() -> None:
@@ -30,7 +33,9 @@ def test_no_frameworks_name_stands_outside_its_folder() -> None:
     found = {}
     for path in SOURCE.rglob("*.py"):
         place = path.relative_to(SOURCE)
-        code = re.sub(r"^ *(>>>|\.\.\.) .*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        code = re.sub(
+            r"^ *(>>>|\.\.\.) .*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
         own = {*NAME_THEM_BY_NATURE, *(("backends", name) for name in FRAMEWORKS)}
         if str(place) not in MAY_NAME_THEM and place.parts[:2] not in own:
             found[str(place)] = re.findall(rf"""["']({names})["']""", code)
@@ -45,11 +50,15 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = root / "lockstep" / "backends"
     shutil.copytree(folder / "reference", folder / "sixth")
     for path in (folder / "sixth").glob("*.py"):
-        path.write_text(path.read_text().replace("lockstep.backends.reference", "lockstep.backends.sixth"))
+        path.write_text(
+            path.read_text().replace("lockstep.backends.reference", "lockstep.backends.sixth")
+        )
     table = folder / "frameworks.py"
     row = '    "sixth": Framework(("numpy",), "pip install numpy"),\n'
     text = table.read_text()
-    table.write_text(text.replace('    "tensorflow": Framework(', row + '    "tensorflow": Framework(', 1))
+    table.write_text(
+        text.replace('    "tensorflow": Framework(', row + '    "tensorflow": Framework(', 1)
+    )
     assert row in table.read_text()
     return root
 
@@ -88,10 +97,29 @@ def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_copied_backend_does_all_that_commands_do(tree: Path, recipe_file: Path, textures: Path) -> None:
-    with_it, quick = ("--backend", "sixth"), ("--set", "epochs=1", "--set", "reference_dtype=float32")
-    trained, report = tree / "run", tree / "report.json"
-    small = ("--set", "image_size=32", "-b", 2, "-i", 2, "-e", 1, "-w", 1, "--dtype", "fp32", "--model", "resnet18")
+def test_a_copied_backend_does_all_that_commands_do(
+    tree: Path, recipe_file: Path, textures: Path
+) -> None:
+    with_it = ("--backend", "sixth")
+    quick = ("--set", "epochs=1", "--set", "reference_dtype=float32")
+    trained = tree / "run"
+    report = tree / "report.json"
+    small = (
+        "--set",
+        "image_size=32",
+        "-b",
+        2,
+        "-i",
+        2,
+        "-e",
+        1,
+        "-w",
+        1,
+        "--dtype",
+        "fp32",
+        "--model",
+        "resnet18",
+    )
     doctor, _, evaluated, verified, *_ = run(
         tree,
         ("doctor",),

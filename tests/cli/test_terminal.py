@@ -1,4 +1,5 @@
-"""A name never prints anything that a terminal obeys: on stdout and stderr, in lines, tables, bars and JSON."""
+"""A name never prints anything that a terminal obeys: on stdout and stderr, in lines, tables, bars
+and JSON."""
 
 import io
 import json
@@ -20,8 +21,13 @@ SHOWN = r"\x1b]0;owned\x07\x1b[31m\x9b2J\x0dred\u202egpj"
 
 
 def obeyed(text: str) -> list[str]:
-    """Return a text's characters that Unicode calls controls, formats or line separators, except newlines."""
-    return [each for each in text if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp") and each != "\n"]
+    """Return a text's characters that Unicode calls controls, formats or line separators, except
+    newlines."""
+    return [
+        each
+        for each in text
+        if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp") and each != "\n"
+    ]
 
 
 def test_what_a_terminal_obeys_is_shown_as_its_escape() -> None:
@@ -32,8 +38,16 @@ def test_what_a_terminal_obeys_is_shown_as_its_escape() -> None:
 
 
 def test_every_control_character_and_every_direction_is_obeyed_by_none() -> None:
-    controls = [chr(code) for code in range(2**16) if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp", "Cs")]
-    directions = [chr(code) for code in range(2**16) if unicodedata.bidirectional(chr(code))[:3] in BIDIRECTIONAL]
+    controls = [
+        chr(code)
+        for code in range(2**16)
+        if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp", "Cs")
+    ]
+    directions = [
+        chr(code)
+        for code in range(2**16)
+        if unicodedata.bidirectional(chr(code))[:3] in BIDIRECTIONAL
+    ]
     for each in {*controls, *directions} - {"\t", "\n"}:
         assert not obeyed(terminal.shown(each)), f"U+{ord(each):04X}"
 
@@ -41,7 +55,9 @@ def test_every_control_character_and_every_direction_is_obeyed_by_none() -> None
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
-def test_json_is_read_back_as_it_was_and_obeyed_by_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_read_back_as_it_was_and_obeyed_by_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     terminal.print_json({NAME: ["käse\n", "\udcff"]})
     output = capsys.readouterr().out
     assert not obeyed(output)
@@ -71,18 +87,25 @@ def test_a_listener_shows_names_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"warning: {SHOWN}\n"
 
 
-@pytest.mark.parametrize("command", [["data", "index"], ["data", "info"], ["data", "info", "--json"], ["data", "check"]])
-def test_names_of_images_classes_and_folders_command_no_terminal(command: list[str], answer: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command", [["data", "index"], ["data", "info"], ["data", "info", "--json"], ["data", "check"]]
+)
+def test_names_of_images_classes_and_folders_command_no_terminal(
+    command: list[str], answer: Run, tmp_path: Path
+) -> None:
     name = NAME.replace("/", "")
     root = image_folder(
-        tmp_path / name, {f"{name}/a.jpg": jpeg(40, 40), f"b/{name}\nc.jpg": b"no image", "b/x.jpg": jpeg(50, 50)}
+        tmp_path / name,
+        {f"{name}/a.jpg": jpeg(40, 40), f"b/{name}\nc.jpg": b"no image", "b/x.jpg": jpeg(50, 50)},
     )
     _, output, errors = answer(*command, root)
     assert not obeyed(output + errors)
     assert "owned" in output
 
 
-@pytest.mark.parametrize("line", [["data", "info", NAME], ["recipes", "show", NAME], [NAME], ["report", f"--{NAME}"]])
+@pytest.mark.parametrize(
+    "line", [["data", "info", NAME], ["recipes", "show", NAME], [NAME], ["report", f"--{NAME}"]]
+)
 def test_arguments_in_complaints_command_no_terminal(line: list[str], answer: Run) -> None:
     code, output, errors = answer(*line)
     assert (code, output) == (2, "")

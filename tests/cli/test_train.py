@@ -1,4 +1,5 @@
-"""`lockstep train`, `evaluate`, `predict`, `launch` and `demo` as processes: killed, signalled, several at once."""
+"""`lockstep train`, `evaluate`, `predict`, `launch` and `demo` as processes: killed, signalled,
+several at once."""
 
 import json
 import os
@@ -31,7 +32,8 @@ from tests.soak import SOAK, in_a_soak
 
 
 def some(*names: str) -> tuple[str, ...]:
-    """Return these engines, or the first one of an environment that has none of them; all in a soak.
+    """Return these engines, or the first one of an environment that has none of them; all in a
+    soak.
 
     The driver and the launcher are alike for all engines.
     """
@@ -45,7 +47,16 @@ DEFAULT = [] if "torch" in BACKENDS else ["--backend", BACKENDS[0]]
 
 @pytest.fixture
 def arguments(recipe_file: Path, textures: Path) -> list[object]:
-    return ["train", "--recipe", recipe_file, "--data", textures, "--set", "save_every_steps=2", *DEFAULT]
+    return [
+        "train",
+        "--recipe",
+        recipe_file,
+        "--data",
+        textures,
+        "--set",
+        "save_every_steps=2",
+        *DEFAULT,
+    ]
 
 
 @pytest.fixture(scope="module", params=LAUNCHED if SOAK else LAUNCHED[-1:])
@@ -61,10 +72,14 @@ def ranked_once(once: str, arguments: list[object]) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def finished(once: str, recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(
+    once: str, recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A finished run of one epoch on that engine; read only."""
     run = tmp_path_factory.mktemp("finished") / "a run"
-    arguments = launchable(once, ["train", "--recipe", recipe_file, "--data", textures, "--set", "save_every_steps=2"])
+    arguments = launchable(
+        once, ["train", "--recipe", recipe_file, "--data", textures, "--set", "save_every_steps=2"]
+    )
     code, output, errors = call(*arguments, "--out", run, "--set", "epochs=1")
     assert code == 0, errors
     assert "\x1b" not in output
@@ -77,7 +92,12 @@ def launchable(launcher: str, arguments: list[object]) -> list[object]:
 
 
 def losses(run: Path) -> list[float]:
-    return [loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]
+    return [
+        loss
+        for entry in read_log(run / "log.jsonl")
+        if entry["kind"] == "train"
+        for loss in entry["losses"]
+    ]
 
 
 def last_step(run: Path) -> int:
@@ -86,7 +106,9 @@ def last_step(run: Path) -> int:
 
 def newest_weights(run: Path) -> dict[str, np.ndarray]:
     folder = run / "checkpoints"
-    return load_file(checkpoint.checkpoint_path(folder, checkpoint.steps(folder)[-1]) / "model.safetensors")
+    return load_file(
+        checkpoint.checkpoint_path(folder, checkpoint.steps(folder)[-1]) / "model.safetensors"
+    )
 
 
 def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
@@ -105,14 +127,17 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
     killed = tmp_path / "killed"
     for step in (1, 5, 8, 20, 33) if SOAK else (1, 20):
         more = room_for(step - last_step(killed))
-        with running(*arguments, "--out", killed, "--set", f"loader_threads={1 + step % 3}", room=more):
+        with running(
+            *arguments, "--out", killed, "--set", f"loader_threads={1 + step % 3}", room=more
+        ):
             wait_until(lambda step=step: last_step(killed) >= step)  # type: ignore[misc]
     code, output, errors = call(*arguments, "--out", killed)
     assert code == 0, errors
     assert "resuming after step" in output
     assert losses(killed) == losses(tmp_path / "whole")
     assert len(losses(killed)) == 42
-    a, b = newest_weights(killed), newest_weights(tmp_path / "whole")
+    a = newest_weights(killed)
+    b = newest_weights(tmp_path / "whole")
     assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
 
 
@@ -123,7 +148,8 @@ def test_a_run_stopped_on_one_engine_ends_on_another_where_it_would_have(
 ) -> None:
     # At ten times this rate the difference in rounding doubles with every other step.
     arguments += ["--set", "lr=0.00003", "--set", "log_every_steps=1"]
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run = tmp_path / "run"
+    whole = tmp_path / "whole"
     code, _, errors = call(*arguments, "--backend", second, "--out", whole)
     assert code == 0, errors
     with running(*arguments, "--backend", first, "--out", run, room=room_for(5)) as process:
@@ -138,7 +164,10 @@ def test_a_run_stopped_on_one_engine_ends_on_another_where_it_would_have(
     assert losses(run) == pytest.approx(losses(whole), rel=BOUNDS["loss"].value)
     begin = initial_tensors(tiny_recipe)
     trained = [name for name in begin if "running" not in name]
-    ways = [{name: end[name] - begin[name] for name in trained} for end in map(newest_weights, (run, whole))]
+    ways = [
+        {name: end[name] - begin[name] for name in trained}
+        for end in map(newest_weights, (run, whole))
+    ]
     assert distance(*ways) < BOUNDS["weights"].value
 
 
@@ -155,7 +184,9 @@ def test_a_signal_saves_the_next_step_and_tells_by_the_exit_code(
         process.send_signal(signal.Signals[number])
         code, _, errors = finish(process)
     assert code == expected
-    assert re.fullmatch(rf"lockstep: stopped by {number} after step \d+ of 3500, saved in .*\n", errors)
+    assert re.fullmatch(
+        rf"lockstep: stopped by {number} after step \d+ of 3500, saved in .*\n", errors
+    )
 
 
 @pytest.mark.slow
@@ -173,9 +204,12 @@ def test_two_processes_in_one_folder_do_not_mix(arguments: list[object], tmp_pat
 @pytest.mark.slow
 def test_a_run_can_be_evaluated_and_asked_for_predictions(finished: Path, textures: Path) -> None:
     run = finished
-    code, output, errors = call("evaluate", run, "--data", textures, "--json", "--batch", 7, *DEFAULT)
+    code, output, errors = call(
+        "evaluate", run, "--data", textures, "--json", "--batch", 7, *DEFAULT
+    )
     assert (code, errors) == (0, "")
-    evaluated, report = json.loads(output), json.loads((run / "report.json").read_text())
+    evaluated = json.loads(output)
+    report = json.loads((run / "report.json").read_text())
     assert evaluated["images"] == 20
     assert evaluated["per_class"] == report["per_class"]["trained"]
     assert evaluated["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-6)
@@ -191,9 +225,11 @@ def test_a_run_can_be_evaluated_and_asked_for_predictions(finished: Path, textur
 def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(
     ranked_once: list[object], tmp_path: Path
 ) -> None:
-    # A low rate and one epoch: rounding differences grow with every step, chaotically at a high rate.
+    # A low rate and one epoch: rounding differences grow with every step, chaotically at a high
+    # rate.
     changes = ["--set", "batch_norm=synchronised", "--set", "epochs=1", "--set", "lr=0.001"]
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     assert call(*ranked_once, *changes, "--out", one)[0] == 0
     code, output, errors = call("launch", "-n", 2, "--", *ranked_once, *changes, "--out", two)
     assert code == 0, errors
@@ -201,7 +237,9 @@ def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(
     assert "2 ranks" in output
     assert largest_difference(newest_weights(one), newest_weights(two)) < 2e-4
     assert json.loads((two / "report.json").read_text())["final"]["trained"]["images"] == 20
-    of_one, of_two = (results.scores["trained"] for results in map(read_results, (one, two)) if results)
+    of_one, of_two = (
+        results.scores["trained"] for results in map(read_results, (one, two)) if results
+    )
     assert of_two.labels.tolist() == [label for label in range(10) for _ in range(2)]
     assert of_two.losses == pytest.approx(of_one.losses, rel=1e-3), "every image has its own result"
     assert len(set(np.round(of_one.losses, 2))) > 5, "which distinguishes images"
@@ -209,21 +247,29 @@ def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(
 
 @pytest.mark.slow
 @in_a_soak  # `tests/backends/test_ranks.py` sees the same of every engine
-def test_two_ranks_with_batch_norm_of_their_own_end_with_other_weights(ranked_once: list[object], tmp_path: Path) -> None:
+def test_two_ranks_with_batch_norm_of_their_own_end_with_other_weights(
+    ranked_once: list[object], tmp_path: Path
+) -> None:
     # This shows that the bound of synchronised ones can fail.
-    changes, one, two = ["--set", "epochs=1", "--set", "lr=0.001"], tmp_path / "one", tmp_path / "two"
+    changes = ["--set", "epochs=1", "--set", "lr=0.001"]
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     assert call(*ranked_once, *changes, "--out", one)[0] == 0
     assert call("launch", "-n", 2, "--", *ranked_once, *changes, "--out", two)[0] == 0
     assert largest_difference(newest_weights(one), newest_weights(two)) > 2e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, *([signal.SIGINT] if SOAK else [])])  # SIGUSR1: to one rank, below
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *([signal.SIGINT] if SOAK else [])]
+)  # SIGUSR1: to one rank, below
 def test_one_signal_to_the_launcher_ends_all_ranks_saved(
     number: signal.Signals, ranked_once: list[object], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with running("launch", "-n", 2, "--", *ranked_once, "--out", run, "--set", "epochs=500") as process:
+    with running(
+        "launch", "-n", 2, "--", *ranked_once, "--out", run, "--set", "epochs=500"
+    ) as process:
         wait_until(lambda: last_step(run) > 0)
         ranks = children(process.pid)
         process.send_signal(number)
@@ -235,43 +281,60 @@ def test_one_signal_to_the_launcher_ends_all_ranks_saved(
 
 
 @pytest.mark.slow
-def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(ranked_once: list[object], tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(
+    ranked_once: list[object], tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     ranked_once += ["--set", "epochs=3", "--set", "log_every_steps=1"]
     assert call("launch", "-n", 2, "--", *ranked_once, "--out", whole)[0] == 0
-    with running("launch", "-n", 2, "--", *ranked_once, "--out", parts, room=room_for(2)) as process:
+    with running(
+        "launch", "-n", 2, "--", *ranked_once, "--out", parts, room=room_for(2)
+    ) as process:
         wait_until(lambda: last_step(parts) >= 2)
         os.kill(children(process.pid)[1], signal.SIGUSR1)
         code, _, errors = finish(process)
     assert code == 75, errors
-    stopped = re.findall(r"after step (\d+) of", errors + (parts / "logs" / "rank-1.log").read_text())
+    stopped = re.findall(
+        r"after step (\d+) of", errors + (parts / "logs" / "rank-1.log").read_text()
+    )
     assert len(stopped) == 2
     assert stopped[0] == stopped[1]
     assert call("launch", "-n", 2, "--", *ranked_once, "--out", parts)[0] == 0
     assert losses(whole) == losses(parts)
-    a, b = newest_weights(whole), newest_weights(parts)
+    a = newest_weights(whole)
+    b = newest_weights(parts)
     assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
 
 
 @pytest.mark.slow
 def test_ranks_end_when_their_launcher_is_killed(ranked_once: list[object], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with running("launch", "-n", 2, "--", *ranked_once, "--out", run, "--set", "epochs=500") as process:
+    with running(
+        "launch", "-n", 2, "--", *ranked_once, "--out", run, "--set", "epochs=500"
+    ) as process:
         wait_until(lambda: last_step(run) > 0)
         ranks = children(process.pid)
         process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(map(is_running, ranks)), seconds=100)  # less than the patience, which would end them
+    wait_until(
+        lambda: not any(map(is_running, ranks)), seconds=100
+    )  # less than the patience, which would end them
     assert len(ranks) == 2
     assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
 
 
 @pytest.mark.slow
-def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(ranked_once: list[object], finished: Path) -> None:
+def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(
+    ranked_once: list[object], finished: Path
+) -> None:
     changes = ["--set", "epochs=1", "--set", "momentum=0.5"]
     code, _, errors = call("launch", "-n", 2, "--", *ranked_once, "--out", finished, *changes)
     assert code == 2, errors
     assert "holds a run of another recipe" in errors
-    assert "[rank 1] lockstep: another rank has ended" in (finished / "logs" / "rank-1.log").read_text()
+    assert (
+        "[rank 1] lockstep: another rank has ended"
+        in (finished / "logs" / "rank-1.log").read_text()
+    )
     assert "Traceback" not in errors
 
 
@@ -294,10 +357,21 @@ def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
 @pytest.mark.slow
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lockstep"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "lockstep",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [*torchrun, *map(str, arguments), "--out", str(tmp_path / "run"), "--set", "epochs=1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENT_SEC, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENT_SEC, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
 
@@ -305,11 +379,35 @@ def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("paddle" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", tmp_path / "log"]
+    launch = [
+        sys.executable,
+        "-m",
+        "paddle.distributed.launch",
+        "--nproc_per_node",
+        "2",
+        "--log_dir",
+        tmp_path / "log",
+    ]
     program = Path(lockstep.__file__).with_name("__main__.py")  # this launcher has no -m
-    command = [*launch, program, *arguments, "--out", tmp_path / "run", "--backend", "paddle", "--set", "epochs=1"]
+    command = [
+        *launch,
+        program,
+        *arguments,
+        "--out",
+        tmp_path / "run",
+        "--backend",
+        "paddle",
+        "--set",
+        "epochs=1",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=PATIENT_SEC)
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=PATIENT_SEC,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
 
@@ -320,13 +418,24 @@ def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
     from lockstep.backends.tensorflow.launching import worker
 
     environment = partial(worker, one_machine(2))
-    command = [sys.executable, "-m", "lockstep", *map(str, arguments), "--backend", "tensorflow", "--set", "epochs=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "lockstep",
+        *map(str, arguments),
+        "--backend",
+        "tensorflow",
+        "--set",
+        "epochs=1",
+    ]
     with ExitStack() as stack:
         ranks = []
         for rank in (0, 1):
             errors = stack.enter_context((tmp_path / f"{rank}.txt").open("w"))
             process = subprocess.Popen(
-                [*command, "--out", tmp_path / "run"], env=os.environ | environment(rank), stderr=errors
+                [*command, "--out", tmp_path / "run"],
+                env=os.environ | environment(rank),
+                stderr=errors,
             )
             stack.callback(process.kill)
             ranks.append(process)
@@ -336,8 +445,12 @@ def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_user_error_of_launched_ranks_keeps_its_exit_code(arguments: list[object], tmp_path: Path) -> None:
-    code, _, errors = call("launch", "-n", 2, "--", *arguments, "--out", tmp_path / "run", "--set", "epoch=1")
+def test_a_user_error_of_launched_ranks_keeps_its_exit_code(
+    arguments: list[object], tmp_path: Path
+) -> None:
+    code, _, errors = call(
+        "launch", "-n", 2, "--", *arguments, "--out", tmp_path / "run", "--set", "epoch=1"
+    )
     assert code == 2
     assert "Did you mean --set epochs=" in errors
     assert "Traceback" not in errors
@@ -348,14 +461,17 @@ def dense(recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFa
     """A run to start from."""
     run = tmp_path_factory.mktemp("dense") / "run"
     changes = ["--set", "epochs=1", "--backend", "reference", "--set", "reference_dtype=float32"]
-    code, _, errors = call("train", "--recipe", recipe_file, "--data", textures, "--out", run, *changes)
+    code, _, errors = call(
+        "train", "--recipe", recipe_file, "--data", textures, "--out", run, *changes
+    )
     assert code == 0, errors
     return run
 
 
 def zeros(run: Path) -> dict[str, int]:
     """Return the number of weights of each masked tensor that are 0, minus the zeros of its mask."""
-    kept, found = read_masks(run), newest_weights(run)
+    kept = read_masks(run)
+    found = newest_weights(run)
     return {name: int((found[name] == 0).sum() - (~mask).sum()) for name, mask in kept.items()}
 
 
@@ -365,29 +481,51 @@ def zeros(run: Path) -> dict[str, int]:
 def test_a_sparse_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
     backend: str, arguments: list[object], dense: Path, tmp_path: Path
 ) -> None:
-    arguments += ["--backend", backend, "--set", "sparsity=mask_1d", "--set", "ema_decay=0.9", "--set", "epochs=3"]
+    arguments += [
+        "--backend",
+        backend,
+        "--set",
+        "sparsity=mask_1d",
+        "--set",
+        "ema_decay=0.9",
+        "--set",
+        "epochs=3",
+    ]
     code, output, errors = call(*arguments, "--weights", dense, "--out", tmp_path / "whole")
     assert code == 0, errors
     assert "note: starts from the weights of step-00000007" in output
     killed = tmp_path / "killed"
     for step in (0, 1, 8) if SOAK else (1,):
         with running(*arguments, "--weights", dense, "--out", killed):
-            wait_until(lambda step=step: (killed / "start.json").exists() and last_step(killed) >= step)  # type: ignore[misc]
+            wait_until(
+                lambda step=step: (killed / "start.json").exists() and last_step(killed) >= step
+            )  # type: ignore[misc]
     code, output, errors = call(*arguments, "--out", killed)
     assert code == 0, errors
     assert "starts from" not in output
     assert losses(killed) == losses(tmp_path / "whole")
-    a, b = newest_weights(killed), newest_weights(tmp_path / "whole")
+    a = newest_weights(killed)
+    b = newest_weights(tmp_path / "whole")
     assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
     assert set(zeros(killed).values()) == {0}
 
 
 @pytest.mark.slow
 @in_a_soak  # sparse runs and ranks are seen on every engine in `tests/backends`
-def test_two_sparse_ranks_end_with_the_weights_of_one(ranked_once: list[object], dense: Path, tmp_path: Path) -> None:
-    changes = ["--set", "sparsity=mask_2d_best", "--set", "batch_norm=synchronised", "--set", "epochs=1"]
+def test_two_sparse_ranks_end_with_the_weights_of_one(
+    ranked_once: list[object], dense: Path, tmp_path: Path
+) -> None:
+    changes = [
+        "--set",
+        "sparsity=mask_2d_best",
+        "--set",
+        "batch_norm=synchronised",
+        "--set",
+        "epochs=1",
+    ]
     changes += ["--set", "lr=0.001", "--weights", str(dense)]
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     assert call(*ranked_once, *changes, "--out", one)[0] == 0
     code, _, errors = call("launch", "-n", 2, "--", *ranked_once, *changes, "--out", two)
     assert code == 0, errors
@@ -406,7 +544,10 @@ def test_weights_refused_to_rank_0_end_all_ranks_without_a_traceback(
     code, _, errors = call("launch", "-n", 2, "--", *ranked_once, *changes, "--out", finished)
     assert code == 2, errors
     assert "was started from its recipe's initial weights" in errors
-    assert "[rank 1] lockstep: another rank has ended" in (finished / "logs" / "rank-1.log").read_text()
+    assert (
+        "[rank 1] lockstep: another rank has ended"
+        in (finished / "logs" / "rank-1.log").read_text()
+    )
     assert "Traceback" not in errors
 
 
@@ -450,7 +591,9 @@ def test_loggers_and_traces_are_chosen_by_options(
     arguments: list[object], answer: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    code, output, errors = answer(*arguments, "--no-tensorboard", "--profile", "2:2", "--set", "epochs=1", "--out", run)
+    code, output, errors = answer(
+        *arguments, "--no-tensorboard", "--profile", "2:2", "--set", "epochs=1", "--out", run
+    )
     assert code == 0, errors
     assert f"traced steps 2 to 3: {run}/profile/step-00000002\n" in output
     assert (run / "profile" / "step-00000002").is_dir()

@@ -1,4 +1,5 @@
-"""`lockstep launch` on two hosts: the same numbers as on one, private, and ended together whatever happens to one of them.
+"""`lockstep launch` on two hosts: the same numbers as on one, private, and ended together whatever
+happens to one of them.
 
 The hosts are network namespaces of this machine (`tests.hosts`).
 """
@@ -18,7 +19,17 @@ from lockstep.models.state import State
 from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.weights import checkpoint
 from tests.backends.launchers import LAUNCHED
-from tests.hosts import PORT, SECRET, Host, as_proc_writes, kill_all, listening, two_hosts, variables, with_hosts
+from tests.hosts import (
+    PORT,
+    SECRET,
+    Host,
+    as_proc_writes,
+    kill_all,
+    listening,
+    two_hosts,
+    variables,
+    with_hosts,
+)
 from tests.processes import call, finish, wait_until
 from tests.soak import SOAK, in_a_soak
 
@@ -28,7 +39,8 @@ NATIVE = tuple(name for name in LAUNCHED if " " not in name)
 ENGINES = NATIVE if SOAK else tuple(name for name in NATIVE if name == "torch")
 """All engines meet through the same table; `make soak` tries each."""
 LOOPBACK = as_proc_writes("127.0.0.1") | {"00000000000000000000000001000000"}
-PATIENCE_SEC, A_BUSY_MACHINE_SEC = 20, 60
+PATIENCE_SEC = 20
+A_BUSY_MACHINE_SEC = 60
 
 
 @pytest.fixture
@@ -44,11 +56,26 @@ def train(request: pytest.FixtureRequest, recipe_file: Path, textures: Path) -> 
     return ["train", "--recipe", recipe_file, "--data", textures, *how]
 
 
-def launch(hosts: tuple[Host, Host], train: list[object], *options: object, n: int = 1) -> list[subprocess.Popen[str]]:
+def launch(
+    hosts: tuple[Host, Host], train: list[object], *options: object, n: int = 1
+) -> list[subprocess.Popen[str]]:
     """Start a launcher on each host."""
     place = f"{hosts[0].address}:{PORT}"
     return [
-        host.start("launch", "--nodes", 2, "--node-rank", node, "--rendezvous", place, "-n", n, *options, "--", *train)
+        host.start(
+            "launch",
+            "--nodes",
+            2,
+            "--node-rank",
+            node,
+            "--rendezvous",
+            place,
+            "-n",
+            n,
+            *options,
+            "--",
+            *train,
+        )
         for node, host in enumerate(hosts)
     ]
 
@@ -56,7 +83,10 @@ def launch(hosts: tuple[Host, Host], train: list[object], *options: object, n: i
 def wait_for_steps(run: Path, launchers: list[subprocess.Popen[str]]) -> None:
     log = run / "log.jsonl"
     wait_until(
-        lambda: (log.exists() and '"train"' in log.read_text()) or any(each.poll() is not None for each in launchers),
+        lambda: (
+            (log.exists() and '"train"' in log.read_text())
+            or any(each.poll() is not None for each in launchers)
+        ),
         seconds=300,
     )
     if any(each.poll() is not None for each in launchers):
@@ -70,12 +100,15 @@ def ranks_on(host: Host) -> list[int]:
 def test_two_hosts_train_as_one_listen_at_their_addresses_alone_and_stop_together(
     hosts: tuple[Host, Host], train: list[object], tmp_path: Path
 ) -> None:
-    two, one = tmp_path / "two", tmp_path / "one"
+    two = tmp_path / "two"
+    one = tmp_path / "one"
     launchers = launch(hosts, [*train, "--out", two])
     wait_for_steps(two, launchers)
     found = {host.address: {each: listening(each) for each in host.processes()} for host in hosts}
     assert [len(ranks_on(host)) for host in hosts] == [1, 1]
-    assert not [each for host in hosts for each in ranks_on(host) if SECRET.encode() in variables(each)]
+    assert not [
+        each for host in hosts for each in ranks_on(host) if SECRET.encode() in variables(each)
+    ]
     os.kill(ranks_on(hosts[1])[0], signal.SIGUSR1)
     (code, _, errors), (other_code, output, other_errors) = map(finish, launchers)
     assert (code, other_code) == (75, 75), errors + other_errors
@@ -84,9 +117,13 @@ def test_two_hosts_train_as_one_listen_at_their_addresses_alone_and_stop_togethe
     for address, processes in found.items():
         open_at = set().union(*processes.values())
         assert open_at <= LOOPBACK | as_proc_writes(address), processes
-    assert as_proc_writes(hosts[0].address) & set().union(*found[hosts[0].address].values()), "node 0 listens for the others"
+    assert as_proc_writes(hosts[0].address) & set().union(*found[hosts[0].address].values()), (
+        "node 0 listens for the others"
+    )
     assert output == "", "only rank 0 prints"
-    code, _, errors = call("launch", "-n", 2, "--", *train, "--out", one, "--stop-after-steps", *stopped)
+    code, _, errors = call(
+        "launch", "-n", 2, "--", *train, "--out", one, "--stop-after-steps", *stopped
+    )
     assert code == 0, errors
     assert_same_weights(one, two)
 
@@ -95,7 +132,9 @@ def assert_same_weights(one: Path, other: Path) -> None:
     """On two hosts the same ranks add up the same numbers."""
     a, b = (newest(run) for run in (one, other))
     assert a.step == b.step > 0
-    assert [name for name in a.tensors if a.tensors[name].tobytes() != b.tensors[name].tobytes()] == []
+    assert [
+        name for name in a.tensors if a.tensors[name].tobytes() != b.tensors[name].tobytes()
+    ] == []
 
 
 def newest(run: Path) -> State:
@@ -105,14 +144,22 @@ def newest(run: Path) -> State:
     return state
 
 
-FAULTS = ("the link is cut", *(("the other host is gone", "the launcher of node 0 is killed") if SOAK else ()))
+FAULTS = (
+    "the link is cut",
+    *(("the other host is gone", "the launcher of node 0 is killed") if SOAK else ()),
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_when_a_host_is_lost_the_others_end_within_the_patience(
     hosts: tuple[Host, Host], train: list[object], tmp_path: Path, fault: str
 ) -> None:
-    launchers = launch(hosts, [*train, "--out", tmp_path / "run", "--set", "save_every_steps=2"], "--patience", PATIENCE_SEC)
+    launchers = launch(
+        hosts,
+        [*train, "--out", tmp_path / "run", "--set", "save_every_steps=2"],
+        "--patience",
+        PATIENCE_SEC,
+    )
     wait_for_steps(tmp_path / "run", launchers)
     wait_until(lambda: bool(checkpoint.steps(tmp_path / "run" / "checkpoints")))
     left = list(zip(hosts, launchers, strict=True))
@@ -126,23 +173,32 @@ def test_when_a_host_is_lost_the_others_end_within_the_patience(
         finish(left.pop(0)[1])
     for host, launcher in left:
         code, _, errors = finish(launcher, PATIENCE_SEC + A_BUSY_MACHINE_SEC)
-        assert code in (1, 75), errors  # 75: the ranks without a launcher stopped together with the others, and saved
+        assert code in (1, 75), (
+            errors
+        )  # 75: the ranks without a launcher stopped together with the others, and saved
         assert re.search(r"lockstep: .*(node [01]|rank [01]|another rank).*", errors)
         assert "Traceback" not in errors
         assert host.processes() == []
-    wait_until(lambda: hosts[0].processes() == [], A_BUSY_MACHINE_SEC)  # ranks end without their launcher
+    wait_until(
+        lambda: hosts[0].processes() == [], A_BUSY_MACHINE_SEC
+    )  # ranks end without their launcher
     assert newest(tmp_path / "run").step > 0
 
 
 @in_a_soak
-def test_a_slow_link_changes_no_number(hosts: tuple[Host, Host], train: list[object], tmp_path: Path) -> None:
+def test_a_slow_link_changes_no_number(
+    hosts: tuple[Host, Host], train: list[object], tmp_path: Path
+) -> None:
     for host in hosts:
         host.slow_down("2mbit")
     launchers = launch(hosts, [*train, "--out", tmp_path / "slow", "--stop-after-steps", 8])
     for launcher in launchers:
         code, _, errors = finish(launcher, 300)
         assert code == 0, errors
-    assert call("launch", "-n", 2, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 8)[0] == 0
+    assert (
+        call("launch", "-n", 2, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 8)[0]
+        == 0
+    )
     assert_same_weights(tmp_path / "slow", tmp_path / "one")
 
 
@@ -152,7 +208,14 @@ def test_ranks_that_another_launcher_only_numbers_meet_by_themselves(
     hosts: tuple[Host, Host], train: list[object], tmp_path: Path, launcher: str
 ) -> None:
     ranks = [
-        host.start(*train, "--out", tmp_path / "two", "--stop-after-steps", 8, **numbered(launcher, hosts, number))
+        host.start(
+            *train,
+            "--out",
+            tmp_path / "two",
+            "--stop-after-steps",
+            8,
+            **numbered(launcher, hosts, number),
+        )
         for number, host in enumerate(hosts)
     ]
     wait_for_steps(tmp_path / "two", ranks)
@@ -162,7 +225,10 @@ def test_ranks_that_another_launcher_only_numbers_meet_by_themselves(
         assert code == 0, errors
     for address, open_at in found.items():
         assert open_at <= LOOPBACK | as_proc_writes(address)
-    assert call("launch", "-n", 2, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 8)[0] == 0
+    assert (
+        call("launch", "-n", 2, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 8)[0]
+        == 0
+    )
     assert_same_weights(tmp_path / "two", tmp_path / "one")
 
 
@@ -170,21 +236,48 @@ def numbered(launcher: str, hosts: tuple[Host, Host], number: int) -> dict[str, 
     """Return the variables that a launcher sets for one of two processes, each on one host."""
     if launcher == "mpirun":
         place = {"LOCKSTEP_RENDEZVOUS": f"{hosts[0].address}:{PORT}"}
-        return place | {"OMPI_COMM_WORLD_RANK": str(number), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    sizes = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": hosts[0].address}
+        return place | {
+            "OMPI_COMM_WORLD_RANK": str(number),
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        }
+    sizes = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": hosts[0].address,
+    }
     own = {"SLURM_PROCID": str(number), "SLURM_NODEID": str(number), "SLURM_LOCALID": "0"}
     return sizes | own | {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
 
 
 @in_a_soak
-def test_two_ranks_on_each_host_are_four(hosts: tuple[Host, Host], train: list[object], tmp_path: Path) -> None:
-    for launcher in launch(hosts, [*train, "--out", tmp_path / "two", "--stop-after-steps", 4], n=2):
+def test_two_ranks_on_each_host_are_four(
+    hosts: tuple[Host, Host], train: list[object], tmp_path: Path
+) -> None:
+    for launcher in launch(
+        hosts, [*train, "--out", tmp_path / "two", "--stop-after-steps", 4], n=2
+    ):
         code, _, errors = finish(launcher, 300)
         assert code == 0, errors
-    assert call("launch", "-n", 4, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 4, seconds=300)[0] == 0
+    assert (
+        call(
+            "launch",
+            "-n",
+            4,
+            "--",
+            *train,
+            "--out",
+            tmp_path / "one",
+            "--stop-after-steps",
+            4,
+            seconds=300,
+        )[0]
+        == 0
+    )
     a, b = (newest(tmp_path / run) for run in ("one", "two"))
     assert a.step == b.step == 4
-    # Three and more numbers may be added up in another order: MXNet's server takes them as they come.
+    # Three and more numbers may be added up in another order: MXNet's server takes them as they
+    # come.
     assert distance(a.tensors, b.tensors) < BOUNDS["ranks"].value
 
 
@@ -217,13 +310,19 @@ OWN: dict[str, Callable[[tuple[Host, Host], int], list[object]]] = {
     ],
     "tensorflow": lambda hosts, node: ["-m", "lockstep"],
 }
-"""Arguments of Python by which a framework's own launcher starts a rank on a node. TensorFlow has TF_CONFIG instead."""
+"""Arguments of Python by which a framework's own launcher starts a rank on a node. TensorFlow has
+TF_CONFIG instead."""
 
 
 @in_a_soak
 @pytest.mark.parametrize("engine", [name for name in OWN if name in NATIVE])
 def test_ranks_of_a_frameworks_own_launcher_train_on_two_hosts(
-    hosts: tuple[Host, Host], engine: str, recipe_file: Path, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: tuple[Host, Host],
+    engine: str,
+    recipe_file: Path,
+    textures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     how = ["--backend", engine, "--set", "batch_norm=synchronised", "--stop-after-steps", 8]
@@ -235,7 +334,9 @@ def test_ranks_of_a_frameworks_own_launcher_train_on_two_hosts(
             "task": {"type": "worker", "index": node},
         }
         more = {"TF_CONFIG": json.dumps(config)} if engine == "tensorflow" else {}
-        ranks.append(host.python(*OWN[engine](hosts, node), *train, "--out", tmp_path / "two", **more))
+        ranks.append(
+            host.python(*OWN[engine](hosts, node), *train, "--out", tmp_path / "two", **more)
+        )
     for rank in ranks:
         code, output, errors = finish(rank, 200)
         assert code == 0, output + errors

@@ -14,12 +14,19 @@ from tests.soak import SOAK
 Answer = tuple[int, str, str]
 
 
-def test_a_table_shows_every_quantity_and_the_verdict(answer: Callable[..., Answer], tmp_path: Path) -> None:
-    code, output, errors = answer("verify", "--backends", "torch", "--steps", 3, "--plot", tmp_path / "curves.png")
+def test_a_table_shows_every_quantity_and_the_verdict(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
+    code, output, errors = answer(
+        "verify", "--backends", "torch", "--steps", 3, "--plot", tmp_path / "curves.png"
+    )
     assert (code, errors) == (0, "")
     assert "3 steps of 16 images at 64 px in fp32" in output
     for quantity in ("logits", "loss", "gradient", "statistics", "weights"):
-        assert any(line.split()[:2] == ["torch", quantity] and line.split()[-1] == "ok" for line in output.splitlines())
+        assert any(
+            line.split()[:2] == ["torch", quantity] and line.split()[-1] == "ok"
+            for line in output.splitlines()
+        )
     assert output.splitlines()[-1] == "all within bounds"
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
@@ -27,11 +34,15 @@ def test_a_table_shows_every_quantity_and_the_verdict(answer: Callable[..., Answ
 @pytest.mark.slow
 def test_four_frameworks_in_two_environments_agree(answer: Callable[..., Answer]) -> None:
     backends = "torch,tensorflow,paddle,mxnet"
-    code, output, _ = answer("verify", "--backends", backends, "--model", "resnet18", "--steps", 3, "--json")
+    code, output, _ = answer(
+        "verify", "--backends", backends, "--model", "resnet18", "--steps", 3, "--json"
+    )
     assert code == 0, output
     report = json.loads(output)
     assert report["passed"]
-    assert {name for name, found in report["engines"].items() if found["passed"]} == set(backends.split(","))
+    assert {name for name, found in report["engines"].items() if found["passed"]} == set(
+        backends.split(",")
+    )
     assert set(report["losses"]) == {"reference", *backends.split(",")}
 
 
@@ -55,7 +66,10 @@ def test_an_engine_that_does_not_pass_gives_exit_code_1(
         (("--precision", "fp8"), "precision"),
         (("--steps", "2"), "greater than or equal to 3"),
         (("--steps", "3", "--plot", "curves.xyz"), "cannot draw curves.xyz"),
-        (("--steps", "3", "--plot", "/no/such/folder/curves.png"), "cannot draw /no/such/folder/curves.png"),
+        (
+            ("--steps", "3", "--plot", "/no/such/folder/curves.png"),
+            "cannot draw /no/such/folder/curves.png",
+        ),
     ],
 )
 def test_wrong_use_is_one_message_and_exit_code_2(
@@ -73,13 +87,18 @@ def workers_in(folder: Path) -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             command = path.read_text().split("\0")
-            if "lockstep.verification.engine_process" in command and any(str(folder) in word for word in command):
+            if "lockstep.verification.engine_process" in command and any(
+                str(folder) in word for word in command
+            ):
                 found.append(path.parent.name)
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [("SIGTERM", 143), ("SIGKILL", -9), *([("SIGINT", 130)] if SOAK else [])])
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [("SIGTERM", 143), ("SIGKILL", -9), *([("SIGINT", 130)] if SOAK else [])],
+)
 def test_a_signal_ends_it_and_its_worker_and_leaves_no_folder(
     number: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

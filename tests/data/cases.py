@@ -8,7 +8,11 @@ from PIL import Image
 
 from lockstep.data.containers import Sample, recordio, tfrecord, webdataset
 
-WRITERS = {"recordio": recordio.Writer, "tfrecord": tfrecord.Writer, "webdataset": webdataset.Writer}
+WRITERS = {
+    "recordio": recordio.Writer,
+    "tfrecord": tfrecord.Writer,
+    "webdataset": webdataset.Writer,
+}
 
 COUNTED = """
 import os, sys
@@ -33,7 +37,8 @@ def jpeg(height: int = 16, width: int = 24, colour: int = 0) -> bytes:
 
 
 def image_folder(root: Path, files: dict[str, bytes]) -> Path:
-    """Write files. Their folders get an old time, so that any later change of a folder changes its time."""
+    """Write files. Their folders get an old time, so that any later change of a folder changes its
+    time."""
     for name, data in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +48,9 @@ def image_folder(root: Path, files: dict[str, bytes]) -> Path:
     return root
 
 
-def sample(number: int, label: int, data: bytes = b"", name: str = "", class_name: str = "") -> Sample:
+def sample(
+    number: int, label: int, data: bytes = b"", name: str = "", class_name: str = ""
+) -> Sample:
     return Sample(number, name, label, class_name, data or jpeg(8 + number, 8), 0, 0)
 
 

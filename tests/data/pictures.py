@@ -14,7 +14,11 @@ from lockstep.data.decoding.jpeg import Window
 
 def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     """Return patches and noise: sharp colour borders, at which upsampling matters."""
-    patches = rng.integers(0, 256, (-(-height // 7), -(-width // 7), 3)).repeat(7, 0).repeat(7, 1)[:height, :width]
+    patches = (
+        rng.integers(0, 256, (-(-height // 7), -(-width // 7), 3))
+        .repeat(7, 0)
+        .repeat(7, 1)[:height, :width]
+    )
     return np.clip(patches + rng.integers(-20, 21, (height, width, 3)), 0, 255).astype(np.uint8)
 
 
@@ -25,7 +29,8 @@ def encoded(pixels: np.ndarray, sampling: str, quality: int = 90) -> bytes:
 
 
 def progressive_jpeg(mode: str = "RGB", repeated: int = 0, without_data: bool = False) -> bytes:
-    """Return a progressive JPEG of 24 x 16 pixels whose last scan is repeated, with or without its data."""
+    """Return a progressive JPEG of 24 x 16 pixels whose last scan is repeated, with or without its
+    data."""
     file = io.BytesIO()
     values = np.random.default_rng(0).integers(0, 256, (16, 24, len(mode)), np.uint8)
     Image.fromarray(values, mode).save(file, "JPEG", progressive=True)
@@ -36,14 +41,22 @@ def progressive_jpeg(mode: str = "RGB", repeated: int = 0, without_data: bool = 
 
 
 def any_window(rng: np.random.Generator, height: int, width: int) -> Window:
-    rows, columns = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
-    return int(rng.integers(0, height - rows + 1)), int(rng.integers(0, width - columns + 1)), rows, columns
+    rows = int(rng.integers(1, height + 1))
+    columns = int(rng.integers(1, width + 1))
+    return (
+        int(rng.integers(0, height - rows + 1)),
+        int(rng.integers(0, width - columns + 1)),
+        rows,
+        columns,
+    )
 
 
 def wrong_in_threads(
-    decode_window: Callable[[bytes, tuple[int, int], Window], np.ndarray | None], files: Sequence[bytes]
+    decode_window: Callable[[bytes, tuple[int, int], Window], np.ndarray | None],
+    files: Sequence[bytes],
 ) -> list[int]:
-    """Decode windows of files of 100 x 120 pixels, each file in a separate thread; return the file of every wrong window."""
+    """Decode windows of files of 100 x 120 pixels, each file in a separate thread; return the file
+    of every wrong window."""
     wrong: list[int] = []
 
     def work(number: int) -> None:

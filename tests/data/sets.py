@@ -1,4 +1,5 @@
-"""A data set with all difficult kinds of names and images, and what every storage format must hold of it."""
+"""A data set with all difficult kinds of names and images, and what every storage format must hold
+of it."""
 
 import io
 import os
@@ -26,7 +27,8 @@ MAGIC = bytes.fromhex("0a23d7ce")
 """RecordIO's magic number."""
 NOT_UTF8 = os.fsdecode(b"\xff\xe9.jpg"), os.fsdecode(b"\xff\xfcro")
 TRAIN = {
-    # Some names begin with other names. Bytes and code points give different orders of the last two names and classes.
+    # Some names begin with other names. Bytes and code points give different orders of the last two
+    # names and classes.
     "a/1.jpg": jpeg(30, 40, 1),
     "a/10.jpg": jpeg(30, 40, 2),
     "a/Käuzchen 3.jpg": jpeg(31, 41, 3),
@@ -48,8 +50,11 @@ SPLITS = {"train": TRAIN, "val": VAL}
 CLASSES = ("Vögel", "a", "a b", "a-b", "\ue000", NOT_UTF8[1])
 
 
-def in_order(files: dict[str, bytes], classes: tuple[str, ...] = CLASSES) -> list[tuple[str, str, bytes]]:
-    """Return class, name and bytes of the images of a folder, sorted by class, then by the bytes of the name."""
+def in_order(
+    files: dict[str, bytes], classes: tuple[str, ...] = CLASSES
+) -> list[tuple[str, str, bytes]]:
+    """Return class, name and bytes of the images of a folder, sorted by class, then by the bytes of
+    the name."""
     parted = [(*name.split("/"), data) for name, data in files.items()]
     return sorted(parted, key=lambda image: (classes.index(image[0]), os.fsencode(image[1])))
 
@@ -81,4 +86,8 @@ def listings(data: Path) -> dict[str, Listing]:
 def files_of(root: Path) -> dict[str, bytes]:
     """Return all files in a folder except Lockstep's own."""
     paths = sorted(path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths if ".lockstep" not in path.parts}
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in paths
+        if ".lockstep" not in path.parts
+    }

@@ -16,7 +16,8 @@ from lockstep.recipes.order import evaluation_plans, training_plans
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import CONTAINERS, packed
 
-MARGIN, LINE = 8, 16
+MARGIN = 8
+LINE = 16
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +26,17 @@ def index(textures: Path) -> Index:
 
 
 def tiles(sheet: Image.Image, count: int, columns: int, size: int) -> np.ndarray:
-    pixels, step = np.asarray(sheet), size + MARGIN
-    places = [(MARGIN + i // columns * (step + LINE), MARGIN + i % columns * step) for i in range(count)]
+    pixels = np.asarray(sheet)
+    step = size + MARGIN
+    places = [
+        (MARGIN + i // columns * (step + LINE), MARGIN + i % columns * step) for i in range(count)
+    ]
     return np.stack([pixels[top : top + size, left : left + size] for top, left in places])
 
 
-@pytest.mark.parametrize(("images", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (8, 4, 2), (13, 5, 3), (60, 10, 6)])
+@pytest.mark.parametrize(
+    ("images", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (8, 4, 2), (13, 5, 3), (60, 10, 6)]
+)
 def test_the_sheet_holds_the_first_images_of_training_as_the_loader_makes_them(
     images: int, columns: int, rows: int, index: Index, tiny_recipe: Recipe
 ) -> None:
@@ -42,7 +48,9 @@ def test_the_sheet_holds_the_first_images_of_training_as_the_loader_makes_them(
     assert np.array_equal(tiles(sheet, images, columns, 32), batch.images)
 
 
-def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(index: Index, tiny_recipe: Recipe) -> None:
+def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(
+    index: Index, tiny_recipe: Recipe
+) -> None:
     recipe = tiny_recipe.replace(eval_resize=50, eval_crop=40, eval_antialias=True)
     sheet = contact_sheet(index, recipe, 8, evaluation=True)
     plan = next(evaluation_plans(recipe, index.sizes, 8))
@@ -52,7 +60,9 @@ def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(i
     assert np.array_equal(tiles(sheet, 8, 4, 40), batch.images)
 
 
-def test_the_first_images_are_those_of_the_runs_first_step(index: Index, tiny_recipe: Recipe) -> None:
+def test_the_first_images_are_those_of_the_runs_first_step(
+    index: Index, tiny_recipe: Recipe
+) -> None:
     run = next(training_plans(tiny_recipe, index.sizes, 0))
     plan = first_plan(index, tiny_recipe, 8, evaluation=False)
     assert plan.samples.tolist() == run.samples.tolist()
@@ -60,7 +70,9 @@ def test_the_first_images_are_those_of_the_runs_first_step(index: Index, tiny_re
     assert plan.flips.tolist() == run.flips.tolist()
 
 
-def test_a_sheet_of_more_images_than_there_are_shows_all(tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_a_sheet_of_more_images_than_there_are_shows_all(
+    tmp_path: Path, tiny_recipe: Recipe
+) -> None:
     index = open_index(image_folder(tmp_path, {f"a/{i}.jpg": jpeg() for i in range(3)}))
     for evaluation in (False, True):
         sheet = contact_sheet(index, tiny_recipe, 1000, evaluation=evaluation)
@@ -68,7 +80,15 @@ def test_a_sheet_of_more_images_than_there_are_shows_all(tmp_path: Path, tiny_re
 
 
 @pytest.mark.parametrize(
-    "name", ["cat", "an owl with a name that is much too long", "フクロウ", "two\nlines", os.fsdecode(b"\xff")], ids=ascii
+    "name",
+    [
+        "cat",
+        "an owl with a name that is much too long",
+        "フクロウ",
+        "two\nlines",
+        os.fsdecode(b"\xff"),
+    ],
+    ids=ascii,
 )
 def test_the_name_of_a_class_stands_below_its_image_and_within_its_width(
     name: str, tmp_path: Path, tiny_recipe: Recipe
@@ -89,11 +109,18 @@ def test_a_sheet_is_written_as_png_into_a_new_folder(tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(written), np.asarray(sheet))
 
 
-FILES = {"owl/a.jpg": jpeg(20, 30), "owl/b.jpg": jpeg(16, 24), "owl/c.jpg": jpeg(50, 40), "cat/z.jpg": jpeg(40, 10)}
+FILES = {
+    "owl/a.jpg": jpeg(20, 30),
+    "owl/b.jpg": jpeg(16, 24),
+    "owl/c.jpg": jpeg(50, 40),
+    "cat/z.jpg": jpeg(40, 10),
+}
 
 
 def test_facts_are_counts_bytes_and_sizes(tmp_path: Path) -> None:
-    index = open_index(image_folder(tmp_path, FILES | {"cat/bad.jpg": b"text"}), classes=("ant", "cat", "owl"))
+    index = open_index(
+        image_folder(tmp_path, FILES | {"cat/bad.jpg": b"text"}), classes=("ant", "cat", "owl")
+    )
     assert facts(index) == {
         "format": "folder",
         "files": 4,

@@ -1,4 +1,5 @@
-"""The index of an image folder: what it holds, what it leaves out and reports, and when it is built again."""
+"""The index of an image folder: what it holds, what it leaves out and reports, and when it is built
+again."""
 
 import io
 import json
@@ -50,12 +51,22 @@ def test_classes_are_the_sorted_folders(root: Path) -> None:
 
 
 def test_labels_are_positions_in_the_list_of_classes(root: Path) -> None:
-    assert by_path(open_index(root), "label") == {"cat/z.jpg": 0, "newt/i.jpg": 1, "owl/a.jpg": 2, "owl/b.jpg": 2}
+    assert by_path(open_index(root), "label") == {
+        "cat/z.jpg": 0,
+        "newt/i.jpg": 1,
+        "owl/a.jpg": 2,
+        "owl/b.jpg": 2,
+    }
 
 
 def test_labels_follow_the_classes_of_training_where_some_are_missing(root: Path) -> None:
     index = open_index(root, classes=("ant", "cat", "dog", "newt", "owl"))
-    assert by_path(index, "label") == {"cat/z.jpg": 1, "newt/i.jpg": 3, "owl/a.jpg": 4, "owl/b.jpg": 4}
+    assert by_path(index, "label") == {
+        "cat/z.jpg": 1,
+        "newt/i.jpg": 3,
+        "owl/a.jpg": 4,
+        "owl/b.jpg": 4,
+    }
     assert index.classes == ("ant", "cat", "dog", "newt", "owl")
 
 
@@ -80,10 +91,20 @@ def test_a_row_is_24_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["two words.jpg", "Käuzchen Nº 3.jpg", "フクロウ.jpg", "no extension", os.fsdecode(b"\xe9t\xe9.jpg")], ids=ascii
+    "name",
+    [
+        "two words.jpg",
+        "Käuzchen Nº 3.jpg",
+        "フクロウ.jpg",
+        "no extension",
+        os.fsdecode(b"\xe9t\xe9.jpg"),
+    ],
+    ids=ascii,
 )
 def test_a_file_may_have_any_name(name: str, tmp_path: Path) -> None:
-    image_folder(tmp_path, {"Vögel/ä.jpg": jpeg(8, 8), f"büho owl/{name}": jpeg(), "x/y.jpg": jpeg(8, 8)})
+    image_folder(
+        tmp_path, {"Vögel/ä.jpg": jpeg(8, 8), f"büho owl/{name}": jpeg(), "x/y.jpg": jpeg(8, 8)}
+    )
     for opened in ("built", "cached"):
         index = open_index(tmp_path)
         assert paths(index) == ["Vögel/ä.jpg", f"büho owl/{name}", "x/y.jpg"], opened
@@ -95,7 +116,10 @@ BAD = {
     "cat/half.jpg": (jpeg()[:400], "Truncated"),
     "newt/tail.jpg": (jpeg()[:-2], "Premature end"),
     "owl/notes.txt": (b"todo: sort these\n", "not an image"),
-    "owl/scans.jpg": (progressive_jpeg(repeated=1000), "more than 100 scans are too many; save the image again"),
+    "owl/scans.jpg": (
+        progressive_jpeg(repeated=1000),
+        "more than 100 scans are too many; save the image again",
+    ),
     "owl/page.jpg": (b"<html>404</html>", "not an image"),
 }
 
@@ -209,7 +233,9 @@ def no_good_image(root: Path) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_folder_laid_out_otherwise_is_refused(arrange: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+def test_a_folder_laid_out_otherwise_is_refused(
+    arrange: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
     arrange(tmp_path / "images")
     with pytest.raises(DataError, match=message):
         open_index(tmp_path / "images")
@@ -225,7 +251,9 @@ def same(a: Index, b: Index) -> bool:
     return all(np.array_equal(x, y) for x, y in arrays) and about[0] == about[1]
 
 
-def test_a_second_open_decodes_nothing_and_finds_the_same(partly_bad: Path, checked: list[bytes]) -> None:
+def test_a_second_open_decodes_nothing_and_finds_the_same(
+    partly_bad: Path, checked: list[bytes]
+) -> None:
     built = open_index(partly_bad)
     checked.clear()
     cached = open_index(partly_bad)
@@ -233,7 +261,9 @@ def test_a_second_open_decodes_nothing_and_finds_the_same(partly_bad: Path, chec
     assert same(built, cached)
 
 
-def test_a_stored_index_is_the_one_that_was_built_and_is_never_built(root: Path, checked: list[bytes]) -> None:
+def test_a_stored_index_is_the_one_that_was_built_and_is_never_built(
+    root: Path, checked: list[bytes]
+) -> None:
     classes = ("ant", "cat", "newt", "owl")
     assert stored_index(find_source(root), classes=classes) is None
     assert checked == []
@@ -259,16 +289,33 @@ def test_the_rows_of_a_cached_index_are_mapped_not_read(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda root: (root / "cat/new.jpg").write_bytes(jpeg()), "cat/new.jpg cat/z.jpg newt/i.jpg owl/a.jpg owl/b.jpg"),
+        (
+            lambda root: (root / "cat/new.jpg").write_bytes(jpeg()),
+            "cat/new.jpg cat/z.jpg newt/i.jpg owl/a.jpg owl/b.jpg",
+        ),
         (lambda root: (root / "owl/a.jpg").unlink(), "cat/z.jpg newt/i.jpg owl/b.jpg"),
-        (lambda root: (root / "owl/a.jpg").rename(root / "owl/c.jpg"), "cat/z.jpg newt/i.jpg owl/b.jpg owl/c.jpg"),
-        (lambda root: (root / "owl/a.jpg").rename(root / "cat/a.jpg"), "cat/a.jpg cat/z.jpg newt/i.jpg owl/b.jpg"),
-        (lambda root: (root / "newt").rename(root / "eft"), "cat/z.jpg eft/i.jpg owl/a.jpg owl/b.jpg"),
-        (lambda root: image_folder(root, {"ape/a.jpg": jpeg()}), "ape/a.jpg cat/z.jpg newt/i.jpg owl/a.jpg owl/b.jpg"),
+        (
+            lambda root: (root / "owl/a.jpg").rename(root / "owl/c.jpg"),
+            "cat/z.jpg newt/i.jpg owl/b.jpg owl/c.jpg",
+        ),
+        (
+            lambda root: (root / "owl/a.jpg").rename(root / "cat/a.jpg"),
+            "cat/a.jpg cat/z.jpg newt/i.jpg owl/b.jpg",
+        ),
+        (
+            lambda root: (root / "newt").rename(root / "eft"),
+            "cat/z.jpg eft/i.jpg owl/a.jpg owl/b.jpg",
+        ),
+        (
+            lambda root: image_folder(root, {"ape/a.jpg": jpeg()}),
+            "ape/a.jpg cat/z.jpg newt/i.jpg owl/a.jpg owl/b.jpg",
+        ),
     ],
     ids=["added", "removed", "renamed", "moved", "class renamed", "class added"],
 )
-def test_a_changed_folder_is_noticed(change: Callable[[Path], object], expected: str, root: Path) -> None:
+def test_a_changed_folder_is_noticed(
+    change: Callable[[Path], object], expected: str, root: Path
+) -> None:
     before = open_index(root)
     change(root)
     after = open_index(root)
@@ -301,7 +348,9 @@ def test_an_image_of_another_length_is_refused_when_it_is_read(root: Path) -> No
     length = len(FILES["cat/z.jpg"])
     with (root / "cat/z.jpg").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(DataError, match=rf"cat/z.jpg .* it has {length + 4} bytes instead of {length}"):
+    with pytest.raises(
+        DataError, match=rf"cat/z.jpg .* it has {length + 4} bytes instead of {length}"
+    ):
         open_index(root).read(0)
     assert index.read(1) == FILES["newt/i.jpg"]
 
@@ -321,7 +370,9 @@ def test_a_changed_image_is_indexed_again_when_asked(root: Path) -> None:
     assert open_index(root, anew=True).sizes[0].tolist() == [50, 60]
 
 
-def test_an_image_overwritten_by_another_of_the_same_length_is_refused_when_it_is_read(root: Path) -> None:
+def test_an_image_overwritten_by_another_of_the_same_length_is_refused_when_it_is_read(
+    root: Path,
+) -> None:
     index = open_index(root)
     (root / "cat/z.jpg").write_bytes(FILES["cat/z.jpg"][:-2] + b"\0\0")
     with pytest.raises(DataError, match=r"cat/z.jpg .* it was written after indexing"):
@@ -352,8 +403,14 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "damage"), DAMAGES, ids=lambda value: value if isinstance(value, str) else value.__name__)
-def test_a_damaged_index_is_built_again(name: str, damage: Callable[[Path], None], root: Path, checked: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    DAMAGES,
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_damaged_index_is_built_again(
+    name: str, damage: Callable[[Path], None], root: Path, checked: list[bytes]
+) -> None:
     built = open_index(root)
     checked.clear()
     damage(root / ".lockstep" / name)
@@ -365,7 +422,8 @@ def test_a_damaged_index_is_built_again(name: str, damage: Callable[[Path], None
 
 
 def test_an_index_half_replaced_by_another_is_built_again(root: Path) -> None:
-    cache, classes = root / ".lockstep", ("ant", "cat", "newt", "owl")
+    cache = root / ".lockstep"
+    classes = ("ant", "cat", "newt", "owl")
     first = open_index(root)
     about = (cache / "index.json").read_bytes()
     open_index(root, classes=classes)
@@ -389,10 +447,14 @@ def refuse_new_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refuse_writing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).parent != root and access(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).parent != root and access(path, mode)
+    )
 
 
-@pytest.mark.parametrize("refuse", [refuse_new_folders, refuse_writing], ids=lambda refuse: refuse.__name__)
+@pytest.mark.parametrize(
+    "refuse", [refuse_new_folders, refuse_writing], ids=lambda refuse: refuse.__name__
+)
 def test_the_index_of_a_read_only_folder_is_kept_in_the_users_cache(
     refuse: Callable[[Path, pytest.MonkeyPatch], None],
     root: Path,
@@ -447,16 +509,22 @@ def test_where_no_index_can_be_kept_the_error_names_both_places(
 def test_an_index_that_is_open_survives_another_build(root: Path) -> None:
     open_index(root)
     cached = open_index(root)
-    digest, names = cached.digest, paths(cached)
+    digest = cached.digest
+    names = paths(cached)
     (root / "cat/a.jpg").write_bytes(jpeg())
     open_index(root)
     assert (cached.digest, paths(cached)) == (digest, names)
 
 
 def test_of_two_processes_at_once_one_builds_and_the_other_waits(tmp_path: Path) -> None:
-    root = image_folder(tmp_path / "images", {f"{i % 3}/{i}.jpg": jpeg(200, 300, i) for i in range(150)})
+    root = image_folder(
+        tmp_path / "images", {f"{i % 3}/{i}.jpg": jpeg(200, 300, i) for i in range(150)}
+    )
     command = [sys.executable, "-c", COUNTED, str(root), str(tmp_path / "log")]
-    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
     for process in both:
         process.stdin.write("go\n")
@@ -469,7 +537,9 @@ def test_of_two_processes_at_once_one_builds_and_the_other_waits(tmp_path: Path)
 def test_progress_rises_to_all_the_files(tmp_path: Path) -> None:
     files = {f"{i % 3}/{i}.jpg": jpeg(8, 8) for i in range(150)} | {"0/bad.jpg": b""}
     seen: list[tuple[int, int]] = []
-    open_index(image_folder(tmp_path, files), progress=lambda done, total: seen.append((done, total)))
+    open_index(
+        image_folder(tmp_path, files), progress=lambda done, total: seen.append((done, total))
+    )
     assert [total for _, total in seen] == [151] * len(seen)
     done = [done for done, _ in seen]
     assert len(done) > 1
@@ -479,7 +549,9 @@ def test_progress_rises_to_all_the_files(tmp_path: Path) -> None:
 
 def test_an_index_of_imagenets_names_takes_less_than_64_bytes_an_image(tmp_path: Path) -> None:
     longest = "n01440764/n01440764_10026.JPEG"  # one of ImageNet's longest
-    index = open_index(image_folder(tmp_path, {f"{longest[:14]}{i:011d}.JPEG": jpeg(8, 8) for i in range(100)}))
+    index = open_index(
+        image_folder(tmp_path, {f"{longest[:14]}{i:011d}.JPEG": jpeg(8, 8) for i in range(100)})
+    )
     assert len(index.name(0)) == len(longest)
     assert sum(array.nbytes for array in stored_arrays(index)) <= 100 * 64
 

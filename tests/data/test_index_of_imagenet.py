@@ -69,7 +69,10 @@ print(json.dumps(found))
 def test_an_index_of_imagenets_size_is_opened_and_planned_from(tmp_path: Path) -> None:
     write("recordio", tmp_path / "train.rec", [sample(0, 0)])
     made = subprocess.run(
-        [sys.executable, "-c", STORED, str(tmp_path), str(IMAGENET)], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", STORED, str(tmp_path), str(IMAGENET)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     model = {
         "block": "bottleneck",
@@ -86,7 +89,8 @@ def test_an_index_of_imagenets_size_is_opened_and_planned_from(tmp_path: Path) -
     found = json.loads(output)
     assert (found["digest"], found["images"]) == (made.stdout.strip(), IMAGENET)
     assert found["mapped"]
-    # The rows alone take 24 bytes for each image. They are mapped, so the system can drop the parts that were read.
+    # The rows alone take 24 bytes for each image. They are mapped, so the system can drop the parts
+    # that were read.
     assert found["added"] < 8 * IMAGENET
     assert len(set(found["samples"])) == 256
     assert found["labels"] == [i * 1000 // IMAGENET for i in found["samples"]]

@@ -1,4 +1,5 @@
-"""The listing and index of files with many images: labels, order, classes, and when an index is built again."""
+"""The listing and index of files with many images: labels, order, classes, and when an index is
+built again."""
 
 import io
 import json
@@ -52,9 +53,15 @@ def test_classes_are_named_by_the_synsets_in_the_files(format: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_classes_are_named_by_the_list_beside_the_files_or_above_them(format: str, tmp_path: Path) -> None:
+def test_classes_are_named_by_the_list_beside_the_files_or_above_them(
+    format: str, tmp_path: Path
+) -> None:
     for place in ("train/classes.txt", "classes.txt"):
-        write(format, tmp_path / "train" / shard_name(format, "", 0, 1), [sample(i, i % 3) for i in range(5)])
+        write(
+            format,
+            tmp_path / "train" / shard_name(format, "", 0, 1),
+            [sample(i, i % 3) for i in range(5)],
+        )
         path = tmp_path / place
         path.write_text("zebra\n\n  ape  \r\nnew line\u2028sign\nunused\n", encoding="utf-8")
         index = open_index(find_split(tmp_path, "train"))
@@ -65,7 +72,9 @@ def test_classes_are_named_by_the_list_beside_the_files_or_above_them(format: st
 
 @pytest.mark.parametrize("format", CONTAINERS)
 def test_classes_without_names_are_numbers(format: str, tmp_path: Path) -> None:
-    training, validation = both(format, tmp_path, [sample(i, 2 * i) for i in range(3)], [sample(0, 1)])
+    training, validation = both(
+        format, tmp_path, [sample(i, 2 * i) for i in range(3)], [sample(0, 1)]
+    )
     assert training.classes == validation.classes == ("0", "1", "2", "3", "4")
     assert (labels(training), labels(validation)) == ([0, 2, 4], [1])
 
@@ -73,7 +82,9 @@ def test_classes_without_names_are_numbers(format: str, tmp_path: Path) -> None:
 def test_a_list_that_names_a_class_twice_is_refused(tmp_path: Path) -> None:
     write("recordio", tmp_path / "train.rec", [sample(0, 0)])
     (tmp_path / "classes.txt").write_text("crane\nowl\ncrane\n")
-    with pytest.raises(DataError, match=r"classes.txt lists crane twice; expected a different name for each class"):
+    with pytest.raises(
+        DataError, match=r"classes.txt lists crane twice; expected a different name for each class"
+    ):
         open_index(tmp_path)
 
 
@@ -89,14 +100,24 @@ def tar(path: Path, members: dict[str, bytes]) -> Path:
 
 def test_folders_in_tars_are_classes_over_all_files(tmp_path: Path) -> None:
     tar(tmp_path / "train-000000.tar", {"./owl/b.jpg": jpeg(8, 8), "./cat/z.jpg": jpeg(9, 8)})
-    tar(tmp_path / "train-000001.tar", {"train/ant/q.jpg": jpeg(10, 8), "train/owl/a.jpg": jpeg(11, 8)})
+    tar(
+        tmp_path / "train-000001.tar",
+        {"train/ant/q.jpg": jpeg(10, 8), "train/owl/a.jpg": jpeg(11, 8)},
+    )
     index = open_index(tmp_path)
     assert index.classes == ("ant", "cat", "owl")
-    assert sorted(zip(heights(index), labels(index), strict=True)) == [(0, 2), (1, 1), (2, 0), (3, 2)]
+    assert sorted(zip(heights(index), labels(index), strict=True)) == [
+        (0, 2),
+        (1, 1),
+        (2, 0),
+        (3, 2),
+    ]
 
 
 def test_a_tar_of_an_image_folder_has_the_digest_of_the_folder(tmp_path: Path) -> None:
-    files = {f"{folder}/{i}.jpg": jpeg(8 + i, 9) for folder in ("a", "a b", "a-b", "Ä") for i in range(3)}
+    files = {
+        f"{folder}/{i}.jpg": jpeg(8 + i, 9) for folder in ("a", "a b", "a-b", "Ä") for i in range(3)
+    }
     folder = image_folder(tmp_path / "folder", files)
     tar(tmp_path / "tar/x.tar", dict(reversed(files.items())))
     assert open_index(tmp_path / "tar").digest == open_index(folder).digest
@@ -104,8 +125,12 @@ def test_a_tar_of_an_image_folder_has_the_digest_of_the_folder(tmp_path: Path) -
 
 def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: Path) -> None:
     """As text, 10 sorts before 2. The validation images alone would not show this."""
-    train, val = [f"{name}/x.jpg" for name in ("0", "1", "10", "2")], [f"{name}/x.jpg" for name in ("0", "1", "2")]
-    image_folder(tmp_path / "folder", {f"train/{name}": jpeg() for name in train} | {f"val/{name}": jpeg() for name in val})
+    train = [f"{name}/x.jpg" for name in ("0", "1", "10", "2")]
+    val = [f"{name}/x.jpg" for name in ("0", "1", "2")]
+    image_folder(
+        tmp_path / "folder",
+        {f"train/{name}": jpeg() for name in train} | {f"val/{name}": jpeg() for name in val},
+    )
     tar(tmp_path / "tar/train-0.tar", {name: jpeg() for name in train})
     tar(tmp_path / "tar/val-0.tar", {name: jpeg() for name in val})
     for root in (tmp_path / "folder", tmp_path / "tar"):
@@ -115,35 +140,50 @@ def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: 
 
 def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) -> None:
     tar(tmp_path / "x.tar", {"0.jpg": jpeg(), "0.cls": b"3", "cat/1.jpg": jpeg()})
-    with pytest.raises(DataError, match="some images have a number as their class, others a folder; expected one of them"):
+    with pytest.raises(
+        DataError,
+        match="some images have a number as their class, others a folder; expected one of them",
+    ):
         open_index(tmp_path)
 
 
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
-def test_validation_labels_follow_the_names_of_trainings_classes(format: str, tmp_path: Path) -> None:
+def test_validation_labels_follow_the_names_of_trainings_classes(
+    format: str, tmp_path: Path
+) -> None:
     """Validation has one class less, so its numbers stand for other names."""
     train = [sample(i, i, name=f"{i}.jpg", class_name=SYNSETS[i]) for i in range(3)]
-    val = [sample(0, 1, name="0.jpg", class_name=SYNSETS[2]), sample(1, 0, name="1.jpg", class_name=SYNSETS[1])]
+    val = [
+        sample(0, 1, name="0.jpg", class_name=SYNSETS[2]),
+        sample(1, 0, name="1.jpg", class_name=SYNSETS[1]),
+    ]
     assert labels(both(format, tmp_path, train, val)[1]) == [2, 1]
 
 
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
 def test_a_class_that_training_has_not_is_named(format: str, tmp_path: Path) -> None:
     train = [sample(0, 0, name="0.jpg", class_name="cat")]
-    with pytest.raises(DataError, match=r"val.* has classes that the training images do not have: dog"):
+    with pytest.raises(
+        DataError, match=r"val.* has classes that the training images do not have: dog"
+    ):
         both(format, tmp_path, train, [sample(0, 0, name="0.jpg", class_name="dog")])
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
 def test_a_number_beyond_trainings_classes_is_refused(format: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has an image of class 3; training has 3 classes, counted from 0"):
+    with pytest.raises(
+        DataError, match="has an image of class 3; training has 3 classes, counted from 0"
+    ):
         both(format, tmp_path, [sample(i, i) for i in range(3)], [sample(0, 3)])
 
 
 def test_an_image_of_a_class_beyond_the_list_is_refused(tmp_path: Path) -> None:
     write("recordio", tmp_path / "train.rec", [sample(0, 3)])
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(DataError, match=r"image of class 3, but classes.txt next to it lists 3 classes.*Complete the list"):
+    with pytest.raises(
+        DataError,
+        match=r"image of class 3, but classes.txt next to it lists 3 classes.*Complete the list",
+    ):
         open_index(tmp_path)
 
 
@@ -160,7 +200,14 @@ def test_numbers_count_over_all_files(tmp_path: Path) -> None:
     write("recordio", tmp_path / "b.rec", [sample(i, 0) for i in (2, 4, 1)])
     index = open_index(tmp_path)
     assert heights(index) == list(range(6))
-    assert [Path(index.path(i)).name for i in range(6)] == ["a.rec", "b.rec", "b.rec", "a.rec", "b.rec", "a.rec"]
+    assert [Path(index.path(i)).name for i in range(6)] == [
+        "a.rec",
+        "b.rec",
+        "b.rec",
+        "a.rec",
+        "b.rec",
+        "a.rec",
+    ]
 
 
 def test_numbers_that_come_twice_leave_the_order_of_the_files(tmp_path: Path) -> None:
@@ -175,13 +222,23 @@ def test_numbers_that_come_twice_leave_the_order_of_the_files(tmp_path: Path) ->
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
 def test_shuffled_files_come_in_the_order_of_their_names(format: str, tmp_path: Path) -> None:
     order = np.random.default_rng(0).permutation(50).tolist()
-    write(format, tmp_path / shard_name(format, "", 0, 1), [sample(i, 0, name=f"{i:03d}.jpg") for i in order])
+    write(
+        format,
+        tmp_path / shard_name(format, "", 0, 1),
+        [sample(i, 0, name=f"{i:03d}.jpg") for i in order],
+    )
     assert heights(open_index(tmp_path)) == list(range(50))
 
 
 @pytest.mark.parametrize("names", [["c", "a", "c"], ["c", "", "a"]], ids=["twice", "missing"])
-def test_names_that_are_missing_or_come_twice_leave_the_order_of_the_file(names: list[str], tmp_path: Path) -> None:
-    write("tfrecord", tmp_path / "x.tfrecord", [sample(i, 0, name=name) for i, name in enumerate(names)])
+def test_names_that_are_missing_or_come_twice_leave_the_order_of_the_file(
+    names: list[str], tmp_path: Path
+) -> None:
+    write(
+        "tfrecord",
+        tmp_path / "x.tfrecord",
+        [sample(i, 0, name=name) for i, name in enumerate(names)],
+    )
     assert heights(open_index(tmp_path)) == [0, 1, 2]
 
 
@@ -197,7 +254,9 @@ def test_an_image_in_several_parts_of_a_record_is_read_as_one(tmp_path: Path) ->
 def test_damaged_images_and_damaged_records_are_listed_and_the_rest_is_kept(tmp_path: Path) -> None:
     images = [jpeg(8 + i, 8) for i in range(6)]
     images[1] = b"<html>"
-    path = write("recordio", tmp_path / "train.rec", [sample(i, 0, data) for i, data in enumerate(images)])
+    path = write(
+        "recordio", tmp_path / "train.rec", [sample(i, 0, data) for i, data in enumerate(images)]
+    )
     data = bytearray(path.read_bytes())
     frame = 32  # bytes before every image
     data[data.find(images[3]) - frame] ^= 1
@@ -206,7 +265,10 @@ def test_damaged_images_and_damaged_records_are_listed_and_the_rest_is_kept(tmp_
     # The record before the damage is not trusted either: its length may be wrong.
     assert heights(index) == [0, 4, 5]
     listed = {bad.file: bad.reason for bad in index.quarantined}
-    assert listed.keys() == {f"train.rec@{data.find(images[1])}", f"train.rec@{data.find(images[2]) - frame}"}
+    assert listed.keys() == {
+        f"train.rec@{data.find(images[1])}",
+        f"train.rec@{data.find(images[2]) - frame}",
+    }
     assert [index.read(i) for i in range(3)] == [images[i] for i in heights(index)]
 
 
@@ -216,7 +278,9 @@ def test_an_image_in_quarantine_is_left_out_by_its_place(tmp_path: Path) -> None
     (tmp_path / "quarantine.json").write_text(json.dumps({"images": {place: "blurred"}}))
     index = open_index(tmp_path)
     assert heights(index) == [0, 2]
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [(place, "left out by quarantine.json: blurred")]
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [
+        (place, "left out by quarantine.json: blurred")
+    ]
 
 
 @pytest.fixture
@@ -258,13 +322,17 @@ def left_out(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [longer, later, one_more, one_less, renamed, listed, left_out], ids=lambda change: change.__name__
+    "change",
+    [longer, later, one_more, one_less, renamed, listed, left_out],
+    ids=lambda change: change.__name__,
 )
 def test_a_change_of_the_files_is_noticed_and_only_that_split_is_indexed_again(
     change: Callable[[Path], None], tmp_path: Path, decoded: list[bytes]
 ) -> None:
     for i in range(2):
-        write("webdataset", tmp_path / f"train-00000{i}.tar", [sample(2 * i + j, j) for j in range(2)])
+        write(
+            "webdataset", tmp_path / f"train-00000{i}.tar", [sample(2 * i + j, j) for j in range(2)]
+        )
     write("webdataset", tmp_path / "val-000000.tar", [sample(0, 1)])
 
     def opened() -> list[Index]:
@@ -294,10 +362,15 @@ def test_both_splits_keep_an_index_beside_their_files(tmp_path: Path) -> None:
 def test_of_two_processes_at_once_one_indexes_the_files_and_the_other_waits(tmp_path: Path) -> None:
     for i in range(2):
         write(
-            "tfrecord", tmp_path / "data" / f"train-0000{i}-of-00002", [sample(j, 0, jpeg(200, 300, j)) for j in range(75)]
+            "tfrecord",
+            tmp_path / "data" / f"train-0000{i}-of-00002",
+            [sample(j, 0, jpeg(200, 300, j)) for j in range(75)],
         )
     command = [sys.executable, "-c", COUNTED, str(tmp_path / "data"), str(tmp_path / "log")]
-    two = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    two = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     assert [process.stdout.readline() for process in two] == ["ready\n"] * 2
     for process in two:
         process.stdin.write("go\n")
@@ -318,19 +391,29 @@ def test_more_files_are_read_than_are_kept_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(format: str, tmp_path: Path) -> None:
-    path = write(format, tmp_path / shard_name(format, "train", 0, 1), [sample(i, 0) for i in range(3)])
+def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(
+    format: str, tmp_path: Path
+) -> None:
+    path = write(
+        format, tmp_path / shard_name(format, "train", 0, 1), [sample(i, 0) for i in range(3)]
+    )
     index = open_index(tmp_path)
     assert index.read(0) == jpeg(8, 8)
     os.truncate(path, int(index.rows["offset"][2]) + 5)
     with pytest.raises(
-        DataError, match=rf"{path.name}@\d+ .*is not the image that was indexed: its file was written after indexing"
+        DataError,
+        match=(
+            rf"{path.name}@\d+ .*is not the image that was indexed: its file was written after"
+            r" indexing"
+        ),
     ):
         index.read(0)
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_a_file_of_the_same_layout_in_its_place_is_noticed_by_the_next_read(format: str, tmp_path: Path) -> None:
+def test_a_file_of_the_same_layout_in_its_place_is_noticed_by_the_next_read(
+    format: str, tmp_path: Path
+) -> None:
     name = shard_name(format, "train", 0, 1)
     for folder, colour in (("a", 10), ("b", 200)):
         images = [sample(i, 0, jpeg(8, 8, colour).ljust(900, b"\0")) for i in range(3)]
@@ -343,19 +426,31 @@ def test_a_file_of_the_same_layout_in_its_place_is_noticed_by_the_next_read(form
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_an_index_takes_less_than_64_bytes_an_image_in_every_format(format: str, tmp_path: Path) -> None:
+def test_an_index_takes_less_than_64_bytes_an_image_in_every_format(
+    format: str, tmp_path: Path
+) -> None:
     name = "n01440764/n01440764_{:05d}.JPEG"
     samples = [sample(i, 0, jpeg(8, 8), name.format(i), "n01440764") for i in range(100)]
     write(format, tmp_path / shard_name(format, "train", 0, 1), samples)
     for _ in ("built", "cached"):
         index = open_index(tmp_path)
         assert index.name(99) == name.format(99)
-        assert sum(array.nbytes for array in (index.rows, index.names.text, index.names.ends, index.times)) <= 6400
+        assert (
+            sum(
+                array.nbytes
+                for array in (index.rows, index.names.text, index.names.ends, index.times)
+            )
+            <= 6400
+        )
 
 
 def tfrecord_of(names: dict[str, int], path: Path) -> Path:
     """Write images with these names and labels in this order, shuffled as by NVIDIA's scripts."""
-    return write("tfrecord", path, [sample(i, label, name=name) for i, (name, label) in enumerate(names.items())])
+    return write(
+        "tfrecord",
+        path,
+        [sample(i, label, name=name) for i, (name, label) in enumerate(names.items())],
+    )
 
 
 def test_tfrecords_named_by_files_alone_come_in_the_order_of_a_folder(tmp_path: Path) -> None:
@@ -363,7 +458,12 @@ def test_tfrecords_named_by_files_alone_come_in_the_order_of_a_folder(tmp_path: 
     names = {"val_3.JPEG": 0, "val_1.JPEG": 2, "val_2.JPEG": 0, "val_4.JPEG": 1}
     tfrecord_of(names, tmp_path / "validation-00000-of-00001")
     index = open_index(tmp_path)
-    assert [index.name(i) for i in range(4)] == ["val_2.JPEG", "val_3.JPEG", "val_4.JPEG", "val_1.JPEG"]
+    assert [index.name(i) for i in range(4)] == [
+        "val_2.JPEG",
+        "val_3.JPEG",
+        "val_4.JPEG",
+        "val_1.JPEG",
+    ]
     assert labels(index) == [0, 0, 1, 2]
 
 
@@ -372,9 +472,13 @@ def test_names_that_are_numbers_decide_alone(tmp_path: Path) -> None:
     assert labels(open_index(tmp_path)) == [2, 0, 0]
 
 
-def test_another_list_of_classes_decodes_nothing_again(tmp_path: Path, checked: list[bytes]) -> None:
+def test_another_list_of_classes_decodes_nothing_again(
+    tmp_path: Path, checked: list[bytes]
+) -> None:
     write(
-        "webdataset", tmp_path / "val-000000.tar", [sample(i, 0, class_name="", name=f"{'ab'[i]}/x.jpg") for i in range(2)]
+        "webdataset",
+        tmp_path / "val-000000.tar",
+        [sample(i, 0, class_name="", name=f"{'ab'[i]}/x.jpg") for i in range(2)],
     )
     (tmp_path / "classes.txt").write_text("b\n")
     own = open_index(tmp_path)
@@ -399,10 +503,13 @@ def test_an_index_beside_images_that_are_read_only_now_is_used(
     assert not (tmp_path / "another user's").exists()
 
 
-def test_listing_tells_its_progress_and_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_tells_its_progress_and_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
     slow = listing_module.STORED["tfrecord"]
-    waiting, listed = threading.Event(), []
+    waiting = threading.Event()
+    listed = []
 
     def slowly(path: Path) -> Iterator[object]:
         for each in slow(path):

@@ -1,4 +1,5 @@
-"""Write a data set in another storage format: nothing is lost, changed, half written or written elsewhere."""
+"""Write a data set in another storage format: nothing is lost, changed, half written or written
+elsewhere."""
 
 import io
 import json
@@ -46,7 +47,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The data set in all formats, in two files for each split. Tests must only read it."""
     root = tmp_path_factory.mktemp("sets")
     folder = data_set(root / "folder")
-    return {"folder": folder} | {format: packed(folder, root / format, format, shards=2) for format in CONTAINERS}
+    return {"folder": folder} | {
+        format: packed(folder, root / format, format, shards=2) for format in CONTAINERS
+    }
 
 
 @pytest.fixture
@@ -82,7 +85,9 @@ def test_images_larger_than_what_is_read_at_once_are_packed_too(
     monkeypatch.setattr("lockstep.data.pack._TASK_BYTES", 700)
     assert {len(data) > 700 for data in TRAIN.values()} == {True, False}
     target = packed(sets[source], tmp_path / "target", format, shards=2)
-    assert files_of(target) == files_of(packed(sets["folder"], tmp_path / "expected", format, shards=2))
+    assert files_of(target) == files_of(
+        packed(sets["folder"], tmp_path / "expected", format, shards=2)
+    )
 
 
 @pytest.mark.parametrize("source", ["folder", "recordio"])
@@ -104,7 +109,9 @@ def test_a_task_holds_no_more_than_its_bytes(
     assert all(sum(task) <= 2000 for task in tasks if len(task) > 1)
 
 
-def test_images_stand_in_order_whichever_thread_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_stand_in_order_whichever_thread_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = image_folder(tmp_path / "source", {f"a/{i}.jpg": jpeg(8, 8, i) for i in range(4)})
     pack(source, tmp_path / "one", Packing("tfrecord", workers=1))
     second_is_read = threading.Event()
@@ -127,8 +134,11 @@ def test_nothing_turns_round_and_round_while_the_first_image_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = image_folder(tmp_path / "source", {f"a/{i:02d}.jpg": jpeg(8, 8, i) for i in range(40)})
-    others_read, reads, waits = threading.Event(), [], []
-    encoded, wait = pack_module._encoded, pack_module.wait
+    others_read = threading.Event()
+    reads = []
+    waits = []
+    encoded = pack_module._encoded
+    wait = pack_module.wait
 
     def slow_at_first(split: Any, numbers: Any) -> Any:
         if 0 in numbers:
@@ -149,7 +159,10 @@ def test_a_split_without_images_leaves_no_folder(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "source" / "train", {"a/1.jpg": jpeg(8, 8, 1)}).parent
     pack(source, tmp_path / "files", Packing("recordio"))
     (tmp_path / "files" / "val.rec").touch()
-    assert pack(tmp_path / "files", tmp_path / "folder", Packing("folder")) == {"train": 1, "val": 0}
+    assert pack(tmp_path / "files", tmp_path / "folder", Packing("folder")) == {
+        "train": 1,
+        "val": 0,
+    }
     assert pack(tmp_path / "folder", tmp_path / "again", Packing("recordio")) == {"train": 1}
 
 
@@ -174,7 +187,10 @@ def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_f
 
 
 def test_there_are_no_more_files_than_images(folder: Path, tmp_path: Path) -> None:
-    assert len(find_split(packed(folder, tmp_path / "target", "tfrecord", shards=1000), "val").files) == 3
+    assert (
+        len(find_split(packed(folder, tmp_path / "target", "tfrecord", shards=1000), "val").files)
+        == 3
+    )
 
 
 def test_recordio_is_one_file_and_the_other_formats_as_many_as_their_size_asks_for(
@@ -182,13 +198,22 @@ def test_recordio_is_one_file_and_the_other_formats_as_many_as_their_size_asks_f
 ) -> None:
     monkeypatch.setattr("lockstep.data.pack.SHARD_BYTES", 1000)
     total = sum(map(len, TRAIN.values()))
-    for format, files in (("recordio", 1), ("tfrecord", -(-total // 1000)), ("webdataset", -(-total // 1000))):
+    for format, files in (
+        ("recordio", 1),
+        ("tfrecord", -(-total // 1000)),
+        ("webdataset", -(-total // 1000)),
+    ):
         assert len(find_split(packed(folder, tmp_path / format, format), "train").files) == files
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_path: Path) -> None:
-    files = {"newt/b.jpg": jpeg(9, 9), "owl/a.jpg": jpeg(10, 10), "ant/c.jpg": jpeg(11, 11), "owl/b.jpg": jpeg(12, 12)}
+    files = {
+        "newt/b.jpg": jpeg(9, 9),
+        "owl/a.jpg": jpeg(10, 10),
+        "ant/c.jpg": jpeg(11, 11),
+        "owl/b.jpg": jpeg(12, 12),
+    }
     source = image_folder(tmp_path / "source", files)
     classes = ("owl", "newt", "none of these", "ant")
     (source / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
@@ -200,13 +225,20 @@ def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_p
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_images_whose_names_cannot_keep_their_order_are_numbered(format: str, tmp_path: Path) -> None:
+def test_images_whose_names_cannot_keep_their_order_are_numbered(
+    format: str, tmp_path: Path
+) -> None:
     """Test a RecordIO file without names, and one in which numbers and names have different orders."""
     images = [jpeg(8 + i, 9) for i in range(12)]
-    for case, names in {"no names": [""] * 12, "falling": [f"{11 - i:02d}.jpg" for i in range(12)]}.items():
+    for case, names in {
+        "no names": [""] * 12,
+        "falling": [f"{11 - i:02d}.jpg" for i in range(12)],
+    }.items():
         source = tmp_path / case
         source.mkdir()
-        write_recordio(source / "x.rec", [(i, i // 4, image, names[i]) for i, image in enumerate(images)])
+        write_recordio(
+            source / "x.rec", [(i, i // 4, image, names[i]) for i, image in enumerate(images)]
+        )
         target = packed(source, tmp_path / f"{case} packed", format)
         found = held(list_images(find_source(target)))
         assert [data for _, _, data in found] == images
@@ -233,7 +265,9 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(format: str, tmp_path: 
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_a_source_without_splits_becomes_files_called_images(format: str, folder: Path, tmp_path: Path) -> None:
+def test_a_source_without_splits_becomes_files_called_images(
+    format: str, folder: Path, tmp_path: Path
+) -> None:
     counts = pack(folder / "train", tmp_path / "target", Packing(format))
     assert counts == {"images": len(TRAIN)}
     source = find_source(tmp_path / "target")
@@ -242,7 +276,9 @@ def test_a_source_without_splits_becomes_files_called_images(format: str, folder
 
 
 def test_a_source_without_splits_becomes_class_folders(folder: Path, tmp_path: Path) -> None:
-    assert held(list_images(find_source(packed(folder / "train", tmp_path / "target", "folder")))) == in_order(TRAIN)
+    assert held(
+        list_images(find_source(packed(folder / "train", tmp_path / "target", "folder")))
+    ) == in_order(TRAIN)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -260,16 +296,26 @@ def test_the_quarantine_of_a_file_names_first_bytes(sets: dict[str, Path], tmp_p
     place = list_images(find_split(source, "train")).place(2)
     (source / "quarantine.json").write_text(json.dumps({"images": {place: "bad"}}))
     target = packed(source, tmp_path / "target", "folder")
-    assert held(listings(target)["train"]) == [image for i, image in enumerate(in_order(TRAIN)) if i != 2]
+    assert held(listings(target)["train"]) == [
+        image for i, image in enumerate(in_order(TRAIN)) if i != 2
+    ]
 
 
 def test_labels_that_begin_with_one_are_counted_from_nought_when_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    write_recordio(tmp_path / "source" / "train.rec", [(i, i + 1, jpeg(8 + i, 8), "") for i in range(3)])
+    write_recordio(
+        tmp_path / "source" / "train.rec", [(i, i + 1, jpeg(8 + i, 8), "") for i in range(3)]
+    )
     (tmp_path / "source" / "classes.txt").write_text("ant\nnewt\nowl\n")
-    with pytest.raises(DataError, match=r"image of class 3, but classes.txt .* lists 3 .* pack --first-label 1"):
+    with pytest.raises(
+        DataError, match=r"image of class 3, but classes.txt .* lists 3 .* pack --first-label 1"
+    ):
         packed(tmp_path / "source", tmp_path / "target", "tfrecord")
-    listing = list_images(find_split(packed(tmp_path / "source", tmp_path / "target", "tfrecord", first_label=1), "train"))
+    listing = list_images(
+        find_split(
+            packed(tmp_path / "source", tmp_path / "target", "tfrecord", first_label=1), "train"
+        )
+    )
     assert [name for name, _, _ in held(listing)] == ["ant", "newt", "owl"]
 
 
@@ -279,8 +325,18 @@ LARGE = {
     "a/png.png": drawn("PNG", "RGBA", (400, 200)),
     "a/cmyk.jpg": drawn("JPEG", "CMYK", (150, 90)),
 }
-LEFT = {"a/same.jpg": jpeg(64, 500), "a/smaller.jpg": jpeg(20, 30), "b/half.jpg": b"\xff\xd8\xff", "b/none.jpg": b"text"}
-SIZES = {"larger.jpg": (64, 96), "upright.jpg": (193, 64), "png.jpg": (64, 128), "cmyk.jpg": (64, 107)}
+LEFT = {
+    "a/same.jpg": jpeg(64, 500),
+    "a/smaller.jpg": jpeg(20, 30),
+    "b/half.jpg": b"\xff\xd8\xff",
+    "b/none.jpg": b"text",
+}
+SIZES = {
+    "larger.jpg": (64, 96),
+    "upright.jpg": (193, 64),
+    "png.jpg": (64, 128),
+    "cmyk.jpg": (64, 107),
+}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -310,7 +366,8 @@ def test_a_reduced_image_looks_like_the_larger_one_to_a_filter_written_out() -> 
 
 
 def test_a_reduced_photo_keeps_its_orientation() -> None:
-    file, exif = io.BytesIO(), Image.Exif()
+    file = io.BytesIO()
+    exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (200, 100)).save(file, "JPEG", exif=exif)
     small = Image.open(io.BytesIO(reduced(file.getvalue(), 50, 90)))
@@ -331,23 +388,40 @@ def test_a_finished_pack_started_again_changes_no_file(
     """Test a source whose images keep their names, and one whose images are numbered."""
     nameless = tmp_path / "nameless"
     nameless.mkdir()
-    write_recordio(nameless / "x.rec", [(i, 0, data, "") for i, data in enumerate([jpeg(), drawn("PNG"), b"text"])])
+    write_recordio(
+        nameless / "x.rec",
+        [(i, 0, data, "") for i, data in enumerate([jpeg(), drawn("PNG"), b"text"])],
+    )
     for number, source in enumerate((sets["folder"], nameless)):
         target = tmp_path / str(number)
         pack(source, target, Packing(format, resize=resize))
         paths = [path for path in target.rglob("*") if path.name != "pack.lock"]
         before = {path: path.stat().st_mtime_ns for path in paths}
         done: list[int] = []
-        counts = pack(source, target, Packing(format, resize=resize), lambda count, _, done=done: done.append(count))
-        assert {path: path.stat().st_mtime_ns for path in target.rglob("*") if path.name != "pack.lock"} == before
+        counts = pack(
+            source,
+            target,
+            Packing(format, resize=resize),
+            lambda count, _, done=done: done.append(count),
+        )
+        assert {
+            path: path.stat().st_mtime_ns for path in target.rglob("*") if path.name != "pack.lock"
+        } == before
         assert done[-1] == sum(counts.values())
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_progress_rises_to_all_the_images_of_all_splits(format: str, folder: Path, tmp_path: Path) -> None:
+def test_progress_rises_to_all_the_images_of_all_splits(
+    format: str, folder: Path, tmp_path: Path
+) -> None:
     image_folder(folder / "train", {f"a/more {i:03d}.jpg": jpeg(8, 8, i) for i in range(100)})
     seen: list[tuple[int, int]] = []
-    pack(folder, tmp_path / "target", Packing(format, shards=3), lambda done, total: seen.append((done, total)))
+    pack(
+        folder,
+        tmp_path / "target",
+        Packing(format, shards=3),
+        lambda done, total: seen.append((done, total)),
+    )
     done = [done for done, _ in seen]
     assert {total for _, total in seen} == {100 + len(TRAIN) + 3}
     assert done == sorted(done)
@@ -356,8 +430,12 @@ def test_progress_rises_to_all_the_images_of_all_splits(format: str, folder: Pat
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_progress_after_an_interruption_begins_with_what_is_written(format: str, tmp_path: Path) -> None:
-    source = image_folder(tmp_path / "source", {f"a/{i:03d}.jpg": jpeg(8, 8, i) for i in range(100)})
+def test_progress_after_an_interruption_begins_with_what_is_written(
+    format: str, tmp_path: Path
+) -> None:
+    source = image_folder(
+        tmp_path / "source", {f"a/{i:03d}.jpg": jpeg(8, 8, i) for i in range(100)}
+    )
 
     def interrupted(done: int, total: int) -> None:
         if done == 64:
@@ -397,7 +475,13 @@ def another_name(source: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     "change",
-    [another_image, another_name, lambda _: {"shards": 3}, lambda _: {"resize": 20}, lambda _: {"quality": 50}],
+    [
+        another_image,
+        another_name,
+        lambda _: {"shards": 3},
+        lambda _: {"resize": 20},
+        lambda _: {"quality": 50},
+    ],
     ids=["image", "name", "shards", "resize", "quality"],
 )
 def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
@@ -406,34 +490,49 @@ def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
     target = packed(folder, tmp_path / "target", "tfrecord")
     before = files_of(target)
     how = change(folder)
-    with pytest.raises(DataError, match=r"target holds other images, or was begun with other options"):
+    with pytest.raises(
+        DataError, match=r"target holds other images, or was begun with other options"
+    ):
         packed(folder, target, "tfrecord", **how)
     assert files_of(target) == before
     assert find_split(target, "train")
 
 
-def test_a_target_that_holds_other_things_is_refused_and_left_alone(folder: Path, tmp_path: Path) -> None:
+def test_a_target_that_holds_other_things_is_refused_and_left_alone(
+    folder: Path, tmp_path: Path
+) -> None:
     image_folder(tmp_path / "target", {"thesis.tex": b"..."})
-    with pytest.raises(DataError, match=r"target holds other things \(thesis.tex\); choose an empty folder"):
+    with pytest.raises(
+        DataError, match=r"target holds other things \(thesis.tex\); choose an empty folder"
+    ):
         packed(folder, tmp_path / "target", "recordio")
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["thesis.tex"]
 
 
 def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"packed is inside .*train, where its files would be taken for images"):
+    with pytest.raises(
+        DataError, match=r"packed is inside .*train, where its files would be taken for images"
+    ):
         packed(folder / "train", folder / "train" / "packed", "recordio")
     assert not (folder / "train" / "packed").exists()
     images = packed(folder / "train", tmp_path / "images", "recordio")
-    with pytest.raises(DataError, match=r"packed is inside .*images, where its files would be taken for images"):
+    with pytest.raises(
+        DataError, match=r"packed is inside .*images, where its files would be taken for images"
+    ):
         packed(images, images / "packed", "folder")
-    assert held(listings(packed(folder, folder / "packed", "recordio"))["val"]) == in_order(SPLITS["val"])
+    assert held(listings(packed(folder, folder / "packed", "recordio"))["val"]) == in_order(
+        SPLITS["val"]
+    )
 
 
 @pytest.mark.parametrize(
     ("arrange", "message"),
     [
         (lambda root: root, "there is no folder .*source"),
-        (lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}), "holds 2 files and no folders.*sort-val"),
+        (
+            lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}),
+            "holds 2 files and no folders.*sort-val",
+        ),
         (lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}), "a holds a folder, b"),
         (
             lambda root: image_folder(root, {"train.rec": b"no records in here"}),
@@ -444,11 +543,16 @@ def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Pa
             lambda root: image_folder(root, {"two\nlines/c.jpg": jpeg()}),
             r"named 'two\\nlines', which cannot be a line of classes",
         ),
-        (lambda root: image_folder(root, {"space /c.jpg": jpeg()}), "named 'space ', which cannot be a line of classes"),
+        (
+            lambda root: image_folder(root, {"space /c.jpg": jpeg()}),
+            "named 'space ', which cannot be a line of classes",
+        ),
     ],
     ids=["none", "flat", "too deep", "damaged", "empty", "lines", "space"],
 )
-def test_a_source_that_cannot_be_packed_is_refused(arrange: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_packed_is_refused(
+    arrange: Callable[[Path], Path], message: str, tmp_path: Path
+) -> None:
     arrange(tmp_path / "source")
     with pytest.raises(DataError, match=message):
         packed(tmp_path / "source", tmp_path / "target", "webdataset")
@@ -456,11 +560,16 @@ def test_a_source_that_cannot_be_packed_is_refused(arrange: Callable[[Path], Pat
 
 
 def test_an_unknown_format_is_refused_with_those_there_are(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="zip is not a storage format; choose one of folder, recordio, tfrecord, webdataset"):
+    with pytest.raises(
+        DataError,
+        match="zip is not a storage format; choose one of folder, recordio, tfrecord, webdataset",
+    ):
         packed(folder, tmp_path / "target", "zip")
 
 
-def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(sets: dict[str, Path], tmp_path: Path) -> None:
+def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
+    sets: dict[str, Path], tmp_path: Path
+) -> None:
     source = packed(sets["folder"], tmp_path / "source", "tfrecord", shards=2)
     (source / "validation-00001-of-00002").unlink()
     with pytest.raises(DataError, match=r"lacks 1 of 2 files: validation-00001-of-00002"):
@@ -488,7 +597,12 @@ def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
 def test_a_looping_link_is_named_and_left_out(format: str, folder: Path, tmp_path: Path) -> None:
     (folder / "val" / "a" / "loop.jpg").symlink_to("loop.jpg")
     told: list[tuple[str, Quarantined]] = []
-    pack(folder, tmp_path / "target", Packing(format), left_out=lambda split, bad: told.append((split, bad)))
+    pack(
+        folder,
+        tmp_path / "target",
+        Packing(format),
+        left_out=lambda split, bad: told.append((split, bad)),
+    )
     assert told == [("val", Quarantined("a/loop.jpg", "Too many levels of symbolic links"))]
     (folder / "val" / "a" / "loop.jpg").unlink()
     assert files_of(tmp_path / "target") == files_of(packed(folder, tmp_path / "without", format))

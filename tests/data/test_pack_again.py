@@ -20,7 +20,12 @@ from tests.data.sets import files_of
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return image_folder(
-        tmp_path / "source", {f"{name}/{i}.jpg": jpeg(20 + i, 30, 90 * (name == "b")) for name in "ab" for i in range(3)}
+        tmp_path / "source",
+        {
+            f"{name}/{i}.jpg": jpeg(20 + i, 30, 90 * (name == "b"))
+            for name in "ab"
+            for i in range(3)
+        },
     )
 
 
@@ -70,7 +75,9 @@ def test_until_a_shortened_file_is_whole_again_no_command_takes_the_rest_for_the
     pack(source, tmp_path / "target", Packing(format, shards=2))
     [_, path] = [tmp_path / "target" / name for name in find_source(tmp_path / "target").files]
     os.truncate(path, 100)
-    with pytest.raises(DataError, match=rf"{path.name} has only 100 of the \d+ bytes that were written"):
+    with pytest.raises(
+        DataError, match=rf"{path.name} has only 100 of the \d+ bytes that were written"
+    ):
         find_source(tmp_path / "target")
 
     def interrupted(done: int, total: int) -> None:
@@ -104,16 +111,29 @@ def test_files_that_became_longer_since_are_left_alone(source: Path, tmp_path: P
         pack(source, tmp_path / "target", Packing("tfrecord"))
 
 
-@pytest.mark.parametrize(("name", "left"), [("pack.json", b""), ("pack.states.npy", b""), ("pack.states.npy", bytes(150))])
-def test_a_target_that_lost_what_it_was_begun_with_is_refused(name: str, left: bytes, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("pack.json", b""), ("pack.states.npy", b""), ("pack.states.npy", bytes(150))],
+)
+def test_a_target_that_lost_what_it_was_begun_with_is_refused(
+    name: str, left: bytes, source: Path, tmp_path: Path
+) -> None:
     pack(source, tmp_path / "target", Packing("recordio"))
     (tmp_path / "target" / ".lockstep" / name).write_bytes(left)
-    with pytest.raises(DataError, match="has lost its record of what is written to it; remove it, or choose"):
+    with pytest.raises(
+        DataError, match="has lost its record of what is written to it; remove it, or choose"
+    ):
         pack(source, tmp_path / "target", Packing("recordio"))
 
 
-@pytest.mark.parametrize("noted", [b"", b'\n{"images-00000-of-00002.rec": 1', b"\xff" * 70], ids=["none", "torn", "no text"])
-def test_files_are_looked_through_if_their_lengths_were_not_noted(noted: bytes, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "noted",
+    [b"", b'\n{"images-00000-of-00002.rec": 1', b"\xff" * 70],
+    ids=["none", "torn", "no text"],
+)
+def test_files_are_looked_through_if_their_lengths_were_not_noted(
+    noted: bytes, source: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "target"
     pack(source, target, Packing("recordio", shards=2))
     whole = files_of(target)
@@ -126,7 +146,9 @@ def test_files_are_looked_through_if_their_lengths_were_not_noted(noted: bytes, 
     assert {name: (target / name).stat().st_mtime_ns for name in whole} == times
 
 
-def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(source: Path, tmp_path: Path) -> None:
+def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(
+    source: Path, tmp_path: Path
+) -> None:
     pack(source, tmp_path / "files", Packing("tfrecord"))
     [path] = [tmp_path / "files" / name for name in find_source(tmp_path / "files").files]
     data = bytearray(path.read_bytes())
@@ -139,7 +161,9 @@ def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(source: Path, tmp
     assert len(open_index(tmp_path / "target")) == 5
 
 
-def test_a_truncated_image_is_no_sound_one_once_it_was_to_be_reduced(source: Path, tmp_path: Path) -> None:
+def test_a_truncated_image_is_no_sound_one_once_it_was_to_be_reduced(
+    source: Path, tmp_path: Path
+) -> None:
     (source / "a" / "1.jpg").write_bytes(jpeg(200, 300)[:-300])
     pack(source, tmp_path / "target", Packing("recordio", resize=16))
     index = open_index(tmp_path / "target")
@@ -162,4 +186,6 @@ def test_names_too_long_for_a_file_are_numbered(tmp_path: Path) -> None:
         writer.extend([writer.record(Sample(0, "a" * 300 + ".jpg", 0, "cat", jpeg(), 16, 24))])
         writer.finish()
     pack(tmp_path / "source", tmp_path / "target", Packing("folder"))
-    assert [path.name for path in (tmp_path / "target" / "train" / "cat").iterdir()] == ["00000000.jpg"]
+    assert [path.name for path in (tmp_path / "target" / "train" / "cat").iterdir()] == [
+        "00000000.jpg"
+    ]

@@ -50,10 +50,19 @@ if how == "names":  # instead of giving the so-manieth file its name
     os.replace = counted  # Path.replace too calls it by this name
 pack(Path(source), Path(target), Packing(format, 2), lambda done, total: how == "images" and done >= int(when) and die())
 """
-MANY = {f"{i % 3}/{i:03d}.jpg": jpeg(8 + i, 30, i) for i in range(90)} | {"1/large.jpg": jpeg() + bytes(5000)}
+MANY = {f"{i % 3}/{i:03d}.jpg": jpeg(8 + i, 30, i) for i in range(90)} | {
+    "1/large.jpg": jpeg() + bytes(5000)
+}
 _OFTEN = [("images", 1), ("images", 40), ("images", 91), ("bytes", 9_000), ("bytes", 9_001)]
 MOMENTS = {
-    "folder": [("images", 1), ("images", 40), ("names", 1), ("names", 2), ("names", 30), ("bytes", 3000)],
+    "folder": [
+        ("images", 1),
+        ("images", 40),
+        ("names", 1),
+        ("names", 2),
+        ("names", 30),
+        ("bytes", 3000),
+    ],
     "recordio": [*_OFTEN, ("names", 3), ("names", 4), ("names", 5)],
     "tfrecord": [*_OFTEN, ("names", 3), ("names", 4)],
     "webdataset": [*_OFTEN, ("names", 3), ("bytes", 20_700)],
@@ -61,10 +70,14 @@ MOMENTS = {
 
 
 def killed(source: Path, target: Path, format: str, how: str, when: int) -> bool:
-    """Pack in a process that is killed at a given moment; return whether it was not killed before its end."""
+    """Pack in a process that is killed at a given moment; return whether it was not killed before
+    its end."""
     command = [sys.executable, "-B", "-c", KILLED, *map(str, (source, target, format, how, when))]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode in (0, -(signal.SIGXFSZ if how == "bytes" else signal.SIGKILL)), result.stderr
+    assert result.returncode in (
+        0,
+        -(signal.SIGXFSZ if how == "bytes" else signal.SIGKILL),
+    ), result.stderr
     return result.returncode == 0
 
 
@@ -75,7 +88,10 @@ def two_splits(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("format", "how", "when"), [(format, *moment) for format in FORMATS for moment in MOMENTS[format]])
+@pytest.mark.parametrize(
+    ("format", "how", "when"),
+    [(format, *moment) for format in FORMATS for moment in MOMENTS[format]],
+)
 def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
     format: str, how: str, when: int, two_splits: Path, tmp_path: Path
 ) -> None:
@@ -89,10 +105,14 @@ def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_pack_killed_again_and_again_comes_to_an_end(format: str, two_splits: Path, tmp_path: Path) -> None:
+def test_a_pack_killed_again_and_again_comes_to_an_end(
+    format: str, two_splits: Path, tmp_path: Path
+) -> None:
     whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
-    # RecordIO names four other files first: the indexes and lists of two files that are finished at the same time.
-    target, each_time = tmp_path / "target", {"folder": 60, "recordio": 6, "webdataset": 3}.get(format, 4)
+    # RecordIO names four other files first: the indexes and lists of two files that are finished at
+    # the same time.
+    target = tmp_path / "target"
+    each_time = {"folder": 60, "recordio": 6, "webdataset": 3}.get(format, 4)
     ended = []
     while not any(ended):
         ended.append(killed(two_splits, target, format, "names", each_time))
@@ -103,17 +123,22 @@ def test_a_pack_killed_again_and_again_comes_to_an_end(format: str, two_splits: 
     assert files_of(target) == whole
 
 
-def test_an_image_that_is_too_long_for_its_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_too_long_for_its_record_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {"a/1.jpg": jpeg(), "a/2.jpg": jpeg() + bytes(4000), "a/3.jpg": jpeg()}
     source = image_folder(tmp_path / "source", files)
     monkeypatch.setattr(recordio, "MOST_BYTES", len(jpeg()) + 3000)
-    with pytest.raises(DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: a part of the record has \d+ bytes"):
+    with pytest.raises(
+        DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: a part of the record has \d+ bytes"
+    ):
         packed(source, tmp_path / "target", "recordio")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("format", "limit"), [("folder", 3000), ("folder", 4000), *((format, 20_000) for format in CONTAINERS)]
+    ("format", "limit"),
+    [("folder", 3000), ("folder", 4000), *((format, 20_000) for format in CONTAINERS)],
 )
 def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     format: str, limit: int, two_splits: Path, tmp_path: Path
@@ -122,7 +147,13 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
     target = tmp_path / "target"
     arguments = ["data", "pack", str(two_splits), str(target), "--format", format, "--shards", "2"]
-    command = [sys.executable, "-B", "-m", "lockstep", *arguments]  # -B: there is no room for compiled modules either
+    command = [
+        sys.executable,
+        "-B",
+        "-m",
+        "lockstep",
+        *arguments,
+    ]  # -B: there is no room for compiled modules either
     lower = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
     result = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
     assert result.returncode == 2
@@ -137,11 +168,15 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
 
 
 def check_unfinished(target: Path, whole: dict[str, bytes]) -> None:
-    """Check that files with their final names are complete, and that the target is not accepted as a data set."""
+    """Check that files with their final names are complete, and that the target is not accepted as
+    a data set."""
     found = {name: data for name, data in files_of(target).items() if not name.endswith(".partial")}
     assert found == {name: whole[name] for name in found}
     if (target / ".lockstep" / "pack.json").exists():
-        with pytest.raises(DataError, match=r"is not complete: lockstep data pack .* was interrupted|has no train images"):
+        with pytest.raises(
+            DataError,
+            match=r"is not complete: lockstep data pack .* was interrupted|has no train images",
+        ):
             find_split(target, "train")
     else:
         assert found == {}

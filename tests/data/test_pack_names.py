@@ -17,29 +17,60 @@ MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
 
 # Hostile names
 
-HOSTILE = ["../../x.jpg", "/etc/x.jpg", "..", "../..", "a/../../../x.jpg", ".x.jpg", "x\0y.jpg", "x\ny.jpg", "", "/", "a/."]
+HOSTILE = [
+    "../../x.jpg",
+    "/etc/x.jpg",
+    "..",
+    "../..",
+    "a/../../../x.jpg",
+    ".x.jpg",
+    "x\0y.jpg",
+    "x\ny.jpg",
+    "",
+    "/",
+    "a/.",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
-def test_no_name_of_an_image_leads_out_of_the_target(format: str, name: str, tmp_path: Path) -> None:
-    source, images = tmp_path / "in/source", {"a": jpeg(8, 8), "b": jpeg(9, 9)}
+def test_no_name_of_an_image_leads_out_of_the_target(
+    format: str, name: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "in/source"
+    images = {"a": jpeg(8, 8), "b": jpeg(9, 9)}
     source.mkdir(parents=True)
-    write_samples(format, source, [Sample(i, name, i, each, data, 8, 8) for i, (each, data) in enumerate(images.items())])
+    write_samples(
+        format,
+        source,
+        [Sample(i, name, i, each, data, 8, 8) for i, (each, data) in enumerate(images.items())],
+    )
     target = packed(source, tmp_path / "out/deep/target", "folder")
     for each, data in images.items():
         assert [path.read_bytes() for path in (target / each).iterdir()] == [data]
-    everything = {path for path in tmp_path.rglob("*") if path.is_file() and source not in path.parents}
-    assert {path.parent for path in everything} == {target, target / ".lockstep", target / "a", target / "b"}
+    everything = {
+        path for path in tmp_path.rglob("*") if path.is_file() and source not in path.parents
+    }
+    assert {path.parent for path in everything} == {
+        target,
+        target / ".lockstep",
+        target / "a",
+        target / "b",
+    }
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "/etc", "a/b", ".hidden", "x\0y"], ids=ascii)
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
-def test_a_class_that_would_lead_out_of_the_target_is_refused(format: str, name: str, tmp_path: Path) -> None:
+def test_a_class_that_would_lead_out_of_the_target_is_refused(
+    format: str, name: str, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     write_samples(format, source, [Sample(0, "x.jpg", 0, name, jpeg(), 8, 8)])
-    with pytest.raises(DataError, match=r"class 0 is named .* which cannot be (the name of a folder|a line of classes.txt)"):
+    with pytest.raises(
+        DataError,
+        match=r"class 0 is named .* which cannot be (the name of a folder|a line of classes.txt)",
+    ):
         packed(source, tmp_path / "target", "folder")
     assert not (tmp_path / "target").exists()
 

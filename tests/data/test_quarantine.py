@@ -32,14 +32,26 @@ def folder(tmp_path: Path) -> Path:
 def records(folder: Path, labels: list[int]) -> Path:
     with recordio.Writer(folder / "train.rec") as writer:
         for number, label in enumerate(labels):
-            writer.extend([writer.record(Sample(number, f"{label}/{number}.jpg", label, str(label), jpeg(number), 12, 16))])
-        writer.describe((number, label, f"{label}/{number}.jpg") for number, label in enumerate(labels))
+            writer.extend(
+                [
+                    writer.record(
+                        Sample(
+                            number, f"{label}/{number}.jpg", label, str(label), jpeg(number), 12, 16
+                        )
+                    )
+                ]
+            )
+        writer.describe(
+            (number, label, f"{label}/{number}.jpg") for number, label in enumerate(labels)
+        )
         writer.finish()
     return folder
 
 
 def leave_out(folder: Path, *places: str) -> None:
-    (folder / "quarantine.json").write_text(json.dumps({"images": dict.fromkeys(places, "blurred")}))
+    (folder / "quarantine.json").write_text(
+        json.dumps({"images": dict.fromkeys(places, "blurred")})
+    )
 
 
 def test_an_image_in_quarantine_is_left_out_and_named_with_the_reason(folder: Path) -> None:
@@ -47,7 +59,9 @@ def test_an_image_in_quarantine_is_left_out_and_named_with_the_reason(folder: Pa
     leave_out(folder, "cat/b.jpg", "cat/not there.jpg")
     index = open_index(folder)
     assert [index.name(i) for i in range(len(index))] == ["cat/a.jpg", "dog/c.jpg"]
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/b.jpg", "left out by quarantine.json: blurred")]
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [
+        ("cat/b.jpg", "left out by quarantine.json: blurred")
+    ]
 
 
 def test_an_image_comes_back_when_it_is_taken_out_of_quarantine(folder: Path) -> None:
@@ -88,10 +102,14 @@ def test_a_pipe_among_the_images_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "cat" / "pipe.jpg")
     index = open_index(folder)
     assert len(index) == 3
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/pipe.jpg", "it is a pipe, not a regular file")]
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [
+        ("cat/pipe.jpg", "it is a pipe, not a regular file")
+    ]
 
 
-def test_warnings_of_odd_images_do_not_reach_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_odd_images_do_not_reach_the_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Image.new("RGB", (16, 12)).save(folder / "cat" / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16 * 12 - 1)
     with warnings.catch_warnings():

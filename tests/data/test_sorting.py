@@ -42,11 +42,17 @@ def labels(tmp_path: Path, text: str) -> Path:
 
 
 def found(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("kind", LABELS)
-def test_every_image_goes_to_its_class_whatever_the_labels_look_like(kind: str, flat: Path, tmp_path: Path) -> None:
+def test_every_image_goes_to_its_class_whatever_the_labels_look_like(
+    kind: str, flat: Path, tmp_path: Path
+) -> None:
     assert sort_into_classes(flat, labels(tmp_path, LABELS[kind])) == 4
     assert found(flat) == SORTED
     assert open_index(flat).classes == ("n01", "n02", "n03")
@@ -86,7 +92,9 @@ def test_run_twice_it_moves_nothing_more(kind: str, flat: Path, tmp_path: Path) 
 def test_interrupted_anywhere_it_moves_the_rest_when_run_again(
     after: int, kind: str, flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, rename, moved = labels(tmp_path, LABELS[kind]), Path.rename, []
+    file = labels(tmp_path, LABELS[kind])
+    rename = Path.rename
+    moved = []
 
     def interrupted(path: Path, target: Path) -> Path:
         if len(moved) == after:
@@ -116,7 +124,9 @@ def test_interrupted_anywhere_it_moves_the_rest_when_run_again(
         ("n01\n/tmp\nn01\nn01\n", "'/tmp' is not a class name"),
     ],
 )  # fmt: skip
-def test_labels_that_do_not_fit_move_nothing(text: str, message: str, flat: Path, tmp_path: Path) -> None:
+def test_labels_that_do_not_fit_move_nothing(
+    text: str, message: str, flat: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=message):
         sort_into_classes(flat, labels(tmp_path, text))
     assert found(flat) == IMAGES
@@ -133,7 +143,8 @@ def test_labels_that_are_no_text_or_not_there_are_named(flat: Path, tmp_path: Pa
 
 
 def test_an_image_that_was_sorted_before_is_not_overwritten(tmp_path: Path) -> None:
-    folder, labels = tmp_path / "val", tmp_path / "labels.txt"
+    folder = tmp_path / "val"
+    labels = tmp_path / "labels.txt"
     (folder / "cat").mkdir(parents=True)
     (folder / "cat" / "a.jpg").write_bytes(b"sorted before")
     (folder / "a.jpg").write_bytes(b"flat")

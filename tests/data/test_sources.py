@@ -23,7 +23,11 @@ LAYOUTS = {
     "train_480_q90.rec": ("recordio", "", ("train_480_q90.rec",)),
     "Train.rec": ("recordio", "", ("Train.rec",)),
     "train-00000-of-00001": ("tfrecord", "", ("train-00000-of-00001",)),
-    "imagenet2012-train.tfrecord-00000-of-00001": ("tfrecord", "", ("imagenet2012-train.tfrecord-00000-of-00001",)),
+    "imagenet2012-train.tfrecord-00000-of-00001": (
+        "tfrecord",
+        "",
+        ("imagenet2012-train.tfrecord-00000-of-00001",),
+    ),
     "train.tfrecord": ("tfrecord", "", ("train.tfrecord",)),
     "train_0.tfrecords": ("tfrecord", "", ("train_0.tfrecords",)),
     "imagenet-train-000000.tar": ("webdataset", "", ("imagenet-train-000000.tar",)),
@@ -36,7 +40,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("file", LAYOUTS)
 def test_the_training_images_are_found_in_every_layout(file: str, tmp_path: Path) -> None:
     format, root, files = LAYOUTS[file]
-    source = find_split(touched(tmp_path, file, "README.md", "classes.txt", ".hidden-train.rec"), "train")
+    source = find_split(
+        touched(tmp_path, file, "README.md", "classes.txt", ".hidden-train.rec"), "train"
+    )
     assert (source.format, source.root, source.files) == (format, tmp_path / root, files)
     assert holds_split(tmp_path, "train")
     assert not holds_split(tmp_path, "val")
@@ -59,7 +65,15 @@ def test_validation_images_go_by_two_words(file: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["constrain.rec", "trained.tar", "interval-00000-of-00001", "train.idx", "train.lst", "train.txt"]
+    "file",
+    [
+        "constrain.rec",
+        "trained.tar",
+        "interval-00000-of-00001",
+        "train.idx",
+        "train.lst",
+        "train.txt",
+    ],
 )
 def test_other_words_and_other_files_are_no_split(file: str, tmp_path: Path) -> None:
     touched(tmp_path, file)
@@ -67,7 +81,9 @@ def test_other_words_and_other_files_are_no_split(file: str, tmp_path: Path) -> 
     assert not holds_split(tmp_path, "val")
 
 
-def test_files_come_in_the_order_of_their_names_and_those_of_the_other_split_stay_out(tmp_path: Path) -> None:
+def test_files_come_in_the_order_of_their_names_and_those_of_the_other_split_stay_out(
+    tmp_path: Path,
+) -> None:
     names = [f"train-{i:05d}-of-00012" for i in range(12)]
     touched(tmp_path, *reversed(names), "validation-00000-of-00001", "idx/train-00000-of-00012")
     assert find_split(tmp_path, "train").files == tuple(names)
@@ -83,17 +99,24 @@ def test_files_beside_class_folders_do_not_make_a_format(tmp_path: Path) -> None
     assert find_source(touched(tmp_path, "cat/1.jpg", "old.tar", "old.rec")).format == "folder"
 
 
-@pytest.mark.parametrize("names", [("train.rec", "train-000000.tar"), ("train.tfrecord", "train.rec")])
+@pytest.mark.parametrize(
+    "names", [("train.rec", "train-000000.tar"), ("train.tfrecord", "train.rec")]
+)
 def test_two_formats_for_one_split_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
     touched(tmp_path, *names)
-    with pytest.raises(DataError, match=r"more than one format: .*Put each format in a separate folder") as error:
+    with pytest.raises(
+        DataError, match=r"more than one format: .*Put each format in a separate folder"
+    ) as error:
         find_split(tmp_path, "train")
     assert all(name in str(error.value) for name in names)
 
 
 def test_the_splits_may_have_different_formats(tmp_path: Path) -> None:
     touched(tmp_path, "train.rec", "val-000000.tar")
-    assert [find_split(tmp_path, split).format for split in ("train", "val")] == ["recordio", "webdataset"]
+    assert [find_split(tmp_path, split).format for split in ("train", "val")] == [
+        "recordio",
+        "webdataset",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +126,9 @@ def test_the_splits_may_have_different_formats(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_missing_file_is_named(pattern: str, missing: tuple[int, ...], tmp_path: Path) -> None:
     touched(tmp_path, *(pattern.format(f"{i:05d}") for i in range(6) if i not in missing))
-    with pytest.raises(DataError, match=rf"lacks {len(missing)} of 6 files: .*Put them back") as error:
+    with pytest.raises(
+        DataError, match=rf"lacks {len(missing)} of 6 files: .*Put them back"
+    ) as error:
         find_split(tmp_path, "train")
     assert f"-{missing[0]:05d}-of-00006" in str(error.value)
     assert holds_split(tmp_path, "train")
@@ -119,12 +144,16 @@ def test_where_nothing_is_found_every_layout_is_named(tmp_path: Path) -> None:
 
 def test_a_flat_folder_of_images_is_named_with_the_command_that_sorts_it(tmp_path: Path) -> None:
     touched(tmp_path, "val/ILSVRC2012_val_00000001.JPEG", "val/ILSVRC2012_val_00000002.JPEG")
-    with pytest.raises(DataError, match=r"2 files and no folders.* lockstep data sort-val .*/val --labels FILE"):
+    with pytest.raises(
+        DataError, match=r"2 files and no folders.* lockstep data sort-val .*/val --labels FILE"
+    ):
         list_images(find_split(tmp_path, "val"))
 
 
 def test_a_folder_that_is_being_written_is_no_data_set_yet(tmp_path: Path) -> None:
     touched(tmp_path, "train-000000.tar", "val/a/1.jpg", ".lockstep/pack.unfinished")
     for split in ("train", "val"):
-        with pytest.raises(DataError, match=r"is not complete: lockstep data pack .* Run the same command again"):
+        with pytest.raises(
+            DataError, match=r"is not complete: lockstep data pack .* Run the same command again"
+        ):
             find_split(tmp_path, split)

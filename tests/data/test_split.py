@@ -23,7 +23,11 @@ def silent(what: str) -> Progress:
 
 def images(*counts: int, first: int = 0) -> dict[str, bytes]:
     """Return images of the classes a, b, ..., this many of each."""
-    return {f"{chr(97 + i)}/{n:03d}.jpg": IMAGE for i, count in enumerate(counts) for n in range(first, first + count)}
+    return {
+        f"{chr(97 + i)}/{n:03d}.jpg": IMAGE
+        for i, count in enumerate(counts)
+        for n in range(first, first + count)
+    }
 
 
 def names(index: Index) -> set[str]:
@@ -53,7 +57,9 @@ def test_images_keep_their_part_when_others_are_added(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", range(2, 12))
 @pytest.mark.parametrize("share", [0.001, 0.999])
-def test_a_class_of_two_images_or_more_has_one_on_either_side(count: int, share: float, tmp_path: Path) -> None:
+def test_a_class_of_two_images_or_more_has_one_on_either_side(
+    count: int, share: float, tmp_path: Path
+) -> None:
     given = {f"{name}/{i}.jpg": IMAGE for name in "abc" for i in range(count)}
     training, validation = divided(open_index(image_folder(tmp_path, given)), share)
     smaller = validation if share < 0.5 else training
@@ -72,7 +78,11 @@ def test_the_only_image_of_a_class_is_trained_on(tmp_path: Path) -> None:
 def test_every_format_of_the_same_images_is_split_alike(format: str, tmp_path: Path) -> None:
     given = {name: jpeg(8, 9 + seed) for seed, name in enumerate(images(20, 20))}
     image_folder(tmp_path / "source" / "train", given)
-    data = tmp_path / "source" if format == "folder" else packed(tmp_path / "source", tmp_path / format, format)
+    data = (
+        tmp_path / "source"
+        if format == "folder"
+        else packed(tmp_path / "source", tmp_path / format, format)
+    )
     training, validation, _, _ = open_sets(data, SHARE, silent)
     found = [{index.read(i) for i in range(len(index))} for index in (training, validation)]
     assert found[1] == {data for name, data in given.items() if within_the_share(name)}
@@ -80,7 +90,9 @@ def test_every_format_of_the_same_images_is_split_alike(format: str, tmp_path: P
 
 
 @pytest.mark.parametrize("folder", ["", "train"])
-def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(folder: str, tmp_path: Path) -> None:
+def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(
+    folder: str, tmp_path: Path
+) -> None:
     given = images(20, 20)
     image_folder(tmp_path / folder, given)
     sets = open_sets(tmp_path, SHARE, silent)
@@ -90,7 +102,9 @@ def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(fo
     assert stored.digest == sets.validation.digest
 
 
-def test_a_share_of_a_set_that_has_validation_images_is_refused_with_what_to_type(tmp_path: Path) -> None:
+def test_a_share_of_a_set_that_has_validation_images_is_refused_with_what_to_type(
+    tmp_path: Path,
+) -> None:
     image_folder(tmp_path / "train", images(20, 20))
     image_folder(tmp_path / "val", images(2, 2))
     with pytest.raises(DataError, match=f"leave out --split, or use --data {tmp_path}/train to"):
@@ -100,20 +114,28 @@ def test_a_share_of_a_set_that_has_validation_images_is_refused_with_what_to_typ
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
-def test_a_part_of_a_data_set_stands_for_the_data_set(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_data_set_stands_for_the_data_set(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image_folder(tmp_path / "train", images(4, 4))
     image_folder(tmp_path / "val", images(2, 2))
     sets = open_sets(tmp_path / part, 0.0, silent)
     assert (len(sets.training), len(sets.validation), sets.data) == (8, 4, tmp_path)
-    assert sets.notes == [f"{tmp_path / part} is a part of {tmp_path}; the run uses all of it: --data {tmp_path}"]
+    assert sets.notes == [
+        f"{tmp_path / part} is a part of {tmp_path}; the run uses all of it: --data {tmp_path}"
+    ]
     monkeypatch.chdir(tmp_path / part)
     assert open_sets(Path(), 0.0, silent).data == tmp_path
 
 
 @pytest.mark.parametrize(
-    ("folder", "given"), [("", ""), ("train", ""), ("train", "train")], ids=["classes", "no val", "train alone"]
+    ("folder", "given"),
+    [("", ""), ("train", ""), ("train", "train")],
+    ids=["classes", "no val", "train alone"],
 )
-def test_without_validation_images_the_option_that_makes_them_is_named(folder: str, given: str, tmp_path: Path) -> None:
+def test_without_validation_images_the_option_that_makes_them_is_named(
+    folder: str, given: str, tmp_path: Path
+) -> None:
     image_folder(tmp_path / folder, images(4, 4))
     with pytest.raises(DataError, match=r"apart for validation, use --split 0\.1$"):
         open_sets(tmp_path / given, 0.0, silent)
@@ -127,7 +149,9 @@ def test_a_folder_without_classes_is_no_reason_to_split(folder: str, tmp_path: P
     assert "--split" not in str(error.value)
 
 
-def test_images_without_names_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_without_names_are_not_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = open_index(image_folder(tmp_path, images(4, 4)))
     nameless: Callable[..., object] = lambda names: iter([b""] * 8)  # noqa: E731
     monkeypatch.setattr(type(index.names), "__iter__", nameless)

@@ -24,32 +24,44 @@ from tests.data.sets import CONTAINERS, NOT_UTF8
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     for split in ("train", "val"):
-        files = {f"{label}/{i}.jpg": jpeg(20, 30, i) for label in ("a b", NOT_UTF8[1]) for i in range(4)}
+        files = {
+            f"{label}/{i}.jpg": jpeg(20, 30, i) for label in ("a b", NOT_UTF8[1]) for i in range(4)
+        }
         image_folder(tmp_path / "data" / split, files)
     return tmp_path / "data"
 
 
 def indexed(data: Path) -> dict[str, tuple[str, list[str]]]:
     found = {split: open_index(source) for split, source in find_sources(data).items()}
-    return {split: (index.digest, [index.name(i) for i in range(len(index))]) for split, index in found.items()}
+    return {
+        split: (index.digest, [index.name(i) for i in range(len(index))])
+        for split, index in found.items()
+    }
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock")
+    return sorted(
+        str(file.relative_to(folder))
+        for file in folder.rglob("*")
+        if file.is_file() and file.suffix != ".lock"
+    )
 
 
 @pytest.mark.parametrize("format", ["folder", *CONTAINERS])
 def test_a_copy_has_the_files_and_the_index_of_the_data_set(
     format: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = tmp_path / "source", tmp_path / "local disk" / "copy"
+    source = tmp_path / "source"
+    target = tmp_path / "local disk" / "copy"
     pack(data, source, Packing(format), None, None)
     found = stage(source, target)
     assert (found.files, found.copied) == (len(files(source)),) * 2
     assert found.copied_bytes == sum((source / name).stat().st_size for name in files(source))
     assert files(target) == files(source)
     assert filecmp.cmpfiles(source, target, files(source), shallow=False)[0] == files(source)
-    monkeypatch.setattr("lockstep.data.index.check", lambda data: pytest.fail("an image is decoded again"))
+    monkeypatch.setattr(
+        "lockstep.data.index.check", lambda data: pytest.fail("an image is decoded again")
+    )
     assert indexed(target) == indexed(source)
 
 
@@ -79,7 +91,8 @@ def test_a_link_that_leads_nowhere_is_an_error(data: Path, tmp_path: Path) -> No
 
 
 def test_a_killed_copy_is_completed(data: Path, tmp_path: Path) -> None:
-    # Killed before the tenth file: the caller's progress says nothing of what the thread that copies has done since.
+    # Killed before the tenth file: the caller's progress says nothing of what the thread that
+    # copies has done since.
     code = """
 import itertools, os, sys
 from pathlib import Path
@@ -106,7 +119,10 @@ print(stage(*map(Path, sys.argv[1:])).copied)
 """
     command = [sys.executable, "-c", code, str(data), str(tmp_path / "copy")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert sorted(int(process.communicate(timeout=300)[0]) for process in both) == [0, len(files(data))]
+    assert sorted(int(process.communicate(timeout=300)[0]) for process in both) == [
+        0,
+        len(files(data)),
+    ]
 
 
 def test_links_are_copied_as_what_they_lead_to(data: Path, tmp_path: Path) -> None:
@@ -147,7 +163,9 @@ def test_a_file_that_changes_while_it_is_copied_is_an_error(
         stage(data, tmp_path / "copy")
 
 
-def test_what_cannot_be_copied_is_an_error(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_copied_is_an_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for target in (data, data / "train" / "copy", data.parent):
         with pytest.raises(DataError, match="choose another --to"):
             stage(data, target)
@@ -158,7 +176,9 @@ def test_what_cannot_be_copied_is_an_error(data: Path, tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="Not a directory"):
         stage(data, tmp_path / "file" / "copy")
-    monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: staging.shutil._ntuple_diskusage(9, 8, 1))
+    monkeypatch.setattr(
+        staging.shutil, "disk_usage", lambda path: staging.shutil._ntuple_diskusage(9, 8, 1)
+    )
     with pytest.raises(DataError, match=r"has 0.0 GB free, and 0.0 GB are missing there"):
         stage(data, tmp_path / "copy")
     with pytest.raises(DataError, match="no folder"):

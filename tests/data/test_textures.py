@@ -1,4 +1,5 @@
-"""The drawn data set: the same pixels on every machine, ten classes of equal size, no image in both splits."""
+"""The drawn data set: the same pixels on every machine, ten classes of equal size, no image in both
+splits."""
 
 import hashlib
 import io
@@ -71,13 +72,18 @@ def test_some_images_are_upright_and_some_lie(textures: Path) -> None:
 @pytest.mark.parametrize(("split", "each"), [("train", 6), ("val", 2)])
 def test_every_class_has_its_share_of_the_images(split: str, each: int, textures: Path) -> None:
     counts = {
-        folder.name: len(list(folder.glob("*.jpg"))) for folder in (textures / split).iterdir() if folder.name[0] != "."
+        folder.name: len(list(folder.glob("*.jpg")))
+        for folder in (textures / split).iterdir()
+        if folder.name[0] != "."
     }
     assert counts == dict.fromkeys(PATTERNS, each)
 
 
 def test_no_image_is_both_in_training_and_in_validation(textures: Path) -> None:
-    train, val = ({path.read_bytes() for path in (textures / split).rglob("*.jpg")} for split in ("train", "val"))
+    train, val = (
+        {path.read_bytes() for path in (textures / split).rglob("*.jpg")}
+        for split in ("train", "val")
+    )
     assert (len(train), len(val)) == (60, 20)
     assert not train & val
 
@@ -90,7 +96,11 @@ def test_an_image_in_its_file_is_the_texture_of_its_number(textures: Path) -> No
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 def draw(root: Path, **settings: object) -> dict[str, bytes]:
@@ -103,7 +113,8 @@ def test_drawing_twice_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_another_seed_gives_other_files_of_the_same_names(tmp_path: Path) -> None:
-    one, two = draw(tmp_path / "one"), draw(tmp_path / "two", seed=1)
+    one = draw(tmp_path / "one")
+    two = draw(tmp_path / "two", seed=1)
     assert one.keys() == two.keys()
     assert not set(one.values()) & set(two.values())
 

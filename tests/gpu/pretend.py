@@ -16,9 +16,16 @@ HANGS = "hangs"
 
 
 def part(
-    name: str, *, limit_sec: float = 600, expected_sec: float = 0.1, needs: tuple[str, ...] = (), **settings: Any
+    name: str,
+    *,
+    limit_sec: float = 600,
+    expected_sec: float = 0.1,
+    needs: tuple[str, ...] = (),
+    **settings: Any,
 ) -> Part:
-    return Part(name, "tests.gpu.pretend", f"pretends {name}", expected_sec, limit_sec, settings, needs)
+    return Part(
+        name, "tests.gpu.pretend", f"pretends {name}", expected_sec, limit_sec, settings, needs
+    )
 
 
 def measure(ground: Ground, say: Say, does: str = "", counts_in: str = "") -> None:

@@ -1,4 +1,5 @@
-"""What a campaign keeps, whatever happens to its parts: `benchmarks/gpu/running.py` and `results.py`."""
+"""What a campaign keeps, whatever happens to its parts: `benchmarks/gpu/running.py` and
+`results.py`."""
 
 import json
 import subprocess
@@ -22,7 +23,8 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return a function that opens the file, measures what is missing, and returns the results of the file on disk."""
+    """Return a function that opens the file, measures what is missing, and returns the results of
+    the file on disk."""
 
     def measure(
         *parts: Part, seconds: float = 600, about: dict[str, Any] = ABOUT, again: bool = False
@@ -30,7 +32,9 @@ def run(tmp_path: Path) -> Run:
         results = Results.open(tmp_path / "campaign.json")
         machine = results.add_machine(about)
         campaign = Campaign(tmp_path, "cpu", True, time.monotonic() + seconds)
-        run_parts(open_parts(parts, results, machine, again=again), campaign, results, machine, print)
+        run_parts(
+            open_parts(parts, results, machine, again=again), campaign, results, machine, print
+        )
         return Results.open(tmp_path / "campaign.json").results
 
     return measure
@@ -38,7 +42,8 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that a part makes when it hangs. No part's time begins before: a busy machine starts processes slowly."""
+    """The file that a part makes when it hangs. No part's time begins before: a busy machine starts
+    processes slowly."""
     file = tmp_path / HANGS
 
     class Patient(subprocess.Popen[bytes]):
@@ -67,7 +72,9 @@ def is_gone(process: Path) -> bool:
         ("exit", "exit code 3, without a message"),
     ],
 )
-def test_a_part_that_ends_badly_keeps_its_rows_and_does_not_take_the_others(run: Run, does: str, reason: str) -> None:
+def test_a_part_that_ends_badly_keeps_its_rows_and_does_not_take_the_others(
+    run: Run, does: str, reason: str
+) -> None:
     bad, good = run(part("bad", does=does), part("good"))
     assert (bad["status"], bad["reason"]) == ("failed", reason)
     assert [row["what"] for row in bad["rows"]] == ["begun"]
@@ -76,7 +83,10 @@ def test_a_part_that_ends_badly_keeps_its_rows_and_does_not_take_the_others(run:
 
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(run: Run, hangs: Path) -> None:
     hung, good = run(part("hung", does="hang", limit_sec=1.5), part("good"))
-    assert (hung["status"], hung["reason"]) == ("failed", "ran longer than its limit of 2 s and was killed")
+    assert (hung["status"], hung["reason"]) == (
+        "failed",
+        "ran longer than its limit of 2 s and was killed",
+    )
     wait_until(lambda: is_gone(Path("/proc") / str(hung["rows"][-1]["pid"])))
     assert good["status"] == "ok"
 
@@ -89,16 +99,24 @@ def test_a_part_that_the_campaigns_minutes_cut_off_is_measured_again(
     for _ in range(2):
         hangs.unlink(missing_ok=True)
         (result,) = run(cut_off, seconds=1.5)
-        assert (result["status"], result["reason"]) == ("stopped", "the campaign's minutes were over")
+        assert (result["status"], result["reason"]) == (
+            "stopped",
+            "the campaign's minutes were over",
+        )
         assert result["rows"][0]["left_sec"] < 1.5
     assert (tmp_path / "counted").read_text() == "begun\n" * 2
 
 
-def test_a_part_for_which_too_little_time_is_left_is_not_begun_and_a_shorter_one_is(run: Run) -> None:
+def test_a_part_for_which_too_little_time_is_left_is_not_begun_and_a_shorter_one_is(
+    run: Run,
+) -> None:
     results = run(part("long", expected_sec=1000), part("short"))
     assert [result["part"] for result in results] == ["short"]
     missing = part("missing", expected_sec=100, needs=("no_such_package",))
-    assert [result["part"] for result in run(part("short too"), missing, seconds=5)] == ["short", "missing"]
+    assert [result["part"] for result in run(part("short too"), missing, seconds=5)] == [
+        "short",
+        "missing",
+    ]
 
 
 def test_what_is_done_is_not_measured_again_until_it_is_asked_for(run: Run, tmp_path: Path) -> None:
@@ -118,10 +136,15 @@ def test_a_part_that_failed_is_tried_twice_and_after_the_others(run: Run, tmp_pa
     results = Results.open(tmp_path / "campaign.json")
     results.results[0]["attempts"] = 1
     machine = results.add_machine(ABOUT)
-    assert [each.name for each in open_parts([bad, part("new")], results, machine)] == ["new", "bad"]
+    assert [each.name for each in open_parts([bad, part("new")], results, machine)] == [
+        "new",
+        "bad",
+    ]
 
 
-@pytest.mark.parametrize("changed", [{"device": "other"}, {"torch": "2"}, {"sources": "b"}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{"device": "other"}, {"torch": "2"}, {"sources": "b"}], ids=str
+)
 def test_results_belong_to_device_versions_and_sources(run: Run, changed: dict[str, str]) -> None:
     run(part("one"))
     first, second = run(part("one"), about=ABOUT | changed)
@@ -130,7 +153,10 @@ def test_results_belong_to_device_versions_and_sources(run: Run, changed: dict[s
 
 def test_results_belong_to_settings(run: Run, tmp_path: Path) -> None:
     run(part("one"))
-    assert [result["settings"] for result in run(part("one", does="look"))] == [{}, {"does": "look"}]
+    assert [result["settings"] for result in run(part("one", does="look"))] == [
+        {},
+        {"does": "look"},
+    ]
 
 
 def test_the_file_is_complete_after_every_part(run: Run) -> None:
@@ -140,7 +166,10 @@ def test_the_file_is_complete_after_every_part(run: Run) -> None:
 
 def test_a_part_without_its_package_is_missing_until_it_is_there(run: Run) -> None:
     (result,) = run(part("one", needs=("no_such_package", "nvidia.no_such_package", "json")))
-    assert (result["status"], result["reason"]) == ("missing", "needs no_such_package, nvidia.no_such_package")
+    assert (result["status"], result["reason"]) == (
+        "missing",
+        "needs no_such_package, nvidia.no_such_package",
+    )
     assert [result["status"] for result in run(part("one"))] == ["ok"]
 
 

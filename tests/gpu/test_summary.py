@@ -1,4 +1,5 @@
-"""What a campaign concludes from its rows: `benchmarks/gpu/summary.py`, and the figures that parts compute."""
+"""What a campaign concludes from its rows: `benchmarks/gpu/summary.py`, and the figures that parts
+compute."""
 
 import sys
 import time
@@ -28,7 +29,13 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def train(contender: str, rate: float, *, mode: str = "default", **more: Any) -> dict[str, Any]:
-    row = {"what": "train", "contender": contender, "images_per_sec": rate, "interval": [rate - 1, rate + 1], "mode": mode}
+    row = {
+        "what": "train",
+        "contender": contender,
+        "images_per_sec": rate,
+        "interval": [rate - 1, rate + 1],
+        "mode": mode,
+    }
     return row | {"model": "resnet50", "precision": "bf16", "batch": 256, "turns": [rate]} | more
 
 
@@ -44,8 +51,14 @@ def test_nothing_is_judged_that_was_not_measured() -> None:
 
 OVER = "resnet50 over the better torch.compile"
 DEFAULT = [train(PLAIN, 3900), train("compile, SGD", 2500), train("compile, fused SGD", 2600)]
-AUTOTUNED = [train(PLAIN, 3900, mode="max-autotune"), train("max-autotune, fused SGD", 3000, mode="max-autotune")]
-SLOW = [train(PLAIN, 3890, mode="max-autotune"), train("max-autotune, SGD", 3000, mode="max-autotune")]
+AUTOTUNED = [
+    train(PLAIN, 3900, mode="max-autotune"),
+    train("max-autotune, fused SGD", 3000, mode="max-autotune"),
+]
+SLOW = [
+    train(PLAIN, 3890, mode="max-autotune"),
+    train("max-autotune, SGD", 3000, mode="max-autotune"),
+]
 
 
 @pytest.mark.parametrize(
@@ -60,20 +73,32 @@ SLOW = [train(PLAIN, 3890, mode="max-autotune"), train("max-autotune, SGD", 3000
     ],
     ids=["both", "one below", "one alone", "one alone and below", "no baseline", "another mode"],
 )
-def test_the_engine_is_judged_against_the_better_compiled_loop(rows: list[Any], expected: tuple[str, str]) -> None:
+def test_the_engine_is_judged_against_the_better_compiled_loop(
+    rows: list[Any], expected: tuple[str, str]
+) -> None:
     assert verdicts(rows)[OVER] == expected
 
 
 @pytest.mark.parametrize(
     ("device", "rate", "verdict"),
-    [(H100, 3000, "reached"), (H100, 2999, "missed"), ("NVIDIA H200", 4499, "missed"), ("other", 9000, "not measured")],
+    [
+        (H100, 3000, "reached"),
+        (H100, 2999, "missed"),
+        ("NVIDIA H200", 4499, "missed"),
+        ("other", 9000, "not measured"),
+    ],
 )
-def test_the_speed_that_is_wanted_depends_on_the_device(device: str, rate: float, verdict: str) -> None:
+def test_the_speed_that_is_wanted_depends_on_the_device(
+    device: str, rate: float, verdict: str
+) -> None:
     assert verdicts([train(PLAIN, rate)], device)["resnet50, images/s in one process"][1] == verdict
 
 
 def test_one_wrong_row_of_many_is_missed() -> None:
-    rows = [{"what": "repeated", "same": True, "resumed": True}, {"what": "repeated", "same": True, "resumed": False}]
+    rows = [
+        {"what": "repeated", "same": True, "resumed": True},
+        {"what": "repeated", "same": True, "resumed": False},
+    ]
     found = verdicts(rows)
     assert found["the same bits twice, narrow models, deterministic"] == ("2 of 2", "reached")
     assert found["the same bits after a resume, narrow models"] == ("1 of 2", "missed")
@@ -84,7 +109,10 @@ def test_a_suite_whose_tests_were_all_skipped_is_not_passed() -> None:
     title = "conformance suite on the device"
     assert verdicts([row])[title][1] == "missed"
     assert verdicts([row | {"skipped": 2}])[title][1] == "reached"
-    assert verdicts([row | {"skipped": 0, "errors": 1}])[title] == ("1 of 3 failed, 0 skipped", "missed")
+    assert verdicts([row | {"skipped": 0, "errors": 1}])[title] == (
+        "1 of 3 failed, 0 skipped",
+        "missed",
+    )
 
 
 def test_a_host_that_waits_for_the_device_is_missed() -> None:
@@ -94,22 +122,46 @@ def test_a_host_that_waits_for_the_device_is_missed() -> None:
     assert verdicts([row | {"returned_sec": 0.49}])[title][1] == "missed"
     assert verdicts([row | {"host_ms_a_step": 1.5}])[title][1] == "missed"
     new = {"host_ms_a_new_batch": 4.5, "processor_ms_a_new_batch": 0.6}
-    assert verdicts([row | new])["the same with new batches, ms"] == ("4.50, of which 0.60 of the processor", "")
+    assert verdicts([row | new])["the same with new batches, ms"] == (
+        "4.50, of which 0.60 of the processor",
+        "",
+    )
 
 
 def test_a_captured_step_is_judged_against_the_plain_one() -> None:
-    row = train("lockstep, CUDA graph", 3100, mode="reduce-overhead", host_ms_a_step=0.3, returned_sec=0.01, done_sec=0.5)
-    ratio = {"what": "ratio", "of": "lockstep, CUDA graph", "over": PLAIN, "ratio": 1.033, "interval": [1.03, 1.04]}
+    row = train(
+        "lockstep, CUDA graph",
+        3100,
+        mode="reduce-overhead",
+        host_ms_a_step=0.3,
+        returned_sec=0.01,
+        done_sec=0.5,
+    )
+    ratio = {
+        "what": "ratio",
+        "of": "lockstep, CUDA graph",
+        "over": PLAIN,
+        "ratio": 1.033,
+        "interval": [1.03, 1.04],
+    }
     found = verdicts([row, ratio])
     assert found["host time of a step as a CUDA graph, ms"][1] == "reached"
     assert found["host time of a step, ms"][1] == "not measured"
-    assert found["resnet50, a CUDA graph over the plain step"] == ("1.033 (1.030 to 1.040)", "reached")
-    assert verdicts([ratio | {"ratio": 0.99}])["resnet50, a CUDA graph over the plain step"][1] == "missed"
+    assert found["resnet50, a CUDA graph over the plain step"] == (
+        "1.033 (1.030 to 1.040)",
+        "reached",
+    )
+    assert (
+        verdicts([ratio | {"ratio": 0.99}])["resnet50, a CUDA graph over the plain step"][1]
+        == "missed"
+    )
 
 
 def test_a_file_of_results_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = Results(tmp_path / "campaign.json")
-    machine = results.add_machine({"device": H100, "torch": "2.11.0", "cuda": "13.0", "sources": "abc"})
+    machine = results.add_machine(
+        {"device": H100, "torch": "2.11.0", "cuda": "13.0", "sources": "abc"}
+    )
     of_image = {"flop_an_image": 24e9, "bytes_an_image": 1e9, "computes_in": "bf16"}
     rows = [
         {"what": "copy", "gb_per_sec": 3000.0},
@@ -141,11 +193,19 @@ def test_a_file_of_results_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--show", "nowhere.json"], "campaign.py: nowhere.json is not a file; --show expects a campaign's campaign.json"),
-        (["--parts", "machine,nothing"], "campaign.py: there is no part 'nothing'; the parts are machine, "),
+        (
+            ["--show", "nowhere.json"],
+            "campaign.py: nowhere.json is not a file; --show expects a campaign's campaign.json",
+        ),
+        (
+            ["--parts", "machine,nothing"],
+            "campaign.py: there is no part 'nothing'; the parts are machine, ",
+        ),
     ],
 )
-def test_wrong_options_are_refused_in_a_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_in_a_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(said)
 
@@ -188,22 +248,35 @@ def test_gaps_and_longest_kernels_of_a_trace() -> None:
 def test_tests_that_failed_are_named(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(
-        '<testsuites><testsuite tests="3" failures="1" errors="1" skipped="0" time="2.5">'
-        '<testcase classname="a" name="b"><failure message="off by 3">...</failure></testcase>'
-        '<testcase classname="a" name="c"><error message="no GPU"/></testcase><testcase classname="a" name="d"/>'
-        "</testsuite></testsuites>"
+        '<testsuites><testsuite tests="3" failures="1" errors="1" skipped="0" time="2.5"><testcase'
+        ' classname="a" name="b"><failure message="off by 3">...</failure></testcase><testcase'
+        ' classname="a" name="c"><error message="no GPU"/></testcase><testcase classname="a"'
+        ' name="d"/></testsuite></testsuites>'
     )
     counts, *failures = rows_of(report)
-    assert counts == {"what": "conformance", "seconds": 2.5, "tests": 3, "failures": 1, "errors": 1, "skipped": 0}
-    assert [(row["test"], row["message"]) for row in failures] == [("a::b", "off by 3"), ("a::c", "no GPU")]
+    assert counts == {
+        "what": "conformance",
+        "seconds": 2.5,
+        "tests": 3,
+        "failures": 1,
+        "errors": 1,
+        "skipped": 0,
+    }
+    assert [(row["test"], row["message"]) for row in failures] == [
+        ("a::b", "off by 3"),
+        ("a::c", "no GPU"),
+    ]
 
 
 def test_a_suite_that_takes_too_long_is_interrupted_and_keeps_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tests, begun = tmp_path / "test_long.py", tmp_path / "begun"
+    tests = tmp_path / "test_long.py"
+    begun = tmp_path / "begun"
     second = f"def test_second(): Path({str(begun)!r}).touch(); time.sleep(1000)\n"
-    tests.write_text("import time\nfrom pathlib import Path\ndef test_first(): assert 1 == 2\n" + second)
+    tests.write_text(
+        "import time\nfrom pathlib import Path\ndef test_first(): assert 1 == 2\n" + second
+    )
 
     class Short(Ground):
         """Its time is over soon after the second test has begun, however slowly pytest starts."""
@@ -214,20 +287,35 @@ def test_a_suite_that_takes_too_long_is_interrupted_and_keeps_what_it_found(
             return super().left_sec
 
     def command(ground: Ground, report: Path) -> list[str]:
-        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), f"--junitxml={report}"]
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(tests),
+            f"--junitxml={report}",
+        ]
 
     monkeypatch.setattr(conformance, "command", command)
     rows: list[Any] = []
-    conformance.measure(Short("cpu", True, time.monotonic() + SPARE_SEC + 1, str(tmp_path)), rows.append)
+    conformance.measure(
+        Short("cpu", True, time.monotonic() + SPARE_SEC + 1, str(tmp_path)), rows.append
+    )
     counts, failure = rows
     assert (counts["interrupted"], counts["failures"]) == (True, 1)
     assert failure["test"].endswith("test_first")
     assert verdicts([counts])["conformance suite on the device"][1] == "missed"
-    assert verdicts([counts | {"failures": 0}])["conformance suite on the device"][1] == "not measured"
+    assert (
+        verdicts([counts | {"failures": 0}])["conformance suite on the device"][1] == "not measured"
+    )
 
 
 def test_operators_without_determinism_are_listed_once() -> None:
-    line = "  /x.py:1: UserWarning: {} does not have a deterministic implementation, but you set ...\n"
+    line = (
+        "  /x.py:1: UserWarning: {} does not have a deterministic implementation, but you set ...\n"
+    )
     assert without_determinism(line.format("b") + line.format("a") + line.format("b")) == ["a", "b"]
     assert without_determinism("1 passed") == []
 
@@ -239,7 +327,9 @@ def test_the_largest_share_of_a_bound_is_found() -> None:
     found = judged({"device": "GPU", "rows": [row, other, exact]})
     assert (found["passed"], found["of"], found["failed"]) == (True, "logits", [])
     assert found["largest_share_of_a_bound"] == pytest.approx(0.8)
-    assert judged({"device": "GPU", "rows": [row, exact | {"passed": False}]})["failed"] == ["counts"]
+    assert judged({"device": "GPU", "rows": [row, exact | {"passed": False}]})["failed"] == [
+        "counts"
+    ]
 
 
 def test_runs_that_differ_in_a_bit_or_a_loss_are_told_apart(tmp_path: Path) -> None:
@@ -247,8 +337,11 @@ def test_runs_that_differ_in_a_bit_or_a_loss_are_told_apart(tmp_path: Path) -> N
         folder = tmp_path / name / "checkpoints" / "step-00000012"
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"weights")
-        (tmp_path / name / "log.jsonl").write_text('{"kind": "train", "step": 12, "losses": [1.0, 0.5]}\n{"kind": "tr')
-    a, b = tmp_path / "a", tmp_path / "b"
+        (tmp_path / name / "log.jsonl").write_text(
+            '{"kind": "train", "step": 12, "losses": [1.0, 0.5]}\n{"kind": "tr'
+        )
+    a = tmp_path / "a"
+    b = tmp_path / "b"
     assert different_files(a, b) == []
     (b / "log.jsonl").write_text('{"kind": "train", "step": 12, "losses": [1.0, 0.25]}\n')
     (b / "checkpoints" / "step-00000012" / "model.safetensors").write_bytes(b"Weights")
@@ -259,7 +352,10 @@ def test_the_wheels_that_are_fetched_are_of_packages_that_lockstep_needs() -> No
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {Requirement(each).name for each in project["dependencies"]}
     assert {*prepare.ALONE, *prepare.WITH_NEEDS} <= needed
-    assert all(command[-1] in needed and "3.12" in command for command in prepare.commands("3.12", Path("out")))
+    assert all(
+        command[-1] in needed and "3.12" in command
+        for command in prepare.commands("3.12", Path("out"))
+    )
 
 
 def test_pictures_cost_a_decoder_what_photos_do(tmp_path: Path) -> None:

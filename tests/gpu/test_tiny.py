@@ -1,4 +1,5 @@
-"""The campaign on a CPU: `--device cpu --tiny`. `make soak` runs every part, `make test` those that take few seconds."""
+"""The campaign on a CPU: `--device cpu --tiny`. `make soak` runs every part, `make test` those that
+take few seconds."""
 
 import json
 import os
@@ -28,12 +29,23 @@ SHORT = ("machine", TRAINING, "memory", "kernels")
 def campaign(out: Path, *arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "benchmarks/gpu/campaign.py", "--out", str(out), *arguments]
     environment = ONE_THREAD | {"PYTHONPATH": with_triton().get("PYTHONPATH", "")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2000, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2000,
+        check=False,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:
-    return {result["part"]: result for result in json.loads((out / "campaign.json").read_text())["results"]}
+    return {
+        result["part"]: result
+        for result in json.loads((out / "campaign.json").read_text())["results"]
+    }
 
 
 @pytest.mark.slow
@@ -50,7 +62,16 @@ def test_the_campaign_runs_on_a_cpu_and_goes_on_with_what_is_missing(tmp_path: P
     assert (said["is_right"], said["goes_on"]) == (True, True)
     rows = found[TRAINING]["rows"]
     trained = {row["contender"]: row["images_per_sec"] for row in rows if row["what"] == "train"}
-    assert trained.keys() == {*(PLAIN, DETERMINISTIC, "eager, SGD", "eager, fused SGD", "traced, SGD", "traced, fused SGD")}
+    assert trained.keys() == {
+        *(
+            PLAIN,
+            DETERMINISTIC,
+            "eager, SGD",
+            "eager, fused SGD",
+            "traced, SGD",
+            "traced, fused SGD",
+        )
+    }
     assert all(rate > 0 for rate in trained.values())
     assert [row["same"] for row in rows if row["what"] == "same bits"] == [True, True]
     assert {row["what"] for row in found["machine"]["rows"]} == {"copy", "product"}
@@ -67,7 +88,11 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     found = results(tmp_path)
     assert found.keys() == {part.name for part in tiny_parts()}
     assert [name for name, result in found.items() if result["status"] != "ok"] == []
-    for name, what, field in (("killed", "killed", "same"), ("ranks", "ranks", "passed"), ("verify", "verify", "passed")):
+    for name, what, field in (
+        ("killed", "killed", "same"),
+        ("ranks", "ranks", "passed"),
+        ("verify", "verify", "passed"),
+    ):
         assert [row[field] for row in found[name]["rows"] if row["what"] == what] == [True]
     assert found["conformance"]["rows"][0]["tests"] > 0
 
@@ -75,9 +100,21 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
 @in_a_soak
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_conformance_suite_does_not_fall_back_to_a_cpu() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/backends/test_precision.py"]
-    environment = os.environ | ONE_THREAD | {"LOCKSTEP_BACKENDS": "torch", "LOCKSTEP_TEST_DEVICE": "cuda"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/backends/test_precision.py",
+    ]
+    environment = (
+        os.environ | ONE_THREAD | {"LOCKSTEP_BACKENDS": "torch", "LOCKSTEP_TEST_DEVICE": "cuda"}
+    )
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert "device is cuda, but PyTorch finds no GPU here" in done.stdout
     assert "passed" not in done.stdout.splitlines()[-1]
 
@@ -95,7 +132,8 @@ def test_without_a_gpu_the_campaign_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Iterator[Ground]:
-    threads, switches = torch.get_num_threads(), Switches.now()
+    threads = torch.get_num_threads()
+    switches = Switches.now()
     torch.set_num_threads(1)
     yield Ground("cpu", True, time.monotonic() + 1000, str(tmp_path))
     torch.set_num_threads(threads)
@@ -105,7 +143,9 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
 def test_repeated_steps_have_the_same_bits(ground: Ground) -> None:
     rows: list[Any] = []
     exact.measure(ground, rows.append)
-    assert [(row["what"], row.get("same"), row.get("resumed"), row.get("passed")) for row in rows] == [
+    assert [
+        (row["what"], row.get("same"), row.get("resumed"), row.get("passed")) for row in rows
+    ] == [
         ("repeated", True, True, None),
         ("gpu against cpu", None, None, True),
     ]
@@ -133,8 +173,14 @@ def test_a_step_is_traced(ground: Ground) -> None:
 def test_inference_is_measured_or_said_to_be_missing(ground: Ground) -> None:
     rows: list[Any] = []
     inferring.measure(ground, rows.append)
-    measured = {(row["engine"], row["precision"], row["batch"]) for row in rows if row.get("status") == "ok"}
-    assert {(engine, "fp32", images) for engine in ("native", "plain PyTorch, eager") for images in (1, 4)} <= measured
+    measured = {
+        (row["engine"], row["precision"], row["batch"]) for row in rows if row.get("status") == "ok"
+    }
+    assert {
+        (engine, "fp32", images)
+        for engine in ("native", "plain PyTorch, eager")
+        for images in (1, 4)
+    } <= measured
     assert [row["reason"] for row in rows if row.get("status") == "failed"] == []
 
 

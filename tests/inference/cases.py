@@ -13,12 +13,25 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
 
-MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
-CLASSES = ("blobs", "bricks", "checks", "dots", "grid", "rays", "rings", "spiral", "stripes", "zigzag")
+MEAN = (100.0, 110.0, 120.0)
+STD = (50.0, 60.0, 70.0)
+CLASSES = (
+    "blobs",
+    "bricks",
+    "checks",
+    "dots",
+    "grid",
+    "rays",
+    "rings",
+    "spiral",
+    "stripes",
+    "zigzag",
+)
 
 
 def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
-    """Return weights that give different images different results: scaled so that activations neither vanish nor grow."""
+    """Return weights that give different images different results: scaled so that activations
+    neither vanish nor grow."""
     random = np.random.default_rng(seed)
     values = {}
     for tensor in tensors(model_spec(recipe.model), recipe.logits):
@@ -39,28 +52,39 @@ def image_file(folder: Path, height: int, width: int, suffix: str = ".png") -> P
 
 
 def prepared(path: Path, recipe: Recipe) -> np.ndarray:
-    """Return float32 [1, 3, H, W] as the recipe describes it: resize the shorter side, crop the centre, normalise."""
+    """Return float32 [1, 3, H, W] as the recipe describes it: resize the shorter side, crop the
+    centre, normalise."""
     picture = Image.open(path).convert("RGB")
     width, height = picture.size
     scale = recipe.eval_resize
     size = (scale * width // height, scale) if height <= width else (scale, scale * height // width)
     bicubic = recipe.interpolation == "bicubic"
     if recipe.antialias:
-        pixels = np.asarray(picture.resize(size, Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR))
+        pixels = np.asarray(
+            picture.resize(size, Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR)
+        )
     else:
-        pixels = cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_CUBIC if bicubic else cv2.INTER_LINEAR)
-    top, left = round((size[1] - recipe.eval_crop) / 2), round((size[0] - recipe.eval_crop) / 2)
+        pixels = cv2.resize(
+            np.asarray(picture),
+            size,
+            interpolation=cv2.INTER_CUBIC if bicubic else cv2.INTER_LINEAR,
+        )
+    top = round((size[1] - recipe.eval_crop) / 2)
+    left = round((size[0] - recipe.eval_crop) / 2)
     pixels = pixels[top : top + recipe.eval_crop, left : left + recipe.eval_crop]
     normalised = (pixels.astype(np.float64) - recipe.mean) / recipe.std
     return normalised.transpose(2, 0, 1)[None].astype(np.float32)
 
 
 def saved(recipe: Recipe, folder: Path, scales: dict[str, float] | None = None) -> Path:
-    """Write random weights whose probabilities are not near 1, since those would hide differences; return the path."""
+    """Write random weights whose probabilities are not near 1, since those would hide differences;
+    return the path."""
     tensors = random_tensors(recipe, 1)
     tensors["fc.weight"] = tensors["fc.weight"] / 50
     about = {"recipe": recipe.fields(), "classes": CLASSES, "scales": scales}
-    return checkpoint.save(folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about)
+    return checkpoint.save(
+        folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about
+    )
 
 
 def pictures(height: int, width: int) -> np.ndarray:
@@ -79,11 +103,14 @@ def squares_of(images: np.ndarray, recipe: Recipe) -> np.ndarray:
 
 
 def of_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:
-    """Return what NVIDIA's TensorFlow code evaluates of an image, in whole numbers: uint8 [crop, crop, 3]."""
+    """Return what NVIDIA's TensorFlow code evaluates of an image, in whole numbers: uint8 [crop,
+    crop, 3]."""
     import tensorflow as tf
 
     sides = tf.cast(tf.shape(pixels)[:2], tf.float32)
     size = tf.cast(sides * (tf.constant(resize, tf.float32) / tf.reduce_min(sides)), tf.int32)
-    [resized] = tf.compat.v1.image.resize_bilinear(pixels[None], size, half_pixel_centers=False).numpy()
+    [resized] = tf.compat.v1.image.resize_bilinear(
+        pixels[None], size, half_pixel_centers=False
+    ).numpy()
     top, left = ((side - crop) // 2 for side in resized.shape[:2])
     return np.floor(resized[top : top + crop, left : left + crop] + 0.5).astype(np.uint8)

@@ -27,7 +27,9 @@ Choose = Callable[..., tuple[str, list[str]]]
 
 @pytest.fixture
 def weights(tiny_recipe: Recipe) -> Opened:
-    return Opened(tiny_recipe, State(0, random_tensors(tiny_recipe, 1), {}), (), Path("weights"), "Lockstep")
+    return Opened(
+        tiny_recipe, State(0, random_tensors(tiny_recipe, 1), {}), (), Path("weights"), "Lockstep"
+    )
 
 
 @pytest.fixture
@@ -38,8 +40,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
-    """The differences of engines from the native one, as shares of the largest logit, and their images per second."""
-    found: dict[str, tuple[Any, float]] = {NATIVE: (0.0, 10.0), "onnxruntime": (9e-5, 20.0), "openvino": (1.1e-4, 30.0)}
+    """The differences of engines from the native one, as shares of the largest logit, and their
+    images per second."""
+    found: dict[str, tuple[Any, float]] = {
+        NATIVE: (0.0, 10.0),
+        "onnxruntime": (9e-5, 20.0),
+        "openvino": (1.1e-4, 30.0),
+    }
 
     def tried(name: str, *others: Any) -> tuple[np.ndarray, float]:
         difference, rate = found[name]
@@ -48,7 +55,10 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
         return LOGITS + difference * 2.0, rate
 
     monkeypatch.setattr(choosing, "_tried", tried)
-    for name in ("onnxruntime", "openvino"):  # nothing is computed, so their packages need not be there
+    for name in (
+        "onnxruntime",
+        "openvino",
+    ):  # nothing is computed, so their packages need not be there
         monkeypatch.setitem(ENGINES, name, replace(ENGINES[name], distributions=("numpy",)))
     return found
 
@@ -69,8 +79,14 @@ def test_the_fastest_engine_within_the_bound_is_chosen_and_said(choose: Choose, 
     chosen, notes = choose()
     assert chosen == "onnxruntime"
     assert notes == [
-        "measures the engines native, onnxruntime, openvino once for this machine and these weights; this takes seconds",
-        "the engine openvino is not used: its logits differ by 1.1e-04 of the largest, more than the bound of 1e-04",
+        (
+            "measures the engines native, onnxruntime, openvino once for this machine and these"
+            " weights; this takes seconds"
+        ),
+        (
+            "the engine openvino is not used: its logits differ by 1.1e-04 of the largest, more"
+            " than the bound of 1e-04"
+        ),
         f"uses the engine onnxruntime (images/s: onnxruntime 20, native 10); remembered in {file}",
     ]
 
@@ -90,22 +106,33 @@ def test_an_engine_that_fails_or_answers_nonsense_is_left_out(
     rates["onnxruntime"] = (difference, 90.0)
     chosen, notes = choose()
     assert chosen == NATIVE
-    assert len([note for note in notes if note.startswith("the engine onnxruntime is not used: ")]) == 1
+    assert (
+        len([note for note in notes if note.startswith("the engine onnxruntime is not used: ")])
+        == 1
+    )
 
 
-def test_a_choice_is_remembered_for_the_same_weights(choose: Choose, rates: dict[str, Any], weights: Opened) -> None:
+def test_a_choice_is_remembered_for_the_same_weights(
+    choose: Choose, rates: dict[str, Any], weights: Opened
+) -> None:
     choose()
     rates["openvino"] = (0.0, 30.0)
     assert choose() == ("onnxruntime", [])
-    changed = {name: value + 1 if name == "fc.bias" else value for name, value in weights.tensors.items()}
+    changed = {
+        name: value + 1 if name == "fc.bias" else value for name, value in weights.tensors.items()
+    }
     others = replace(weights, state=State(0, changed, {}))
     assert choose(others)[0] == "openvino"
     assert choose(others) == ("openvino", [])
     assert choose() == ("onnxruntime", [])
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{", '{"kind": "lockstep-engines", "choices": {"KEY": {"engine": 3}}}'])
-def test_a_damaged_file_is_measured_again(choose: Choose, file: Path, rates: dict[str, Any], damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["", "[]", "{", '{"kind": "lockstep-engines", "choices": {"KEY": {"engine": 3}}}']
+)
+def test_a_damaged_file_is_measured_again(
+    choose: Choose, file: Path, rates: dict[str, Any], damage: str
+) -> None:
     choose()
     [key] = json.loads(file.read_text())["choices"]
     file.write_text(damage.replace("KEY", key))
@@ -119,7 +146,9 @@ def test_a_cache_that_cannot_be_written_is_no_error(choose: Choose, file: Path) 
     assert choose()[0] == "onnxruntime"
 
 
-def test_an_evaluation_uses_the_choice(choose: Choose, tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+def test_an_evaluation_uses_the_choice(
+    choose: Choose, tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
     names = sorted(path.name for path in (textures / "val").glob("[!.]*"))
     source = checkpoint.save(
         tmp_path / "run",
@@ -138,4 +167,6 @@ def test_engines_are_measured_for_real(weights: Opened, file: Path) -> None:
     chosen = fastest(weights, EXECUTION, Recorder(notes.append))
     assert chosen != NATIVE, "the reference in NumPy is slower than any engine"
     [choice] = json.loads(file.read_text())["choices"].values()
-    assert choice["images_per_sec"].keys() == {name for name in available("reference") if not OF_FRAMEWORK.get(name)}
+    assert choice["images_per_sec"].keys() == {
+        name for name in available("reference") if not OF_FRAMEWORK.get(name)
+    }

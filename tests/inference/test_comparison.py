@@ -32,7 +32,8 @@ FORMATS = [
     ("torchscript", {}, 1e-4),
     ("paddle", {}, 1e-4),
 ]
-"""SavedModels and programs of torch.export take long to write; tests that write them anyway compare them."""
+"""SavedModels and programs of torch.export take long to write; tests that write them anyway compare
+them."""
 
 
 @pytest.fixture(scope="module")
@@ -55,34 +56,52 @@ def test_an_export_is_within_the_bound_of_its_precision(
     assert options.get("bare") or (min(shorter) < 32 and max(shorter) >= 3 * 32)
 
 
-def faulty(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> None:
+def faulty(
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
+) -> None:
     """Make the writer of ONNX models write other weights than it is given."""
     right = onnx_model.model_of
-    monkeypatch.setattr(onnx_model, "model_of", lambda recipe, tensors, *rest: right(recipe, change(tensors), *rest))
+    monkeypatch.setattr(
+        onnx_model, "model_of", lambda recipe, tensors, *rest: right(recipe, change(tensors), *rest)
+    )
 
 
 def test_a_wrong_export_is_refused_with_both_figures_and_leaves_nothing(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = np.arange(10, dtype=np.float32) == 3
-    faulty(monkeypatch, lambda tensors: tensors | {"fc.bias": tensors["fc.bias"] + wrong / np.float32(8)})
+    faulty(
+        monkeypatch,
+        lambda tensors: tensors | {"fc.bias": tensors["fc.bias"] + wrong / np.float32(8)},
+    )
     opened = open_weights(weights)
     squares = np.empty((8, 32, 32, 3), np.uint8)
     for photo, square in zip(photos_of_several_sizes(opened.recipe), squares, strict=True):
         read_square(photo, opened.recipe, square)
     logits = oracle.logits(opened.recipe, opened.tensors, squares)
-    difference = np.abs(logarithms(logits + wrong / 8) - logarithms(logits)).max() / np.abs(logits).max()
-    with pytest.raises(CheckpointError, match=r"expected at most 1e-04. Nothing is written; --no-compare") as caught:
+    difference = (
+        np.abs(logarithms(logits + wrong / 8) - logarithms(logits)).max() / np.abs(logits).max()
+    )
+    with pytest.raises(
+        CheckpointError, match=r"expected at most 1e-04. Nothing is written; --no-compare"
+    ) as caught:
         lockstep.export(weights, tmp_path / "model", to="onnx")
     [figure] = re.findall(r"differ by (\S+) of the largest logit", str(caught.value))
     assert float(figure) == pytest.approx(difference, rel=0.05)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_export_that_resizes_otherwise_is_refused(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_resizes_otherwise_is_refused(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = targets.take_photos
-    monkeypatch.setattr(targets, "take_photos", lambda model, recipe: right(model, recipe.replace(eval_resize=40)))
-    with pytest.raises(CheckpointError, match=r"the export differs from the weights: .* expected at most 1e-04"):
+    monkeypatch.setattr(
+        targets, "take_photos", lambda model, recipe: right(model, recipe.replace(eval_resize=40))
+    )
+    with pytest.raises(
+        CheckpointError, match=r"the export differs from the weights: .* expected at most 1e-04"
+    ):
         lockstep.export(weights, tmp_path / "model", to="onnx")
 
 
@@ -90,7 +109,9 @@ def test_without_a_comparison_a_wrong_export_is_written(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty(monkeypatch, lambda tensors: tensors | {"fc.bias": tensors["fc.bias"][::-1]})
-    assert lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)["comparison"] is None
+    assert (
+        lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)["comparison"] is None
+    )
     assert (tmp_path / "model" / "model.onnx").is_file()
 
 
@@ -101,7 +122,10 @@ def test_without_its_runtime_an_export_is_written_and_a_remark_says_what_to_inst
     found = lockstep.export(weights, tmp_path / "model", to="onnx")
     assert found["comparison"] is None
     [remark] = found["remarks"]
-    assert re.fullmatch(r"not compared with the weights; that needs onnxruntime: pip install onnxruntime==\S+", remark)
+    assert re.fullmatch(
+        r"not compared with the weights; that needs onnxruntime: pip install onnxruntime==\S+",
+        remark,
+    )
 
 
 def test_logits_that_are_no_numbers_are_not_exported(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -111,15 +135,20 @@ def test_logits_that_are_no_numbers_are_not_exported(tiny_recipe: Recipe, tmp_pa
     assert not (tmp_path / "model").exists()
 
 
-def test_quantised_weights_are_compared_with_an_engine_that_quantises(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_quantised_weights_are_compared_with_an_engine_that_quantises(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
-    weights = saved(recipe, tmp_path / "run", dict.fromkeys(layers(model_spec(recipe.model)), 0.0155))
+    weights = saved(
+        recipe, tmp_path / "run", dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
+    )
     rounded = lockstep.export(weights, tmp_path / "int8", to="onnx")["comparison"]
     in_float = lockstep.export(weights, tmp_path / "float", to="onnx", precision="fp32")
     assert (rounded["bound"], in_float["comparison"]["bound"]) == (5e-2, 1e-4)
     assert rounded["largest_difference"] < 1e-3
     assert in_float["remarks"] == [
-        "onnx computes in float, but the weights were trained for int8; without --precision, or with int8, it quantises"
+        "onnx computes in float, but the weights were trained for int8; without --precision, or"
+        " with int8, it quantises"
     ]
 
 
@@ -127,32 +156,48 @@ def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns
     weights: Path, tmp_path: Path
 ) -> None:
     lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, batch=3, compare=False)
-    session = onnxruntime.InferenceSession(str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
     [taken], [returned] = session.get_inputs(), session.get_outputs()
     assert (taken.name, taken.type, taken.shape) == ("input", "tensor(float)", [3, 3, 32, 32])
     assert (returned.name, returned.shape) == ("logits", [3, 10])
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
     [logits] = session.run(None, {"input": x.astype(np.float32)})
-    assert logits == pytest.approx(lockstep.load(weights, backend="reference")(x), rel=1e-4, abs=1e-5)
+    assert logits == pytest.approx(
+        lockstep.load(weights, backend="reference")(x), rel=1e-4, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_photos_of_any_size_have_the_answers_of_predict(weights: Path, bare: bool, tmp_path: Path) -> None:
+def test_photos_of_any_size_have_the_answers_of_predict(
+    weights: Path, bare: bool, tmp_path: Path
+) -> None:
     """A bare model gets them from the program next to it, which runs without Lockstep."""
     lockstep.export(weights, tmp_path / "model", to="onnx", bare=bare, compare=False)
-    session = onnxruntime.InferenceSession(str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"])
-    photos = [image_file(tmp_path, height, width) for height, width in ((32, 32), (97, 61), (300, 411))]
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    photos = [
+        image_file(tmp_path, height, width) for height, width in ((32, 32), (97, 61), (300, 411))
+    ]
     if bare:
         program = tmp_path / "model" / "preprocessing.py"
-        subprocess.run([sys.executable, "-I", program, *photos, tmp_path / "inputs.npy"], check=True)
+        subprocess.run(
+            [sys.executable, "-I", program, *photos, tmp_path / "inputs.npy"], check=True
+        )
         [logits] = session.run(["logits"], {"input": np.load(tmp_path / "inputs.npy")})
         answers = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         with pytest.raises(Exception, match="invalid dimensions"):
             session.run(None, {"input": np.zeros((1, 3, 33, 32), np.float32)})
     else:
         pixels = [np.asarray(Image.open(photo).convert("RGB"))[None] for photo in photos]
-        answers = np.concatenate([session.run(["probabilities"], {"images": photo})[0] for photo in pixels])
-    for prediction, probabilities in zip(lockstep.predict(weights, photos, top=10), answers, strict=True):
+        answers = np.concatenate(
+            [session.run(["probabilities"], {"images": photo})[0] for photo in pixels]
+        )
+    for prediction, probabilities in zip(
+        lockstep.predict(weights, photos, top=10), answers, strict=True
+    ):
         by_class = dict(zip(prediction.classes, prediction.probabilities, strict=True))
         assert probabilities == pytest.approx([by_class[name] for name in CLASSES], abs=1e-6)
 
@@ -168,10 +213,16 @@ def test_a_bare_model_is_read_back_with_its_preprocessing(weights: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("options", "refused"),
-    [({"batch": 3}, "--batch"), ({"bare": True}, "--bare"), ({"precision": "int8"}, "--precision int8")],
+    [
+        ({"batch": 3}, "--batch"),
+        ({"bare": True}, "--bare"),
+        ({"precision": "int8"}, "--precision int8"),
+    ],
 )
 def test_options_of_onnx_are_refused_for_other_formats(
     weights: Path, options: dict[str, Any], refused: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=f"torchscript has no {refused}; leave it out, or export to onnx"):
+    with pytest.raises(
+        CheckpointError, match=f"torchscript has no {refused}; leave it out, or export to onnx"
+    ):
         lockstep.export(weights, tmp_path / "model", to="torchscript", **options)

@@ -23,14 +23,17 @@ def images(tmp_path: Path) -> list[Path]:
 def test_every_engine_gives_the_features_that_its_classifier_receives(
     backend: str, tiny_recipe: Recipe, images: list[Path], tmp_path: Path
 ) -> None:
-    source, how = saved(tiny_recipe, tmp_path), Execution(backend=backend)
+    source = saved(tiny_recipe, tmp_path)
+    how = Execution(backend=backend)
     with lockstep.Predictor(source, features=True, execution=how) as predictor:
         found = list(predictor.predict(images, top=3))
         logits = list(predictor.logits(images))
     module = lockstep.load(source)
     module.fc = torch.nn.Identity()
     with torch.inference_mode():
-        expected = module(torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in images]))).numpy()
+        expected = module(
+            torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in images]))
+        ).numpy()
     for prediction, row in zip(found, expected, strict=True):
         assert prediction.features is not None
         assert prediction.features.dtype == np.float32
@@ -55,7 +58,8 @@ def test_features_of_quantised_weights_are_multiples_of_the_classifiers_scale(
 
 
 def test_a_file_of_embeddings_is_read_by_numpy(tmp_path: Path) -> None:
-    path, rows = tmp_path / "out.npz", np.random.default_rng(1).standard_normal((5000, 7), np.float32)
+    path = tmp_path / "out.npz"
+    rows = np.random.default_rng(1).standard_normal((5000, 7), np.float32)
     names = [f"images/{'ü' * (i % 90)}{i}.jpg" for i in range(len(rows))]
     with embeddings_file(path, 7) as file:
         for name, row in zip(names, rows, strict=True):

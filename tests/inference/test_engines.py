@@ -28,12 +28,18 @@ from tests.backends.cases import NARROWED, random_batch, random_images
 from tests.inference.cases import MEAN, STD, random_tensors
 
 CPU = Execution(device="cpu")
-HERE = [name for name in available("torch") if "cpu" in (ENGINES[name].precisions if name != NATIVE else {"cpu"})]
+HERE = [
+    name
+    for name in available("torch")
+    if "cpu" in (ENGINES[name].precisions if name != NATIVE else {"cpu"})
+]
 QUANTISING = [name for name in HERE if name != NATIVE and ENGINES[name].quantises]
 
 
 def opened(recipe: Recipe, **others: Any) -> Opened:
-    return Opened(recipe, State(0, random_tensors(recipe, 1), {}), (), Path("weights"), "Lockstep", **others)
+    return Opened(
+        recipe, State(0, random_tensors(recipe, 1), {}), (), Path("weights"), "Lockstep", **others
+    )
 
 
 def distance(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -52,7 +58,9 @@ def test_the_engines_that_tests_need_are_installed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [(name, changes) for changes in NARROWED.values() for name in HERE][: 2 * len(HERE) - 1],  # Paddle is slow to open
+    [(name, changes) for changes in NARROWED.values() for name in HERE][
+        : 2 * len(HERE) - 1
+    ],  # Paddle is slow to open
 )
 def test_logits_are_those_of_float64_for_batches_of_any_size(
     tiny_recipe: Recipe, name: str, changes: dict[str, Any]
@@ -73,7 +81,8 @@ def test_logits_are_those_of_float64_for_batches_of_any_size(
 def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name: str) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
     scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
-    weights, images = opened(recipe, scales=scales), random_images(4, recipe.eval_crop)
+    weights = opened(recipe, scales=scales)
+    images = random_images(4, recipe.eval_crop)
     reference: Any = oracle.engine_of(recipe, [0.0])
     reference.write(State(0, weights.tensors, zero_momentum(recipe)))
     in_float = reference.predict(images)
@@ -85,8 +94,10 @@ def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name:
 
 
 def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
-    weights, images = opened(tiny_recipe), random_images(3, tiny_recipe.eval_crop)
-    recipe, wanted = tiny_recipe.replace(precision="fp16"), oracle.logits(tiny_recipe, weights.tensors, images)
+    weights = opened(tiny_recipe)
+    images = random_images(3, tiny_recipe.eval_crop)
+    recipe = tiny_recipe.replace(precision="fp16")
+    wanted = oracle.logits(tiny_recipe, weights.tensors, images)
     whole = onnx_model.logits_model(recipe, weights.tensors), None
     for model in (whole, onnx_model.logits_model_apart(recipe, weights.tensors, as_inputs=False)):
         [logits] = runtime.session(*model).run(None, {"images": images})
@@ -94,7 +105,9 @@ def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("as_inputs", [False, True])
-def test_large_weights_go_to_an_engine_without_being_copied(tiny_recipe: Recipe, as_inputs: bool) -> None:
+def test_large_weights_go_to_an_engine_without_being_copied(
+    tiny_recipe: Recipe, as_inputs: bool
+) -> None:
     tensors = opened(tiny_recipe).tensors
     model, apart = onnx_model.logits_model_apart(tiny_recipe, tensors, as_inputs=as_inputs)
     assert {name for name, value in tensors.items() if value.nbytes >= 1024} == {*apart}
@@ -106,9 +119,15 @@ def test_large_weights_go_to_an_engine_without_being_copied(tiny_recipe: Recipe,
     }
 
 
-@pytest.mark.parametrize("name", [name for name in HERE if name != NATIVE and ENGINES[name].runs_onnx])
-@pytest.mark.parametrize("images", [np.zeros((1, 31, 32, 3), np.uint8), np.zeros((1, 32, 32, 3), np.float32)])
-def test_images_of_another_size_or_type_are_refused(tiny_recipe: Recipe, name: str, images: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in HERE if name != NATIVE and ENGINES[name].runs_onnx]
+)
+@pytest.mark.parametrize(
+    "images", [np.zeros((1, 31, 32, 3), np.uint8), np.zeros((1, 32, 32, 3), np.float32)]
+)
+def test_images_of_another_size_or_type_are_refused(
+    tiny_recipe: Recipe, name: str, images: np.ndarray
+) -> None:
     with (
         open_engine(name, opened(tiny_recipe), CPU) as engine,
         pytest.raises(ValueError, match=r"expected uint8 \(N, 32, 32, 3\)"),
@@ -120,32 +139,59 @@ def test_images_of_another_size_or_type_are_refused(tiny_recipe: Recipe, name: s
 @pytest.mark.parametrize(
     ("name", "changes", "device", "message"),
     [
-        ("onnx-runtime", {}, "cpu", r"there is no engine 'onnx-runtime'\. Did you mean onnxruntime"),
-        ("onnxruntime", {"precision": "bf16"}, "cpu", "does not compute in bf16 on a CPU; use --set precision=fp32$"),
+        (
+            "onnx-runtime",
+            {},
+            "cpu",
+            r"there is no engine 'onnx-runtime'\. Did you mean onnxruntime",
+        ),
+        (
+            "onnxruntime",
+            {"precision": "bf16"},
+            "cpu",
+            "does not compute in bf16 on a CPU; use --set precision=fp32$",
+        ),
         ("onnxruntime", {}, "cuda", "this onnxruntime has no CUDA; install onnxruntime-gpu"),
         ("openvino", {}, "cuda", "OpenVINO computes on CPUs"),
-        ("paddle-inference", {"quantisation": "int8"}, "cpu", "computes in float, and the weights were trained for int8"),
+        (
+            "paddle-inference",
+            {"quantisation": "int8"},
+            "cpu",
+            "computes in float, and the weights were trained for int8",
+        ),
     ],
 )
 def test_what_an_engine_cannot_do_is_said(
     tiny_recipe: Recipe, name: str, changes: dict[str, Any], device: str, message: str
 ) -> None:
-    weights = opened(tiny_recipe.replace(**changes), scales={"conv1": 1.0} if "quantisation" in changes else {})
+    weights = opened(
+        tiny_recipe.replace(**changes), scales={"conv1": 1.0} if "quantisation" in changes else {}
+    )
     with pytest.raises(BackendError, match=message):
         open_engine(name, weights, Execution.of({"device": device}))
 
 
 @pytest.mark.usefixtures("as_if_installed")
-def test_bf16_is_refused_on_processors_without_it(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_refused_on_processors_without_it(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engines, "arithmetic", lambda: arithmetic_of("flags: fma avx2", {}))
-    with pytest.raises(BackendError, match="openvino computes in bf16 only on processors that multiply it"):
+    with pytest.raises(
+        BackendError, match="openvino computes in bf16 only on processors that multiply it"
+    ):
         open_engine("openvino", opened(tiny_recipe.replace(precision="bf16")), CPU)
 
 
-def test_a_missing_package_is_named_with_how_to_install_it(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",)))
+def test_a_missing_package_is_named_with_how_to_install_it(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",))
+    )
     assert "openvino" not in available("torch")
-    with pytest.raises(BackendError, match="openvino needs no-such-distribution: pip install openvino=="):
+    with pytest.raises(
+        BackendError, match="openvino needs no-such-distribution: pip install openvino=="
+    ):
         open_engine("openvino", opened(tiny_recipe), CPU)
 
 
@@ -153,7 +199,9 @@ def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = opened(tiny_recipe)
-    with pytest.raises(BackendError, match=r"tensorrt needs tensorrt or .*: pip install tensorrt=="):
+    with pytest.raises(
+        BackendError, match=r"tensorrt needs tensorrt or .*: pip install tensorrt=="
+    ):
         open_engine("tensorrt", weights)
     # With another package in its place, all of it runs up to the import.
     monkeypatch.setitem(ENGINES, "tensorrt", replace(ENGINES["tensorrt"], distributions=("numpy",)))
@@ -166,35 +214,53 @@ def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
         open_engine("tensorrt", weights)
 
 
-def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = SimpleNamespace(
+        get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
     monkeypatch.setattr(runtime, "_package", lambda: package)
     monkeypatch.setattr(runtime, "gpu", lambda: None)
     assert runtime.device(Execution()) == "cpu"
     with pytest.raises(BackendError, match="there is no GPU here"):
         runtime.device(Execution(device="cuda"))
     monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.arithmetic_of_gpu((9, 0))))
-    assert [runtime.device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert [runtime.device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")] == [
+        "cuda",
+        "cuda",
+        "cpu",
+    ]
 
 
 def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
     there = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert runtime.providers("fp32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "0"})]
-    assert runtime.providers("tf32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "1"})]
+    assert runtime.providers("fp32", there, quantised=False) == [
+        ("CUDAExecutionProvider", {"use_tf32": "0"})
+    ]
+    assert runtime.providers("tf32", there, quantised=False) == [
+        ("CUDAExecutionProvider", {"use_tf32": "1"})
+    ]
     assert [name for name, _ in runtime.providers("fp16", there, quantised=False)] == there[:2]
     assert [name for name, _ in runtime.providers("fp32", there, quantised=True)] == there[:2]
     assert [name for name, _ in runtime.providers("fp16", there[1:], quantised=False)] == there[1:2]
 
 
 def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
-    weights, batch = opened(tiny_recipe), random_batch(tiny_recipe)
-    batch = replace(batch, labels=np.where(np.arange(len(batch.labels)) < 6, batch.labels, -1))  # two are padding
+    weights = opened(tiny_recipe)
+    batch = random_batch(tiny_recipe)
+    batch = replace(
+        batch, labels=np.where(np.arange(len(batch.labels)) < 6, batch.labels, -1)
+    )  # two are padding
     reference: Any = oracle.engine_of(tiny_recipe, [0.0])
     reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
     wanted: Scores = reference.evaluate([batch])
     with open_engine("onnxruntime", weights, CPU) as engine:
         found = scores(engine, [batch])
-    assert (found.labels.tolist(), found.ranks.tolist()) == (wanted.labels.tolist(), wanted.ranks.tolist())
+    assert (found.labels.tolist(), found.ranks.tolist()) == (
+        wanted.labels.tolist(),
+        wanted.ranks.tolist(),
+    )
     assert found.predictions.tolist() == wanted.predictions.tolist()
     assert found.losses == pytest.approx(wanted.losses, rel=1e-4)
     assert found.confidences == pytest.approx(wanted.confidences, rel=1e-4)
@@ -203,13 +269,21 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
 def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, pace = random_batch(tiny_recipe), Pace()
-    # Given at 0, 20 and 24 s; done at 10, 22 and 30 s: 2 and 6 s of computing, 20 s from the end of the first batch.
+    batch = random_batch(tiny_recipe)
+    pace = Pace()
+    # Given at 0, 20 and 24 s; done at 10, 22 and 30 s: 2 and 6 s of computing, 20 s from the end of
+    # the first batch.
     clock = iter([0.0, 10.0, 20.0, 22.0, 24.0, 30.0])
-    monkeypatch.setattr("lockstep.inference.engines.scoring.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(
+        "lockstep.inference.engines.scoring.time", SimpleNamespace(perf_counter=lambda: next(clock))
+    )
     assert len(list(pace.watched([batch] * 3))) == 3
     found = pace.speed(batch_images=8, on_gpu=False)
     assert found["images_per_sec"] == 2 * len(batch.labels) / 20
     assert found["latency_ms"] is not None
-    assert (found["latency_ms"]["mean"], found["latency_ms"]["p50"], found["latency_ms"]["p99"]) == (4000, 2000, 6000)
+    assert (
+        found["latency_ms"]["mean"],
+        found["latency_ms"]["p50"],
+        found["latency_ms"]["p99"],
+    ) == (4000, 2000, 6000)
     assert pace.speed(batch_images=8, on_gpu=True)["latency_ms"] is None

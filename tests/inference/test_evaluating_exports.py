@@ -27,9 +27,16 @@ REFERENCE = Execution(backend="reference", reference_dtype="float32")
 
 @pytest.fixture
 def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    recipe = tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True)
+    recipe = tiny_recipe.replace(
+        mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True
+    )
     about = {"recipe": recipe.fields(), "classes": CLASSES}
-    return checkpoint.save(tmp_path / "checkpoints", State(3, random_tensors(recipe, 1), {}), data_digest="", about=about)
+    return checkpoint.save(
+        tmp_path / "checkpoints",
+        State(3, random_tensors(recipe, 1), {}),
+        data_digest="",
+        about=about,
+    )
 
 
 @pytest.fixture
@@ -53,7 +60,9 @@ def changed(exported: Path) -> Callable[[Callable[[Any], None]], Path]:
 
 
 @pytest.mark.parametrize("name", ENGINES_OF_EXPORTS)
-def test_an_export_has_the_accuracy_of_its_weights(name: str, weights: Path, exported: Path, textures: Path) -> None:
+def test_an_export_has_the_accuracy_of_its_weights(
+    name: str, weights: Path, exported: Path, textures: Path
+) -> None:
     expected = lockstep.evaluate(weights, textures, execution=REFERENCE)
     for source in (exported, exported / "model.onnx"):
         found = lockstep.evaluate(source, textures, engine=name)
@@ -62,8 +71,11 @@ def test_an_export_has_the_accuracy_of_its_weights(name: str, weights: Path, exp
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-def test_an_export_turns_photos_as_its_weights_do(exported: Path, weights: Path, tmp_path: Path) -> None:
-    exif, pixels = Image.Exif(), random_images(1, 60)[0, :45]
+def test_an_export_turns_photos_as_its_weights_do(
+    exported: Path, weights: Path, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    pixels = random_images(1, 60)[0, :45]
     exif[0x0112] = 6
     Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
     expected = lockstep.predict(weights, np.rot90(pixels, -1), execution=REFERENCE)
@@ -81,18 +93,24 @@ def test_the_file_itself_is_run_unless_a_backend_is_named(
         for node in model.graph.node:
             if node.op_type == "Softmax":
                 node.input[0] = "favoured"
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([0] * 9 + [1e4]), "favour"))
-        model.graph.node.insert(len(model.graph.node) - 2, onnx.helper.make_node("Add", ["logits", "favour"], ["favoured"]))
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.float32([0] * 9 + [1e4]), "favour")
+        )
+        model.graph.node.insert(
+            len(model.graph.node) - 2,
+            onnx.helper.make_node("Add", ["logits", "favour"], ["favoured"]),
+        )
 
-    of_weights, exported = lockstep.evaluate(weights, textures, execution=REFERENCE), changed(favour_the_last)
+    of_weights = lockstep.evaluate(weights, textures, execution=REFERENCE)
+    exported = changed(favour_the_last)
     found = lockstep.evaluate(exported, textures)
     assert found["engine"] == "onnxruntime"
     assert found["top1_percent"] == 10.0, "the two of 20 images that are of the last class"
     assert found["loss"] > 1000
     for by in ({"engine": "native"}, {}):
-        assert lockstep.evaluate(exported, textures, execution=REFERENCE, **by)["loss"] == pytest.approx(
-            of_weights["loss"], rel=1e-5
-        )
+        assert lockstep.evaluate(exported, textures, execution=REFERENCE, **by)[
+            "loss"
+        ] == pytest.approx(of_weights["loss"], rel=1e-5)
 
 
 class Calibration(CalibrationDataReader):  # type: ignore[misc]
@@ -112,7 +130,9 @@ def test_a_model_that_another_program_quantised_is_evaluated(
     side = open_weights(weights).recipe.eval_crop
     file = exported / "model.onnx"
     quantize_static(file, file, Calibration(side), quant_format=QuantFormat.QDQ)
-    found, expected = (lockstep.evaluate(source, textures, engine=name) for source in (exported, weights))
+    found, expected = (
+        lockstep.evaluate(source, textures, engine=name) for source in (exported, weights)
+    )
     assert found["loss"] != expected["loss"]
     assert found["loss"] == pytest.approx(expected["loss"], rel=0.1)
 
@@ -142,7 +162,10 @@ def with_other_metadata(model: Any) -> None:
     ],
 )
 def test_an_export_that_is_none_is_refused(
-    changed: Callable[[Callable[[Any], None]], Path], textures: Path, by: Callable[[Any], None], message: str
+    changed: Callable[[Callable[[Any], None]], Path],
+    textures: Path,
+    by: Callable[[Any], None],
+    message: str,
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         lockstep.evaluate(changed(by), textures)

@@ -19,8 +19,11 @@ from tests.inference.cases import MEAN, STD, image_file, pictures, saved
 def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     padding: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    weights = open_weights(saved(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding), tmp_path))
-    images, classes = pictures(64, 96), np.array([3, 0, 9])
+    weights = open_weights(
+        saved(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding), tmp_path)
+    )
+    images = pictures(64, 96)
+    classes = np.array([3, 0, 9])
     world = backends.load("torch").world(Execution())
     found = explainer_of(weights, "torch", world).heat(images, classes)
 
@@ -31,11 +34,15 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
         module(torch.from_numpy(((images - MEAN) / STD).astype(np.float32).transpose(0, 3, 1, 2)))
     activations = kept[0].double().numpy()
     of_class = weights.tensors["fc.weight"].astype(np.float64)[classes]
-    expected = np.einsum("nc,nchw->nhw", of_class, activations) / (activations.shape[2] * activations.shape[3])
+    expected = np.einsum("nc,nchw->nhw", of_class, activations) / (
+        activations.shape[2] * activations.shape[3]
+    )
     assert expected.shape == (3, 2, 3)
     assert (expected > 0).any()
     assert (expected < 0).any()
-    np.testing.assert_allclose(found, np.maximum(expected, 0), rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found, np.maximum(expected, 0), rtol=1e-4, atol=1e-6 * np.abs(expected).max()
+    )
 
 
 def test_heat_colours_the_pixels_below_it_and_no_others() -> None:
@@ -48,13 +55,22 @@ def test_heat_colours_the_pixels_below_it_and_no_others() -> None:
     assert (warm[5, 60] != 100).all()
 
 
-def test_an_engine_without_gradients_says_which_has_them(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="the reference engine computes no Grad-CAM; use --backend torch"):
-        lockstep.Predictor(saved(tiny_recipe, tmp_path), explain=True, execution=Execution(backend="reference"))
+def test_an_engine_without_gradients_says_which_has_them(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        BackendError, match="the reference engine computes no Grad-CAM; use --backend torch"
+    ):
+        lockstep.Predictor(
+            saved(tiny_recipe, tmp_path), explain=True, execution=Execution(backend="reference")
+        )
 
 
-def test_a_prediction_with_an_explanation_is_otherwise_the_same(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    source, path = saved(tiny_recipe, tmp_path), image_file(tmp_path, 50, 50)
+def test_a_prediction_with_an_explanation_is_otherwise_the_same(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    source = saved(tiny_recipe, tmp_path)
+    path = image_file(tmp_path, 50, 50)
     with lockstep.Predictor(source, explain=True, features=True) as predictor:
         [found] = predictor.predict(path)
     [plain] = lockstep.predict(source, path)

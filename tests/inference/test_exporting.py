@@ -25,7 +25,8 @@ from tests.backends.cases import NARROWED, random_images
 from tests.inference.cases import CLASSES, of_tensorflow_1, random_tensors, squares_of
 from tests.soak import in_a_soak
 
-MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
+MEAN = (100.0, 110.0, 120.0)
+STD = (50.0, 60.0, 70.0)
 
 SERVE = """
 import json, sys
@@ -56,7 +57,9 @@ for path in batches:
 """
 
 ON_PADDLE = {
-    f"{name}, {padding}": {**NARROWED[name], "padding": padding} for name in NARROWED for padding in ("symmetric", "same")
+    f"{name}, {padding}": {**NARROWED[name], "padding": padding}
+    for name in NARROWED
+    for padding in ("symmetric", "same")
 }
 
 
@@ -93,13 +96,17 @@ def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_saved_model_answers_as_predict_for_photos_of_any_size(weights: Path, images: list[Path], tmp_path: Path) -> None:
+def test_a_saved_model_answers_as_predict_for_photos_of_any_size(
+    weights: Path, images: list[Path], tmp_path: Path
+) -> None:
     folder = tmp_path / "saved model"
     assert lockstep.export(weights, folder, compare=False)["written"] == str(folder)
     for path, answer in zip(images, answers(folder, images), strict=True):
         [expected] = lockstep.predict(weights, [path], top=10)
         by_class = dict(zip(expected.classes, expected.probabilities, strict=True))
-        assert answer["probabilities"] == pytest.approx([by_class[name] for name in CLASSES], abs=1e-5)
+        assert answer["probabilities"] == pytest.approx(
+            [by_class[name] for name in CLASSES], abs=1e-5
+        )
         assert CLASSES[answer["classes"]] == expected.classes[0]
 
 
@@ -133,7 +140,9 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
         ("onnx", "classes.txt"),
     ],
 )
-def test_the_names_of_the_classes_are_beside_the_model(weights: Path, to: str, path: str, tmp_path: Path) -> None:
+def test_the_names_of_the_classes_are_beside_the_model(
+    weights: Path, to: str, path: str, tmp_path: Path
+) -> None:
     lockstep.export(weights, tmp_path / "model", to=to, compare=False)
     assert (tmp_path / "model" / path).read_text().splitlines() == list(CLASSES)
 
@@ -147,7 +156,10 @@ def test_nothing_is_overwritten(weights: Path, to: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no format 'saved-model' to export to. Did you mean savedmodel"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"there is no format 'saved-model' to export to. Did you mean savedmodel",
+    ):
         lockstep.export(weights, tmp_path / "model", to="saved-model", compare=False)
 
 
@@ -155,10 +167,17 @@ def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path
 
 
 def save_undecided(recipe: Recipe, folder: Path) -> Path:
-    """Write random weights whose probabilities are not near 1, since those would hide differences; return the path."""
+    """Write random weights whose probabilities are not near 1, since those would hide differences;
+    return the path."""
     tensors = random_tensors(recipe, 1)
-    factor = np.float32(3 / np.abs(logits(recipe, tensors, random_images(2, recipe.eval_crop, seed=9))).max())
-    return saved(recipe, folder, tensors | {name: factor * tensors[name] for name in ("fc.weight", "fc.bias")})
+    factor = np.float32(
+        3 / np.abs(logits(recipe, tensors, random_images(2, recipe.eval_crop, seed=9))).max()
+    )
+    return saved(
+        recipe,
+        folder,
+        tensors | {name: factor * tensors[name] for name in ("fc.weight", "fc.bias")},
+    )
 
 
 def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
@@ -183,7 +202,9 @@ def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndar
     assert probabilities == pytest.approx(wanted, rel=1e-3)
     assert classes.tolist() == wanted.argmax(axis=1).tolist()
     assert wanted.max() < 0.9
-    assert len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02  # different images have different results
+    assert (
+        len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02
+    )  # different images have different results
 
 
 def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[Any]:
@@ -191,7 +212,14 @@ def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[
     paths = [scratch / f"{len(batch)}.npy" for batch in batches]
     for path, batch in zip(paths, batches, strict=True):
         np.save(path, batch)
-    command = [sys.executable, "-c", INFER, folder / "model.json", folder / "model.pdiparams", *paths]
+    command = [
+        sys.executable,
+        "-c",
+        INFER,
+        folder / "model.json",
+        folder / "model.pdiparams",
+        *paths,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return [np.load(f"{path}.npz") for path in paths]
@@ -199,10 +227,14 @@ def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[
 
 @pytest.mark.slow
 def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD), tmp_path)
+    weights = save_undecided(
+        tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD), tmp_path
+    )
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     batches = [random_images(1, 61, seed=1), random_images(3, 40, seed=3)]
-    for batch, found in zip(batches, infer_alone(tmp_path / "model", batches, tmp_path), strict=True):
+    for batch, found in zip(
+        batches, infer_alone(tmp_path / "model", batches, tmp_path), strict=True
+    ):
         assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
 
 
@@ -223,7 +255,9 @@ def test_the_predictor_answers_as_the_engine(
 ) -> None:
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
-    weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path)
+    weights = save_undecided(
+        tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path
+    )
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     predictor = open_predictor(tmp_path / "model", Options(onednn=onednn))
     for count in (1, 3, 1):
@@ -231,7 +265,10 @@ def test_the_predictor_answers_as_the_engine(
         assert_equal(*predictor.predict(batch), expected(weights, batch))
 
 
-@pytest.mark.skipif(arithmetic().limit is not None, reason="Paddle asks oneDNN for what a limit of oneDNN's forbids it")
+@pytest.mark.skipif(
+    arithmetic().limit is not None,
+    reason="Paddle asks oneDNN for what a limit of oneDNN's forbids it",
+)
 def test_the_predictor_computes_in_bf16(tiny_recipe: Recipe, tmp_path: Path) -> None:
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
@@ -247,7 +284,11 @@ def test_the_predictor_refuses_what_is_not_a_batch_of_images(weights: Path, tmp_
 
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     predictor = open_predictor(tmp_path / "model")
-    for images in (random_images(1, 48)[0], random_images(1, 40).astype(np.float32), random_images(1, 40)[:0]):
+    for images in (
+        random_images(1, 48)[0],
+        random_images(1, 40).astype(np.float32),
+        random_images(1, 40)[:0],
+    ):
         with pytest.raises(ValueError, match=r"images are .*, expected uint8 \(N, H, W, 3\)"):
             predictor.predict(images)
 
@@ -260,7 +301,9 @@ def test_the_predictor_refuses_what_is_not_a_batch_of_images(weights: Path, tmp_
         ({"precision": "bf16", "onednn": False}, "bf16 needs onednn=True"),
     ],
 )
-def test_the_predictor_refuses_options_in_words(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_the_predictor_refuses_options_in_words(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
     with pytest.raises(BackendError, match=message):
@@ -270,12 +313,16 @@ def test_the_predictor_refuses_options_in_words(options: dict[str, Any], message
 def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> None:
     from lockstep.backends.paddle.predictor import open_predictor
 
-    with pytest.raises(CheckpointError, match=r"there is no .*model.json; expected a folder of `lockstep export"):
+    with pytest.raises(
+        CheckpointError, match=r"there is no .*model.json; expected a folder of `lockstep export"
+    ):
         open_predictor(tmp_path)
 
 
 @pytest.mark.parametrize("to", ["paddle-inference", "torchscript", "torch-export", "onnx"])
-def test_what_is_fp32_alone_refuses_other_precisions(weights: Path, to: str, tmp_path: Path) -> None:
+def test_what_is_fp32_alone_refuses_other_precisions(
+    weights: Path, to: str, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=r"in fp32.*, not in bf16; leave out precision"):
         lockstep.export(weights, tmp_path / "model", to=to, precision="bf16", compare=False)
     assert not (tmp_path / "model").exists()

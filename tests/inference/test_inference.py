@@ -1,4 +1,5 @@
-"""Predict, evaluate and load known weights; compare the results with pixels and sums computed by hand."""
+"""Predict, evaluate and load known weights; compare the results with pixels and sums computed by
+hand."""
 
 import math
 import shutil
@@ -25,7 +26,8 @@ SaveWeights = Callable[..., Path]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Use one thread: such a small model is slower on several threads, many times slower on a busy machine."""
+    """Use one thread: such a small model is slower on several threads, many times slower on a busy
+    machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -34,9 +36,15 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def save_weights(tiny_recipe: Recipe, tmp_path: Path) -> SaveWeights:
-    """A function that saves random weights of the tiny recipe with some changed fields, and returns the checkpoint."""
+    """A function that saves random weights of the tiny recipe with some changed fields, and returns
+    the checkpoint."""
 
-    def save(seed: int = 1, classes: tuple[str, ...] = CLASSES, favourite: int | None = None, **changes: object) -> Path:
+    def save(
+        seed: int = 1,
+        classes: tuple[str, ...] = CLASSES,
+        favourite: int | None = None,
+        **changes: object,
+    ) -> Path:
         recipe = tiny_recipe.replace(**changes)
         averages = random_tensors(recipe, seed + 1) if recipe.ema_decay else {}
         state = State(seed, random_tensors(recipe, seed), {}, averages)
@@ -51,18 +59,36 @@ def save_weights(tiny_recipe: Recipe, tmp_path: Path) -> SaveWeights:
 def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) -> np.ndarray:
     """Return the probabilities of one image: float64 [logits]."""
     with torch.inference_mode():
-        logits = lockstep.load(source, ema=ema)(torch.from_numpy(prepared(path, recipe)))[0].double().numpy()
+        logits = (
+            lockstep.load(source, ema=ema)(torch.from_numpy(prepared(path, recipe)))[0]
+            .double()
+            .numpy()
+        )
     powers = np.exp(logits - logits.max())
     return powers / powers.sum()
 
 
-@pytest.mark.parametrize("shape", [(96, 96), (70, 133), (131, 70), (36, 36), (37, 36), (20, 31)], ids=str)
-@pytest.mark.parametrize("resize", [(False, "bilinear"), (True, "bilinear"), (True, "bicubic")], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(96, 96), (70, 133), (131, 70), (36, 36), (37, 36), (20, 31)], ids=str
+)
+@pytest.mark.parametrize(
+    "resize", [(False, "bilinear"), (True, "bilinear"), (True, "bicubic")], ids=str
+)
 def test_a_prediction_is_the_softmax_of_the_module_on_the_preprocessed_image(
-    shape: tuple[int, int], resize: tuple[bool, str], save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path
+    shape: tuple[int, int],
+    resize: tuple[bool, str],
+    save_weights: SaveWeights,
+    tiny_recipe: Recipe,
+    tmp_path: Path,
 ) -> None:
-    changes = {"antialias": resize[0], "interpolation": resize[1], "mean": (100.0, 110.0, 120.0), "std": (50.0, 60.0, 70.0)}
-    source, path = save_weights(**changes), image_file(tmp_path, *shape)
+    changes = {
+        "antialias": resize[0],
+        "interpolation": resize[1],
+        "mean": (100.0, 110.0, 120.0),
+        "std": (50.0, 60.0, 70.0),
+    }
+    source = save_weights(**changes)
+    path = image_file(tmp_path, *shape)
     expected = likelihoods(source, path, tiny_recipe.replace(**changes))
     [found] = lockstep.predict(source, [path], top=10)
     order = np.argsort(-expected)
@@ -89,7 +115,9 @@ def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
     assert [prediction.path for prediction in found] == paths
     for prediction, path in zip(found, paths, strict=True):
         # Two JPEG decoders may round a pixel differently.
-        assert prediction.probabilities[0] == pytest.approx(likelihoods(source, path, tiny_recipe).max(), rel=0.02)
+        assert prediction.probabilities[0] == pytest.approx(
+            likelihoods(source, path, tiny_recipe).max(), rel=0.02
+        )
 
 
 @pytest.mark.parametrize(("top", "count"), [(1, 1), (5, 5), (99, 10)])
@@ -100,7 +128,9 @@ def test_no_more_classes_are_given_than_asked_for_or_there_are(
     assert len(found.classes) == len(found.probabilities) == count
 
 
-def test_outputs_beyond_the_classes_are_called_by_their_number(save_weights: SaveWeights, tmp_path: Path) -> None:
+def test_outputs_beyond_the_classes_are_called_by_their_number(
+    save_weights: SaveWeights, tmp_path: Path
+) -> None:
     [found] = lockstep.predict(save_weights(logits=13), [image_file(tmp_path, 50, 50)], top=99)
     assert sorted(found.classes) == sorted([*CLASSES, "10", "11", "12"])
     assert sum(found.probabilities) == pytest.approx(1)
@@ -112,7 +142,11 @@ def test_outputs_beyond_the_classes_are_called_by_their_number(save_weights: Sav
         ({"logits": 1000}, 281, "tabby"),
         ({"logits": 1000}, 999, "toilet tissue"),
         ({"logits": 1001, "padding": "same"}, 0, "tench"),
-        ({"logits": 1001, "padding": "same"}, 1000, "1000"),  # NVIDIA's model never trains its last output
+        (
+            {"logits": 1001, "padding": "same"},
+            1000,
+            "1000",
+        ),  # NVIDIA's model never trains its last output
         ({"logits": 1001}, 281, "281"),
         ({"logits": 999}, 281, "281"),
     ],
@@ -129,59 +163,97 @@ def test_outputs_without_names_have_those_of_imagenet_where_they_may_be_its_clas
     ("changes", "which"),
     [
         ({"logits": 1000}, "1000 outputs"),
-        ({"logits": 1001, "padding": "same"}, "1001 outputs as NVIDIA's TensorFlow model, the last unused"),
+        (
+            {"logits": 1001, "padding": "same"},
+            "1001 outputs as NVIDIA's TensorFlow model, the last unused",
+        ),
     ],
 )
 def test_names_that_are_assumed_are_noted(
     changes: dict[str, Any], which: str, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
     heard: list[Any] = []
-    lockstep.predict(save_weights(classes=(), **changes), [image_file(tmp_path, 50, 50)], listener=heard.append)
-    message = f"the weights name no classes and have {which}; shows ImageNet's names. If these are other classes: "
+    lockstep.predict(
+        save_weights(classes=(), **changes), [image_file(tmp_path, 50, 50)], listener=heard.append
+    )
+    message = (
+        f"the weights name no classes and have {which}; shows ImageNet's names. If these are other"
+        " classes: "
+    )
     assert heard == [{"kind": "note", "message": f"{message}--classes FILE"}]
 
 
 def test_1000_classes_of_a_user_keep_their_names(save_weights: SaveWeights, tmp_path: Path) -> None:
-    source, heard = save_weights(classes=tuple(map(str, range(1000))), favourite=281, logits=1000), []
+    source = save_weights(classes=tuple(map(str, range(1000))), favourite=281, logits=1000)
+    heard = []
     [found] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1, listener=heard.append)
     assert (found.classes, heard) == (("281",), [])
 
 
-def test_given_names_replace_those_of_the_weights(save_weights: SaveWeights, tmp_path: Path) -> None:
-    image, names = image_file(tmp_path, 50, 50), [name.upper() for name in CLASSES]
+def test_given_names_replace_those_of_the_weights(
+    save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    image = image_file(tmp_path, 50, 50)
+    names = [name.upper() for name in CLASSES]
     source = save_weights(favourite=3)
     [found] = lockstep.predict(source, [image], top=1, classes=names)
     assert found.classes == ("DOTS",)
-    with pytest.raises(DataError, match="the list of classes has 9 names, but the weights have 10 outputs"):
+    with pytest.raises(
+        DataError, match="the list of classes has 9 names, but the weights have 10 outputs"
+    ):
         lockstep.predict(source, [image], classes=names[1:])
 
 
-def test_given_names_are_not_replaced_by_those_of_imagenet(save_weights: SaveWeights, tmp_path: Path) -> None:
-    source, heard = save_weights(classes=(), favourite=281, logits=1000), []
+def test_given_names_are_not_replaced_by_those_of_imagenet(
+    save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    source = save_weights(classes=(), favourite=281, logits=1000)
+    heard = []
     names = [f"product {i}" for i in range(1000)]
-    [found] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1, classes=names, listener=heard.append)
+    [found] = lockstep.predict(
+        source, [image_file(tmp_path, 50, 50)], top=1, classes=names, listener=heard.append
+    )
     assert (found.classes, heard) == (("product 281",), [])
 
 
-def test_the_moving_average_predicts_when_asked_for(save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path) -> None:
-    source, path = save_weights(ema_decay=0.9), image_file(tmp_path, 50, 50)
-    [trained], [average] = (lockstep.predict(source, [path], top=1, ema=ema) for ema in (False, True))
-    assert trained.probabilities[0] == pytest.approx(likelihoods(source, path, tiny_recipe).max(), rel=1e-4)
-    assert average.probabilities[0] == pytest.approx(likelihoods(source, path, tiny_recipe, ema=True).max(), rel=1e-4)
+def test_the_moving_average_predicts_when_asked_for(
+    save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    source = save_weights(ema_decay=0.9)
+    path = image_file(tmp_path, 50, 50)
+    [trained], [average] = (
+        lockstep.predict(source, [path], top=1, ema=ema) for ema in (False, True)
+    )
+    assert trained.probabilities[0] == pytest.approx(
+        likelihoods(source, path, tiny_recipe).max(), rel=1e-4
+    )
+    assert average.probabilities[0] == pytest.approx(
+        likelihoods(source, path, tiny_recipe, ema=True).max(), rel=1e-4
+    )
     assert trained.probabilities != average.probabilities
 
 
-def test_a_loaded_model_is_an_ordinary_module_with_these_weights_ready_for_inference(save_weights: SaveWeights) -> None:
+def test_a_loaded_model_is_an_ordinary_module_with_these_weights_ready_for_inference(
+    save_weights: SaveWeights,
+) -> None:
     source = save_weights()
     module = lockstep.load(source)
     assert isinstance(module, torch.nn.Module)
     assert not module.training
     expected, _ = checkpoint.read_weights(source / "model.safetensors")
-    found = {name: value for name, value in module.state_dict().items() if not name.endswith("num_batches_tracked")}
-    assert {name: value.numpy().tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in expected.items()}
+    found = {
+        name: value
+        for name, value in module.state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
+    assert {name: value.numpy().tobytes() for name, value in found.items()} == {
+        n: v.tobytes() for n, v in expected.items()
+    }
 
 
-def test_a_run_is_loaded_at_the_step_asked_for(save_weights: SaveWeights, tiny_recipe: Recipe) -> None:
+def test_a_run_is_loaded_at_the_step_asked_for(
+    save_weights: SaveWeights, tiny_recipe: Recipe
+) -> None:
     for seed in (1, 2, 3):
         run = save_weights(seed=seed).parents[1]
     for which, seed in (("newest", 3), ("2", 2)):
@@ -199,8 +271,12 @@ BAD_IMAGES = {
 
 
 @pytest.mark.parametrize("name", BAD_IMAGES)
-def test_a_file_that_is_no_whole_image_is_named(name: str, save_weights: SaveWeights, tmp_path: Path) -> None:
-    good, bad, content = image_file(tmp_path, 40, 40), tmp_path / name, BAD_IMAGES[name]
+def test_a_file_that_is_no_whole_image_is_named(
+    name: str, save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    good = image_file(tmp_path, 40, 40)
+    bad = tmp_path / name
+    content = BAD_IMAGES[name]
     if content == "half":
         whole = image_file(tmp_path, 80, 80, bad.suffix).read_bytes()
         bad.write_bytes(whole[: len(whole) // 2])
@@ -222,17 +298,25 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_an_image_of_any_kind_has_the_prediction_of_its_file(save_weights: SaveWeights, tmp_path: Path) -> None:
-    path, source = image_file(tmp_path, 50, 60), save_weights()
+def test_an_image_of_any_kind_has_the_prediction_of_its_file(
+    save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    path = image_file(tmp_path, 50, 60)
+    source = save_weights()
     [expected] = lockstep.predict(source, [path], top=10)
     with lockstep.Predictor(source) as predictor:
         for kind, given in KINDS.items():
             for images in (given(path), [given(path)]):
                 [found] = predictor.predict(images, top=10)
-                assert (found.classes, found.probabilities) == (expected.classes, expected.probabilities), kind
+                assert (found.classes, found.probabilities) == (
+                    expected.classes,
+                    expected.probabilities,
+                ), kind
                 assert found.path == (path if kind in ("text", "path") else None)
         batch = np.stack([np.asarray(Image.open(path))] * 3)
-        assert [found.classes for found in predictor.predict(batch, top=10)] == [expected.classes] * 3
+        assert [found.classes for found in predictor.predict(batch, top=10)] == [
+            expected.classes
+        ] * 3
 
 
 @pytest.mark.parametrize("dct_scaling", [False, True])
@@ -240,11 +324,11 @@ def test_an_image_of_any_kind_has_the_prediction_of_its_file(save_weights: SaveW
 def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
     turns: bool, dct_scaling: bool, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    recipe = tiny_recipe.replace(exif_orientation=turns, dct_scaling=dct_scaling, eval_antialias=True)
-    squares, pixels = (
-        np.zeros((6, recipe.eval_crop, recipe.eval_crop, 3), np.uint8),
-        np.random.default_rng(2).integers(0, 256, (50, 60, 3), np.uint8),
+    recipe = tiny_recipe.replace(
+        exif_orientation=turns, dct_scaling=dct_scaling, eval_antialias=True
     )
+    squares = np.zeros((6, recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+    pixels = np.random.default_rng(2).integers(0, 256, (50, 60, 3), np.uint8)
     exif = Image.Exif()
     exif[0x0112] = 6
     path = tmp_path / "photo.jpg"
@@ -270,12 +354,18 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
     ],
 )
 def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, found: str) -> None:
-    with pytest.raises(DataError, match=rf"given as {found}; expected a path, the bytes .* a uint8 RGB array .* Pillow"):
+    with pytest.raises(
+        DataError,
+        match=rf"given as {found}; expected a path, the bytes .* a uint8 RGB array .* Pillow",
+    ):
         list(each_image(image))
 
 
-def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(save_weights: SaveWeights, tmp_path: Path) -> None:
-    path, taken = image_file(tmp_path, 40, 40), []
+def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(
+    save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    path = image_file(tmp_path, 40, 40)
+    taken = []
 
     def endless() -> Iterator[Path]:
         while True:
@@ -288,22 +378,38 @@ def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(save_w
     assert len(taken) <= 4 * 4
 
 
-def test_a_predictor_gives_the_modules_logits(save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path) -> None:
-    paths, source = [image_file(tmp_path, 40, 30 + i) for i in range(5)], save_weights()
+def test_a_predictor_gives_the_modules_logits(
+    save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    paths = [image_file(tmp_path, 40, 30 + i) for i in range(5)]
+    source = save_weights()
     with lockstep.Predictor(source, batch_images=2) as predictor, torch.inference_mode():
         found = np.stack(list(predictor.logits(paths)))
-        expected = lockstep.load(source)(torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in paths])))
+        expected = lockstep.load(source)(
+            torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in paths]))
+        )
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_images_that_cannot_be_read_are_told_and_the_others_predicted(save_weights: SaveWeights, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
+    save_weights: SaveWeights, tmp_path: Path
+) -> None:
     good = [image_file(tmp_path, 40, 40 + i) for i in range(3)]
     told: list[tuple[str, str]] = []
     (tmp_path / "scans.jpg").write_bytes(progressive_jpeg(repeated=1000))
-    images = [good[0], b"no image", good[1], tmp_path / "missing.jpg", tmp_path / "scans.jpg", good[2]]
+    images = [
+        good[0],
+        b"no image",
+        good[1],
+        tmp_path / "missing.jpg",
+        tmp_path / "scans.jpg",
+        good[2],
+    ]
     with lockstep.Predictor(save_weights(), batch_images=2) as predictor:
-        found = list(predictor.predict(images, on_error=lambda name, reason: told.append((name, reason))))
+        found = list(
+            predictor.predict(images, on_error=lambda name, reason: told.append((name, reason)))
+        )
     assert [each.path for each in found] == good
     assert told == [
         ("images[1]", "not an image that can be read: not an image in a known format"),
@@ -317,7 +423,9 @@ def test_images_that_cannot_be_read_are_told_and_the_others_predicted(save_weigh
 
 def test_a_strip_that_would_become_a_huge_image_is_refused(save_weights: SaveWeights) -> None:
     strip = np.zeros((1, 13_000, 3), np.uint8)
-    with pytest.raises(DataError, match=r"13000 x 1 pixels are too narrow: resized for the model, 468000 x 36"):
+    with pytest.raises(
+        DataError, match=r"13000 x 1 pixels are too narrow: resized for the model, 468000 x 36"
+    ):
         lockstep.predict(save_weights(), strip)
 
 
@@ -331,12 +439,17 @@ def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_p
         lockstep.predict(save_weights(), [tmp_path])
 
 
-def test_an_evaluation_agrees_with_predictions_one_by_one(save_weights: SaveWeights, textures: Path) -> None:
+def test_an_evaluation_agrees_with_predictions_one_by_one(
+    save_weights: SaveWeights, textures: Path
+) -> None:
     # Evaluation resizes otherwise than training.
-    source = save_weights(antialias=True, eval_antialias=False, eval_sampling="asymmetric", eval_offset_rounding="up")
+    source = save_weights(
+        antialias=True, eval_antialias=False, eval_sampling="asymmetric", eval_offset_rounding="up"
+    )
     images = sorted((textures / "val").rglob("*.jpg"))
     result = lockstep.evaluate(source, textures)
-    losses, ranks = [], []
+    losses = []
+    ranks = []
     for found in lockstep.predict(source, images, top=10):
         place = found.classes.index(found.path.parent.name)
         losses.append(-math.log(found.probabilities[place]))
@@ -346,7 +459,10 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(save_weights: SaveWeig
     assert result["top1_percent"] == 5 * sum(rank == 0 for rank in ranks)
     assert result["top5_percent"] == 5 * sum(rank < 5 for rank in ranks)
     assert result["classes"] == CLASSES
-    by_class = {name: [r for r, image in zip(ranks, images, strict=True) if image.parent.name == name] for name in CLASSES}
+    by_class = {
+        name: [r for r, image in zip(ranks, images, strict=True) if image.parent.name == name]
+        for name in CLASSES
+    }
     assert result["per_class"] == {
         "images": [2] * 10,
         "top1": [sum(rank == 0 for rank in by_class[name]) for name in CLASSES],
@@ -355,9 +471,13 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(save_weights: SaveWeig
 
 
 @pytest.mark.parametrize("batch_images", [1, 7, 19, 20, 21, 64])
-def test_every_image_counts_once_whatever_the_batch(batch_images: int, save_weights: SaveWeights, textures: Path) -> None:
+def test_every_image_counts_once_whatever_the_batch(
+    batch_images: int, save_weights: SaveWeights, textures: Path
+) -> None:
     source = save_weights()
-    whole, parts = (lockstep.evaluate(source, textures, batch_images=batch) for batch in (20, batch_images))
+    whole, parts = (
+        lockstep.evaluate(source, textures, batch_images=batch) for batch in (20, batch_images)
+    )
     assert parts["images"] == 20
     assert parts["per_class"] == whole["per_class"]
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)
@@ -367,7 +487,8 @@ def test_a_folder_of_classes_is_evaluated_like_the_val_folder_of_a_data_set(
     save_weights: SaveWeights, textures: Path
 ) -> None:
     source = save_weights()
-    classes, whole = lockstep.evaluate(source, textures / "val"), lockstep.evaluate(source, textures)
+    classes = lockstep.evaluate(source, textures / "val")
+    whole = lockstep.evaluate(source, textures)
     assert classes | {"speed": None} == whole | {"speed": None}
 
 
@@ -377,30 +498,45 @@ def test_labels_follow_the_names_of_the_weights_where_only_some_classes_are_ther
     for name in ("stripes", "dots"):
         shutil.copytree(textures / "val" / name, tmp_path / "some" / name)
     source = save_weights()
-    whole, some = lockstep.evaluate(source, textures)["per_class"], lockstep.evaluate(source, tmp_path / "some")
+    whole = lockstep.evaluate(source, textures)["per_class"]
+    some = lockstep.evaluate(source, tmp_path / "some")
     assert some["images"] == 4
     for name in ("images", "top1", "top5"):
-        kept = [count if CLASSES[i] in ("stripes", "dots") else 0 for i, count in enumerate(whole[name])]
+        kept = [
+            count if CLASSES[i] in ("stripes", "dots") else 0 for i, count in enumerate(whole[name])
+        ]
         assert some["per_class"][name] == kept
 
 
 def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
     save_weights: SaveWeights, textures: Path, tmp_path: Path
 ) -> None:
-    for name, synset in (("stripes", "n02123045"), ("dots", "n01443537")):  # tabby, 281, and goldfish, 1
+    for name, synset in (
+        ("stripes", "n02123045"),
+        ("dots", "n01443537"),
+    ):  # tabby, 281, and goldfish, 1
         shutil.copytree(textures / "val" / name, tmp_path / "some" / synset)
-    result = lockstep.evaluate(save_weights(classes=(), logits=1000, favourite=281), tmp_path / "some")
+    result = lockstep.evaluate(
+        save_weights(classes=(), logits=1000, favourite=281), tmp_path / "some"
+    )
     assert [(i, n) for i, n in enumerate(result["per_class"]["images"]) if n] == [(1, 2), (281, 2)]
     assert result["per_class"]["top1"][281] == 2
     assert any("ImageNet" in remark for remark in result["remarks"])
 
 
-def test_folders_without_names_of_outputs_are_counted_aloud(save_weights: SaveWeights, textures: Path) -> None:
+def test_folders_without_names_of_outputs_are_counted_aloud(
+    save_weights: SaveWeights, textures: Path
+) -> None:
     remarks = lockstep.evaluate(save_weights(classes=(), logits=12), textures)["remarks"]
-    assert any("10 folders, in alphabetical order, are taken for the first of 12 outputs" in remark for remark in remarks)
+    assert any(
+        "10 folders, in alphabetical order, are taken for the first of 12 outputs" in remark
+        for remark in remarks
+    )
 
 
-def test_bad_images_are_left_out_and_reported(save_weights: SaveWeights, textures: Path, tmp_path: Path) -> None:
+def test_bad_images_are_left_out_and_reported(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
     shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
     (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"no image")
     result = lockstep.evaluate(save_weights(), tmp_path)
@@ -409,7 +545,9 @@ def test_bad_images_are_left_out_and_reported(save_weights: SaveWeights, texture
     assert result["quarantined"][0]["reason"]
 
 
-def test_an_output_beyond_the_classes_is_never_right(save_weights: SaveWeights, textures: Path) -> None:
+def test_an_output_beyond_the_classes_is_never_right(
+    save_weights: SaveWeights, textures: Path
+) -> None:
     result = lockstep.evaluate(save_weights(logits=12, favourite=11), textures)
     assert result["per_class"]["images"] == [2] * 10
     assert result["per_class"]["top1"] == [0] * 10
@@ -421,7 +559,9 @@ def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textur
         lockstep.evaluate(save_weights(classes=(), logits=4), textures)
 
 
-def test_classes_the_weights_do_not_know_are_refused(save_weights: SaveWeights, textures: Path) -> None:
+def test_classes_the_weights_do_not_know_are_refused(
+    save_weights: SaveWeights, textures: Path
+) -> None:
     with pytest.raises(DataError, match="classes that the training images do not have: blobs"):
         lockstep.evaluate(save_weights(classes=("cat", *CLASSES[1:])), textures)
 

@@ -85,7 +85,9 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
     assert np.abs(in_float - wanted).max() > 0.03, "quantisation must be able to matter"
 
 
-def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     names = layers(model_spec(recipe.model))
     weights = saved(recipe, tmp_path, {name: 2.0**-number for number, name in enumerate(names)})
@@ -112,7 +114,9 @@ def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(
         assert (integers == rounded).all()
 
 
-def test_other_formats_say_that_they_compute_without_quantisation(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_other_formats_say_that_they_compute_without_quantisation(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     weights = saved(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 1.0))
     exported = lockstep.export(weights, tmp_path / "model", to="torchscript", compare=False)
@@ -121,27 +125,39 @@ def test_other_formats_say_that_they_compute_without_quantisation(tiny_recipe: R
     ]
     images = pictures(32, 32)
     module = torch.jit.load(str(tmp_path / "model" / "model.pt"))
-    in_float = softmax(oracle.logits(recipe, open_weights(weights).tensors, squares_of(images, recipe)))
-    assert module(torch.tensor(images))["probabilities"].numpy() == pytest.approx(in_float, abs=1e-5)
+    in_float = softmax(
+        oracle.logits(recipe, open_weights(weights).tensors, squares_of(images, recipe))
+    )
+    assert module(torch.tensor(images))["probabilities"].numpy() == pytest.approx(
+        in_float, abs=1e-5
+    )
     converted = lockstep.convert(weights, tmp_path / "w.pth", to="torchvision", certificate=False)
-    assert "torchvision holds no scales of int8: its readers compute in float" in converted["remarks"]
+    assert (
+        "torchvision holds no scales of int8: its readers compute in float" in converted["remarks"]
+    )
 
 
 def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
-    recipe = lockstep.load_recipe("resnet50-mxnet-90ep").replace(model="resnet18", logits=len(CLASSES))
+    recipe = lockstep.load_recipe("resnet50-mxnet-90ep").replace(
+        model="resnet18", logits=len(CLASSES)
+    )
     weights = saved(recipe, tmp_path)
     lockstep.convert(weights, tmp_path / "model-0090.params", to="nvidia-mxnet", certificate=False)
     images = random_images(2, 64)
     for name, source in (("own", weights), ("mxnet", tmp_path / "model-0090.params")):
         lockstep.export(source, tmp_path / name, to="onnx", compare=False)
-    (_, own), (_, mxnet) = (answers(tmp_path / name / "model.onnx", images) for name in ("own", "mxnet"))
+    (_, own), (_, mxnet) = (
+        answers(tmp_path / name / "model.onnx", images) for name in ("own", "mxnet")
+    )
     assert own.tobytes() == mxnet.tobytes()
 
 
 def test_the_names_of_the_classes_are_in_the_model(tiny_recipe: Recipe, tmp_path: Path) -> None:
     lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False)
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
-    assert json.loads({each.key: each.value for each in model.metadata_props}["classes"]) == list(CLASSES)
+    assert json.loads({each.key: each.value for each in model.metadata_props}["classes"]) == list(
+        CLASSES
+    )
 
 
 def test_without_the_package_it_is_told_how_to_get_it(
@@ -153,9 +169,15 @@ def test_without_the_package_it_is_told_how_to_get_it(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_of_the_user_next_to_the_export_stays_as_it_is(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_folder_of_the_user_next_to_the_export_stays_as_it_is(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     (tmp_path / "unfinished-model").mkdir()
     (tmp_path / "unfinished-model" / "thesis.txt").write_text("mine")
     lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False)
     assert (tmp_path / "unfinished-model" / "thesis.txt").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model", "unfinished-model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoints",
+        "model",
+        "unfinished-model",
+    ]

@@ -20,8 +20,11 @@ def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", engines_of_exports())
-def test_another_engine_has_the_logits_and_features_of_the_reference(name: str, weights: Path, tmp_path: Path) -> None:
-    path, found = image_file(tmp_path, 50, 70), []
+def test_another_engine_has_the_logits_and_features_of_the_reference(
+    name: str, weights: Path, tmp_path: Path
+) -> None:
+    path = image_file(tmp_path, 50, 70)
+    found = []
     for how in ({"execution": REFERENCE}, {"engine": name}):
         with lockstep.Predictor(weights, features=True, **how) as predictor:  # type: ignore[arg-type]
             [prediction], [logits] = predictor.predict(path), predictor.logits(path)
@@ -29,7 +32,9 @@ def test_another_engine_has_the_logits_and_features_of_the_reference(name: str, 
         assert predictor.engine == how.get("engine", "native")
     (expected, logits), (other, others_logits) = found
     assert others_logits == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
-    assert other.features == pytest.approx(expected.features, abs=1e-4 * float(expected.features.max()))
+    assert other.features == pytest.approx(
+        expected.features, abs=1e-4 * float(expected.features.max())
+    )
     assert (other.classes, other.path) == (expected.classes, path)
 
 
@@ -38,7 +43,9 @@ def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> Non
     path = image_file(tmp_path, 50, 70)
     [expected] = lockstep.predict(weights, path, execution=REFERENCE)
     for engine, runs in ((None, engines_of_exports()[0]), ("native", "native")):
-        with lockstep.Predictor(tmp_path / "model", engine=engine, execution=Execution()) as predictor:
+        with lockstep.Predictor(
+            tmp_path / "model", engine=engine, execution=Execution()
+        ) as predictor:
             [found] = predictor.predict(path)
         assert predictor.engine == runs
         assert found.classes == expected.classes
@@ -46,5 +53,7 @@ def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> Non
 
 
 def test_grad_cam_needs_the_engine_of_a_framework(weights: Path) -> None:
-    with pytest.raises(BackendError, match="only a framework computes Grad-CAM; leave out --engine"):
+    with pytest.raises(
+        BackendError, match="only a framework computes Grad-CAM; leave out --engine"
+    ):
         lockstep.Predictor(weights, explain=True, engine=engines_of_exports()[0])

@@ -16,7 +16,15 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, saved
 
-TARGETS = ["torchscript", "torch-export", "savedmodel", "frozen-graph", "paddle-inference", "triton", "openvino"]
+TARGETS = [
+    "torchscript",
+    "torch-export",
+    "savedmodel",
+    "frozen-graph",
+    "paddle-inference",
+    "triton",
+    "openvino",
+]
 SIZES = ((32, 32), (97, 61), (97, 61), (120, 200), (33, 50))
 
 
@@ -51,12 +59,17 @@ def test_a_program_is_evaluated_on_whole_photos_as_its_weights_are(
     lockstep.export(weights, tmp_path / "model", to=target, compare=False)
     result = lockstep.evaluate(tmp_path / "model", photos, batch_images=2, engine="program")
     assert result["engine"].startswith(f"{target} (")
-    assert (result["images"], result["top1_percent"]) == (expected["images"], expected["top1_percent"])
+    assert (result["images"], result["top1_percent"]) == (
+        expected["images"],
+        expected["top1_percent"],
+    )
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-3)
     assert result["per_class"] == expected["per_class"]
 
 
-def test_a_program_of_squares_gets_squares(weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path) -> None:
+def test_a_program_of_squares_gets_squares(
+    weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
     lockstep.export(weights, tmp_path / "model", to="triton", bare=True, compare=False)
     result = lockstep.evaluate(tmp_path / "model", photos, batch_images=4)
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-4)
@@ -82,11 +95,18 @@ def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
     """PyTorch's loader unpickles. That it was called shows in its complaint about this file."""
     folder = described(target="torch-export")
     (folder / "model.pt2").write_bytes(b"not a program")
-    with pytest.raises(CheckpointError, match=r"cannot be read; .* --engine program` runs it, if you trust who wrote it"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot be read; .* --engine program` runs it, if you trust who wrote it",
+    ):
         lockstep.evaluate(folder, photos)
-    with pytest.raises(CheckpointError, match=r"Other commands take the run, or its export to onnx"):
+    with pytest.raises(
+        CheckpointError, match=r"Other commands take the run, or its export to onnx"
+    ):
         lockstep.predict(folder, photos / "dots")
-    with pytest.raises(CheckpointError, match=r"torch-export \(torch .*\) cannot run .*model: .*; export it again"):
+    with pytest.raises(
+        CheckpointError, match=r"torch-export \(torch .*\) cannot run .*model: .*; export it again"
+    ):
         lockstep.evaluate(folder, photos, engine="program")
 
 
@@ -122,12 +142,20 @@ def test_a_pipe_in_a_program_is_not_opened(described: Callable[..., Path], photo
 def test_a_description_that_was_changed_is_refused(
     changes: dict[str, Any], described: Callable[..., Path], photos: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"export.json does not describe an export: .*; export the weights again"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"export.json does not describe an export: .*; export the weights again",
+    ):
         lockstep.evaluate(described(**changes), photos)
 
 
-def test_another_number_of_logits_than_described_is_an_error(described: Callable[..., Path], photos: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"returns an array \[\d, 10\], expected \[\d, 12\] as its export.json says"):
+def test_another_number_of_logits_than_described_is_an_error(
+    described: Callable[..., Path], photos: Path
+) -> None:
+    with pytest.raises(
+        CheckpointError,
+        match=r"returns an array \[\d, 10\], expected \[\d, 12\] as its export.json says",
+    ):
         lockstep.evaluate(described(logits=12), photos)
 
 

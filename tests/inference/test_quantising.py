@@ -1,4 +1,5 @@
-"""Int8 after training: calibrated on training images, measured on validation images, compared with float64."""
+"""Int8 after training: calibrated on training images, measured on validation images, compared with
+float64."""
 
 import json
 from pathlib import Path
@@ -28,8 +29,10 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def data(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images, each in the folder of the class that the reference finds likeliest: its top-1 is 100 %."""
-    root, reference = tmp_path_factory.mktemp("data"), lockstep.load(weights, backend="reference")
+    """Images, each in the folder of the class that the reference finds likeliest: its top-1 is 100
+    %."""
+    root = tmp_path_factory.mktemp("data")
+    reference = lockstep.load(weights, backend="reference")
     recipe = open_weights(weights).recipe
     for number in range(24):
         path = image_file(root, 40 + number, 57)
@@ -55,67 +58,116 @@ def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
     loss = found["int8"]
     assert loss["top1_before"] == 100
     assert loss["top1_after"] >= 90
-    assert (loss["method"], loss["calibration_images"], loss["validation_images"]) == (method, 12, 12)
+    assert (loss["method"], loss["calibration_images"], loss["validation_images"]) == (
+        method,
+        12,
+        12,
+    )
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
-    assert json.loads({each.key: each.value for each in model.metadata_props}["lockstep_int8"]) == loss
+    assert (
+        json.loads({each.key: each.value for each in model.metadata_props}["lockstep_int8"]) == loss
+    )
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
     wanted = lockstep.load(weights, backend="reference")(x)
-    off = np.abs(logits_of(tmp_path / "model" / "model.onnx", x) - wanted).max() / np.abs(wanted).max()
+    off = (
+        np.abs(logits_of(tmp_path / "model" / "model.onnx", x) - wanted).max()
+        / np.abs(wanted).max()
+    )
     assert 1e-4 < off < 0.1
 
 
 def test_every_layer_computes_in_integers(weights: Path, data: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"precision": "int8", "data": data, "tolerance": 10, "calibration_images": 3, "compare": False}
+    how: dict[str, Any] = {
+        "precision": "int8",
+        "data": data,
+        "tolerance": 10,
+        "calibration_images": 3,
+        "compare": False,
+    }
     lockstep.export(weights, tmp_path / "model", to="onnx", **how)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    onnxruntime.InferenceSession(str(tmp_path / "model" / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    onnxruntime.InferenceSession(
+        str(tmp_path / "model" / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "optimised.onnx")).graph.node]
-    assert kinds.count("QLinearConv") == len(layers(model_spec(open_weights(weights).recipe.model))) - 1
+    assert (
+        kinds.count("QLinearConv")
+        == len(layers(model_spec(open_weights(weights).recipe.model))) - 1
+    )
     assert not {"Conv", "FusedConv", "Gemm"} & set(kinds)
 
 
-def test_weights_have_seven_bits_so_that_no_processor_overflows(weights: Path, data: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"precision": "int8", "data": data, "tolerance": 10, "calibration_images": 3, "compare": False}
+def test_weights_have_seven_bits_so_that_no_processor_overflows(
+    weights: Path, data: Path, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {
+        "precision": "int8",
+        "data": data,
+        "tolerance": 10,
+        "calibration_images": 3,
+        "compare": False,
+    }
     lockstep.export(weights, tmp_path / "model", to="onnx", **how)
     graph = onnx.load(str(tmp_path / "model" / "model.onnx")).graph
-    kernels = [onnx.numpy_helper.to_array(each) for each in graph.initializer if len(each.dims) == 4]
+    kernels = [
+        onnx.numpy_helper.to_array(each) for each in graph.initializer if len(each.dims) == 4
+    ]
     assert len(kernels) == len(layers(model_spec(open_weights(weights).recipe.model))) - 1
     assert {kernel.dtype for kernel in kernels} == {np.dtype(np.int8)}
     assert max(int(np.abs(kernel.astype(int)).max()) for kernel in kernels) <= 64
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_a_model_to_measure_int8_with_computes_every_layer_in_it(weights: Path, symmetric: bool) -> None:
+def test_a_model_to_measure_int8_with_computes_every_layer_in_it(
+    weights: Path, symmetric: bool
+) -> None:
     images = pictures(32, 32)
     model = onnx.load_from_string(for_speed(open_weights(weights), images, symmetric=symmetric))
     makers = {name: node for node in model.graph.node for name in node.output}
     computing = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
     assert len(computing) == len(layers(model_spec(open_weights(weights).recipe.model)))
-    assert {makers[name].op_type for node in computing for name in node.input[:2]} == {"DequantizeLinear"}
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert {makers[name].op_type for node in computing for name in node.input[:2]} == {
+        "DequantizeLinear"
+    }
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     [logits] = session.run(None, {"images": images})
-    wanted = lockstep.load(weights, backend="reference")(((images - MEAN) / STD).transpose(0, 3, 1, 2))
+    wanted = lockstep.load(weights, backend="reference")(
+        ((images - MEAN) / STD).transpose(0, 3, 1, 2)
+    )
     assert 1e-4 < np.abs(logits - wanted).max() / np.abs(wanted).max() < 0.1
 
 
 def with_an_outlier(weights: Path, folder: Path) -> Path:
-    """Write the same function, but one channel of the stem is 10,000 times as large: its layers divide by that."""
-    opened, factor = open_weights(weights), np.float32(10_000)
+    """Write the same function, but one channel of the stem is 10,000 times as large: its layers
+    divide by that."""
+    opened = open_weights(weights)
+    factor = np.float32(10_000)
     tensors = {name: value.copy() for name, value in opened.tensors.items()}
     for name in ("bn1.weight", "bn1.bias"):
         tensors[name][0] *= factor
     for name in ("layer1.0.conv1.weight", "layer1.0.downsample.0.weight"):
         tensors[name][:, 0] /= factor
     about = {"recipe": opened.recipe.fields(), "classes": CLASSES}
-    return checkpoint.save(folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about)
+    return checkpoint.save(
+        folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about
+    )
 
 
-def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(weights: Path, data: Path, tmp_path: Path) -> None:
+def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
+    weights: Path, data: Path, tmp_path: Path
+) -> None:
     source = with_an_outlier(weights, tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"int8 loses \d\S+ points of top-1: 100.00 % before and \d\S+ % after, of 12"):
-        lockstep.export(source, tmp_path / "model", to="onnx", precision="int8", data=data, tolerance=10)
+    with pytest.raises(
+        CheckpointError,
+        match=r"int8 loses \d\S+ points of top-1: 100.00 % before and \d\S+ % after, of 12",
+    ):
+        lockstep.export(
+            source, tmp_path / "model", to="onnx", precision="int8", data=data, tolerance=10
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -123,7 +175,10 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(weights: 
     ("options", "message"),
     [
         ({}, "int8 needs images, .*: --data DATA"),
-        ({"data": "DATA", "method": "median"}, "there is no method 'median' to calibrate with. Known: minmax"),
+        (
+            {"data": "DATA", "method": "median"},
+            "there is no method 'median' to calibrate with. Known: minmax",
+        ),
         ({"data": "DATA", "calibration_images": 0}, "0 calibration images"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Formats that are made of the ONNX model: a repository for Triton, OpenVINO's files, and TensorRT's plan."""
+"""Formats that are made of the ONNX model: a repository for Triton, OpenVINO's files, and
+TensorRT's plan."""
 
 import importlib.util
 import sys
@@ -49,7 +50,9 @@ TYPES = {"TYPE_UINT8": 2, "TYPE_INT64": 9, "TYPE_FP32": 11}
 
 def config_class() -> Any:
     """Return the message ModelConfig, as far as `FIELDS` describes it."""
-    file = descriptor_pb2.FileDescriptorProto(name="model_config.proto", package="inference", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="model_config.proto", package="inference", syntax="proto3"
+    )
     kinds = file.enum_type.add(name="DataType")
     kinds.value.add(name="TYPE_INVALID", number=0)
     for name, number in TYPES.items():
@@ -76,32 +79,56 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_tritons_configuration_describes_the_model(weights: Path, bare: bool, tmp_path: Path) -> None:
+def test_tritons_configuration_describes_the_model(
+    weights: Path, bare: bool, tmp_path: Path
+) -> None:
     found = lockstep.export(weights, tmp_path / "models", to="triton", batch=5, bare=bare)
     assert found["comparison"]["runtime"].startswith("onnxruntime ")
     model = tmp_path / "models" / "model"
     config = text_format.Parse((model / "config.pbtxt").read_text(), config_class()())
-    assert (config.name, config.platform, config.max_batch_size) == (model.name, "onnxruntime_onnx", 5)
+    assert (config.name, config.platform, config.max_batch_size) == (
+        model.name,
+        "onnxruntime_onnx",
+        5,
+    )
     assert config.dynamic_batching.max_queue_delay_microseconds > 0
-    session = onnxruntime.InferenceSession(str(model / "1" / "model.onnx"), providers=["CPUExecutionProvider"])
-    kinds = {"tensor(uint8)": "TYPE_UINT8", "tensor(int64)": "TYPE_INT64", "tensor(float)": "TYPE_FP32"}
-    for given, there in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
+    session = onnxruntime.InferenceSession(
+        str(model / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    kinds = {
+        "tensor(uint8)": "TYPE_UINT8",
+        "tensor(int64)": "TYPE_INT64",
+        "tensor(float)": "TYPE_FP32",
+    }
+    for given, there in (
+        (config.input, session.get_inputs()),
+        (config.output, session.get_outputs()),
+    ):
         for described, node in zip(given, there, strict=True):
             assert (described.name, described.data_type) == (node.name, TYPES[kinds[node.type]])
             dims = described.reshape.shape if described.HasField("reshape") else described.dims
             assert not isinstance(node.shape[0], int), "Triton makes batches of several sizes"
             assert len(dims) == len(node.shape[1:])
-            assert all(isinstance(size, str) or size == wanted for wanted, size in zip(dims, node.shape[1:], strict=True))
+            assert all(
+                isinstance(size, str) or size == wanted
+                for wanted, size in zip(dims, node.shape[1:], strict=True)
+            )
     labels = {each.name: each.label_filename for each in config.output if each.label_filename}
     assert labels == {"logits" if bare else "probabilities": "labels.txt"}
     assert (model / "labels.txt").read_text().splitlines() == list(CLASSES)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
-@pytest.mark.parametrize(
-    "options", [{}, {"bare": True, "batch": 3}, {"precision": "fp16"}], ids=["default", "bare, batch of 3", "fp16"]
+@pytest.mark.skipif(
+    importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
 )
-def test_openvino_has_the_probabilities_of_float64(weights: Path, options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bare": True, "batch": 3}, {"precision": "fp16"}],
+    ids=["default", "bare, batch of 3", "fp16"],
+)
+def test_openvino_has_the_probabilities_of_float64(
+    weights: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
     import openvino
 
     found = lockstep.export(weights, tmp_path / "model", to="openvino", **options)["comparison"]
@@ -117,7 +144,9 @@ def test_openvino_has_the_probabilities_of_float64(weights: Path, options: dict[
         assert compiled([x.astype(np.float32)])["logits"] == pytest.approx(logits, abs=1e-3)
     else:
         wanted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        assert compiled([images])["probabilities"] == pytest.approx(wanted, abs=1e-5 if not options else 1e-2)
+        assert compiled([images])["probabilities"] == pytest.approx(
+            wanted, abs=1e-5 if not options else 1e-2
+        )
 
 
 @pytest.mark.parametrize(("to", "package"), [("tensorrt", "tensorrt"), ("openvino", "openvino")])
@@ -131,6 +160,11 @@ def test_without_the_package_that_writes_a_format_it_is_told_how_to_get_it(
 
 
 @pytest.mark.parametrize("to", ["onnx", "triton", "openvino", "tensorrt"])
-def test_bf16_is_left_to_the_program_that_runs_the_model(weights: Path, to: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"{to} is written in fp32, fp16, int8, not in bf16; leave out precision"):
+def test_bf16_is_left_to_the_program_that_runs_the_model(
+    weights: Path, to: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        CheckpointError,
+        match=f"{to} is written in fp32, fp16, int8, not in bf16; leave out precision",
+    ):
         lockstep.export(weights, tmp_path / "model", to=to, precision="bf16")

@@ -1,4 +1,5 @@
-"""TorchScript and torch.export programs, compared with the reference in float64 and with Pillow's and OpenCV's pixels."""
+"""TorchScript and torch.export programs, compared with the reference in float64 and with Pillow's
+and OpenCV's pixels."""
 
 import math
 import subprocess
@@ -17,7 +18,16 @@ from lockstep.backends.torch.export import _Operations
 from lockstep.recipes import Recipe
 from lockstep.weights.opening import open_weights
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, prepared, saved, squares_of
+from tests.inference.cases import (
+    CLASSES,
+    MEAN,
+    STD,
+    image_file,
+    pictures,
+    prepared,
+    saved,
+    squares_of,
+)
 
 SIZES = {"eval_resize": 47, "eval_crop": 40, "mean": MEAN, "std": STD}
 """The surplus of 7 pixels is odd, so that the rounding of the crop's place is noticed."""
@@ -71,7 +81,10 @@ def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndar
 
 @pytest.mark.parametrize(
     "changes",
-    [{**NARROWED["narrow resnet50"], "padding": "same"}, {**NARROWED["narrow resnext101-32x4d"], "padding": "symmetric"}],
+    [
+        {**NARROWED["narrow resnet50"], "padding": "same"},
+        {**NARROWED["narrow resnext101-32x4d"], "padding": "symmetric"},
+    ],
     ids=["resnet50, same", "resnext101-32x4d, symmetric"],
 )
 def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
@@ -82,26 +95,40 @@ def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
     for count in (1, 3):
         squares = random_images(count, 40, seed=count)
         found = program(torch.from_numpy(squares))
-        assert_equal(found["classes"].numpy(), found["probabilities"].numpy(), expected(weights, squares))
+        assert_equal(
+            found["classes"].numpy(), found["probabilities"].numpy(), expected(weights, squares)
+        )
 
 
 @pytest.mark.slow
-def test_pytorch_alone_answers_as_float64_with_both_programs(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_pytorch_alone_answers_as_float64_with_both_programs(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     weights = saved(tiny_recipe.replace(**SIZES, padding="same"), tmp_path)
-    batches = [random_images(1, 40, seed=1), random_images(3, 40, seed=3), pictures(71, 33), pictures(40, 57)[:1]]
+    batches = [
+        random_images(1, 40, seed=1),
+        random_images(3, 40, seed=3),
+        pictures(71, 33),
+        pictures(40, 57)[:1],
+    ]
     paths = [tmp_path / f"{i}.npy" for i in range(len(batches))]
     for path, batch in zip(paths, batches, strict=True):
         np.save(path, batch)
     programs = []
     for form, name in (("torchscript", "model.pt"), ("torch-export", "model.pt2")):
-        compared = lockstep.export(weights, tmp_path / form, to=form, compare=form == "torch-export")["comparison"]
+        compared = lockstep.export(
+            weights, tmp_path / form, to=form, compare=form == "torch-export"
+        )["comparison"]
         programs.append(tmp_path / form / name)
     assert compared["largest_difference"] < compared["bound"]
     command = [sys.executable, "-I", "-c", ALONE, *programs, *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == list(CLASSES)
-    outputs = {path: {name: np.load(f"{path}.{name}.npz") for name in ("script", "exported")} for path in paths}
+    outputs = {
+        path: {name: np.load(f"{path}.{name}.npz") for name in ("script", "exported")}
+        for path in paths
+    }
     for path, batch in zip(paths, batches, strict=True):
         for found in outputs[path].values():
             assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
@@ -110,14 +137,20 @@ def test_pytorch_alone_answers_as_float64_with_both_programs(tiny_recipe: Recipe
 @pytest.mark.parametrize(
     ("interpolation", "antialias", "tolerance"),
     # Pillow filters the columns of the tall image first.
-    [("bilinear", True, 1e-3), ("bicubic", True, 1e-3), ("bilinear", False, 1e-6), ("bicubic", False, 1e-4)],
+    [
+        ("bilinear", True, 1e-3),
+        ("bicubic", True, 1e-3),
+        ("bilinear", False, 1e-6),
+        ("bicubic", False, 1e-4),
+    ],
 )
 def test_images_of_any_size_are_resized_and_cropped_as_pillow_and_opencv_do(
     tiny_recipe: Recipe, interpolation: str, antialias: bool, tolerance: float, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(**SIZES, interpolation=interpolation, antialias=antialias)
     weights = saved(recipe, tmp_path)
-    program, reference = exported(weights, tmp_path / "model"), lockstep.load(weights, backend="reference")
+    program = exported(weights, tmp_path / "model")
+    reference = lockstep.load(weights, backend="reference")
     for height, width in ((96, 131), (71, 33), (40, 57)):
         path = image_file(tmp_path, height, width)
         found = program(torch.from_numpy(np.array(Image.open(path)))[None])
@@ -125,12 +158,21 @@ def test_images_of_any_size_are_resized_and_cropped_as_pillow_and_opencv_do(
         assert found["probabilities"].numpy() == pytest.approx(wanted, abs=tolerance)
 
 
-DALI = {"eval_side_rounding": "nearest", "eval_offset_rounding": "up", "eval_sampling": "half_pixel_symmetric"}
-TF1 = {"eval_side_rounding": "float32_down", "eval_offset_rounding": "down", "eval_sampling": "asymmetric"}
+DALI = {
+    "eval_side_rounding": "nearest",
+    "eval_offset_rounding": "up",
+    "eval_sampling": "half_pixel_symmetric",
+}
+TF1 = {
+    "eval_side_rounding": "float32_down",
+    "eval_offset_rounding": "down",
+    "eval_sampling": "asymmetric",
+}
 
 
 def by_hand(pixels: np.ndarray, geometry: dict[str, str]) -> np.ndarray:
-    """Return the square of 40 pixels of an image whose shorter side becomes 47, in the geometry of DALI or TensorFlow 1."""
+    """Return the square of 40 pixels of an image whose shorter side becomes 47, in the geometry of
+    DALI or TensorFlow 1."""
     shorter = min(pixels.shape[:2])
     for axis, length in enumerate(pixels.shape[:2]):
         if geometry == DALI:
@@ -140,7 +182,9 @@ def by_hand(pixels: np.ndarray, geometry: dict[str, str]) -> np.ndarray:
         else:
             side = int(np.float32(length) * (np.float32(47) / np.float32(shorter)))
             at = np.arange((side - 40) // 2, (side - 40) // 2 + 40) * length / side
-        pixels = np.apply_along_axis(lambda line, at=at: np.interp(at, np.arange(len(line)), line), axis, pixels)
+        pixels = np.apply_along_axis(
+            lambda line, at=at: np.interp(at, np.arange(len(line)), line), axis, pixels
+        )
     return np.floor(pixels + 0.5).astype(np.uint8)
 
 
@@ -151,7 +195,11 @@ def test_images_of_any_size_are_sampled_in_the_geometry_of_an_original(
     recipe = tiny_recipe.replace(**SIZES, **geometry)
     for height, width in ((96, 131), (86, 33), (40, 57), (40, 40)):
         pixels = np.array(Image.open(image_file(tmp_path, height, width)))
-        square = crop_centre(torch.from_numpy(pixels)[None], geometry_of(recipe), _Operations())[0].permute(1, 2, 0).numpy()
+        square = (
+            crop_centre(torch.from_numpy(pixels)[None], geometry_of(recipe), _Operations())[0]
+            .permute(1, 2, 0)
+            .numpy()
+        )
         difference = np.abs(square - by_hand(pixels, geometry))
         assert difference.max() <= 1
         assert (difference > 0).mean() < 0.01

@@ -1,4 +1,5 @@
-"""Counts, names and shapes against published ones: NVIDIA's pages and torchvision's model documentation."""
+"""Counts, names and shapes against published ones: NVIDIA's pages and torchvision's model
+documentation."""
 
 import dataclasses
 import math
@@ -35,7 +36,9 @@ from lockstep.system.errors import RecipeError
         ("resnext101-32x4d", 1000, 44_177_704),
     ],
 )
-def test_every_named_model_has_its_published_number_of_parameters(name: str, logits: int, parameters: int) -> None:
+def test_every_named_model_has_its_published_number_of_parameters(
+    name: str, logits: int, parameters: int
+) -> None:
     assert parameter_count(MODELS[name], logits) == parameters
 
 
@@ -48,34 +51,62 @@ def test_every_named_model_is_in_the_table_of_published_numbers() -> None:
     ("spec", "parameters"),
     [
         pytest.param(
-            ModelSpec(block="bottleneck", layers=(3, 4, 6, 3), widths=(128, 256, 512, 1024), groups=32, expansion=2),
+            ModelSpec(
+                block="bottleneck",
+                layers=(3, 4, 6, 3),
+                widths=(128, 256, 512, 1024),
+                groups=32,
+                expansion=2,
+            ),
             25_028_904,
             id="resnext50_32x4d",
         ),
         pytest.param(
-            ModelSpec(block="bottleneck", layers=(3, 4, 23, 3), widths=(256, 512, 1024, 2048), groups=32, expansion=1),
+            ModelSpec(
+                block="bottleneck",
+                layers=(3, 4, 23, 3),
+                widths=(256, 512, 1024, 2048),
+                groups=32,
+                expansion=1,
+            ),
             88_791_336,
             id="resnext101_32x8d",
         ),
         pytest.param(
-            ModelSpec(block="bottleneck", layers=(3, 4, 23, 3), widths=(256, 512, 1024, 2048), groups=64, expansion=1),
+            ModelSpec(
+                block="bottleneck",
+                layers=(3, 4, 23, 3),
+                widths=(256, 512, 1024, 2048),
+                groups=64,
+                expansion=1,
+            ),
             83_455_272,
             id="resnext101_64x4d",
         ),
         pytest.param(
-            ModelSpec(block="bottleneck", layers=(3, 4, 6, 3), widths=(128, 256, 512, 1024), expansion=2),
+            ModelSpec(
+                block="bottleneck", layers=(3, 4, 6, 3), widths=(128, 256, 512, 1024), expansion=2
+            ),
             68_883_240,
             id="wide_resnet50_2",
         ),
     ],
 )
-def test_a_new_row_of_numbers_makes_another_model_of_torchvision(spec: ModelSpec, parameters: int) -> None:
+def test_a_new_row_of_numbers_makes_another_model_of_torchvision(
+    spec: ModelSpec, parameters: int
+) -> None:
     assert parameter_count(spec, 1000) == parameters
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("resnet18", 20), ("resnet34", 36), ("resnet50", 53), ("resnet101", 104), ("resnext101-32x4d", 104)],
+    [
+        ("resnet18", 20),
+        ("resnet34", 36),
+        ("resnet50", 53),
+        ("resnet101", 104),
+        ("resnext101-32x4d", 104),
+    ],
 )
 def test_a_model_has_its_published_number_of_convolutions(name: str, count: int) -> None:
     assert len(list(convolutions(MODELS[name]))) == count
@@ -143,7 +174,11 @@ def test_tensors_come_in_torchvisions_order() -> None:
         "layer1.0.bn1.running_mean",
         "layer1.0.bn1.running_var",
     ]
-    assert names[15:26:5] == ["layer1.0.conv3.weight", "layer1.0.downsample.0.weight", "layer1.1.conv1.weight"]
+    assert names[15:26:5] == [
+        "layer1.0.conv3.weight",
+        "layer1.0.downsample.0.weight",
+        "layer1.1.conv1.weight",
+    ]
     assert names[-2:] == ["fc.weight", "fc.bias"]
 
 
@@ -161,9 +196,16 @@ def test_a_basic_block_keeps_the_identity_where_neither_size_nor_channels_change
 
 @pytest.mark.parametrize(
     ("model", "strides"),
-    [("resnet50", [1, 2, 1]), ("resnet50-v1", [2, 1, 1]), ("resnext101-32x4d", [1, 2, 1]), ("resnet34", [2, 1])],
+    [
+        ("resnet50", [1, 2, 1]),
+        ("resnet50-v1", [2, 1, 1]),
+        ("resnext101-32x4d", [1, 2, 1]),
+        ("resnet34", [2, 1]),
+    ],
 )
-def test_a_stage_halves_the_resolution_where_the_version_says(model: str, strides: list[int]) -> None:
+def test_a_stage_halves_the_resolution_where_the_version_says(
+    model: str, strides: list[int]
+) -> None:
     first = {block.name: block for block in blocks(MODELS[model])}
 
     for stage in ("layer2.0", "layer3.0", "layer4.0"):
@@ -181,7 +223,9 @@ def test_nothing_else_than_stem_and_three_stages_has_a_stride(name: str) -> None
 
 
 def test_v1_and_v1_5_differ_in_strides_alone() -> None:
-    for old, new in zip(convolutions(MODELS["resnet50-v1"]), convolutions(MODELS["resnet50"]), strict=True):
+    for old, new in zip(
+        convolutions(MODELS["resnet50-v1"]), convolutions(MODELS["resnet50"]), strict=True
+    ):
         assert dataclasses.replace(old, stride=new.stride) == new
 
 
@@ -192,7 +236,9 @@ def test_only_the_3x3_of_a_resnext_is_grouped() -> None:
 
 
 def test_the_first_groups_of_resnext101_32x4d_are_four_channels_wide() -> None:
-    conv = next(conv for conv in convolutions(MODELS["resnext101-32x4d"]) if conv.name == "layer1.0.conv2")
+    conv = next(
+        conv for conv in convolutions(MODELS["resnext101-32x4d"]) if conv.name == "layer1.0.conv2"
+    )
 
     assert conv.outputs // conv.groups == 4
 
@@ -286,7 +332,10 @@ def test_a_spec_stands_for_itself() -> None:
     ("numbers", "message"),
     [
         ({"groups": 3}, "64 channels does not divide into 3 groups"),
-        ({"groups": 32, "widths": (64, 128, 256, 500)}, "500 channels does not divide into 32 groups"),
+        (
+            {"groups": 32, "widths": (64, 128, 256, 500)},
+            "500 channels does not divide into 32 groups",
+        ),
         ({"groups": 0}, "at least 1"),
         ({"stem_width": 0}, "at least 1"),
         ({"expansion": -1}, "at least 1"),

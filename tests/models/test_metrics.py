@@ -46,8 +46,15 @@ def test_counts_add_field_by_field() -> None:
 
 
 def test_means_come_from_the_sums_of_all_parts_and_not_from_their_means() -> None:
-    total = Counts(loss_sum=8.0, top1=1, top5=1, images=1) + Counts(loss_sum=1.0, top1=0, top5=2, images=3)
-    assert total.summary() == {"loss": 2.25, "top1_percent": 25.0, "top5_percent": 75.0, "images": 4}
+    total = Counts(loss_sum=8.0, top1=1, top5=1, images=1) + Counts(
+        loss_sum=1.0, top1=0, top5=2, images=3
+    )
+    assert total.summary() == {
+        "loss": 2.25,
+        "top1_percent": 25.0,
+        "top5_percent": 75.0,
+        "images": 4,
+    }
 
 
 def test_counts_of_scores_agree_with_a_count_by_hand(scores: Scores) -> None:
@@ -61,7 +68,9 @@ def test_counts_of_scores_agree_with_a_count_by_hand(scores: Scores) -> None:
 def test_the_loss_sum_does_not_depend_on_the_order_of_the_images(scores: Scores) -> None:
     random = np.random.default_rng(6)
     orders = [random.permutation(200) for _ in range(20)]
-    assert len({float(scores.losses[order].astype(np.float64).cumsum()[-1]) for order in orders}) > 1
+    assert (
+        len({float(scores.losses[order].astype(np.float64).cumsum()[-1]) for order in orders}) > 1
+    )
     assert len({reordered(scores, order).counts().loss_sum for order in orders}) == 1
 
 
@@ -77,7 +86,15 @@ def test_counts_per_class_agree_with_a_count_by_hand(scores: Scores) -> None:
 
 @pytest.mark.parametrize(
     ("warmup_steps", "steps_of_intervals", "intervals_counted"),
-    [(0, [1, 1], 2), (1, [1, 1], 1), (10, [4, 4, 4, 4], 1), (10, [10, 3], 1), (3, [50, 50], 1), (10, [4, 4], 0), (5, [], 0)],
+    [
+        (0, [1, 1], 2),
+        (1, [1, 1], 1),
+        (10, [4, 4, 4, 4], 1),
+        (10, [10, 3], 1),
+        (3, [50, 50], 1),
+        (10, [4, 4], 0),
+        (5, [], 0),
+    ],
 )
 def test_throughput_leaves_out_every_interval_that_warm_up_reaches_into(
     warmup_steps: int, steps_of_intervals: list[int], intervals_counted: int
@@ -99,12 +116,20 @@ def test_throughput_is_images_over_time_and_not_a_mean_of_rates() -> None:
     assert throughput.data_wait_share == 0.25
 
 
-NEWCOMBE = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0.0, 0.1611), (1, 29): (0.0061, 0.1718)}
-"""Newcombe 1998 (Statistics in Medicine 17, 857-872), table I, method 3: the score method without continuity correction."""
+NEWCOMBE = {
+    (81, 263): (0.2553, 0.3662),
+    (15, 148): (0.0624, 0.1605),
+    (0, 20): (0.0, 0.1611),
+    (1, 29): (0.0061, 0.1718),
+}
+"""Newcombe 1998 (Statistics in Medicine 17, 857-872), table I, method 3: the score method without
+continuity correction."""
 
 
 @pytest.mark.parametrize(("counts", "interval"), NEWCOMBE.items())
-def test_intervals_are_those_that_newcombe_published(counts: tuple[int, int], interval: tuple[float, float]) -> None:
+def test_intervals_are_those_that_newcombe_published(
+    counts: tuple[int, int], interval: tuple[float, float]
+) -> None:
     assert wilson(*counts) == pytest.approx(interval, abs=5e-5)
 
 

@@ -12,7 +12,8 @@ MIXED = RECIPE.replace(mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairin
 
 
 def sizes_of(images: int) -> np.ndarray:
-    """Return height and width of this many images, all different: int64 [images, 2], from 20 to 409 pixels."""
+    """Return height and width of this many images, all different: int64 [images, 2], from 20 to 409
+    pixels."""
     i = np.arange(images)
     return np.stack([20 + 137 * i % 380, 20 + 211 * i % 390], axis=1)
 

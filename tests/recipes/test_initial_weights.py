@@ -7,10 +7,18 @@ from lockstep.models.architectures import ModelSpec, blocks, tensors
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 
-SPEC = ModelSpec(block="bottleneck", layers=(1, 2, 1, 1), stem_width=32, widths=(32, 32, 64, 64), groups=2, expansion=2)
+SPEC = ModelSpec(
+    block="bottleneck",
+    layers=(1, 2, 1, 1),
+    stem_width=32,
+    widths=(32, 32, 64, 64),
+    groups=2,
+    expansion=2,
+)
 RECIPE = Recipe(model=SPEC, logits=300)
 
-# As in torch.nn.init.kaiming_normal_: inputs of a group times kernel area, and outputs times kernel area.
+# As in torch.nn.init.kaiming_normal_: inputs of a group times kernel area, and outputs times kernel
+# area.
 FANS = {
     "conv1.weight": (3 * 49, 32 * 49),
     "layer1.0.conv1.weight": (32, 32),
@@ -41,7 +49,9 @@ def test_a_convolution_has_he_variance(name: str, fan: str, distribution: str) -
     values = initial_tensors(RECIPE.replace(conv_init=distribution, conv_init_fan=fan))[name]
 
     expected = math.sqrt(2 / FANS[name][fan == "out"])
-    tolerance = 4 / math.sqrt(2 * values.size)  # of a standard deviation estimated from values.size numbers
+    tolerance = 4 / math.sqrt(
+        2 * values.size
+    )  # of a standard deviation estimated from values.size numbers
     assert deviation(values) == pytest.approx(expected, rel=tolerance)
     assert abs(values.mean()) < 4 * expected / math.sqrt(values.size)
 
@@ -49,14 +59,19 @@ def test_a_convolution_has_he_variance(name: str, fan: str, distribution: str) -
 def test_a_stem_of_four_channels_has_a_fan_of_196_and_no_other_kernel_changes() -> None:
     three, four = (initial_tensors(RECIPE.replace(stem_channels=channels)) for channels in (3, 4))
 
-    np.testing.assert_allclose(four["conv1.weight"], three["conv1.weight"] * math.sqrt(147 / 196), rtol=1e-6)
-    assert [name for name in three if not np.array_equal(three[name], four[name])] == ["conv1.weight"]
+    np.testing.assert_allclose(
+        four["conv1.weight"], three["conv1.weight"] * math.sqrt(147 / 196), rtol=1e-6
+    )
+    assert [name for name in three if not np.array_equal(three[name], four[name])] == [
+        "conv1.weight"
+    ]
 
 
 def test_a_truncated_normal_is_cut_at_two_deviations_and_widened_to_he_variance() -> None:
     values = initial_tensors(RECIPE.replace(conv_init="truncated_normal"))["layer4.0.conv2.weight"]
 
-    density, inside = math.exp(-2) / math.sqrt(2 * math.pi), math.erf(2 / math.sqrt(2))
+    density = math.exp(-2) / math.sqrt(2 * math.pi)
+    inside = math.erf(2 / math.sqrt(2))
     shrunk = math.sqrt(1 - 2 * 2 * density / inside)
     border = 2 * math.sqrt(2 / (64 // 2 * 9)) / shrunk
     assert 0.99 * border < np.abs(values).max() <= border * (1 + 1e-6)
@@ -71,19 +86,29 @@ def test_a_normal_is_not_cut() -> None:
 
 def test_a_truncated_normal_has_enough_numbers_for_tensors_of_any_size() -> None:
     for width in (1, 2, 3, 50):
-        spec = ModelSpec(block="basic", layers=(1, 1, 1, 1), stem_width=width, widths=(width,) * 4, expansion=1)
+        spec = ModelSpec(
+            block="basic", layers=(1, 1, 1, 1), stem_width=width, widths=(width,) * 4, expansion=1
+        )
         values = initial_tensors(Recipe(model=spec, conv_init="truncated_normal"))
         assert all(np.isfinite(value).all() for value in values.values())
 
 
-@pytest.mark.parametrize(("name", "setting"), [("fc.weight", "fc_init"), ("fc.bias", "fc_bias_init")])
-def test_a_uniform_classifier_is_even_within_one_over_the_root_of_its_inputs(name: str, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "setting"), [("fc.weight", "fc_init"), ("fc.bias", "fc_bias_init")]
+)
+def test_a_uniform_classifier_is_even_within_one_over_the_root_of_its_inputs(
+    name: str, setting: str
+) -> None:
     border = 1 / math.sqrt(128)
-    values = np.sort(initial_tensors(RECIPE.replace(**{setting: "uniform"}))[name].reshape(-1)).astype(np.float64)
+    values = np.sort(
+        initial_tensors(RECIPE.replace(**{setting: "uniform"}))[name].reshape(-1)
+    ).astype(np.float64)
 
     assert np.abs(values).max() <= border
     expected = (values / border + 1) / 2
-    assert np.abs(expected - np.arange(1, values.size + 1) / values.size).max() < 1.95 / math.sqrt(values.size)
+    assert np.abs(expected - np.arange(1, values.size + 1) / values.size).max() < 1.95 / math.sqrt(
+        values.size
+    )
 
 
 def test_the_bias_of_the_classifier_is_zero_unless_it_is_drawn() -> None:
@@ -96,10 +121,14 @@ def test_a_classifier_drawn_as_the_convolutions_has_he_variance(fan: str, inputs
 
     values = initial_tensors(recipe)["fc.weight"]
 
-    assert deviation(values) == pytest.approx(math.sqrt(2 / inputs), rel=4 / math.sqrt(2 * values.size))
+    assert deviation(values) == pytest.approx(
+        math.sqrt(2 / inputs), rel=4 / math.sqrt(2 * values.size)
+    )
 
 
-@pytest.mark.parametrize(("role", "value"), [("bn_scale", 1), ("bn_bias", 0), ("bn_mean", 0), ("bn_var", 1)])
+@pytest.mark.parametrize(
+    ("role", "value"), [("bn_scale", 1), ("bn_bias", 0), ("bn_mean", 0), ("bn_var", 1)]
+)
 def test_a_batch_norm_starts_as_the_identity(role: str, value: float) -> None:
     values = initial_tensors(RECIPE)
 
@@ -112,18 +141,30 @@ def test_a_batch_norm_starts_as_the_identity(role: str, value: float) -> None:
     ("spec", "last"),
     [
         (SPEC, "bn3"),
-        (ModelSpec(block="basic", layers=(1, 1, 1, 2), widths=(8, 8, 8, 8), stem_width=8, expansion=1), "bn2"),
+        (
+            ModelSpec(
+                block="basic", layers=(1, 1, 1, 2), widths=(8, 8, 8, 8), stem_width=8, expansion=1
+            ),
+            "bn2",
+        ),
     ],
 )
-def test_only_the_last_scale_of_every_block_is_zero_if_the_recipe_says_so(spec: ModelSpec, last: str) -> None:
+def test_only_the_last_scale_of_every_block_is_zero_if_the_recipe_says_so(
+    spec: ModelSpec, last: str
+) -> None:
     values = initial_tensors(Recipe(model=spec, zero_init_last_bn=True))
 
-    zero = {tensor.name for tensor in tensors(spec, 1000) if tensor.role == "bn_scale" and not values[tensor.name].any()}
+    zero = {
+        tensor.name
+        for tensor in tensors(spec, 1000)
+        if tensor.role == "bn_scale" and not values[tensor.name].any()
+    }
     assert zero == {f"{block.name}.{last}.weight" for block in blocks(spec)}
 
 
 def test_a_zero_scale_changes_no_other_tensor() -> None:
-    plain, zeroed = initial_tensors(RECIPE), initial_tensors(RECIPE.replace(zero_init_last_bn=True))
+    plain = initial_tensors(RECIPE)
+    zeroed = initial_tensors(RECIPE.replace(zero_init_last_bn=True))
 
     changed = {name for name in plain if not np.array_equal(plain[name], zeroed[name])}
     assert changed == {f"{block.name}.bn3.weight" for block in blocks(SPEC)}
@@ -138,7 +179,9 @@ def test_a_zero_scale_changes_no_other_tensor() -> None:
         ("fc.weight", [0.094904125, -0.0038297046, 0.070307702]),
     ],
 )
-def test_the_values_of_a_seed_never_change(tiny_recipe: Recipe, name: str, values: list[float]) -> None:
+def test_the_values_of_a_seed_never_change(
+    tiny_recipe: Recipe, name: str, values: list[float]
+) -> None:
     assert initial_tensors(tiny_recipe)[name].reshape(-1)[:3] == pytest.approx(values, rel=1e-6)
 
 
@@ -151,14 +194,19 @@ def test_the_values_of_a_seed_never_change(tiny_recipe: Recipe, name: str, value
         ("fc.bias", [-0.076907724, -0.042775702, -0.15954679]),
     ],
 )
-def test_the_values_of_the_last_seed_never_change(tiny_recipe: Recipe, name: str, values: list[float]) -> None:
-    recipe = tiny_recipe.replace(conv_init="truncated_normal", fc_bias_init="uniform", seed=2**63 - 1)
+def test_the_values_of_the_last_seed_never_change(
+    tiny_recipe: Recipe, name: str, values: list[float]
+) -> None:
+    recipe = tiny_recipe.replace(
+        conv_init="truncated_normal", fc_bias_init="uniform", seed=2**63 - 1
+    )
 
     assert initial_tensors(recipe)[name].reshape(-1)[:3] == pytest.approx(values, rel=1e-6)
 
 
 def test_two_calls_give_the_same_values() -> None:
-    first, second = initial_tensors(RECIPE), initial_tensors(RECIPE)
+    first = initial_tensors(RECIPE)
+    second = initial_tensors(RECIPE)
 
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
@@ -166,22 +214,32 @@ def test_two_calls_give_the_same_values() -> None:
 @pytest.mark.parametrize("distribution", ["normal", "truncated_normal"])
 def test_another_seed_changes_every_tensor_that_is_drawn(distribution: str) -> None:
     recipe = RECIPE.replace(conv_init=distribution, fc_bias_init="uniform")
-    first, second = initial_tensors(recipe), initial_tensors(recipe.replace(seed=1))
+    first = initial_tensors(recipe)
+    second = initial_tensors(recipe.replace(seed=1))
 
-    drawn = {tensor.name for tensor in tensors(SPEC, 300) if tensor.role in ("conv_weight", "fc_weight", "fc_bias")}
+    drawn = {
+        tensor.name
+        for tensor in tensors(SPEC, 300)
+        if tensor.role in ("conv_weight", "fc_weight", "fc_bias")
+    }
     assert {name for name in first if not np.array_equal(first[name], second[name])} == drawn
 
 
 def test_tensors_do_not_depend_on_each_other() -> None:
-    spec = ModelSpec(block="basic", layers=(3, 1, 1, 1), stem_width=32, widths=(32, 32, 32, 32), expansion=1)
+    spec = ModelSpec(
+        block="basic", layers=(3, 1, 1, 1), stem_width=32, widths=(32, 32, 32, 32), expansion=1
+    )
     values = initial_tensors(Recipe(model=spec))
 
-    same_shape = [value.reshape(-1) for name, value in values.items() if value.shape == (32, 32, 3, 3)]
+    same_shape = [
+        value.reshape(-1) for name, value in values.items() if value.shape == (32, 32, 3, 3)
+    ]
     assert len(same_shape) == 12
     assert np.abs(np.corrcoef(same_shape) - np.eye(12)).max() < 5 / math.sqrt(32 * 32 * 9)
 
 
 def test_the_number_of_logits_changes_nothing_before_the_classifier() -> None:
-    many, few = initial_tensors(RECIPE), initial_tensors(RECIPE.replace(logits=7))
+    many = initial_tensors(RECIPE)
+    few = initial_tensors(RECIPE.replace(logits=7))
 
     assert all(np.array_equal(many[name], few[name]) for name in many if not name.startswith("fc."))

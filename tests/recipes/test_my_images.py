@@ -1,4 +1,5 @@
-"""The recipe `my-images`: values that are chosen from images and device, and values that follow from given fields."""
+"""The recipe `my-images`: values that are chosen from images and device, and values that follow
+from given fields."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,9 @@ COUNTS = (2, 7, 20, 100, 1000, 30_000, 1_000_000)
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("side", [20, 32, 100, 300, 4000])
 @pytest.mark.parametrize("images", COUNTS)
-def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(images: int, side: int, on_gpu: bool) -> None:
+def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(
+    images: int, side: int, on_gpu: bool
+) -> None:
     facts = replace(PHOTOS, images=images, shorter_side=side, on_gpu=on_gpu)
     recipe = settled(facts)
     steps = steps_per_epoch(recipe, images)
@@ -31,14 +34,28 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(imag
     assert (recipe.logits, recipe.precision, recipe.eval_crop) == (10, "fp32", recipe.image_size)
     assert 64 <= recipe.image_size <= 224
     assert recipe.image_size % 32 == 0
-    assert (steps >= 16) == (images >= 128), "an epoch of many steps, where there are images for them"
+    assert (steps >= 16) == (images >= 128), (
+        "an epoch of many steps, where there are images for them"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {"image_size": 64, "global_batch_images": 32, "epochs": 50, "lr": 0.032, "warmup_epochs": 3.0}),
-        ({"images": 20}, {"global_batch_images": 8, "epochs": 100, "lr": 0.008, "warmup_epochs": 5.0}),
+        (
+            {},
+            {
+                "image_size": 64,
+                "global_batch_images": 32,
+                "epochs": 50,
+                "lr": 0.032,
+                "warmup_epochs": 3.0,
+            },
+        ),
+        (
+            {"images": 20},
+            {"global_batch_images": 8, "epochs": 100, "lr": 0.008, "warmup_epochs": 5.0},
+        ),
         ({"images": 10**6}, {"epochs": 10, "weight_decay": 1 / 32768, "crop_area": (0.08, 1.0)}),
         ({"shorter_side": 256}, {"dct_scaling": True}),
         ({"shorter_side": 255}, {"dct_scaling": False}),
@@ -47,12 +64,17 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(imag
             {"on_gpu": True, "precision": "bf16"},
             {"image_size": 224, "epochs": 200, "precision": "bf16", "dct_scaling": False},
         ),
-        ({"on_gpu": True, "images": 10**6}, {"global_batch_images": 128, "epochs": 90, "lr": 0.128, "warmup_epochs": 5.0}),
+        (
+            {"on_gpu": True, "images": 10**6},
+            {"global_batch_images": 128, "epochs": 90, "lr": 0.128, "warmup_epochs": 5.0},
+        ),
         ({"on_gpu": True, "shorter_side": 100}, {"image_size": 96, "eval_resize": 110}),
     ],
     ids=str,
 )
-def test_values_suit_the_images_and_the_device(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_values_suit_the_images_and_the_device(
+    changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
     recipe = settled(replace(PHOTOS, **changes))
     assert {name: getattr(recipe, name) for name in expected} == expected
 
@@ -61,17 +83,25 @@ def test_what_is_given_is_kept_and_what_depends_on_it_follows() -> None:
     recipe = settled(PHOTOS, {"epochs": 9, "global_batch_images": 16, "image_size": 128, "seed": 7})
     assert (recipe.epochs, recipe.warmup_epochs) == (9, 1.0)
     assert (recipe.global_batch_images, recipe.lr) == (16, 0.016)
-    assert (recipe.image_size, recipe.eval_resize, recipe.eval_crop, recipe.dct_scaling) == (128, 146, 128, False)
+    assert (recipe.image_size, recipe.eval_resize, recipe.eval_crop, recipe.dct_scaling) == (
+        128,
+        146,
+        128,
+        False,
+    )
     assert recipe.seed == 7
     assert not settled(PHOTOS, {"exif_orientation": False}).exif_orientation
     assert settled(PHOTOS, {"epochs": 1}).warmup_epochs < 1
-    assert settled(PHOTOS, {"eval_resize": 100, "warmup_epochs": 0, "lr": 1}).fields() | {"eval_crop": 64, "lr": 1.0} == (
-        settled(PHOTOS).fields() | {"eval_resize": 100, "warmup_epochs": 0.0, "lr": 1.0}
-    )
+    assert settled(PHOTOS, {"eval_resize": 100, "warmup_epochs": 0, "lr": 1}).fields() | {
+        "eval_crop": 64,
+        "lr": 1.0,
+    } == (settled(PHOTOS).fields() | {"eval_resize": 100, "warmup_epochs": 0.0, "lr": 1.0})
 
 
 @pytest.mark.parametrize(
-    "changes", [{"epochs": 0}, {"epochs": "many"}, {"image_size": 5}, {"epoch": 3}, {"lr": -1}], ids=str
+    "changes",
+    [{"epochs": 0}, {"epochs": "many"}, {"image_size": 5}, {"epoch": 3}, {"lr": -1}],
+    ids=str,
 )
 def test_a_wrong_value_is_refused_by_name(changes: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=next(iter(changes))):
@@ -86,10 +116,14 @@ def test_the_images_of_a_step_divide_among_ranks_and_parts(units: int, images: i
 
 def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
     assert explained(my_images(), PHOTOS, Path("RUN")) == [
-        "my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, "
-        "peak learning rate 0.032 after 3 of warm-up",
-        "  for 1,000 training images of 10 classes, typically 400 px, on a CPU that is fast in fp32; "
-        "all values are in RUN/recipe.yaml, --set changes them",
+        (
+            "my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, "
+            "peak learning rate 0.032 after 3 of warm-up"
+        ),
+        (
+            "  for 1,000 training images of 10 classes, typically 400 px, on a CPU that is fast in"
+            " fp32; all values are in RUN/recipe.yaml, --set changes them"
+        ),
     ]
 
 
@@ -98,7 +132,9 @@ def test_a_run_that_has_begun_is_not_settled_again(recipe: str | None, tmp_path:
     assert complete(tmp_path / "new", recipe, "data").recipe is None
     (tmp_path / "recipe.yaml").write_text(TINY.to_yaml())
     (tmp_path / "checkpoints").mkdir()
-    assert complete(tmp_path, recipe, "data").recipe is None, "a command made it and then refused to train"
+    assert complete(tmp_path, recipe, "data").recipe is None, (
+        "a command made it and then refused to train"
+    )
     (tmp_path / "log.jsonl").touch()
     assert complete(tmp_path, recipe, "data", changes={"seed": 3}).recipe == TINY.replace(seed=3)
 

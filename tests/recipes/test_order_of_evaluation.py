@@ -18,8 +18,13 @@ from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
 
 @EXAMPLES
 @given(images=st.integers(1, 200), batch=st.integers(1, 40), ranks=st.integers(1, 5))
-def test_an_evaluation_has_every_image_once_and_as_many_plans_on_every_rank(images: int, batch: int, ranks: int) -> None:
-    shares = [list(evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks)) for rank in range(ranks)]
+def test_an_evaluation_has_every_image_once_and_as_many_plans_on_every_rank(
+    images: int, batch: int, ranks: int
+) -> None:
+    shares = [
+        list(evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks))
+        for rank in range(ranks)
+    ]
     samples = np.concatenate([plan.samples for share in shares for plan in share])
 
     assert {len(share) for share in shares} == {math.ceil(images / (batch * ranks))}
@@ -29,9 +34,20 @@ def test_an_evaluation_has_every_image_once_and_as_many_plans_on_every_rank(imag
 
 @EXAMPLES
 @given(images=st.integers(1, 200), batch=st.integers(1, 40), ranks=st.integers(1, 5))
-def test_images_are_scored_rank_after_rank_in_the_order_of_their_plans(images: int, batch: int, ranks: int) -> None:
-    shares = [evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks) for rank in range(ranks)]
-    expected = [sample for share in shares for plan in share for sample in plan.samples.tolist() if sample != -1]
+def test_images_are_scored_rank_after_rank_in_the_order_of_their_plans(
+    images: int, batch: int, ranks: int
+) -> None:
+    shares = [
+        evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks)
+        for rank in range(ranks)
+    ]
+    expected = [
+        sample
+        for share in shares
+        for plan in share
+        for sample in plan.samples.tolist()
+        if sample != -1
+    ]
 
     assert evaluated_samples(images, batch, ranks).tolist() == expected
 
@@ -54,12 +70,18 @@ def test_every_image_of_an_evaluation_is_cut_by_its_own_size() -> None:
         np.testing.assert_array_equal(plan.windows[: len(real), 2:], SIZES[real])
 
 
-def torchvision_resize_and_crop(height: int, width: int, resize: int, crop: int) -> tuple[list[int], list[int]]:
-    """Compute torchvision's Resize(resize) and CenterCrop(crop), as in its documentation and source."""
-    short, long = min(height, width), max(height, width)
-    new_short, new_long = resize, int(resize * long / short)
+def torchvision_resize_and_crop(
+    height: int, width: int, resize: int, crop: int
+) -> tuple[list[int], list[int]]:
+    """Compute torchvision's Resize(resize) and CenterCrop(crop), as in its documentation and
+    source."""
+    short = min(height, width)
+    long = max(height, width)
+    new_short = resize
+    new_long = int(resize * long / short)
     new_width, new_height = (new_short, new_long) if width <= height else (new_long, new_short)
-    top, left = round((new_height - crop) / 2.0), round((new_width - crop) / 2.0)
+    top = round((new_height - crop) / 2.0)
+    left = round((new_width - crop) / 2.0)
     return [new_height, new_width], [top, left]
 
 
@@ -86,7 +108,8 @@ def test_an_evaluation_image_is_resized_and_cut_as_torchvision_does(
         ((256, 256), [256, 256], [16, 16]),
         ((100, 100), [256, 256], [16, 16]),
         ((400, 301), [340, 256], [58, 16]),
-        # Half a pixel is rounded to the even number: (339 - 224) / 2 = 57.5, (337 - 224) / 2 = 56.5.
+        # Half a pixel is rounded to the even number: (339 - 224) / 2 = 57.5, (337 - 224) / 2 =
+        # 56.5.
         ((339, 256), [339, 256], [58, 16]),
         ((337, 256), [337, 256], [56, 16]),
     ],
@@ -146,9 +169,17 @@ def test_evaluation_filters_as_training_where_only_that_is_set(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("antialias", [False, True])
-def test_a_run_of_a_recipe_without_a_geometry_of_evaluation_has_torchvisions(antialias: bool, tmp_path: Path) -> None:
-    fields = {name: value for name, value in Recipe(antialias=antialias).fields().items() if not name.startswith("eval_")}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(fields | {"eval_resize": 232, "eval_crop": 200}))
+def test_a_run_of_a_recipe_without_a_geometry_of_evaluation_has_torchvisions(
+    antialias: bool, tmp_path: Path
+) -> None:
+    fields = {
+        name: value
+        for name, value in Recipe(antialias=antialias).fields().items()
+        if not name.startswith("eval_")
+    }
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump(fields | {"eval_resize": 232, "eval_crop": 200})
+    )
     found = load_recipe(tmp_path)
     assert (found.eval_antialias, found.eval_resize, found.eval_crop) == (antialias, 232, 200)
     assert own_geometry(found) == {}

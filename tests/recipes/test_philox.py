@@ -1,4 +1,5 @@
-"""The generator against a second Philox4x64-10, written from the paper and checked with Random123's known answers."""
+"""The generator against a second Philox4x64-10, written from the paper and checked with Random123's
+known answers."""
 
 import math
 
@@ -17,13 +18,18 @@ Words = tuple[int, int, int, int]
 
 
 def philox4x64_10(counter: Words, key: tuple[int, int]) -> Words:
-    """Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11, section 3.3 and its constants."""
+    """Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11, section 3.3 and its
+    constants."""
     (a, b, c, d), (k0, k1) = counter, key
     for _ in range(10):
-        product0, product1 = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157
-        a, b = (product1 >> 64) ^ b ^ k0, product1 & ALL_ONES
-        c, d = (product0 >> 64) ^ d ^ k1, product0 & ALL_ONES
-        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & ALL_ONES, (k1 + 0xBB67AE8584CAA73B) & ALL_ONES
+        product0 = a * 0xD2E7470EE14C6C93
+        product1 = c * 0xCA5A826395121157
+        a = (product1 >> 64) ^ b ^ k0
+        b = product1 & ALL_ONES
+        c = (product0 >> 64) ^ d ^ k1
+        d = product0 & ALL_ONES
+        k0 = (k0 + 0x9E3779B97F4A7C15) & ALL_ONES
+        k1 = (k1 + 0xBB67AE8584CAA73B) & ALL_ONES
     return a, b, c, d
 
 
@@ -48,7 +54,9 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_the_oracle_gives_random123s_known_answers(counter: Words, key: tuple[int, int], answer: Words) -> None:
+def test_the_oracle_gives_random123s_known_answers(
+    counter: Words, key: tuple[int, int], answer: Words
+) -> None:
     assert philox4x64_10(counter, key) == answer
 
 
@@ -70,9 +78,13 @@ def test_a_draw_gives_random123s_known_answer_of_the_next_counter() -> None:
 def test_the_numbers_of_a_position_are_the_block_of_its_counter(
     seed: int, purpose: Purpose, first: int, epoch: int, attempt: int
 ) -> None:
-    expected = [philox4x64_10((first + i + 1, epoch, attempt, purpose), (seed, 0)) for i in range(3)]
+    expected = [
+        philox4x64_10((first + i + 1, epoch, attempt, purpose), (seed, 0)) for i in range(3)
+    ]
 
-    assert draw(seed, purpose, first, 3, epoch=epoch, attempt=attempt).tolist() == [list(block) for block in expected]
+    assert draw(seed, purpose, first, 3, epoch=epoch, attempt=attempt).tolist() == [
+        list(block) for block in expected
+    ]
 
 
 def test_a_draw_never_changes() -> None:
@@ -114,7 +126,9 @@ def test_no_positions_need_no_numbers() -> None:
 def test_a_slice_of_positions_equals_that_slice_of_a_whole_draw(first: int, count: int) -> None:
     whole = draw(3, Purpose.FLIP, 0, 120, epoch=2)
 
-    np.testing.assert_array_equal(draw(3, Purpose.FLIP, first, count, epoch=2), whole[first : first + count])
+    np.testing.assert_array_equal(
+        draw(3, Purpose.FLIP, first, count, epoch=2), whole[first : first + count]
+    )
 
 
 def test_no_number_is_shared_between_seeds_purposes_epochs_and_attempts() -> None:
@@ -132,7 +146,14 @@ def test_no_number_is_shared_between_seeds_purposes_epochs_and_attempts() -> Non
 
 @pytest.mark.parametrize(
     ("raw", "value"),
-    [(0, 0.0), (2**11 - 1, 0.0), (2**11, 2.0**-53), (2**62, 0.25), (2**63, 0.5), (2**64 - 1, 1 - 2.0**-53)],
+    [
+        (0, 0.0),
+        (2**11 - 1, 0.0),
+        (2**11, 2.0**-53),
+        (2**62, 0.25),
+        (2**63, 0.5),
+        (2**64 - 1, 1 - 2.0**-53),
+    ],
 )
 def test_a_uniform_number_is_the_upper_53_bits(raw: int, value: float) -> None:
     assert uniform(np.array([raw], np.uint64))[0] == value
@@ -154,11 +175,18 @@ def test_the_columns_of_a_draw_do_not_depend_on_each_other() -> None:
 
 
 def test_normal_numbers_are_box_and_mullers_transform_of_the_draw() -> None:
-    u = [word / 2**64 for i in range(2) for word in philox4x64_10((i + 1, 9, 0, Purpose.WEIGHT), (11, 0))]
+    u = [
+        word / 2**64
+        for i in range(2)
+        for word in philox4x64_10((i + 1, 9, 0, Purpose.WEIGHT), (11, 0))
+    ]
     expected = []
     for first, second in zip(u[::2], u[1::2], strict=True):
         radius = math.sqrt(-2 * math.log(1 - first))
-        expected += [radius * math.cos(2 * math.pi * second), radius * math.sin(2 * math.pi * second)]
+        expected += [
+            radius * math.cos(2 * math.pi * second),
+            radius * math.sin(2 * math.pi * second),
+        ]
 
     np.testing.assert_allclose(normal(11, Purpose.WEIGHT, 8, stream=9), expected, rtol=1e-9)
 

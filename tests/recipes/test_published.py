@@ -1,7 +1,8 @@
-"""The values on NVIDIA's pages. If a page does not give a value, it is that of the code that reached the page's accuracy.
+"""The values on NVIDIA's pages. If a page does not give a value, it is that of the code that
+reached the page's accuracy.
 
-The tables, one for each system, are written from the pages and the notes on the code. They do not use the recipes, so that
-a mistake in a recipe is not repeated here.
+The tables, one for each system, are written from the pages and the notes on the code. They do not
+use the recipes, so that a mistake in a recipe is not repeated here.
 """
 
 import inspect
@@ -55,9 +56,21 @@ COMMON: dict[str, Any] = {
     "eval_antialias": False,
 }
 # How each original's code rounds and samples in its evaluation.
-TORCHVISION = {"eval_side_rounding": "down", "eval_offset_rounding": "even", "eval_sampling": "half_pixel"}
-DALI = {"eval_side_rounding": "nearest", "eval_offset_rounding": "up", "eval_sampling": "half_pixel_symmetric"}
-TF1 = {"eval_side_rounding": "float32_down", "eval_offset_rounding": "down", "eval_sampling": "asymmetric"}
+TORCHVISION = {
+    "eval_side_rounding": "down",
+    "eval_offset_rounding": "even",
+    "eval_sampling": "half_pixel",
+}
+DALI = {
+    "eval_side_rounding": "nearest",
+    "eval_offset_rounding": "up",
+    "eval_sampling": "half_pixel_symmetric",
+}
+TF1 = {
+    "eval_side_rounding": "float32_down",
+    "eval_offset_rounding": "down",
+    "eval_sampling": "asymmetric",
+}
 
 PADDLE_90 = (
     COMMON
@@ -176,11 +189,13 @@ TENSORFLOW_90 = (
     }
 )
 
-# From the code: images are padded to four channels, and only parameters whose names contain "bn" are not decayed. The batch
-# norms of shortcuts are called "downsample.1".
+# From the code: images are padded to four channels, and only parameters whose names contain "bn"
+# are not decayed. The batch norms of shortcuts are called "downsample.1".
 PADDLE_90 |= {"stem_channels": 4}
 MXNET_90 |= {"stem_channels": 4}
-PYTORCH_90 |= {"weight_decay_roles": (*CONVOLUTIONS_AND_CLASSIFIER, "shortcut_bn_scale", "shortcut_bn_bias")}
+PYTORCH_90 |= {
+    "weight_decay_roles": (*CONVOLUTIONS_AND_CLASSIFIER, "shortcut_bn_scale", "shortcut_bn_bias")
+}
 
 TENSORFLOW_250 = TENSORFLOW_90 | {
     "epochs": 250,
@@ -199,17 +214,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "resnet50-paddle-asp-90ep": PADDLE_90 | {"sparsity": "mask_1d"},
     "resnet50-paddle-qat-10ep": PADDLE_90 | {"epochs": 10, "lr": 5e-5, "quantisation": "int8"},
     "resnet50-mxnet-90ep": MXNET_90,
-    "resnet50-mxnet-fp32-90ep": MXNET_90 | FP32 | {"global_batch_images": 8 * 96, "stem_channels": 3},
+    "resnet50-mxnet-fp32-90ep": MXNET_90
+    | FP32
+    | {"global_batch_images": 8 * 96, "stem_channels": 3},
     "resnext101-32x4d-pytorch-90ep": PYTORCH_90,
     "resnext101-32x4d-pytorch-250ep": PYTORCH_90
-    | {"epochs": 250, "mixup_alpha": 0.2, "mixup_coefficient": "batch", "mixup_pairing": "permutation"},
+    | {
+        "epochs": 250,
+        "mixup_alpha": 0.2,
+        "mixup_coefficient": "batch",
+        "mixup_pairing": "permutation",
+    },
     "resnet50-tensorflow-90ep": TENSORFLOW_90,
     "resnet50-tensorflow-250ep": TENSORFLOW_250,
     "resnet50-tensorflow-tf32-90ep": TENSORFLOW_90 | TF32,
     "resnet50-tensorflow-fp32-90ep": TENSORFLOW_90 | FP32 | {"global_batch_images": 8 * 128},
     "resnet50-tensorflow-fp32-250ep": TENSORFLOW_250 | FP32 | {"global_batch_images": 8 * 128},
     "resnext101-32x4d-tensorflow-90ep": TENSORFLOW_90 | RESNEXT,
-    "resnext101-32x4d-tensorflow-250ep": TENSORFLOW_250 | RESNEXT | {"global_batch_images": 8 * 128},
+    "resnext101-32x4d-tensorflow-250ep": TENSORFLOW_250
+    | RESNEXT
+    | {"global_batch_images": 8 * 128},
 }
 
 ACCURACIES = {
@@ -250,8 +274,17 @@ def test_every_field_that_changes_a_result_is_in_the_table(name: str) -> None:
     if PUBLISHED[name]["mixup_alpha"] == 0:
         unused |= {"mixup_coefficient", "mixup_pairing"}
     if PUBLISHED[name]["loss_scaling"] != "dynamic":
-        unused |= {"loss_scale_growth", "loss_scale_growth_steps", "loss_scale_backoff", "loss_scale_backoff_steps"}
-    unused |= {"lr_decay_from"} if PUBLISHED[name]["lr_decay"] == "step" else {"lr_step_epochs", "lr_step_factor"}
+        unused |= {
+            "loss_scale_growth",
+            "loss_scale_growth_steps",
+            "loss_scale_backoff",
+            "loss_scale_backoff_steps",
+        }
+    unused |= (
+        {"lr_decay_from"}
+        if PUBLISHED[name]["lr_decay"] == "step"
+        else {"lr_step_epochs", "lr_step_factor"}
+    )
     unused |= {"lr_power"}
 
     assert Recipe.model_fields.keys() - unused == PUBLISHED[name].keys() - unused
@@ -290,10 +323,16 @@ def test_every_published_recipe_says_what_it_costs(name: str) -> None:
 
 
 def test_the_speeds_that_recipes_name_are_published_in_their_documents() -> None:
-    # The revision 38934f9 of Paddle's document has other speeds than 22.05.1, the source of the recipes.
-    rows = [row for row in published_rows() if "38934f9" not in row.document and row.kind == "train"]
+    # The revision 38934f9 of Paddle's document has other speeds than 22.05.1, the source of the
+    # recipes.
+    rows = [
+        row for row in published_rows() if "38934f9" not in row.document and row.kind == "train"
+    ]
     published = {f"{row.images_per_sec:,.0f}" for row in rows if row.images_per_sec}
-    named = {name: re.findall(r"([\d,]+)\s+images/s", inspect.getdoc(RECIPES[name])) for name in PUBLISHED}
+    named = {
+        name: re.findall(r"([\d,]+)\s+images/s", inspect.getdoc(RECIPES[name]))
+        for name in PUBLISHED
+    }
     assert len([speed for speeds in named.values() for speed in speeds]) > 10
     assert {name: speeds for name, speeds in named.items() if not set(speeds) <= published} == {}
 
@@ -308,7 +347,9 @@ def test_the_speeds_that_recipes_name_are_published_in_their_documents() -> None
         ("resnext101-32x4d-tensorflow-90ep", ["glorot_uniform"]),
     ],
 )
-def test_a_recipe_names_the_values_that_its_code_or_the_others_have_instead(name: str, values: list[str]) -> None:
+def test_a_recipe_names_the_values_that_its_code_or_the_others_have_instead(
+    name: str, values: list[str]
+) -> None:
     text = " ".join(inspect.getdoc(RECIPES[name]).split())
 
     assert [value for value in values if value not in text] == []
@@ -324,4 +365,9 @@ def test_a_name_is_the_functions_and_says_the_epochs() -> None:
 def test_the_demo_fits_the_small_images_it_is_made_for() -> None:
     recipe = RECIPES["demo"]()
 
-    assert (recipe.model, recipe.logits, recipe.image_size, recipe.eval_crop) == ("resnet50", 10, 48, 48)
+    assert (recipe.model, recipe.logits, recipe.image_size, recipe.eval_crop) == (
+        "resnet50",
+        10,
+        48,
+        48,
+    )

@@ -1,4 +1,5 @@
-"""The published accuracies are those of the documents, and a run stands beside them only on data like ImageNet's."""
+"""The published accuracies are those of the documents, and a run stands beside them only on data
+like ImageNet's."""
 
 from collections import Counter
 from pathlib import Path
@@ -38,9 +39,14 @@ DOCUMENTS: dict[str, tuple[int, tuple[str, str | None, int | None, str, float | 
 
 def test_the_rows_are_those_of_the_documents() -> None:
     rows = published_accuracies()
-    assert Counter(row.recipe for row in rows) == {name: count for name, (count, _) in DOCUMENTS.items()}
+    assert Counter(row.recipe for row in rows) == {
+        name: count for name, (count, _) in DOCUMENTS.items()
+    }
     for name, (_, expected) in DOCUMENTS.items():
-        found = [(row.precision, row.accelerator, row.accelerators, row.figure(), row.hours) for row in accuracies_of(name)]
+        found = [
+            (row.precision, row.accelerator, row.accelerators, row.figure(), row.hours)
+            for row in accuracies_of(name)
+        ]
         assert expected in found
 
 
@@ -53,9 +59,15 @@ def test_every_row_has_the_epochs_of_its_recipe_and_a_line_with_its_figure() -> 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"rows": [["fp32", 101]]}, "row ['fp32', 101]"), ({"rows": [["fp32"]]}, "shorter"), ({"gpu": "A100"}, "gpu")],
+    [
+        ({"rows": [["fp32", 101]]}, "row ['fp32', 101]"),
+        ({"rows": [["fp32"]]}, "shorter"),
+        ({"gpu": "A100"}, "gpu"),
+    ],
 )
-def test_a_wrong_table_is_refused_by_name(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_wrong_table_is_refused_by_name(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
     table = {"document": "d", "table": "T", "recipe": "r", "framework": "f", "line": "l"}
     table |= {"columns": ["precision", "top1_percent"], "rows": [["fp32", 76.5]]}
     path = tmp_path / "rows.yaml"
@@ -76,7 +88,9 @@ def test_a_run_has_the_interval_that_scipy_computes() -> None:
     assert beside(76.93)["interval_percent"] == pytest.approx([76.55867742, 77.29718488], abs=1e-7)
 
 
-@pytest.mark.parametrize(("top1", "position"), [(76.93, "within"), (76.0, "above"), (78.0, "below")])
+@pytest.mark.parametrize(
+    ("top1", "position"), [(76.93, "within"), (76.0, "above"), (78.0, "below")]
+)
 def test_the_position_is_that_of_the_published_figure(top1: float, position: str) -> None:
     assert {row["position"] for row in beside(top1)["accuracies"]} == {position}
 
@@ -85,8 +99,12 @@ def test_the_position_is_that_of_the_published_figure(top1: float, position: str
     ("precision", "published"),
     [("bf16", [76.93, 76.92, 77.11]), ("fp32", [76.91]), (None, [76.93, 76.91, 76.92, 77.11])],
 )
-def test_a_run_stands_beside_rows_of_its_kind_of_precision(precision: str | None, published: list[float]) -> None:
-    assert [row["top1_percent"] for row in beside(76, precision=precision)["accuracies"]] == published
+def test_a_run_stands_beside_rows_of_its_kind_of_precision(
+    precision: str | None, published: list[float]
+) -> None:
+    assert [
+        row["top1_percent"] for row in beside(76, precision=precision)["accuracies"]
+    ] == published
 
 
 @pytest.mark.parametrize(
@@ -98,7 +116,9 @@ def test_a_run_stands_beside_rows_of_its_kind_of_precision(precision: str | None
         ("resnet50-tensorflow-fp32-250ep", [("fp32", 78.34)]),
     ],
 )
-def test_a_variant_in_another_precision_stands_beside_its_own_rows(name: str, published: list[tuple[str, float]]) -> None:
+def test_a_variant_in_another_precision_stands_beside_its_own_rows(
+    name: str, published: list[tuple[str, float]]
+) -> None:
     found = beside(76, load_recipe(name).named(""))
     assert found["recipe"] == name
     assert [(row["precision"], row["top1_percent"]) for row in found["accuracies"]] == published
@@ -112,12 +132,17 @@ def test_a_precision_that_nobody_published_stands_beside_all_rows() -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"classes": 10, "images": 400}, "ImageNet's 1,000 classes and 50,000 validation images; these are 10 and 400"),
+        (
+            {"classes": 10, "images": 400},
+            "ImageNet's 1,000 classes and 50,000 validation images; these are 10 and 400",
+        ),
         ({"images": 49_999}, "these are 1,000 and 49,999"),
         ({"epochs": 40}, "these weights were trained for 40 of 90 epochs"),
     ],
 )
-def test_other_data_and_unfinished_weights_are_not_compared_and_it_is_said(how: dict[str, int], reason: str) -> None:
+def test_other_data_and_unfinished_weights_are_not_compared_and_it_is_said(
+    how: dict[str, int], reason: str
+) -> None:
     found = beside(76.93, **how)
     assert (found["accuracies"], found["interval_percent"]) == ([], [])
     assert reason in found["not_compared"]
@@ -131,15 +156,23 @@ def test_a_recipe_without_published_accuracy_has_no_comparison() -> None:
 
 
 def test_a_recipe_without_a_name_is_known_by_its_fields() -> None:
-    assert beside(76, PADDLE.named("").replace(seed=3, precision="fp32"))["recipe"] == "resnet50-paddle-90ep"
-    assert beside_published(PADDLE.named("").replace(epochs=89), top1_percent=76, **IMAGENET) is None
+    assert (
+        beside(76, PADDLE.named("").replace(seed=3, precision="fp32"))["recipe"]
+        == "resnet50-paddle-90ep"
+    )
+    assert (
+        beside_published(PADDLE.named("").replace(epochs=89), top1_percent=76, **IMAGENET) is None
+    )
 
 
 def test_a_comparison_is_told_in_words_with_the_fields_that_were_changed() -> None:
     found = beside(76.8, PADDLE.replace(epochs=100, seed=1), precision="tf32")
     assert as_rows(found) == [  # type: ignore[arg-type]
         ("95 % interval", "76.43 to 77.17 % (Wilson, of top-1)"),
-        ("published", "76.91 ± 0.13 (PaddlePaddle, 8 x A100 80GB, 90 epochs, TF32): within the interval"),
+        (
+            "published",
+            "76.91 ± 0.13 (PaddlePaddle, 8 x A100 80GB, 90 epochs, TF32): within the interval",
+        ),
         ("recipe", "differs from resnet50-paddle-90ep in epochs"),
     ]
 
@@ -148,6 +181,12 @@ def test_a_damaged_comparison_of_a_file_is_not_one() -> None:
     whole = beside(76.8)
     assert is_comparison(whole)
     assert is_comparison(beside(76.8, images=3))
-    for change in ({"interval_percent": []}, {"accuracies": [{}]}, {"changed": 3}, {"recipe": None}, {"not_compared": None}):
+    for change in (
+        {"interval_percent": []},
+        {"accuracies": [{}]},
+        {"changed": 3},
+        {"recipe": None},
+        {"not_compared": None},
+    ):
         assert not is_comparison(whole | change), change
     assert not is_comparison([])

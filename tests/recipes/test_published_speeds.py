@@ -9,13 +9,18 @@ import yaml
 from lockstep.recipes.published_speeds import ROWS, Row, published_rows
 from lockstep.system.errors import DataError
 
-V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB"
+V100 = "Tesla V100-SXM2-16GB"
+A100 = "NVIDIA A100-SXM4-80GB"
 PADDLE = "NVIDIA/DeepLearningExamples PaddlePaddle/Classification/RN50v1.5/README.md {}"
 
 
 def row(**fields: object) -> Row:
     """Return the one row with these fields."""
-    found = [row for row in published_rows() if all(getattr(row, name) == value for name, value in fields.items())]
+    found = [
+        row
+        for row in published_rows()
+        if all(getattr(row, name) == value for name, value in fields.items())
+    ]
     assert len(found) == 1, found
     return found[0]
 
@@ -26,40 +31,94 @@ def row(**fields: object) -> Row:
     [
         (
             {"framework": "MXNet", "kind": "train", "precision": "fp16", "accelerators": 8},
-            {"images_per_sec": 10263.2, "printed_weak_scaling": 7.11, "batch_images": 208, "accelerator": V100},
+            {
+                "images_per_sec": 10263.2,
+                "printed_weak_scaling": 7.11,
+                "batch_images": 208,
+                "accelerator": V100,
+            },
         ),
         (
             {"framework": "MXNet", "kind": "inference", "precision": "fp32", "batch_images": 96},
             {"images_per_sec": 1282, "accelerators": 1, "system": "DGX-1"},
         ),
         (
-            {"framework": "PaddlePaddle", "accelerator": A100, "precision": "tf32", "variant": None, "batch_images": 32},
-            {"images_per_sec": 2423.74, "mean_ms": 13.20, "p90_ms": 16.09, "p95_ms": 18.10, "p99_ms": 28.01},
+            {
+                "framework": "PaddlePaddle",
+                "accelerator": A100,
+                "precision": "tf32",
+                "variant": None,
+                "batch_images": 32,
+            },
+            {
+                "images_per_sec": 2423.74,
+                "mean_ms": 13.20,
+                "p90_ms": 16.09,
+                "p95_ms": 18.10,
+                "p99_ms": 28.01,
+            },
         ),
         (
-            {"table": "Training performance: NVIDIA DGX A100 (8x A100 80GB)", "images_per_sec": 993},
-            {"framework": "PaddlePaddle", "document": PADDLE.format("(NGC 22.05.1)"), "precision": "tf32", "remark": None},
+            {
+                "table": "Training performance: NVIDIA DGX A100 (8x A100 80GB)",
+                "images_per_sec": 993,
+            },
+            {
+                "framework": "PaddlePaddle",
+                "document": PADDLE.format("(NGC 22.05.1)"),
+                "precision": "tf32",
+                "remark": None,
+            },
         ),
-        ({"document": PADDLE.format("(NGC 22.05.1)"), "images_per_sec": 7955}, {"accelerators": 8, "precision": "tf32"}),
         (
-            {"document": PADDLE.format("at 38934f9"), "kind": "train", "precision": "mixed", "accelerators": 8},
+            {"document": PADDLE.format("(NGC 22.05.1)"), "images_per_sec": 7955},
+            {"accelerators": 8, "precision": "tf32"},
+        ),
+        (
+            {
+                "document": PADDLE.format("at 38934f9"),
+                "kind": "train",
+                "precision": "mixed",
+                "accelerators": 8,
+            },
             {"images_per_sec": 23874, "batch_images": 256, "accelerator": A100},
         ),
         (
             {"document": PADDLE.format("(NGC 22.05.1)"), "accelerator": A100, "mean_ms": 1.40},
-            {"images_per_sec": 716.49, "p99_ms": 3.01, "precision": "tf32", "batch_images": 1, "variant": "TensorRT"},
+            {
+                "images_per_sec": 716.49,
+                "p99_ms": 3.01,
+                "precision": "tf32",
+                "batch_images": 1,
+                "variant": "TensorRT",
+            },
         ),
         (
-            {"document": PADDLE.format("(NGC 22.05.1)"), "accelerator": A100, "images_per_sec": 860.90},
+            {
+                "document": PADDLE.format("(NGC 22.05.1)"),
+                "accelerator": A100,
+                "images_per_sec": 860.90,
+            },
             {"mean_ms": 1.16, "p90_ms": 1.81, "p95_ms": 2.06, "p99_ms": 2.98, "precision": "fp16"},
         ),
         (
-            {"framework": "PaddlePaddle", "accelerator": "NVIDIA A10", "precision": "int8", "batch_images": 256},
+            {
+                "framework": "PaddlePaddle",
+                "accelerator": "NVIDIA A10",
+                "precision": "int8",
+                "batch_images": 256,
+            },
             {"images_per_sec": 9598.97, "mean_ms": 26.67, "p99_ms": 27.48, "variant": "TensorRT"},
         ),
         (
             {"accelerator": "Tesla T4", "batch_images": 256, "images_per_sec": 1559},
-            {"framework": "MXNet", "mean_ms": 164.15, "p50_ms": 163.97, "p99_ms": 168.54, "printed_speedup": 3.71},
+            {
+                "framework": "MXNet",
+                "mean_ms": 164.15,
+                "p50_ms": 163.97,
+                "p99_ms": 168.54,
+                "printed_speedup": 3.71,
+            },
         ),
         (
             {
@@ -69,21 +128,36 @@ def row(**fields: object) -> Row:
                 "precision": "mixed",
                 "system": "DGX-1",
             },
-            {"images_per_sec": 333, "mean_ms": 24.18, "p95_ms": 25.92, "p99_ms": 28.3, "p90_ms": None},
+            {
+                "images_per_sec": 333,
+                "mean_ms": 24.18,
+                "p95_ms": 25.92,
+                "p99_ms": 28.3,
+                "p90_ms": None,
+            },
         ),
         (
             {"framework": "TensorFlow", "system": "DGX-2", "variant": "XLA", "batch_images": 64},
             {"images_per_sec": 3101.15, "p90_ms": 20.93, "precision": "mixed"},
         ),
-        ({"system": "NVIDIA", "kind": "train"}, {"minutes_to_target": 12.03, "images_per_sec": 62954, "variant": "v4.0"}),
+        (
+            {"system": "NVIDIA", "kind": "train"},
+            {"minutes_to_target": 12.03, "images_per_sec": 62954, "variant": "v4.0"},
+        ),
     ],
 )
-def test_rows_are_those_of_the_documents(fields: dict[str, object], expected: dict[str, object]) -> None:
+def test_rows_are_those_of_the_documents(
+    fields: dict[str, object], expected: dict[str, object]
+) -> None:
     assert {name: getattr(row(**fields), name) for name in expected} == expected
 
 
 def test_every_row_of_every_document_is_there() -> None:
-    counted = Counter((row.framework, row.kind) for row in published_rows() if not row.document.startswith("MLPerf"))
+    counted = Counter(
+        (row.framework, row.kind)
+        for row in published_rows()
+        if not row.document.startswith("MLPerf")
+    )
     # Counted in the documents: rows of their tables times columns of speeds, without empty cells.
     assert counted == {
         ("MXNet", "train"): 6 + 2 * (3 + 4 + 5 + 4 + 5),
@@ -101,14 +175,19 @@ def test_printed_quotients_are_those_of_the_printed_speeds_or_it_is_said() -> No
     tables: dict[tuple[str, str], dict[tuple[str | None, int | None], Row]] = {}
     for each in published_rows():
         if each.printed_weak_scaling:
-            tables.setdefault((each.document, each.table), {})[each.precision, each.accelerators] = each
+            tables.setdefault((each.document, each.table), {})[
+                each.precision, each.accelerators
+            ] = each
     assert len(tables) == 6
     odd = set()
     for rows in tables.values():
         full = next(precision for precision, _ in rows if precision in ("fp32", "tf32"))
         for (precision, count), each in rows.items():
             assert each.images_per_sec
-            scaling, speedup = (each.images_per_sec / rows[at].images_per_sec for at in ((precision, 1), (full, count)))
+            scaling, speedup = (
+                each.images_per_sec / rows[at].images_per_sec
+                for at in ((precision, 1), (full, count))
+            )
             agrees = each.printed_weak_scaling == pytest.approx(scaling, abs=0.0101)
             if each.printed_speedup:
                 agrees = agrees and each.printed_speedup == pytest.approx(speedup, abs=0.0101)
@@ -122,14 +201,23 @@ def test_speed_and_mean_latency_of_a_row_agree_or_it_is_said() -> None:
     for each in published_rows():
         if each.mean_ms and each.images_per_sec and each.batch_images:
             checked += 1
-            agrees = each.images_per_sec == pytest.approx(each.batch_images / each.mean_ms * 1000, rel=0.06)
+            agrees = each.images_per_sec == pytest.approx(
+                each.batch_images / each.mean_ms * 1000, rel=0.06
+            )
             assert agrees or each.remark, each
     assert checked == 283 + 54 + 20 + 8
 
 
 def test_what_cannot_be_is_remarked() -> None:
-    falling = [row for row in published_rows() if list(row.percentiles_ms()) != sorted(row.percentiles_ms())]
-    assert [(row.batch_images, row.p95_ms, row.p99_ms) for row in falling] == [(128, 157.49, 77.42), (256, 356.58, 78.99)]
+    falling = [
+        row
+        for row in published_rows()
+        if list(row.percentiles_ms()) != sorted(row.percentiles_ms())
+    ]
+    assert [(row.batch_images, row.p95_ms, row.p99_ms) for row in falling] == [
+        (128, 157.49, 77.42),
+        (256, 356.58, 78.99),
+    ]
     assert {row.remark for row in falling} == {"p95 is above p99, which is impossible."}
 
 
@@ -145,8 +233,13 @@ def test_what_cannot_be_is_remarked() -> None:
         ({"remarks": [{"where": {"batch_images": 2}, "remark": "odd"}]}, "a remark fits no row"),
     ],
 )
-def test_a_wrong_table_is_refused_by_name(change: dict[str, object], message: str, tmp_path: Path) -> None:
-    table = yaml.safe_load(ROWS.read_text())[0] | {"table": "Speed", "columns": ["batch_images", "images_per_sec"]}
+def test_a_wrong_table_is_refused_by_name(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    table = yaml.safe_load(ROWS.read_text())[0] | {
+        "table": "Speed",
+        "columns": ["batch_images", "images_per_sec"],
+    }
     path = tmp_path / "rows.yaml"
     path.write_text(yaml.safe_dump([table | {"accelerators": 1, "rows": [[1, 2]]} | change]))
     with pytest.raises(DataError, match="table 'Speed'") as error:

@@ -16,18 +16,27 @@ SMALL_SPEC = {"block": "basic", "layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], 
     ("fields", "message"),
     [
         ({"epoch": 3}, "there is no field 'epoch'. Did you mean epochs"),
-        ({"weight_decay_role": []}, "there is no field 'weight_decay_role'. Did you mean weight_decay_roles"),
+        (
+            {"weight_decay_role": []},
+            "there is no field 'weight_decay_role'. Did you mean weight_decay_roles",
+        ),
         ({"ModelSpec": 1}, "there is no field 'ModelSpec'"),
         ({1: 2}, "there is no field 1"),
-        ({"model": SMALL_SPEC | {"group": 2}}, "there is no field 'model.group'. Did you mean groups"),
+        (
+            {"model": SMALL_SPEC | {"group": 2}},
+            "there is no field 'model.group'. Did you mean groups",
+        ),
     ],
 )
-def test_an_unknown_field_is_answered_with_the_nearest_name(fields: dict[Any, Any], message: str) -> None:
+def test_an_unknown_field_is_answered_with_the_nearest_name(
+    fields: dict[Any, Any], message: str
+) -> None:
     with pytest.raises(RecipeError, match=message):
         Recipe.of(fields)
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,10 @@ def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) 
     [
         ({"model": "resnet51"}, "no model 'resnet51'. Did you mean resnet50"),
         ({"model": SMALL_SPEC | {"groups": 2}}, "basic block has no grouped convolution"),
-        ({"model": SMALL_SPEC | {"block": "basik"}}, "^model.block: Input should be 'basic' or 'bottleneck', not 'basik'$"),
+        (
+            {"model": SMALL_SPEC | {"block": "basik"}},
+            "^model.block: Input should be 'basic' or 'bottleneck', not 'basik'$",
+        ),
         ({"crop_area": [0.5, 0.4]}, "crop_area must be a rising range"),
         ({"crop_area": [0.5, 1.1]}, "crop_area must be a rising range within 0 to 1"),
         ({"crop_aspect": [1.4, 1.3]}, "crop_aspect must be a rising range"),
@@ -101,7 +113,10 @@ def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) 
         ({"lr_decay": "exponential"}, 'lr_decay "exponential" needs an lr_end above 0'),
         ({"mixup_alpha": 1e-9}, "mixup_alpha must be 0 or at least 0.01"),
         ({"sparsity_excluded": ["fc.weigth"]}, "no tensor 'fc.weigth'. Did you mean fc.weight"),
-        ({"model": "resnet18", "sparsity_excluded": ["layer1.0.conv3.weight"]}, "no tensor 'layer1.0.conv3.weight'"),
+        (
+            {"model": "resnet18", "sparsity_excluded": ["layer1.0.conv3.weight"]},
+            "no tensor 'layer1.0.conv3.weight'",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_together_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -126,13 +141,28 @@ def test_every_wrong_field_is_named_at_once() -> None:
         (
             "epochs",
             99_999_999_999,
-            r"expected at most 1,000,000 \(the learning rate of every step is held in memory\), not 9{11}",
+            (
+                r"expected at most 1,000,000 \(the learning rate of every step is held in memory\),"
+                r" not 9{11}"
+            ),
         ),
-        ("image_size", 1_000_000, r"expected at most 4,096 \(the first activations of one image of that size are 1 GB\)"),
+        (
+            "image_size",
+            1_000_000,
+            r"expected at most 4,096 \(the first activations of one image of that size are 1 GB\)",
+        ),
         ("eval_resize", 10**6, "expected at most 4,096"),
         ("eval_crop", 10**6, "expected at most 4,096"),
-        ("logits", 100_000_000_000, r"expected at most 1,048,576 \(no data set is read with more classes\)"),
-        ("global_batch_images", 10**9, r"expected at most 1,048,576 \(that many images of 224 px need 150 GB\)"),
+        (
+            "logits",
+            100_000_000_000,
+            r"expected at most 1,048,576 \(no data set is read with more classes\)",
+        ),
+        (
+            "global_batch_images",
+            10**9,
+            r"expected at most 1,048,576 \(that many images of 224 px need 150 GB\)",
+        ),
         ("lr_batch_images", 10**400, "expected at most 1,048,576"),
         ("warmup_epochs", 1e300, "expected at most 1,000,000"),
         ("lr_step_epochs", [30, 1e300], "expected at most 1,000,000"),
@@ -146,7 +176,9 @@ def test_every_wrong_field_is_named_at_once() -> None:
         ("log_every_steps", 10**12, "expected at most 50,000,000"),
     ],
 )
-def test_a_number_beyond_memory_is_refused_with_the_reason(field: str, value: Any, message: str) -> None:
+def test_a_number_beyond_memory_is_refused_with_the_reason(
+    field: str, value: Any, message: str
+) -> None:
     settings = Recipe if field in Recipe.model_fields else Execution
     with pytest.raises(RecipeError, match=rf"^{field}.*: {message}"):
         settings.of({field: value})
@@ -162,13 +194,20 @@ def test_a_number_beyond_memory_is_refused_with_the_reason(field: str, value: An
     ],
     ids=["layers", "widths", "parameters", "classifier"],
 )
-def test_a_model_beyond_memory_is_refused_before_its_tensors_are_listed(fields: dict[str, Any]) -> None:
+def test_a_model_beyond_memory_is_refused_before_its_tensors_are_listed(
+    fields: dict[str, Any],
+) -> None:
     with pytest.raises(RecipeError, match="at most"):
         Recipe.of(fields)
 
 
 def test_every_whole_number_has_an_upper_bound() -> None:
-    names = [(each, name) for each in (Recipe, Execution) for name, value in each().fields().items() if type(value) is int]
+    names = [
+        (each, name)
+        for each in (Recipe, Execution)
+        for name, value in each().fields().items()
+        if type(value) is int
+    ]
     assert len(names) > 15
     for each, name in names:
         with pytest.raises(RecipeError, match=f"^{name}"):
@@ -247,7 +286,9 @@ def test_yaml_gives_back_exactly_the_recipe_it_was_made_from(name: str) -> None:
 
 
 def test_yaml_keeps_every_bit_of_a_number_and_a_models_own_fields(tiny_recipe: Recipe) -> None:
-    recipe = tiny_recipe.replace(lr=0.1 + 0.2, weight_decay=1 / 3 * 1e-7, seed=2**63 - 1, lr_step_epochs=[1.5, 2])
+    recipe = tiny_recipe.replace(
+        lr=0.1 + 0.2, weight_decay=1 / 3 * 1e-7, seed=2**63 - 1, lr_step_epochs=[1.5, 2]
+    )
 
     again = Recipe.of(yaml.safe_load(recipe.to_yaml()))
 
@@ -287,7 +328,9 @@ def test_a_file_with_a_base_changes_that_recipe(tmp_path: Path) -> None:
 
 
 def test_the_file_of_an_older_run_means_what_it_meant(tmp_path: Path) -> None:
-    recipe = load_recipe(written(tmp_path / "recipe.yaml", "based_on: resnet50-paddle-asp-90ep\nsparsity: mask_1d\n"))
+    recipe = load_recipe(
+        written(tmp_path / "recipe.yaml", "based_on: resnet50-paddle-asp-90ep\nsparsity: mask_1d\n")
+    )
 
     assert (recipe.stem_channels, recipe.nesterov) == (3, False)
 
@@ -297,10 +340,15 @@ def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> No
     second = written(tmp_path / "second.yaml", "base: first.yaml\nepochs: 4\n")
 
     demo = load_recipe("demo")
-    assert difference(demo, load_recipe(second)) == {"epochs": (demo.epochs, 4), "lr": (demo.lr, 0.5)}
+    assert difference(demo, load_recipe(second)) == {
+        "epochs": (demo.epochs, 4),
+        "lr": (demo.lr, 0.5),
+    }
 
 
-def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(
+    tmp_path: Path, tiny_recipe: Recipe
+) -> None:
     written(tmp_path / "recipe.yaml", tiny_recipe.to_yaml())
 
     assert load_recipe(tmp_path) == tiny_recipe
@@ -316,9 +364,15 @@ def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(tmp_path: Path,
         pytest.param(b"seed: 2024-13-45", "cannot be read as YAML", id="no date"),
         pytest.param(b"? [1, 2]\n: 5", "cannot be read as YAML", id="a list as a key"),
         pytest.param(b"seed: " + b"[" * 500, "cannot be read as YAML", id="too deep"),
-        pytest.param(b"seed: !!python/object:os.system 1", "cannot be read as YAML", id="a Python object"),
-        pytest.param(b"zero_init_last_bn: !!bool maybe", "line 1: 'maybe' is not a valid bool", id="no bool"),
-        pytest.param(b"mean: &a [1, 2, 3]\nstd: *a", "line 2: aliases are not supported", id="alias"),
+        pytest.param(
+            b"seed: !!python/object:os.system 1", "cannot be read as YAML", id="a Python object"
+        ),
+        pytest.param(
+            b"zero_init_last_bn: !!bool maybe", "line 1: 'maybe' is not a valid bool", id="no bool"
+        ),
+        pytest.param(
+            b"mean: &a [1, 2, 3]\nstd: *a", "line 2: aliases are not supported", id="alias"
+        ),
         pytest.param(b"#" * 10**6, "it has 1,000,000 bytes; expected at most 262,144", id="long"),
         pytest.param(b"", "expected fields of a recipe", id="empty"),
         pytest.param(b"- epochs: 1", "expected fields of a recipe", id="list"),
@@ -326,14 +380,20 @@ def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(tmp_path: Path,
         pytest.param(b"epoch: 1", "no field 'epoch'. Did you mean epochs", id="unknown field"),
         pytest.param(b"self: 1", "no field 'self'", id="a field that Python uses itself"),
         pytest.param(b"1: 1", "no field 1", id="a number as a field"),
-        pytest.param(b"base: demo\nepochs: none", "epochs: Input should be a valid integer", id="wrong value"),
-        pytest.param(b"base: dem", "no recipe and no file 'dem'. Did you mean demo", id="unknown base"),
+        pytest.param(
+            b"base: demo\nepochs: none", "epochs: Input should be a valid integer", id="wrong value"
+        ),
+        pytest.param(
+            b"base: dem", "no recipe and no file 'dem'. Did you mean demo", id="unknown base"
+        ),
         pytest.param(b"base: 5", "no recipe and no file '5'", id="a number as base"),
         pytest.param(b"base: [demo]", "no recipe and no file", id="a list as base"),
         pytest.param(b"base: mine.yaml", "is its own base", id="its own base"),
     ],
 )
-def test_a_bad_file_is_one_error_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_file_is_one_error_that_names_it(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
 
@@ -352,7 +412,9 @@ def test_files_that_are_each_others_base_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_neither_recipe_nor_file_is_answered_with_the_nearest() -> None:
-    with pytest.raises(RecipeError, match=r"no file 'resnet50-padle-90ep'\. Did you mean resnet50-paddle-90ep"):
+    with pytest.raises(
+        RecipeError, match=r"no file 'resnet50-padle-90ep'\. Did you mean resnet50-paddle-90ep"
+    ):
         load_recipe("resnet50-padle-90ep")
 
 
@@ -362,7 +424,9 @@ def test_a_folder_without_a_run_is_no_recipe(tmp_path: Path) -> None:
 
 
 def test_settings_go_to_the_recipe_or_to_the_execution_by_their_name() -> None:
-    changes = parse_settings(["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1", "model=resnet18", "device=cpu"])
+    changes = parse_settings(
+        ["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1", "model=resnet18", "device=cpu"]
+    )
 
     assert changes == (
         {"epochs": 2, "mean": [1, 2, 3], "model": "resnet18"},
@@ -386,10 +450,16 @@ def test_a_later_setting_of_a_field_wins() -> None:
         ("weight_decay_roles=[]", "weight_decay_roles", ()),
         ("lr_decay=linear", "lr_decay", "linear"),
         ("loss_scaling=none", "loss_scaling", "none"),
-        ("model={block: basic, layers: [1, 1, 1, 1]}", "model", ModelSpec(block="basic", layers=(1, 1, 1, 1))),
+        (
+            "model={block: basic, layers: [1, 1, 1, 1]}",
+            "model",
+            ModelSpec(block="basic", layers=(1, 1, 1, 1)),
+        ),
     ],
 )
-def test_a_setting_reaches_its_field_as_its_own_kind_of_value(setting: str, field: str, value: Any) -> None:
+def test_a_setting_reaches_its_field_as_its_own_kind_of_value(
+    setting: str, field: str, value: Any
+) -> None:
     changes, _ = parse_settings([setting])
 
     assert getattr(Recipe().replace(**changes), field) == value
@@ -425,7 +495,9 @@ def test_equal_recipes_have_no_difference() -> None:
 
 
 def test_a_difference_names_both_values_in_the_order_of_the_fields() -> None:
-    changed = difference(load_recipe("resnet50-tensorflow-90ep"), load_recipe("resnet50-tensorflow-250ep"))
+    changed = difference(
+        load_recipe("resnet50-tensorflow-90ep"), load_recipe("resnet50-tensorflow-250ep")
+    )
 
     assert list(changed.items()) == [
         ("epochs", (90, 250)),
@@ -461,12 +533,22 @@ def test_recipes_of_other_names_are_equal_if_their_fields_are() -> None:
     assert "based_on" not in demo.fields()
 
 
-@pytest.mark.parametrize(("size", "resize"), [(32, 37), (64, 73), (128, 146), (160, 183), (224, 256), (448, 512)])
-def test_evaluation_follows_the_size_of_training_in_the_published_ratio(size: int, resize: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "resize"), [(32, 37), (64, 73), (128, 146), (160, 183), (224, 256), (448, 512)]
+)
+def test_evaluation_follows_the_size_of_training_in_the_published_ratio(
+    size: int, resize: int, tmp_path: Path
+) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(f"base: resnet50-paddle-90ep\nimage_size: {size}\n")
-    made = [Recipe(image_size=size), load_recipe("demo").replace(image_size=size), load_recipe(file)]
-    assert [(each.image_size, each.eval_resize, each.eval_crop) for each in made] == [(size, resize, size)] * 3
+    made = [
+        Recipe(image_size=size),
+        load_recipe("demo").replace(image_size=size),
+        load_recipe(file),
+    ]
+    assert [(each.image_size, each.eval_resize, each.eval_crop) for each in made] == [
+        (size, resize, size)
+    ] * 3
 
 
 def test_evaluation_keeps_the_sizes_that_are_set_and_those_of_another_change() -> None:
@@ -492,5 +574,7 @@ def test_a_run_of_a_recipe_without_an_interpolation_is_bilinear(tmp_path: Path) 
 
 
 def test_an_interpolation_that_lockstep_does_not_have_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"interpolation: Input should be 'bilinear' or 'bicubic', not 'lanczos'"):
+    with pytest.raises(
+        RecipeError, match=r"interpolation: Input should be 'bilinear' or 'bicubic', not 'lanczos'"
+    ):
         Recipe.of({"interpolation": "lanczos"})

@@ -1,4 +1,5 @@
-"""Learning rates against the formula of each original, written separately from the notes on its code."""
+"""Learning rates against the formula of each original, written separately from the notes on its
+code."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +21,8 @@ Formula = Callable[[int, int, int, int, float], float]
 
 
 def paddle(step: int, per_epoch: int, epochs: int, warmup: int, peak: float) -> float:
-    rising, falling = warmup * per_epoch, (epochs - warmup) * per_epoch
+    rising = warmup * per_epoch
+    falling = (epochs - warmup) * per_epoch
     if step < rising:
         return peak * step / rising
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / falling))
@@ -70,15 +72,22 @@ FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
 
 
 def test_a_run_of_more_steps_than_memory_holds_is_refused_with_what_to_do() -> None:
-    with pytest.raises(RecipeError, match=r"900000 epochs of 5004 steps are 4,503,600,000 steps; .* Use fewer epochs"):
+    with pytest.raises(
+        RecipeError,
+        match=r"900000 epochs of 5004 steps are 4,503,600,000 steps; .* Use fewer epochs",
+    ):
         learning_rates(Recipe(epochs=900_000), 5004)
 
 
 @pytest.mark.parametrize("per_epoch", [1, 7])
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_step_of_a_recipe_has_the_rate_of_its_originals_formula(name: str, per_epoch: int) -> None:
+def test_every_step_of_a_recipe_has_the_rate_of_its_originals_formula(
+    name: str, per_epoch: int
+) -> None:
     formula, epochs, warmup, peak = FORMULAS[name]
-    expected = [formula(step, per_epoch, epochs, warmup, peak) for step in range(epochs * per_epoch)]
+    expected = [
+        formula(step, per_epoch, epochs, warmup, peak) for step in range(epochs * per_epoch)
+    ]
 
     rates = learning_rates(RECIPES[name](), per_epoch)
 
@@ -92,7 +101,8 @@ def test_rates_are_float64_and_one_for_each_step() -> None:
     assert rates.shape == (33,)
 
 
-# lr at epochs 0, 5 and 60 of 90 with 5 epochs of warm-up and a peak of 2.048, as computed from the four originals.
+# lr at epochs 0, 5 and 60 of 90 with 5 epochs of warm-up and a peak of 2.048, as computed from the
+# four originals.
 @pytest.mark.parametrize(
     ("name", "rates"),
     [
@@ -101,7 +111,9 @@ def test_rates_are_float64_and_one_for_each_step() -> None:
         ("resnet50-paddle-90ep", (0.0, 2.048, 0.568)),
     ],
 )
-def test_the_same_words_in_the_documents_mean_these_different_rates(name: str, rates: tuple[float, ...]) -> None:
+def test_the_same_words_in_the_documents_mean_these_different_rates(
+    name: str, rates: tuple[float, ...]
+) -> None:
     recipe = RECIPES[name]().replace(global_batch_images=2048, warmup_epochs=5)
     per_epoch = 1_281_167 // 2048
 
@@ -114,7 +126,9 @@ def test_a_rate_by_epoch_stays_through_the_epoch() -> None:
     stairs = learning_rates(RECIPES["resnext101-32x4d-pytorch-90ep"](), 9).reshape(90, 9)
 
     assert (stairs == stairs[:, :1]).all()
-    assert (np.diff(stairs[:, 0]) != 0).sum() == 88  # the last warm-up epoch and the first cosine epoch are both at the peak
+    assert (
+        np.diff(stairs[:, 0]) != 0
+    ).sum() == 88  # the last warm-up epoch and the first cosine epoch are both at the peak
 
 
 def test_the_rate_jumps_down_where_the_warm_up_meets_a_cosine_from_the_start() -> None:
@@ -155,8 +169,12 @@ def test_the_order_in_which_step_epochs_are_given_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(("counts_from", "first", "last"), [(0, 0.0, 0.9), (1, 0.1, 1.0)])
-def test_a_warm_up_counts_its_steps_from_0_or_from_1(counts_from: int, first: float, last: float) -> None:
-    rates = learning_rates(Recipe(epochs=4, warmup_epochs=2, warmup_counts_from=counts_from, lr=1.0), 5)
+def test_a_warm_up_counts_its_steps_from_0_or_from_1(
+    counts_from: int, first: float, last: float
+) -> None:
+    rates = learning_rates(
+        Recipe(epochs=4, warmup_epochs=2, warmup_counts_from=counts_from, lr=1.0), 5
+    )
 
     assert rates[0] == pytest.approx(first)
     assert rates[9] == pytest.approx(last)
@@ -189,7 +207,9 @@ def test_without_warm_up_the_first_rate_is_the_peak() -> None:
         ("resnet50-mxnet-90ep", 256, 0.1 / 50),
     ],
 )
-def test_only_steps_of_512_images_and_up_warm_up_where_the_page_says_so(name: str, images: int, first: float) -> None:
+def test_only_steps_of_512_images_and_up_warm_up_where_the_page_says_so(
+    name: str, images: int, first: float
+) -> None:
     rates = learning_rates(RECIPES[name]().replace(global_batch_images=images), 10)
 
     assert rates[0] == pytest.approx(first)
@@ -216,15 +236,25 @@ def test_the_peak_rate_grows_with_the_images_of_a_step_unless_it_is_taken_as_it_
 
 @pytest.mark.parametrize("unit", ["step", "epoch"])
 def test_a_line_falls_evenly_from_the_peak_to_the_end(unit: str) -> None:
-    rates = learning_rates(Recipe(epochs=5, warmup_epochs=0, lr_decay="linear", lr=1.0, lr_end=0.5, lr_unit=unit), 4)
+    rates = learning_rates(
+        Recipe(epochs=5, warmup_epochs=0, lr_decay="linear", lr=1.0, lr_end=0.5, lr_unit=unit), 4
+    )
 
     places = np.arange(20) / 20 if unit == "step" else np.repeat(np.arange(5) / 5, 4)
     np.testing.assert_allclose(rates, 1 - 0.5 * places)
 
 
 def test_an_exponential_decay_by_epoch_is_that_of_nvidias_function() -> None:
-    # lr_exponential_policy(base_lr, warmup_length, epochs, final_multiplier=0.001): the same factor after every epoch.
-    recipe = Recipe(epochs=12, warmup_epochs=2, warmup_counts_from=1, lr=0.5, lr_decay="exponential", lr_end=5e-4)
+    # lr_exponential_policy(base_lr, warmup_length, epochs, final_multiplier=0.001): the same factor
+    # after every epoch.
+    recipe = Recipe(
+        epochs=12,
+        warmup_epochs=2,
+        warmup_counts_from=1,
+        lr=0.5,
+        lr_decay="exponential",
+        lr_end=5e-4,
+    )
 
     rates = learning_rates(recipe.replace(lr_unit="epoch"), 3)
 
@@ -233,10 +263,14 @@ def test_an_exponential_decay_by_epoch_is_that_of_nvidias_function() -> None:
     np.testing.assert_allclose(rates, np.repeat(expected, 3), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("power", "half_way"), [(1, 0.6), (2, 0.4), (0.5, 0.2 + 0.8 * math.sqrt(0.5))])
+@pytest.mark.parametrize(
+    ("power", "half_way"), [(1, 0.6), (2, 0.4), (0.5, 0.2 + 0.8 * math.sqrt(0.5))]
+)
 def test_a_polynomial_decay_is_at_a_power_of_a_half_half_way(power: float, half_way: float) -> None:
     # MXNet's PolyScheduler: final_lr + (base_lr - final_lr) * (1 - x) ^ pwr.
-    recipe = Recipe(epochs=25, warmup_epochs=5, lr=1.0, lr_end=0.2, lr_decay="polynomial", lr_power=power)
+    recipe = Recipe(
+        epochs=25, warmup_epochs=5, lr=1.0, lr_end=0.2, lr_decay="polynomial", lr_power=power
+    )
 
     rates = learning_rates(recipe, 4)
 
@@ -245,11 +279,15 @@ def test_a_polynomial_decay_is_at_a_power_of_a_half_half_way(power: float, half_
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "decay", [{"lr_decay": "cosine"}, {"lr_decay": "exponential", "lr_end": 1e-9}], ids=["cosine", "exponential"]
+    "decay",
+    [{"lr_decay": "cosine"}, {"lr_decay": "exponential", "lr_end": 1e-9}],
+    ids=["cosine", "exponential"],
 )
 @pytest.mark.parametrize("decay_from", ["start", "warmup_end"])
 def test_a_warm_up_longer_than_the_run_is_cut_to_it(decay_from: str, decay: dict[str, Any]) -> None:
-    rates = learning_rates(Recipe(epochs=2, warmup_epochs=50, lr=1.0, lr_decay_from=decay_from, **decay), 4)
+    rates = learning_rates(
+        Recipe(epochs=2, warmup_epochs=50, lr=1.0, lr_decay_from=decay_from, **decay), 4
+    )
 
     np.testing.assert_allclose(rates, np.arange(8) / 8)
 
@@ -257,7 +295,9 @@ def test_a_warm_up_longer_than_the_run_is_cut_to_it(decay_from: str, decay: dict
 def test_a_warm_up_by_epoch_longer_than_the_run_reaches_the_peak_in_its_last_epoch() -> None:
     recipe = RECIPES["resnext101-32x4d-pytorch-90ep"]().replace(epochs=4)
 
-    np.testing.assert_allclose(learning_rates(recipe, 2), 1.024 * np.repeat([0.25, 0.5, 0.75, 1.0], 2))
+    np.testing.assert_allclose(
+        learning_rates(recipe, 2), 1.024 * np.repeat([0.25, 0.5, 0.75, 1.0], 2)
+    )
 
 
 def test_a_run_of_one_step_has_a_rate() -> None:
@@ -275,7 +315,13 @@ def test_a_run_of_one_step_has_a_rate() -> None:
     decay_from=st.sampled_from(["start", "warmup_end"]),
 )
 def test_every_rate_lies_between_zero_and_the_peak(
-    epochs: int, per_epoch: int, warmup: float, unit: str, counts_from: int, decay: str, decay_from: str
+    epochs: int,
+    per_epoch: int,
+    warmup: float,
+    unit: str,
+    counts_from: int,
+    decay: str,
+    decay_from: str,
 ) -> None:
     recipe = Recipe(
         epochs=epochs,
@@ -297,5 +343,13 @@ def test_every_rate_lies_between_zero_and_the_peak(
 
 def test_a_moving_average_soon_forgets_the_initial_weights() -> None:
     recipe = Recipe(ema_decay=0.75)
-    assert ema_decays(recipe, 30)[[0, 1, 8, 25, 26, 27, 29]].tolist() == [0.1, 2 / 11, 0.5, 26 / 35, 0.75, 0.75, 0.75]
+    assert ema_decays(recipe, 30)[[0, 1, 8, 25, 26, 27, 29]].tolist() == [
+        0.1,
+        2 / 11,
+        0.5,
+        26 / 35,
+        0.75,
+        0.75,
+        0.75,
+    ]
     assert not ema_decays(Recipe(), 30).any(), "the decay is 0 without a moving average"

@@ -45,7 +45,10 @@ def test_every_word_means_one_field_that_is_there_and_is_called_otherwise() -> N
 
 
 def test_a_setting_that_is_not_there_is_answered_with_what_to_type() -> None:
-    with pytest.raises(RecipeError, match=r"no field 'batch'. Did you mean --set global_batch_images=32 \(images of a"):
+    with pytest.raises(
+        RecipeError,
+        match=r"no field 'batch'. Did you mean --set global_batch_images=32 \(images of a",
+    ):
         parse_settings(["batch=32"])
     with pytest.raises(RecipeError, match=r"Did you mean --set 'lr_step_epochs=\[3, 4\]'\?$"):
         parse_settings(["milestones=[3, 4]"])
@@ -54,7 +57,9 @@ def test_a_setting_that_is_not_there_is_answered_with_what_to_type() -> None:
 
 
 def test_a_field_that_is_not_there_is_answered_with_its_name() -> None:
-    with pytest.raises(RecipeError, match=r"there is no field 'batch_size'. Did you mean global_batch_images\?"):
+    with pytest.raises(
+        RecipeError, match=r"there is no field 'batch_size'. Did you mean global_batch_images\?"
+    ):
         Recipe().replace(batch_size=3)
 
 
@@ -74,5 +79,7 @@ TRAIN = ["--recipe", "--data", "--out", "--weights", "--backend", "--set"]
         ("--zzz", TRAIN, ""),
     ],
 )
-def test_an_option_that_is_not_there_is_answered_with_what_to_type(option: str, options: list[str], sentence: str) -> None:
+def test_an_option_that_is_not_there_is_answered_with_what_to_type(
+    option: str, options: list[str], sentence: str
+) -> None:
     assert instead_of_option(option, "3", options, KNOWN) == sentence

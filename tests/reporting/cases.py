@@ -17,7 +17,8 @@ INTERVAL = 5
 
 
 def random_scores(classes: int, images: int, seed: int, accuracy: float = 0.8) -> Scores:
-    """Return scores of a model that is right on about this share, confuses neighbours, and is too confident."""
+    """Return scores of a model that is right on about this share, confuses neighbours, and is too
+    confident."""
     random = np.random.default_rng(seed)
     labels = np.arange(images) * classes // images
     right = random.random(images) < accuracy
@@ -35,7 +36,9 @@ def random_scores(classes: int, images: int, seed: int, accuracy: float = 0.8) -
 
 def log_of(steps: int, seed: int, weights: list[str], backend: str) -> list[dict[str, Any]]:
     random = np.random.default_rng(seed)
-    entries: list[dict[str, Any]] = [{"kind": "start", "step": 0, "total": STEPS, "damaged": [], "notes": []}]
+    entries: list[dict[str, Any]] = [
+        {"kind": "start", "step": 0, "total": STEPS, "damaged": [], "notes": []}
+    ]
     for first in range(0, steps, INTERVAL):
         progress = first / STEPS
         losses = (0.4 + 1.9 * np.exp(-4 * progress) + random.normal(0, 0.08, INTERVAL)).tolist()
@@ -59,8 +62,16 @@ def log_of(steps: int, seed: int, weights: list[str], backend: str) -> list[dict
         if step % (STEPS // EPOCHS) == 0:
             for name in weights:
                 top1 = 88 * (1 - np.exp(-5 * step / STEPS))
-                figures = {"loss": 1.2 - 0.8 * step / STEPS, "top1_percent": top1, "top5_percent": 98.0, "images": 400}
-                entries.append({"kind": "evaluate", "step": step, "weights": name, "images_per_sec": 300.0} | figures)
+                figures = {
+                    "loss": 1.2 - 0.8 * step / STEPS,
+                    "top1_percent": top1,
+                    "top5_percent": 98.0,
+                    "images": 400,
+                }
+                entries.append(
+                    {"kind": "evaluate", "step": step, "weights": name, "images_per_sec": 300.0}
+                    | figures
+                )
     return [entry | {"elapsed_sec": 0.3 * number} for number, entry in enumerate(entries)]
 
 
@@ -101,7 +112,10 @@ def write_run(
     scores = {name: random_scores(len(classes), images, seed + i) for i, name in enumerate(weights)}
     if keeps_results:
         write_results(folder, Results(STEPS, digest, scores))
-    final = {name: found.counts().summary() | {"step": STEPS, "images_per_sec": 300.0} for name, found in scores.items()}
+    final = {
+        name: found.counts().summary() | {"step": STEPS, "images_per_sec": 300.0}
+        for name, found in scores.items()
+    }
     report = {
         "steps": STEPS,
         "final": final,

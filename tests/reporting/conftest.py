@@ -38,10 +38,14 @@ def four(data: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -
     """The folders of four runs on the same images."""
     root = tmp_path_factory.mktemp("four")
     engines = ("torch", "tensorflow", "paddle", "mxnet")
-    return [finished(data, recipe, root / name, seed=i, backend=name) for i, name in enumerate(engines)]
+    return [
+        finished(data, recipe, root / name, seed=i, backend=name) for i, name in enumerate(engines)
+    ]
 
 
-def finished(data: Path, recipe: Recipe, folder: Path, *, seed: int = 0, backend: str = "torch") -> Path:
+def finished(
+    data: Path, recipe: Recipe, folder: Path, *, seed: int = 0, backend: str = "torch"
+) -> Path:
     index = open_index(data / "val")
     about = {"classes": list(index.classes), "data": data, "digest": index.digest}
     return write_run(folder, recipe=recipe, seed=seed, backend=backend, **about)

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, needs_browser]
 
 Show = Callable[..., "Page"]
-FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))"
+FRAMES = (
+    "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() =>"
+    " requestAnimationFrame(done))))"
+)
 """Waits until Chromium has shown the page twice."""
 
 
@@ -35,7 +38,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def show(browser: Any) -> Iterator[Show]:
-    """A function that opens a page. The page must cause no complaint and no request until the end of the test."""
+    """A function that opens a page. The page must cause no complaint and no request until the end
+    of the test."""
     complaints: list[str] = []
     contexts = []
 
@@ -77,7 +81,9 @@ def column(page: "Page", table: str, number: int) -> list[str]:
 
 def middle(locator: "Locator") -> tuple[float, float]:
     locator.scroll_into_view_if_needed()
-    locator.page.evaluate(FRAMES)  # the page hears of having been scrolled in the first one, and hides what it shows
+    locator.page.evaluate(
+        FRAMES
+    )  # the page hears of having been scrolled in the first one, and hides what it shows
     box = locator.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -87,14 +93,25 @@ def plot(page: "Page", number: int) -> "Locator":
     return page.locator(".chart .plot").nth(number)
 
 
-def test_every_chart_has_a_curve_for_every_run_over_its_whole_width(show: Show, page_of_four: Path) -> None:
+def test_every_chart_has_a_curve_for_every_run_over_its_whole_width(
+    show: Show, page_of_four: Path
+) -> None:
     page = show(page_of_four)
     assert page.locator(".chart").count() == 6
     for number in range(6):
         figure = plot(page, number)
         width = figure.evaluate("node => node.clientWidth")
         expected = 3 if number == 2 else 4  # the chart of differences has none for the first run
-        assert len(set(figure.locator(".curve").evaluate_all("all => all.map(c => getComputedStyle(c).stroke)"))) == expected
+        assert (
+            len(
+                set(
+                    figure.locator(".curve").evaluate_all(
+                        "all => all.map(c => getComputedStyle(c).stroke)"
+                    )
+                )
+            )
+            == expected
+        )
         boxes = figure.locator(".curve:not(.raw)").evaluate_all(
             "all => all.map(c => { const b = c.getBBox(); return [b.width, b.height] })"
         )
@@ -116,7 +133,11 @@ def test_a_run_of_one_interval_and_a_class_without_images_are_shown_as_they_are(
     (folder / "validation.npz").unlink()
     page = show(lockstep.report(folder, tmp_path / "page.html"))
     for number in range(page.locator(".chart").count()):
-        assert plot(page, number).locator(".mark").count() + plot(page, number).locator(".curve:not(.raw)").count() >= 2
+        assert (
+            plot(page, number).locator(".mark").count()
+            + plot(page, number).locator(".curve:not(.raw)").count()
+            >= 2
+        )
         assert not [
             text
             for text in plot(page, number).locator("text").all_text_contents()
@@ -139,7 +160,9 @@ def test_the_pointer_shows_the_values_of_its_step(show: Show, page_of_one: Path,
     assert page.locator("#tip").is_hidden()
 
 
-def test_a_finger_shows_values_until_it_touches_something_else(show: Show, page_of_one: Path) -> None:
+def test_a_finger_shows_values_until_it_touches_something_else(
+    show: Show, page_of_one: Path
+) -> None:
     page = show(page_of_one, width=390, height=740, has_touch=True)
     for chosen, words in ((plot(page, 0), "step"), (page.locator("#matrix svg"), "images")):
         page.touchscreen.tap(*middle(chosen))
@@ -153,7 +176,9 @@ def steps_shown(page: "Page", number: int = 0) -> list[int]:
     return [int(text.replace(",", "")) for text in texts]
 
 
-def test_dragging_zooms_all_charts_and_a_double_click_shows_all(show: Show, page_of_one: Path) -> None:
+def test_dragging_zooms_all_charts_and_a_double_click_shows_all(
+    show: Show, page_of_one: Path
+) -> None:
     page = show(page_of_one)
     before = [steps_shown(page, number) for number in range(5)]
     x, y = middle(plot(page, 0))
@@ -234,7 +259,12 @@ def test_tables_are_sorted_by_their_headers(show: Show, page_of_one: Path) -> No
 def test_classes_are_found_by_their_names(show: Show, page_of_one: Path) -> None:
     page = show(page_of_one)
     page.locator("#filter").fill("RI")
-    assert page.locator("#per-class tbody tr:visible th").all_text_contents() == ["bricks", "grid", "rings", "stripes"]
+    assert page.locator("#per-class tbody tr:visible th").all_text_contents() == [
+        "bricks",
+        "grid",
+        "rings",
+        "stripes",
+    ]
     assert page.locator("#filtered").inner_text() == "4 of 10 classes"
 
 
@@ -243,7 +273,9 @@ def brightness(page: "Page") -> float:
     return sum(map(float, re.findall(r"[\d.]+", colour)[:3]))
 
 
-def test_colours_are_the_systems_until_the_switch_says_otherwise(show: Show, page_of_one: Path) -> None:
+def test_colours_are_the_systems_until_the_switch_says_otherwise(
+    show: Show, page_of_one: Path
+) -> None:
     light, dark = (show(page_of_one, color_scheme=scheme) for scheme in ("light", "dark"))
     assert brightness(light) > 600
     assert brightness(dark) < 150
@@ -256,7 +288,9 @@ def test_colours_are_the_systems_until_the_switch_says_otherwise(show: Show, pag
 
 
 @pytest.mark.parametrize("width", [320, 390, 768])
-def test_a_page_is_no_wider_than_a_phone(show: Show, page_of_four: Path, page_of_one: Path, width: int) -> None:
+def test_a_page_is_no_wider_than_a_phone(
+    show: Show, page_of_four: Path, page_of_one: Path, width: int
+) -> None:
     for path in (page_of_one, page_of_four):
         page = show(path, width=width, height=740)
         page.locator("details summary").first.click()
@@ -273,8 +307,13 @@ def test_a_run_can_be_hidden(show: Show, page_of_four: Path) -> None:
     assert len(after) == 3
 
 
-def test_runs_with_equal_losses_have_no_difference(show: Show, recipe: Recipe, tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name, recipe=recipe, classes=["a", "b"], steps=20) for name in ("one", "other")]
+def test_runs_with_equal_losses_have_no_difference(
+    show: Show, recipe: Recipe, tmp_path: Path
+) -> None:
+    folders = [
+        write_run(tmp_path / name, recipe=recipe, classes=["a", "b"], steps=20)
+        for name in ("one", "other")
+    ]
     page = show(lockstep.report(folders, tmp_path / "page.html"))
     difference = page.locator(".chart.widest")
     assert "No difference in these steps." in difference.locator("text").all_text_contents()
@@ -283,7 +322,9 @@ def test_runs_with_equal_losses_have_no_difference(show: Show, recipe: Recipe, t
     assert "No run is shown." in difference.locator("text").all_text_contents()
 
 
-def test_the_picked_evaluation_is_the_one_shown(show: Show, page_of_four: Path, four: list[Path]) -> None:
+def test_the_picked_evaluation_is_the_one_shown(
+    show: Show, page_of_four: Path, four: list[Path]
+) -> None:
     page = show(page_of_four)
     before = column(page, "#per-class", 3)
     mistakes = page.locator("#mistakes li:visible img").evaluate_all("all => all.map(i => i.alt)")
@@ -291,7 +332,9 @@ def test_the_picked_evaluation_is_the_one_shown(show: Show, page_of_four: Path, 
     assert column(page, "#per-class", 3) != before
     shown = page.locator("#mistakes li:visible img")
     assert shown.evaluate_all("all => all.map(i => i.alt)") != mistakes
-    assert shown.evaluate_all(f"all => all.every(i => i.complete && i.naturalWidth === {load_recipe('demo').eval_crop})")
+    assert shown.evaluate_all(
+        f"all => all.every(i => i.complete && i.naturalWidth === {load_recipe('demo').eval_crop})"
+    )
     assert shown.count() == 24
 
 
@@ -310,8 +353,12 @@ def test_a_run_without_results_of_single_images_says_so_until_another_is_picked(
     assert page.locator("#tip").is_hidden()
 
 
-def test_the_epoch_is_told_where_all_runs_shown_are_in_the_same(show: Show, recipe: Recipe, tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name, recipe=recipe, classes=["a", "b"]) for name in ("one", "other")]
+def test_the_epoch_is_told_where_all_runs_shown_are_in_the_same(
+    show: Show, recipe: Recipe, tmp_path: Path
+) -> None:
+    folders = [
+        write_run(tmp_path / name, recipe=recipe, classes=["a", "b"]) for name in ("one", "other")
+    ]
     log = folders[1] / "log.jsonl"
     log.write_text(log.read_text().replace('"total": 120', '"total": 60'))
     page = show(lockstep.report(folders, tmp_path / "page.html"))
@@ -326,7 +373,9 @@ def test_the_epoch_is_told_where_all_runs_shown_are_in_the_same(show: Show, reci
         page.locator("#legend button", has_text=hidden).click()
 
 
-def test_a_thousand_classes_are_a_heat_map_of_groups(show: Show, recipe: Recipe, tmp_path: Path) -> None:
+def test_a_thousand_classes_are_a_heat_map_of_groups(
+    show: Show, recipe: Recipe, tmp_path: Path
+) -> None:
     classes = [f"n{i:08d}" for i in range(1000)]
     folder = write_run(tmp_path / "run", recipe=recipe, classes=classes, images=20_000)
     page = show(lockstep.report(folder, tmp_path / "page.html"))
@@ -340,7 +389,12 @@ def test_a_thousand_classes_are_a_heat_map_of_groups(show: Show, recipe: Recipe,
 
 def test_names_are_shown_and_not_run(show: Show, recipe: Recipe, tmp_path: Path) -> None:
     classes = ["<img src=x onerror=alert(1)>", NASTY, "a & b"]
-    folder = write_run(tmp_path / NASTY.replace("/", "\N{DIVISION SLASH}"), recipe=recipe, classes=classes, images=60)
+    folder = write_run(
+        tmp_path / NASTY.replace("/", "\N{DIVISION SLASH}"),
+        recipe=recipe,
+        classes=classes,
+        images=60,
+    )
     page = show(lockstep.report(folder, tmp_path / "page.html"))
     assert page.title() == f"{folder.name} · Lockstep report"
     assert column(page, "#per-class", 1) == classes

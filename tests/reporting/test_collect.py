@@ -19,13 +19,21 @@ def opened(folder: Path) -> Run:
 
 def test_a_finished_run_has_its_results(run: Path) -> None:
     found = opened(run)
-    assert (found.name, found.backend, found.step, found.steps, found.trouble) == ("run", "torch", STEPS, STEPS, None)
+    assert (found.name, found.backend, found.step, found.steps, found.trouble) == (
+        "run",
+        "torch",
+        STEPS,
+        STEPS,
+        None,
+    )
     assert set(found.final) == {"trained", "ema"}
     assert found.results is not None
     assert len(found.results.scores["ema"].labels) == 400
 
 
-def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     found = opened(write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=65))
     assert found.trouble == "not finished: at step 65 of 120"
     assert found.final["trained"]["step"] == 60
@@ -50,7 +58,9 @@ def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
         open_runs([tmp_path])
 
 
-def test_runs_are_called_by_as_much_of_their_paths_as_tells_them_apart(recipe: Recipe, tmp_path: Path) -> None:
+def test_runs_are_called_by_as_much_of_their_paths_as_tells_them_apart(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     folders = [tmp_path / name / "run" for name in ("a", "b")]
     for folder in folders:
         write_run(folder, recipe=recipe, classes=["x", "y"], steps=5)
@@ -65,12 +75,16 @@ def test_the_nearest_published_recipe_is_the_one_with_the_fewest_other_fields(ru
     assert fields == {"epochs": (load_recipe("demo").epochs, 4), "ema_decay": (0.0, 0.99)}
 
 
-def test_a_run_is_compared_with_the_published_recipe_that_it_is_based_on(run: Path, tmp_path: Path) -> None:
+def test_a_run_is_compared_with_the_published_recipe_that_it_is_based_on(
+    run: Path, tmp_path: Path
+) -> None:
     shutil.copytree(run, tmp_path / "named")
     note = "based_on: resnet50-mxnet-90ep\n"
     (tmp_path / "named" / "recipe.yaml").write_text(note + (run / "recipe.yaml").read_text())
     found = opened(tmp_path / "named")
     assert (found.recipe_name, found.published[0]) == ("resnet50-mxnet-90ep", "resnet50-mxnet-90ep")
-    (tmp_path / "named" / "recipe.yaml").write_text("based_on: my pets\n" + (run / "recipe.yaml").read_text())
+    (tmp_path / "named" / "recipe.yaml").write_text(
+        "based_on: my pets\n" + (run / "recipe.yaml").read_text()
+    )
     found = opened(tmp_path / "named")
     assert (found.recipe_name, found.published[0]) == ("my pets", "demo")

@@ -17,7 +17,10 @@ def charts_of(folders: list[Path]) -> dict[str, Chart]:
 
 
 def test_few_points_stay_as_they_are_and_gaps_stay_gaps() -> None:
-    assert thinned(np.array([1, 2, 5]), np.array([0.5, np.nan, np.inf])) == ([1, 2, 5], [0.5, None, None])
+    assert thinned(np.array([1, 2, 5]), np.array([0.5, np.nan, np.inf])) == (
+        [1, 2, 5],
+        [0.5, None, None],
+    )
 
 
 def test_many_points_become_means_of_neighbours_at_the_last_step_of_each() -> None:
@@ -45,16 +48,25 @@ def test_a_run_has_the_loss_of_every_step_and_the_accuracy_of_every_evaluation(r
 def test_the_difference_is_that_of_the_losses_from_the_first_run(four: list[Path]) -> None:
     curves = charts_of(four)["difference"].curves
     assert [curve.run for curve in curves] == [1, 2, 3]
-    first, third = ([loss for e in read_log(four[i] / "log.jsonl") for loss in e.get("losses", [])] for i in (0, 2))
-    assert curves[1].values == pytest.approx([abs(b / a - 1) for a, b in zip(first, third, strict=True)])
+    first, third = (
+        [loss for e in read_log(four[i] / "log.jsonl") for loss in e.get("losses", [])]
+        for i in (0, 2)
+    )
+    assert curves[1].values == pytest.approx(
+        [abs(b / a - 1) for a, b in zip(first, third, strict=True)]
+    )
 
 
-def test_runs_of_other_lengths_are_compared_where_both_have_steps(recipe: Recipe, run: Path, tmp_path: Path) -> None:
+def test_runs_of_other_lengths_are_compared_where_both_have_steps(
+    recipe: Recipe, run: Path, tmp_path: Path
+) -> None:
     part = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=20)
     assert charts_of([run, part])["difference"].curves[0].steps == list(range(1, 21))
 
 
-def test_a_loss_scale_is_drawn_where_there_is_one(run: Path, recipe: Recipe, tmp_path: Path) -> None:
+def test_a_loss_scale_is_drawn_where_there_is_one(
+    run: Path, recipe: Recipe, tmp_path: Path
+) -> None:
     folder = write_run(tmp_path / "scaled", recipe=recipe, classes=["a", "b"], steps=20)
     log = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log.replace('"loss_scale": 1.0', '"loss_scale": 128.0'))

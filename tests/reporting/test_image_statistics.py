@@ -26,12 +26,16 @@ def test_bins_hold_their_upper_borders() -> None:
 
 def test_the_calibration_error_is_the_one_computed_by_hand() -> None:
     # |2/3 - 1.1/3| and |2/3 - 2.5/3|, half of the images each
-    assert expected_calibration_error(reliability(CONFIDENCES, RIGHT, bins=2)) == pytest.approx((0.9 / 3 + 0.5 / 3) / 2)
+    assert expected_calibration_error(reliability(CONFIDENCES, RIGHT, bins=2)) == pytest.approx(
+        (0.9 / 3 + 0.5 / 3) / 2
+    )
 
 
 def test_a_model_as_sure_as_it_is_right_has_no_calibration_error() -> None:
     confidences = np.full(100, 0.75, np.float32)
-    assert expected_calibration_error(reliability(confidences, np.arange(100) < 75)) == pytest.approx(0)
+    assert expected_calibration_error(
+        reliability(confidences, np.arange(100) < 75)
+    ) == pytest.approx(0)
 
 
 def test_confidences_that_are_no_numbers_are_in_no_bin() -> None:

@@ -65,24 +65,40 @@ def test_a_page_has_all_of_a_run(run: Path, tmp_path: Path) -> None:
     } <= page.ids()
     assert "95 % Wilson interval" in page.text
     assert "nearest published: demo" in page.text
-    assert [chart["name"] for chart in page.data["charts"]] == ["loss", "accuracy", "lr", "throughput", "wait"]
+    assert [chart["name"] for chart in page.data["charts"]] == [
+        "loss",
+        "accuracy",
+        "lr",
+        "throughput",
+        "wait",
+    ]
     assert len([tag for tag, attributes in page.tags if "data-image" in attributes]) == 48
 
 
 def test_a_page_names_no_other_file_and_no_address(run: Path, tmp_path: Path) -> None:
     page = page_of(run, tmp_path / "page.html")
-    named = [attributes.get(name) for _, attributes in page.tags for name in ("src", "href", "action", "srcset")]
+    named = [
+        attributes.get(name)
+        for _, attributes in page.tags
+        for name in ("src", "href", "action", "srcset")
+    ]
     assert {value for value in named if value and not value.startswith("#")} == {"data:,"}
     assert "@import" not in page.text
     assert "url(" not in page.text.replace("`url(#${clip})`", "")
 
 
 @pytest.mark.parametrize(("classes", "shown"), [("abcde", False), ("abcdef", True)])
-def test_top_5_of_five_classes_or_fewer_is_left_out(classes: str, shown: bool, recipe: Recipe, tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name, recipe=recipe, classes=list(classes)) for name in ("a", "b")]
+def test_top_5_of_five_classes_or_fewer_is_left_out(
+    classes: str, shown: bool, recipe: Recipe, tmp_path: Path
+) -> None:
+    folders = [
+        write_run(tmp_path / name, recipe=recipe, classes=list(classes)) for name in ("a", "b")
+    ]
     for given in (folders[:1], folders):
         page = page_of(given, tmp_path / "page.html")
-        assert page.text.count("Top-5") - 1 == shown  # one is in the table of classes, and the script hides it
+        assert (
+            page.text.count("Top-5") - 1 == shown
+        )  # one is in the table of classes, and the script hides it
         assert {view["top5"] for view in page.data["views"]} == {shown}
 
 
@@ -96,9 +112,16 @@ def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path
 def test_a_run_stands_beside_the_published_figures_of_its_recipe_and_hardware(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_run(tmp_path / "run", recipe=load_recipe("resnet50-paddle-90ep"), classes=list("abcdefghij"))
-    (folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text())
-    about = json.loads((folder / "environment.json").read_text()) | {"device": "NVIDIA A100-SXM4-80GB", "ranks": 8}
+    folder = write_run(
+        tmp_path / "run", recipe=load_recipe("resnet50-paddle-90ep"), classes=list("abcdefghij")
+    )
+    (folder / "recipe.yaml").write_text(
+        "based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text()
+    )
+    about = json.loads((folder / "environment.json").read_text()) | {
+        "device": "NVIDIA A100-SXM4-80GB",
+        "ranks": 8,
+    }
     (folder / "environment.json").write_text(json.dumps(about))
     page = page_of(folder, tmp_path / "page.html")
     assert "Not compared with the accuracies published for resnet50-paddle-90ep" in page.text
@@ -142,17 +165,28 @@ def test_a_run_without_a_log_has_dashes_for_speed_beside_one_that_has(
         (lost / "log.jsonl").write_text(log)
     html = lockstep.report([lost, run], tmp_path / "page.html").read_text(encoding="utf-8")
     rows = re.findall(r"<tr><th scope.*?</tr>", html[html.index('id="results"') :], re.DOTALL)
-    cells = [re.findall(r">([^<>]*)</td>", row)[-2:] for row in rows[1:3]]  # the first row has the headers
+    cells = [
+        re.findall(r">([^<>]*)</td>", row)[-2:] for row in rows[1:3]
+    ]  # the first row has the headers
     assert cells[0] == [MISSING, MISSING]
     assert MISSING not in cells[1]
 
 
 def test_names_are_texts_and_never_tags(recipe: Recipe, tmp_path: Path) -> None:
     folder = tmp_path / NASTY.replace("/", "\N{DIVISION SLASH}")
-    write_run(folder, recipe=recipe, classes=["<img src=x onerror=alert(1)>", NASTY, "a & b"], data=Path(NASTY))
+    write_run(
+        folder,
+        recipe=recipe,
+        classes=["<img src=x onerror=alert(1)>", NASTY, "a & b"],
+        data=Path(NASTY),
+    )
     page = page_of(folder, tmp_path / "page.html")
     assert [tag for tag, _ in page.tags].count("script") == 2
-    assert [row[0] for row in page.data["views"][0]["classes"]] == ["<img src=x onerror=alert(1)>", NASTY, "a & b"]
+    assert [row[0] for row in page.data["views"][0]["classes"]] == [
+        "<img src=x onerror=alert(1)>",
+        NASTY,
+        "a & b",
+    ]
     assert all(attributes.get("src") is None for tag, attributes in page.tags if tag == "img")
     assert folder.name in page.text
 
@@ -161,11 +195,15 @@ def test_numbers_that_are_none_are_no_invalid_json(recipe: Recipe, tmp_path: Pat
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=20)
     log = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log.replace('"losses": [', '"losses": [NaN, ', 1))
-    assert page_of(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0] is None
+    assert (
+        page_of(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0] is None
+    )
 
 
 @pytest.mark.parametrize("word", ["null", "NaN", "Infinity"])
-def test_losses_that_are_not_finite_are_said_in_words(word: str, recipe: Recipe, tmp_path: Path) -> None:
+def test_losses_that_are_not_finite_are_said_in_words(
+    word: str, recipe: Recipe, tmp_path: Path
+) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=30)
     *lines, last = (folder / "log.jsonl").read_text().splitlines()
     assert '"kind": "evaluate"' in last
@@ -174,10 +212,12 @@ def test_losses_that_are_not_finite_are_said_in_words(word: str, recipe: Recipe,
     (folder / "log.jsonl").write_text("\n".join([*lines, last, ""]))
     page = page_of(folder, tmp_path / "page.html")
     assert (
-        "The loss is not finite in training at 2 steps, the first of them 6 and in the evaluation at step 30 (trained)"
-        in page.text
+        "The loss is not finite in training at 2 steps, the first of them 6 and in the evaluation"
+        " at step 30 (trained)" in page.text
     )
-    assert '<p class="figure">not finite</p>' in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '<p class="figure">not finite</p>' in (tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_one_of_a_thing_is_no_plural(recipe: Recipe, tmp_path: Path) -> None:
@@ -191,7 +231,11 @@ def test_one_of_a_thing_is_no_plural(recipe: Recipe, tmp_path: Path) -> None:
 def test_the_command_is_shown_as_it_is_typed_and_in_full(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"])
     about = json.loads((folder / "environment.json").read_text())
-    command = ["lockstep", "train", *(part for i in range(9) for part in ("--set", f"mean=[{i}, 1, 2]"))]
+    command = [
+        "lockstep",
+        "train",
+        *(part for i in range(9) for part in ("--set", f"mean=[{i}, 1, 2]")),
+    ]
     (folder / "environment.json").write_text(json.dumps(about | {"command": command}))
     text = page_of(folder, tmp_path / "page.html").text
     assert "lockstep train --set 'mean=[0, 1, 2]' --set" in text
@@ -200,7 +244,10 @@ def test_the_command_is_shown_as_it_is_typed_and_in_full(recipe: Recipe, tmp_pat
 
 def test_names_that_are_not_utf_8_are_written_all_the_same(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run\udcff", recipe=recipe, classes=["a", "b"])
-    assert page_of(folder, tmp_path / "page.html").data["runs"][0]["name"] == "run\N{REPLACEMENT CHARACTER}"
+    assert (
+        page_of(folder, tmp_path / "page.html").data["runs"][0]["name"]
+        == "run\N{REPLACEMENT CHARACTER}"
+    )
 
 
 def test_nothing_to_report_and_nowhere_to_write_are_errors(run: Path, tmp_path: Path) -> None:
@@ -214,7 +261,11 @@ def test_nothing_to_report_and_nowhere_to_write_are_errors(run: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("demo", "based on demo"), ("<b>pets", "<b>pets · nearest published: demo"), ("", " nearest published:")],
+    [
+        ("demo", "based on demo"),
+        ("<b>pets", "<b>pets · nearest published: demo"),
+        ("", " nearest published:"),
+    ],
 )
 def test_a_page_names_the_recipe_of_a_run(name: str, shown: str, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "named")

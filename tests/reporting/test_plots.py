@@ -43,14 +43,22 @@ def test_every_figure_is_written_as_png_and_svg(run: Path, tmp_path: Path) -> No
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
 
-def test_names_are_no_formulas_and_all_runs_are_in_the_legend(recipe: Recipe, tmp_path: Path) -> None:
+def test_names_are_no_formulas_and_all_runs_are_in_the_legend(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     classes = [r"$\frac$", r"a \$ b"]
     names = ["_begins so", r"for $a_1 and $\frac$"]
-    folders = [write_run(tmp_path / name, recipe=recipe, classes=classes, images=40, seed=i) for i, name in enumerate(names)]
+    folders = [
+        write_run(tmp_path / name, recipe=recipe, classes=classes, images=40, seed=i)
+        for i, name in enumerate(names)
+    ]
     lockstep.report(folders, tmp_path / "page.html", plots=tmp_path / "plots")
     # Matplotlib writes the texts of an SVG as comments.
     legend = (tmp_path / "plots" / "loss.svg").read_text(encoding="utf-8")
-    assert re.findall("<!-- (.*) -->", legend)[-4:] == [*names, *(f"{name}, validation" for name in names)]
+    assert re.findall("<!-- (.*) -->", legend)[-4:] == [
+        *names,
+        *(f"{name}, validation" for name in names),
+    ]
     matrix = (tmp_path / "plots" / f"confusion-{names[1]}-trained.svg").read_text(encoding="utf-8")
     assert {*classes, f"Confusion, {names[1]}"} <= set(re.findall("<!-- (.*) -->", matrix))
 
@@ -64,19 +72,25 @@ def test_a_share_has_no_axis_below_0_nor_above_100(recipe: Recipe, tmp_path: Pat
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"])
     log = (folder / "log.jsonl").read_text()
     for share in (0.0, 1.0):
-        (folder / "log.jsonl").write_text(re.sub(r'"data_wait_share": [^,]*', f'"data_wait_share": {share}', log))
+        (folder / "log.jsonl").write_text(
+            re.sub(r'"data_wait_share": [^,]*', f'"data_wait_share": {share}', log)
+        )
         low, high = figure_of([folder], "wait").axes[0].get_ylim()
         assert 0 <= low < high <= 100
         assert low <= 100 * share <= high
 
 
-def test_a_point_without_neighbours_has_a_mark_and_others_have_none(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_point_without_neighbours_has_a_mark_and_others_have_none(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=5)
     assert figure_of([folder], "lr").axes[0].lines[0].get_markevery() == [0]
     losses = figure_of([folder], "loss").axes[0].lines[0]
     assert (len(losses.get_xdata()), losses.get_markevery()) == (5, [])
     log = (folder / "log.jsonl").read_text()
-    (folder / "log.jsonl").write_text(re.sub(r'"losses": \[.*?\]', '"losses": [1, null, 1, null, 1]', log))
+    (folder / "log.jsonl").write_text(
+        re.sub(r'"losses": \[.*?\]', '"losses": [1, null, 1, null, 1]', log)
+    )
     assert figure_of([folder], "loss").axes[0].lines[0].get_markevery() == [0, 2, 4]
 
 

@@ -41,7 +41,11 @@ def test_runs_on_other_images_have_no_agreement(run: Path, recipe: Recipe, tmp_p
 def test_speed_leaves_out_the_first_steps_of_every_process(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=60)
     [speed] = summary.speeds(open_runs([folder]))
-    entries = [entry for entry in read_log(folder / "log.jsonl") if entry["kind"] == "train" and entry["step"] > 10]
+    entries = [
+        entry
+        for entry in read_log(folder / "log.jsonl")
+        if entry["kind"] == "train" and entry["step"] > 10
+    ]
     seconds = [entry["images"] / entry["images_per_sec"] for entry in entries]
     assert speed.intervals == len(entries) == 10
     assert speed.images_per_sec == pytest.approx(1600 / sum(seconds))
@@ -72,14 +76,17 @@ def test_steps_under_a_profiler_are_no_speed(recipe: Recipe, tmp_path: Path) -> 
 def paddle_run(folder: Path, **about: object) -> Path:
     """Return the folder of a run of Paddle's recipe at 2048 images a step and 100 to 110 images/s."""
     write_run(folder, recipe=load_recipe("resnet50-paddle-90ep"), classes=list("abcdefghij"))
-    (folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text())
+    (folder / "recipe.yaml").write_text(
+        "based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text()
+    )
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(environment | about))
     return folder
 
 
 def test_a_speed_stands_beside_those_published_for_the_same_hardware(tmp_path: Path) -> None:
-    # NGC 22.05.1 prints 20267 images/s on 8 A100 with 256 images each; PyTorch's 16621 has no batch.
+    # NGC 22.05.1 prints 20267 images/s on 8 A100 with 256 images each; PyTorch's 16621 has no
+    # batch.
     runs = open_runs([paddle_run(tmp_path / "run", device="NVIDIA A100-SXM4-80GB", ranks=8)])
     speeds = summary.speeds(runs)
     found = {row.images_per_sec: ratio for _, row, ratio in summary.published_speeds(runs, speeds)}
@@ -97,7 +104,9 @@ def test_a_speed_stands_beside_those_published_for_the_same_hardware(tmp_path: P
         {"device": "NVIDIA A100-SXM4-80GB", "ranks": "8"},
     ],
 )
-def test_a_speed_on_hardware_of_which_nothing_is_published_stands_alone(about: dict[str, object], tmp_path: Path) -> None:
+def test_a_speed_on_hardware_of_which_nothing_is_published_stands_alone(
+    about: dict[str, object], tmp_path: Path
+) -> None:
     runs = open_runs([paddle_run(tmp_path / "run", **about)])
     assert summary.published_speeds(runs, summary.speeds(runs)) == []
 

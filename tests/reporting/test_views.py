@@ -38,12 +38,16 @@ def view_of(folder: Path) -> tuple[View, dict[str, str]]:
     return found[0], images
 
 
-def test_mistakes_are_explained_with_the_weights_that_made_them(data: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_mistakes_are_explained_with_the_weights_that_made_them(
+    data: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     folder = finished(data, recipe, tmp_path / "run")
     trained, average = (random_tensors(recipe, seed) for seed in (1, 2))
     about = {"recipe": recipe.fields(), "classes": [f"{i}" for i in range(10)]}
-    checkpoint.save(folder / "checkpoints", State(STEPS, trained, {}, average), data_digest="", about=about)
+    checkpoint.save(
+        folder / "checkpoints", State(STEPS, trained, {}, average), data_digest="", about=about
+    )
     runs = open_runs([folder])
     found, images = with_images(runs, views(runs), explain=True)
     index = open_index(data / "val")
@@ -53,12 +57,16 @@ def test_mistakes_are_explained_with_the_weights_that_made_them(data: Path, tiny
         # Between an average of features and a linear layer, Grad-CAM is the class activation map.
         kept: list[torch.Tensor] = []
         module = backends.load("torch").load_module(recipe, tensors)
-        module.layer4.register_forward_hook(lambda _, inputs, output, kept=kept: kept.append(output))
+        module.layer4.register_forward_hook(
+            lambda _, inputs, output, kept=kept: kept.append(output)
+        )
         normalised = (pixels - np.array(recipe.mean)) / np.array(recipe.std)
         module(torch.from_numpy(normalised.astype(np.float32).transpose(0, 3, 1, 2)))
         of_class = tensors["fc.weight"][index.classes.index(mistake.prediction)]
         heat = np.einsum("c,nchw->nhw", of_class, kept[0].detach().numpy()).clip(min=0)
-        shown = Image.open(io.BytesIO(base64.b64decode(images[mistake.explanation].partition(",")[2])))
+        shown = Image.open(
+            io.BytesIO(base64.b64decode(images[mistake.explanation].partition(",")[2]))
+        )
         [wanted] = overlaid(pixels, heat)
         assert np.abs(np.asarray(shown).astype(int) - wanted).mean() < 8  # JPEG
     assert found[0].mistakes[3].explanation != found[1].mistakes[3].explanation
@@ -98,16 +106,26 @@ def test_a_matrix_of_few_classes_has_a_cell_for_each_pair(run: Path) -> None:
     assert view.matrix.wrong_inside == [0] * 10
     label, other, times, share = view.pairs[0]
     names = view.matrix.names
-    assert times == expected[names.index(label), names.index(other)] == (expected - np.diag(np.diag(expected))).max()
+    assert (
+        times
+        == expected[names.index(label), names.index(other)]
+        == (expected - np.diag(np.diag(expected))).max()
+    )
     assert share == times / 40
     assert next(row for row in view.classes if row.name == label).taken_for == f"{other} ({times})"
 
 
 def test_a_matrix_of_a_thousand_classes_is_of_groups(recipe: Recipe, tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", recipe=recipe, classes=[f"class {i}" for i in range(1000)], images=5000)
+    folder = write_run(
+        tmp_path / "run", recipe=recipe, classes=[f"class {i}" for i in range(1000)], images=5000
+    )
     matrix = views(open_runs([folder]))[0].matrix
     assert matrix is not None
-    assert (len(matrix.cells), matrix.group_classes, matrix.names[1]) == (MOST_CELLS, 20, "class 20 … class 39")
+    assert (len(matrix.cells), matrix.group_classes, matrix.names[1]) == (
+        MOST_CELLS,
+        20,
+        "class 20 … class 39",
+    )
     scores = opened(folder).results.scores["trained"]  # type: ignore[union-attr]
     inside = (scores.labels // 20 == 1) & (scores.predictions // 20 == 1)
     assert matrix.cells[1][1] == inside.sum()
@@ -145,15 +163,21 @@ def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None
     assert first.label != first.prediction
     assert first.place.startswith(f"{first.label}/")
     [address] = [address for key, address in images.items() if key.endswith(f".{first.sample}")]
-    shown = Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/jpeg;base64,"))))
+    shown = Image.open(
+        io.BytesIO(base64.b64decode(address.removeprefix("data:image/jpeg;base64,")))
+    )
     recipe = load_recipe(run)
     size = recipe.eval_crop
     assert shown.size == (size, size)
     stored = Image.open(data / "val" / first.place).convert("RGB")
-    stored = stored.resize([round(recipe.eval_resize * side / min(stored.size)) for side in stored.size])
+    stored = stored.resize(
+        [round(recipe.eval_resize * side / min(stored.size)) for side in stored.size]
+    )
     left, top = ((side - size) // 2 for side in stored.size)
     expected = np.asarray(stored.crop((left, top, left + size, top + size)), float)
-    assert np.abs(np.asarray(shown, float) - expected).mean() < 25  # textures of other images differ by 60 and more
+    assert (
+        np.abs(np.asarray(shown, float) - expected).mean() < 25
+    )  # textures of other images differ by 60 and more
 
 
 def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
@@ -166,7 +190,11 @@ def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
 def test_runs_that_resized_images_differently_do_not_share_them(run: Path) -> None:
     found = opened(run)
     assert image_key(found, 3) == image_key(replace(found), 3)
-    resizes = ({"interpolation": "bicubic"}, {"eval_antialias": True}, {"eval_sampling": "asymmetric"})
+    resizes = (
+        {"interpolation": "bicubic"},
+        {"eval_antialias": True},
+        {"eval_sampling": "asymmetric"},
+    )
     for changes in (*resizes, {"exif_orientation": True}):
         other = replace(found, recipe=found.recipe.replace(**changes))
         assert image_key(found, 3) != image_key(other, 3)
@@ -206,7 +234,9 @@ def test_an_image_written_over_is_noticed(own: tuple[Path, Path]) -> None:
     assert images == {}
 
 
-def test_images_indexed_anew_with_other_contents_are_told_by_their_digest(own: tuple[Path, Path], data: Path) -> None:
+def test_images_indexed_anew_with_other_contents_are_told_by_their_digest(
+    own: tuple[Path, Path], data: Path
+) -> None:
     folder, copy = own
     shutil.rmtree(copy / "val" / "dots")
     finished(copy, opened(folder).recipe, copy.parent / "other")  # indexes what is left

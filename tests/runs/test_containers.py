@@ -33,13 +33,17 @@ def recipe() -> Recipe:
     """resnet50-paddle-90ep for a narrow model, small images and two epochs."""
     published = RECIPES["resnet50-paddle-90ep"]()
     small = {"image_size": 32, "eval_resize": 36, "eval_crop": 32, "precision": "fp32"}
-    return published.replace(model=TINY_MODEL, logits=10, epochs=2, global_batch_images=8, warmup_epochs=0.5, **small)
+    return published.replace(
+        model=TINY_MODEL, logits=10, epochs=2, global_batch_images=8, warmup_epochs=0.5, **small
+    )
 
 
 def outcome(run: Path) -> tuple[list[Any], dict[str, bytes]]:
     """Return every logged loss and score, and the final weights."""
     events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    kept = [[event.get(key) for key in ("kind", "step", "loss", "top1_percent")] for event in events]
+    kept = [
+        [event.get(key) for key in ("kind", "step", "loss", "top1_percent")] for event in events
+    ]
     weights = {name: value.tobytes() for name, value in open_weights(run).tensors.items()}
     return kept, weights
 
@@ -53,7 +57,9 @@ def test_losses_and_weights_are_those_of_the_folder(
     name: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
     for data, run in ((textures, "folder"), (packed[name], "packed")):
-        lockstep.train(recipe, data, tmp_path / run, execution=Execution(compile="off", log_every_steps=1))
+        lockstep.train(
+            recipe, data, tmp_path / run, execution=Execution(compile="off", log_every_steps=1)
+        )
     losses, weights = outcome(tmp_path / "packed")
     assert len([event for event in losses if event[0] == "train"]) == 14
     assert (losses, weights) == outcome(tmp_path / "folder")
@@ -63,7 +69,9 @@ class Stopped(Exception):
     """An exception that is raised within a run."""
 
 
-def test_a_run_goes_on_from_another_format(packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_another_format(
+    packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
     execution = Execution(compile="off", save_every_steps=3)
     lockstep.train(recipe, textures, tmp_path / "whole", execution=execution)
     for name in ("webdataset", "recordio"):
@@ -73,7 +81,9 @@ def test_a_run_goes_on_from_another_format(packed: dict[str, Path], recipe: Reci
                 raise Stopped
 
         with pytest.raises(Stopped):
-            lockstep.train(recipe, packed[name], tmp_path / "parts", execution=execution, listener=stop)
+            lockstep.train(
+                recipe, packed[name], tmp_path / "parts", execution=execution, listener=stop
+            )
     lockstep.train(recipe, packed["tfrecord"], tmp_path / "parts", execution=execution)
     assert outcome(tmp_path / "parts")[1] == outcome(tmp_path / "whole")[1]
 
@@ -89,7 +99,8 @@ def test_a_run_goes_on_from_another_format(packed: dict[str, Path], recipe: Reci
 def test_dali_trains_to_nearly_the_same_losses(
     name: str, backend: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    # A pixel differs by at most one level of 255. The learning rate is so low that the random network does not amplify it.
+    # A pixel differs by at most one level of 255. The learning rate is so low that the random
+    # network does not amplify it.
     recipe = recipe.replace(lr=1e-4)
     losses = []
     for loader, data in (("host", textures), ("dali", packed[name])):
@@ -99,7 +110,9 @@ def test_dali_trains_to_nearly_the_same_losses(
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.01)
 
 
-def test_a_run_on_noise_needs_no_decoder(packed: dict[str, Path], recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_on_noise_needs_no_decoder(
+    packed: dict[str, Path], recipe: Recipe, tmp_path: Path
+) -> None:
     execution = Execution(compile="off", loader="synthetic")
     report = lockstep.train(recipe, packed["recordio"], tmp_path / "run", execution=execution)
     assert report["final"]["trained"]["images"] == 20
@@ -111,13 +124,22 @@ OF_BACKENDS = {
     "resnet50-tensorflow-90ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
     "resnet50-tensorflow-250ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
 }
-"""Published recipes, each with its backend, a storage format, and its logits, padding and precision."""
+"""Published recipes, each with its backend, a storage format, and its logits, padding and
+precision."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_BACKENDS)
-def test_a_recipe_trains_on_the_engine_it_was_published_for(name: str, packed: dict[str, Path], tmp_path: Path) -> None:
-    small = {"image_size": 32, "eval_resize": 36, "eval_crop": 32, "epochs": 2, "global_batch_images": 8}
+def test_a_recipe_trains_on_the_engine_it_was_published_for(
+    name: str, packed: dict[str, Path], tmp_path: Path
+) -> None:
+    small = {
+        "image_size": 32,
+        "eval_resize": 36,
+        "eval_crop": 32,
+        "epochs": 2,
+        "global_batch_images": 8,
+    }
     recipe = RECIPES[name]().replace(model=TINY_MODEL, **small)
     own, storage, fields = OF_BACKENDS[name]
     assert (recipe.logits, recipe.padding, recipe.precision) == fields
@@ -126,7 +148,11 @@ def test_a_recipe_trains_on_the_engine_it_was_published_for(name: str, packed: d
         execution = Execution(backend=backend, compile="off", log_every_steps=1)
         report = lockstep.train(recipe, packed[storage], tmp_path / backend, execution=execution)
         assert report["final"]["trained"]["images"] == 20
-        losses = [event["losses"][0] for event in read_log(tmp_path / backend / "log.jsonl") if event["kind"] == "train"]
+        losses = [
+            event["losses"][0]
+            for event in read_log(tmp_path / backend / "log.jsonl")
+            if event["kind"] == "train"
+        ]
         assert len(losses) == 14
         assert np.isfinite(losses).all()
         first[backend] = losses[0]

@@ -15,7 +15,9 @@ from lockstep.system.errors import Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 
-PER_EPOCH, EPOCHS = 2, 5  # 60 images, 30 per step
+# 60 images, 30 per step
+PER_EPOCH = 2
+EPOCHS = 5
 PATIENT = Execution(early_stopping_patience=2)
 
 
@@ -38,7 +40,8 @@ def test_a_command_stops_after_as_many_more_epochs_or_steps_as_it_is_told(
 
 
 def evaluated(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
-    """Return the log of a run that was evaluated at steps 10, 20, ..., also with a moving average that improves."""
+    """Return the log of a run that was evaluated at steps 10, 20, ..., also with a moving average
+    that improves."""
     log = []
     for number, value in enumerate(top1, start=1):
         entry = {"kind": "evaluate", "step": 10 * number, "loss": 1.0, "images": 8}
@@ -59,14 +62,19 @@ def evaluated(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
         ([50.0, 40.0, 60.0, 55.0, 59.0], True),
     ],
 )
-def test_early_stopping_counts_the_evaluations_since_the_best_one(top1: list[float], stops: bool) -> None:
+def test_early_stopping_counts_the_evaluations_since_the_best_one(
+    top1: list[float], stops: bool
+) -> None:
     assert (early_stop(evaluated(*top1), 10 * len(top1), 2) is not None) == stops
     assert early_stop(evaluated(*top1), 10 * len(top1), 0) is None
 
 
 def test_early_stopping_is_decided_at_an_evaluation_alone() -> None:
     log = evaluated(50.0, 40.0, 30.0)
-    assert early_stop(log, 30, 2) == "the last 2 evaluations are not above the top-1 of 50.00 % at step 10"
+    assert (
+        early_stop(log, 30, 2)
+        == "the last 2 evaluations are not above the top-1 of 50.00 % at step 10"
+    )
     assert early_stop(log, 35, 2) is None
     assert early_stop(log, 20, 2) is None
 
@@ -79,12 +87,17 @@ def test_early_stopping_without_evaluations_is_refused() -> None:
 @pytest.fixture(scope="module")
 def recipe(tiny_recipe: Recipe) -> Recipe:
     """Five epochs that change nothing that an evaluation sees."""
-    return tiny_recipe.replace(epochs=EPOCHS, global_batch_images=30, lr=1e-12, bn_momentum=1e-9, warmup_epochs=0)
+    return tiny_recipe.replace(
+        epochs=EPOCHS, global_batch_images=30, lr=1e-12, bn_momentum=1e-9, warmup_epochs=0
+    )
 
 
 @pytest.fixture(scope="module")
-def stopped(recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
-    """A run that was interrupted at its second evaluation, and ended early at its third when it was resumed."""
+def stopped(
+    recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Report]:
+    """A run that was interrupted at its second evaluation, and ended early at its third when it was
+    resumed."""
     run = tmp_path_factory.mktemp("stopped") / "run"
 
     def interrupt(event: dict[str, Any]) -> None:
@@ -99,19 +112,30 @@ def stopped(recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFac
     return run, report
 
 
-def test_a_resumed_run_ends_early_where_it_would_have_ended_undivided(stopped: tuple[Path, Report]) -> None:
+def test_a_resumed_run_ends_early_where_it_would_have_ended_undivided(
+    stopped: tuple[Path, Report],
+) -> None:
     run, report = stopped
     first, *others = [entry for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"]
     assert [entry["step"] for entry in others] == [4, 6]
     assert {entry["top1_percent"] for entry in others} == {first["top1_percent"]}
-    assert (report["steps"], report["epochs"], report["best"]["step"], report["final"]["trained"]["step"]) == (6, 5, 2, 6)
+    assert (
+        report["steps"],
+        report["epochs"],
+        report["best"]["step"],
+        report["final"]["trained"]["step"],
+    ) == (6, 5, 2, 6)
     assert report["stopped_early"].startswith("the last 2 evaluations are not above")
 
 
-def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(stopped: tuple[Path, Report]) -> None:
+def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(
+    stopped: tuple[Path, Report],
+) -> None:
     _, report = stopped
     final = {"trained": report["final"]["trained"] | {"images": 50_000}}
-    found = published_beside(load_recipe("resnet50-paddle-90ep"), report | {"final": final, "classes": ["a"] * 1000})
+    found = published_beside(
+        load_recipe("resnet50-paddle-90ep"), report | {"final": final, "classes": ["a"] * 1000}
+    )
     assert found is not None
     assert (found["accuracies"], found["interval_percent"]) == ([], [])
     assert found["not_compared"] == "early stopping ended this run before its 90 epochs"
@@ -126,7 +150,9 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     assert "already_finished" in [event["kind"] for event in told]
     (run / "report.json").unlink()  # killed before its report
     assert lockstep.train(out=run)["per_class"] == report["per_class"]
-    assert [entry["step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"] == [2, 4, 6]
+    assert [
+        entry["step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"
+    ] == [2, 4, 6]
     unfinished: list[bool] = []
 
     def listener(event: dict[str, Any]) -> None:

@@ -42,33 +42,43 @@ def test_a_run_goes_on_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> Non
         assert (folder.path / "log.jsonl").exists()
 
 
-def test_a_run_keeps_the_name_of_the_recipe_it_was_started_with(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_keeps_the_name_of_the_recipe_it_was_started_with(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     begin(tmp_path / "run", tiny_recipe.named("with: a colon"))
     begin(tmp_path / "run", tiny_recipe.named("the same fields"))
     assert load_recipe(tmp_path / "run").based_on == "with: a colon"
     assert load_recipe(tmp_path / "run") == tiny_recipe
 
 
-def test_a_run_that_has_no_name_takes_that_of_a_recipe_with_the_same_fields(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_that_has_no_name_takes_that_of_a_recipe_with_the_same_fields(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     begin(tmp_path / "run", tiny_recipe)
     begin(tmp_path / "run", tiny_recipe.named("tiny"))
     assert load_recipe(tmp_path / "run").based_on == "tiny"
 
 
-def test_a_run_under_a_recipe_that_continues_its_own_is_not_finished(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_under_a_recipe_that_continues_its_own_is_not_finished(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     begin(tmp_path / "run", tiny_recipe)
     write_json(tmp_path / "run" / "report.json", {"steps": 14})
     other = tiny_recipe.replace(epochs=7)
     with pytest.raises(RecipeError, match=r"\nIt cannot, says this test\.\nUse another --out"):
         RunFolder(tmp_path / "run", other, lambda there: "It cannot, says this test.").__enter__()
     assert (tmp_path / "run" / "report.json").exists()
-    with RunFolder(tmp_path / "run", other, lambda there: None if there == tiny_recipe else "") as folder:
+    with RunFolder(
+        tmp_path / "run", other, lambda there: None if there == tiny_recipe else ""
+    ) as folder:
         assert folder.changed == {"epochs": (2, 7)}
     assert not (tmp_path / "run" / "report.json").exists()
     assert load_recipe(tmp_path / "run") == other
 
 
-def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     begin(tmp_path / "run", tiny_recipe)
     other = tiny_recipe.replace(epochs=7, lr=0.5, mean=(1.0, 2.0, 3.0))
     with pytest.raises(RecipeError) as error, RunFolder(tmp_path / "run", other):
@@ -83,14 +93,21 @@ def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(tiny_re
     assert load_recipe(tmp_path / "run") == tiny_recipe
 
 
-def test_another_recipe_is_refused_while_there_is_a_checkpoint(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_another_recipe_is_refused_while_there_is_a_checkpoint(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     with RunFolder(tmp_path / "run", tiny_recipe) as folder:
         (folder.checkpoints / "step-00000001").mkdir()
-    with pytest.raises(RecipeError, match="epochs"), RunFolder(tmp_path / "run", tiny_recipe.replace(epochs=7)):
+    with (
+        pytest.raises(RecipeError, match="epochs"),
+        RunFolder(tmp_path / "run", tiny_recipe.replace(epochs=7)),
+    ):
         pass
 
 
-def test_a_corrected_recipe_is_taken_while_nothing_was_trained(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_corrected_recipe_is_taken_while_nothing_was_trained(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     with RunFolder(tmp_path / "run", tiny_recipe.replace(logits=3)):
         pass
     with RunFolder(tmp_path / "run", tiny_recipe):
@@ -106,16 +123,29 @@ def test_a_folder_named_like_a_published_recipe_is_still_a_folder(
         assert folder.path == Path("demo")
 
 
-def test_a_folder_with_other_things_is_refused_and_left_alone(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_folder_with_other_things_is_refused_and_left_alone(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     for name in ("thesis.tex", "photos", "a.txt", "b.txt"):
         (tmp_path / name).mkdir()
-    with pytest.raises(CheckpointError, match=r"holds other things \(a\.txt, b\.txt, photos\) and no run"):
+    with pytest.raises(
+        CheckpointError, match=r"holds other things \(a\.txt, b\.txt, photos\) and no run"
+    ):
         RunFolder(tmp_path, tiny_recipe).__enter__()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "photos", "thesis.tex"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.txt",
+        "b.txt",
+        "photos",
+        "thesis.tex",
+    ]
 
 
-@pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".recipe.yaml.partial"], [".DS_Store"]], ids=str)
-def test_what_a_killed_start_left_does_not_stop_the_next(left: list[str], tiny_recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "left", [[], [".lock"], [".lock", ".recipe.yaml.partial"], [".DS_Store"]], ids=str
+)
+def test_what_a_killed_start_left_does_not_stop_the_next(
+    left: list[str], tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     for name in left:
         (tmp_path / name).write_text("half")
     with RunFolder(tmp_path, tiny_recipe):
@@ -141,9 +171,14 @@ def test_a_start_killed_before_any_file_is_written_can_be_repeated(
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "file/deep/below"])
-def test_a_folder_that_cannot_be_made_is_a_clear_error(out: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_a_clear_error(
+    out: str, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"cannot write to .*file.*: (File exists|Not a directory); use another --out"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot write to .*file.*: (File exists|Not a directory); use another --out",
+    ):
         RunFolder(tmp_path / out, tiny_recipe).__enter__()
 
 
@@ -154,7 +189,9 @@ def test_a_folder_without_permission_is_a_clear_error(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(CheckpointError, match=r"cannot write to .*: Permission denied; use another --out"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot write to .*: Permission denied; use another --out"
+    ):
         RunFolder(tmp_path / "run", tiny_recipe).__enter__()
 
 
@@ -169,12 +206,16 @@ with RunFolder(Path(sys.argv[1]), load_recipe(sys.argv[2])):
 """
 
 
-def test_another_process_in_the_same_folder_is_refused_until_the_first_ends(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_another_process_in_the_same_folder_is_refused_until_the_first_ends(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(tiny_recipe.to_yaml())
     path = tmp_path / "run"
     command = [sys.executable, "-c", HOLDER, str(path), str(recipe)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(CheckpointError, match="another process is training in"):
@@ -197,7 +238,8 @@ def test_a_small_file_is_never_seen_half_written(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     texts = ["a" * 200_000, "b" * 100]
     write_text(path, texts[0])
-    seen, done = set(), threading.Event()
+    seen = set()
+    done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
@@ -222,7 +264,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_json_is_written_as_people_read_it(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"classes": ["café"], "loss": 0.1})
-    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n "classes": [\n  "café"\n ],\n "loss": 0.1\n}\n'
+    assert (tmp_path / "a.json").read_text(
+        encoding="utf-8"
+    ) == '{\n "classes": [\n  "café"\n ],\n "loss": 0.1\n}\n'
 
 
 SCORES = {"step": 8, "loss": None, "top1_percent": 75.0, "top5_percent": 100.0, "images": 8}
@@ -253,7 +297,12 @@ REPORT = {
         (json.dumps(REPORT | {"final": {"trained": SCORES | {"images": 0}}}), None),
         (json.dumps(REPORT | {"best": None}), None),
         (json.dumps(REPORT | {"classes": [1, 2]}), None),
-        (json.dumps(REPORT | {"per_class": {"trained": {"images": [4], "top1": [4], "top5": [4]}}}), None),
+        (
+            json.dumps(
+                REPORT | {"per_class": {"trained": {"images": [4], "top1": [4], "top5": [4]}}}
+            ),
+            None,
+        ),
         (json.dumps(REPORT | {"train_sec": "long"}), None),
         (json.dumps(REPORT | {"published": {"recipe": "demo"}}), None),
     ],
@@ -265,7 +314,8 @@ def test_only_a_whole_report_is_one(content: str | None, report: object, tmp_pat
     assert read_report(tmp_path) == report
 
 
-ONE, TWO = ('{"kind": "start", "step": 1}', '{"kind": "evaluate", "step": 2, "weights": "trained"}')
+ONE = '{"kind": "start", "step": 1}'
+TWO = '{"kind": "evaluate", "step": 2, "weights": "trained"}'
 
 
 @pytest.mark.parametrize(
@@ -282,7 +332,9 @@ ONE, TWO = ('{"kind": "start", "step": 1}', '{"kind": "evaluate", "step": 2, "we
     ],
     ids=repr,
 )
-def test_a_log_is_read_up_to_the_line_that_a_killed_process_cut_off(content: str, entries: object, tmp_path: Path) -> None:
+def test_a_log_is_read_up_to_the_line_that_a_killed_process_cut_off(
+    content: str, entries: object, tmp_path: Path
+) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(content.encode("latin-1"))
     if entries == "NaN":
@@ -314,23 +366,41 @@ def test_a_line_cut_off_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
         ('{"kind": "evaluate", "step": true}', "its step is True"),
         ('{"kind": "evaluate", "step": 1e300, "weights": "trained"}', "its step is 1e"),
         ('{"kind": "evaluate", "step": 4, "weights": ["trained"]}', "its weights is"),
-        ('{"kind": "evaluate", "step": 4, "weights": "trained", "top1_percent": NaN}', "its top1_percent is nan"),
-        ('{"kind": "train", "step": 2, "first_step": 0, "images": 0, "images_per_sec": 1}', "its images is 0"),
-        ('{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 0}', "its images_per_sec is 0"),
-        ('{"kind": "train", "step": 2, "first_step": 2, "images": 8, "images_per_sec": 1}', "its first_step is not below"),
+        (
+            '{"kind": "evaluate", "step": 4, "weights": "trained", "top1_percent": NaN}',
+            "its top1_percent is nan",
+        ),
+        (
+            '{"kind": "train", "step": 2, "first_step": 0, "images": 0, "images_per_sec": 1}',
+            "its images is 0",
+        ),
+        (
+            '{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 0}',
+            "its images_per_sec is 0",
+        ),
+        (
+            '{"kind": "train", "step": 2, "first_step": 2, "images": 8, "images_per_sec": 1}',
+            "its first_step is not below",
+        ),
         ('{"kind": "note", "step": 2, "losses": 5}', "its losses is 5"),
     ],
 )
-def test_a_line_of_another_shape_is_named_with_what_is_wrong(line: str, problem: str, tmp_path: Path) -> None:
+def test_a_line_of_another_shape_is_named_with_what_is_wrong(
+    line: str, problem: str, tmp_path: Path
+) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(f"{ONE}\n{line}\n")
     with pytest.raises(CheckpointError, match=rf"log\.jsonl, line 2 is not a log entry: {problem}"):
         read_log(path)
 
 
-def test_a_log_that_is_shown_needs_every_figure_and_one_that_goes_on_does_not(tmp_path: Path) -> None:
+def test_a_log_that_is_shown_needs_every_figure_and_one_that_goes_on_does_not(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text('{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 1.0}\n')
+    path.write_text(
+        '{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 1.0}\n'
+    )
     assert len(read_log(path)) == 1
     with pytest.raises(CheckpointError, match="line 1 is not a log entry: it has no "):
         read_log(path, whole=True)
@@ -349,5 +419,9 @@ def test_the_environment_says_what_numbers_and_speed_depend_on() -> None:
 
 
 def memory_bytes() -> int:
-    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
+    total = next(
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
     return int(total.split()[1]) * 1024

@@ -1,4 +1,5 @@
-"""Runs that start from given weights, dense and pruned: what they start from, how they resume, and what they refuse."""
+"""Runs that start from given weights, dense and pruned: what they start from, how they resume, and
+what they refuse."""
 
 import json
 import os
@@ -42,7 +43,9 @@ def sparse_recipe(tiny_recipe: Recipe) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def sparse(sparse_recipe: Recipe, dense: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sparse(
+    sparse_recipe: Recipe, dense: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A pruned run that was never interrupted. Tests only read it."""
     out = tmp_path_factory.mktemp("sparse") / "run"
     lockstep.train(sparse_recipe, textures, out, weights=dense, execution=EXECUTION)
@@ -109,7 +112,8 @@ SOURCES: dict[str, Callable[[Path, Path], Path]] = {
 def test_a_run_starts_at_step_0_with_given_weights_and_no_velocity(
     source: str, dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    run, given = tmp_path / "run", SOURCES[source](dense, tmp_path)
+    run = tmp_path / "run"
+    given = SOURCES[source](dense, tmp_path)
     recipe = tiny_recipe.replace(epochs=1, ema_decay=0.9)
     lockstep.train(recipe, textures, run, weights=given, execution=EXECUTION)
     begin = state(run, 0)
@@ -120,31 +124,49 @@ def test_a_run_starts_at_step_0_with_given_weights_and_no_velocity(
         "weights": "step-00000007" if given.is_dir() else given.name,
         "weights_sha256": digest_of(trained(dense)),
     }
-    assert [entry["first_step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "train"] == list(range(7))
+    assert [
+        entry["first_step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "train"
+    ] == list(range(7))
 
 
 def test_a_run_trains_from_the_weights_that_it_was_given(
     dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    # At this learning rate updates are below half a unit in the last place, except where a parameter is almost 0.
+    # At this learning rate updates are below half a unit in the last place, except where a
+    # parameter is almost 0.
     recipe = tiny_recipe.replace(epochs=1, lr=1e-30, weight_decay=0.0)
     lockstep.train(recipe, textures, tmp_path / "run", weights=dense)
-    begin, end = trained(dense), trained(tmp_path / "run")
-    assert all(np.abs(end[name] - begin[name]).max() < 1e-25 for name in begin if "running" not in name)
+    begin = trained(dense)
+    end = trained(tmp_path / "run")
+    assert all(
+        np.abs(end[name] - begin[name]).max() < 1e-25 for name in begin if "running" not in name
+    )
 
 
-def test_a_moving_average_can_be_started_from(dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_moving_average_can_be_started_from(
+    dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     averages = newest(dense) / "ema.safetensors"
-    lockstep.train(tiny_recipe.replace(epochs=1), textures, tmp_path / "run", weights=averages, execution=EXECUTION)
+    lockstep.train(
+        tiny_recipe.replace(epochs=1),
+        textures,
+        tmp_path / "run",
+        weights=averages,
+        execution=EXECUTION,
+    )
     assert bits(state(tmp_path / "run", 0).tensors) == bits(load_file(averages))
 
 
-def test_weights_of_half_precision_become_float32(dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_weights_of_half_precision_become_float32(
+    dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     halves = {name: value.astype(np.float16) for name, value in trained(dense).items()}
     about = {"recipe": tiny_recipe.fields(), "classes": []}
     checkpoint.write_weights(tmp_path / "w.safetensors", halves, about)
     recipe = tiny_recipe.replace(epochs=1)
-    lockstep.train(recipe, textures, tmp_path / "run", weights=tmp_path / "w.safetensors", execution=EXECUTION)
+    lockstep.train(
+        recipe, textures, tmp_path / "run", weights=tmp_path / "w.safetensors", execution=EXECUTION
+    )
     expected = {name: value.astype(np.float32) for name, value in halves.items()}
     assert bits(state(tmp_path / "run", 0).tensors) == bits(expected)
 
@@ -155,12 +177,24 @@ def test_the_classifier_is_drawn_afresh_for_another_number_of_logits_and_a_line_
 ) -> None:
     recipe = tiny_recipe.replace(epochs=1, logits=11, sparsity=sparsity)
     events: list[dict[str, Any]] = []
-    lockstep.train(recipe, textures, tmp_path / "run", weights=dense, execution=EXECUTION, listener=events.append)
-    begin, given, drawn = state(tmp_path / "run", 0).tensors, trained(dense), initial_tensors(recipe)
+    lockstep.train(
+        recipe,
+        textures,
+        tmp_path / "run",
+        weights=dense,
+        execution=EXECUTION,
+        listener=events.append,
+    )
+    begin = state(tmp_path / "run", 0).tensors
+    given = trained(dense)
+    drawn = initial_tensors(recipe)
     assert begin["fc.weight"].tobytes() == drawn["fc.weight"].tobytes()
     assert begin["fc.bias"].tobytes() == drawn["fc.bias"].tobytes()
     assert begin["conv1.weight"].tobytes() == given["conv1.weight"].tobytes()
-    assert "the weights have 10 logits, not 11: the classifier starts from the recipe's initial values" in notes(events)
+    assert (
+        "the weights have 10 logits, not 11: the classifier starts from the recipe's initial values"
+        in notes(events)
+    )
 
 
 def test_what_is_told_of_given_weights_is_told_once(
@@ -169,7 +203,13 @@ def test_what_is_told_of_given_weights_is_told_once(
     recipe = tiny_recipe.replace(padding="same")
     told: list[dict[str, Any]] = []
     with pytest.raises(Interrupted):
-        lockstep.train(recipe, textures, tmp_path / "run", weights=dense, listener=lambda e: (told.append(e), stop_at(4)(e)))
+        lockstep.train(
+            recipe,
+            textures,
+            tmp_path / "run",
+            weights=dense,
+            listener=lambda e: (told.append(e), stop_at(4)(e)),
+        )
     assert notes(told).splitlines() == [
         "starts from the weights of step-00000007",
         "the weights have padding symmetric, not same",
@@ -192,33 +232,61 @@ def test_weights_of_another_model_are_refused_before_there_is_a_folder(
 
 def test_a_file_of_another_named_model_says_which_model_to_set(tmp_path: Path) -> None:
     given = Recipe(model="resnet18", logits=10, precision="fp32")
-    zeros = {each.name: np.zeros(each.shape, np.float32) for each in tensors(MODELS["resnet18"], given.logits)}
+    zeros = {
+        each.name: np.zeros(each.shape, np.float32)
+        for each in tensors(MODELS["resnet18"], given.logits)
+    }
     save_file(zeros, tmp_path / "w.safetensors")
-    with pytest.raises(CheckpointError, match=r"w\.safetensors holds resnet18, .*resnet50: --set model=resnet18$"):
+    with pytest.raises(
+        CheckpointError, match=r"w\.safetensors holds resnet18, .*resnet50: --set model=resnet18$"
+    ):
         open_start(tmp_path / "w.safetensors", given.replace(model="resnet50"), tmp_path / "run")
 
 
 def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(
     textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS, "resnet18", replace(narrowed(MODELS["resnet18"]), layers=(1, 1, 1, 1)))
-    of_weights = {"model": "resnet18", "mean": [9.0, 8.0, 7.0], "std": [6.0, 5.0, 4.0], "interpolation": "bicubic"}
+    monkeypatch.setitem(
+        MODELS, "resnet18", replace(narrowed(MODELS["resnet18"]), layers=(1, 1, 1, 1))
+    )
+    of_weights = {
+        "model": "resnet18",
+        "mean": [9.0, 8.0, 7.0],
+        "std": [6.0, 5.0, 4.0],
+        "interpolation": "bicubic",
+    }
     given = Recipe.of(of_weights | {"logits": 3})
     file = tmp_path / "w.safetensors"
-    checkpoint.write_weights(file, initial_tensors(given), {"recipe": given.fields(), "classes": []})
+    checkpoint.write_weights(
+        file, initial_tensors(given), {"recipe": given.fields(), "classes": []}
+    )
     events: list[dict[str, Any]] = []
     changes = {"epochs": 1, "image_size": 32, "precision": "fp32", "std": [3.0, 2.0, 1.0]}
     read: list[Path] = []
     real = checkpoint.read_weights
-    monkeypatch.setattr(checkpoint, "read_weights", lambda path, **options: (read.append(path), real(path, **options))[1])
-    lockstep.train(data=textures, out=tmp_path / "run", weights=file, changes=changes, listener=events.append)
+    monkeypatch.setattr(
+        checkpoint,
+        "read_weights",
+        lambda path, **options: (read.append(path), real(path, **options))[1],
+    )
+    lockstep.train(
+        data=textures, out=tmp_path / "run", weights=file, changes=changes, listener=events.append
+    )
     assert read == [file], "weights are read once"
     fields = lockstep.load_recipe(tmp_path / "run").fields()
-    assert {name: fields[name] for name in of_weights} == of_weights | {"std": [3.0, 2.0, 1.0]}, "what is set goes before"
+    assert {name: fields[name] for name in of_weights} == of_weights | {"std": [3.0, 2.0, 1.0]}, (
+        "what is set goes before"
+    )
     assert fields["logits"] == 10
-    assert state(tmp_path / "run", 0).tensors["conv1.weight"].tobytes() == initial_tensors(given)["conv1.weight"].tobytes()
+    assert (
+        state(tmp_path / "run", 0).tensors["conv1.weight"].tobytes()
+        == initial_tensors(given)["conv1.weight"].tobytes()
+    )
     lines = next(event for event in events if event["kind"] == "settled")["lines"]
-    assert lines[2:] == ["  as the given weights need it: model resnet18, mean [9.0, 8.0, 7.0], interpolation bicubic"]
+    assert lines[2:] == [
+        "  as the given weights need it: model resnet18, mean [9.0, 8.0, 7.0], interpolation"
+        " bicubic"
+    ]
 
 
 # Pruning
@@ -227,7 +295,9 @@ def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(
 def test_a_sparse_recipe_asks_for_trained_weights_before_there_is_a_folder(
     textures: Path, sparse_recipe: Recipe, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=r"prunes trained weights.*sparsity=none first.*--weights"):
+    with pytest.raises(
+        RecipeError, match=r"prunes trained weights.*sparsity=none first.*--weights"
+    ):
         lockstep.train(sparse_recipe, textures, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -254,17 +324,31 @@ def test_what_was_pruned_stays_0_in_every_checkpoint(sparse: Path, dense: Path) 
 
 
 def test_what_is_kept_starts_as_it_was_given(sparse: Path, dense: Path) -> None:
-    begin, kept = state(sparse, 0), read_masks(sparse)
-    expected = {name: np.where(kept.get(name, True), value, np.float32(0)) for name, value in trained(dense).items()}
+    begin = state(sparse, 0)
+    kept = read_masks(sparse)
+    expected = {
+        name: np.where(kept.get(name, True), value, np.float32(0))
+        for name, value in trained(dense).items()
+    }
     assert bits(begin.tensors) == bits(begin.ema) == bits(expected)
 
 
-def test_a_sparse_run_says_how_much_is_0(dense: Path, textures: Path, sparse_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_sparse_run_says_how_much_is_0(
+    dense: Path, textures: Path, sparse_recipe: Recipe, tmp_path: Path
+) -> None:
     events: list[dict[str, Any]] = []
-    lockstep.train(sparse_recipe.replace(epochs=1), textures, tmp_path / "run", weights=dense, listener=events.append)
+    lockstep.train(
+        sparse_recipe.replace(epochs=1),
+        textures,
+        tmp_path / "run",
+        weights=dense,
+        listener=events.append,
+    )
     kept = read_masks(tmp_path / "run")
     zeros = sum(mask.size for mask in kept.values()) // 2
-    assert f"mask_1d sets {zeros:,} weights in 16 tensors to 0 and keeps them there" in notes(events)
+    assert f"mask_1d sets {zeros:,} weights in 16 tensors to 0 and keeps them there" in notes(
+        events
+    )
 
 
 @pytest.mark.parametrize(("algorithm", "channels"), [("mask_2d_greedy", 3), ("mask_2d_best", 4)])
@@ -272,7 +356,9 @@ def test_masks_are_those_of_the_recipes_algorithm_and_leave_out_what_it_excludes
     algorithm: str, channels: int, dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     excluded = ("layer1.0.conv1.weight", "layer4.0.conv2.weight")
-    recipe = tiny_recipe.replace(epochs=1, sparsity=algorithm, sparsity_excluded=excluded, stem_channels=channels)
+    recipe = tiny_recipe.replace(
+        epochs=1, sparsity=algorithm, sparsity_excluded=excluded, stem_channels=channels
+    )
     lockstep.train(recipe, textures, tmp_path / "run", weights=dense)
     kept = read_masks(tmp_path / "run")
     assert bits(kept) == bits(masks(trained(dense), algorithm, excluded, channels))
@@ -282,7 +368,9 @@ def test_masks_are_those_of_the_recipes_algorithm_and_leave_out_what_it_excludes
     assert not any(trained(tmp_path / "run")[name][~mask].any() for name, mask in kept.items())
 
 
-def test_a_sparse_run_is_evaluated_and_converted_as_any_other(sparse: Path, textures: Path, tmp_path: Path) -> None:
+def test_a_sparse_run_is_evaluated_and_converted_as_any_other(
+    sparse: Path, textures: Path, tmp_path: Path
+) -> None:
     report = json.loads((sparse / "report.json").read_text())
     lockstep.convert(sparse, tmp_path / "w.safetensors", certificate=False)
     for source in (sparse, tmp_path / "w.safetensors"):
@@ -297,12 +385,22 @@ def test_a_sparse_run_is_evaluated_and_converted_as_any_other(sparse: Path, text
 @pytest.mark.parametrize("again", [True, False], ids=["given again", "left out"])
 @pytest.mark.parametrize("step", [1, 5, 7])
 def test_a_sparse_run_goes_on_bit_for_bit(
-    step: int, again: bool, sparse: Path, dense: Path, textures: Path, sparse_recipe: Recipe, tmp_path: Path
+    step: int,
+    again: bool,
+    sparse: Path,
+    dense: Path,
+    textures: Path,
+    sparse_recipe: Recipe,
+    tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
-        lockstep.train(sparse_recipe, textures, run, weights=dense, execution=EXECUTION, listener=stop_at(step))
-    lockstep.train(sparse_recipe, textures, run, weights=dense if again else None, execution=EXECUTION)
+        lockstep.train(
+            sparse_recipe, textures, run, weights=dense, execution=EXECUTION, listener=stop_at(step)
+        )
+    lockstep.train(
+        sparse_recipe, textures, run, weights=dense if again else None, execution=EXECUTION
+    )
     ends = [state(folder, STEPS) for folder in (run, sparse)]
     for part in ("tensors", "momentum", "ema"):
         assert bits(getattr(ends[0], part)) == bits(getattr(ends[1], part))
@@ -324,7 +422,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on_from_its_star
     assert bits(trained(run)) == bits(trained(sparse))
 
 
-def test_a_finished_sparse_run_needs_no_weights(sparse: Path, textures: Path, sparse_recipe: Recipe) -> None:
+def test_a_finished_sparse_run_needs_no_weights(
+    sparse: Path, textures: Path, sparse_recipe: Recipe
+) -> None:
     report = lockstep.train(sparse_recipe, textures, sparse, execution=EXECUTION)
     assert report == json.loads((sparse / "report.json").read_text())
 
@@ -333,10 +433,16 @@ def test_a_run_does_not_go_on_from_other_weights_than_it_started_from(
     sparse: Path, dense: Path, textures: Path, tiny_recipe: Recipe, sparse_recipe: Recipe
 ) -> None:
     averages = newest(dense) / "ema.safetensors"
-    with pytest.raises(CheckpointError, match=r"from other weights \(step-00000007\) than those of ema.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"from other weights \(step-00000007\) than those of ema.safetensors"
+    ):
         lockstep.train(sparse_recipe, textures, sparse, weights=averages)
-    with pytest.raises(CheckpointError, match="started from its recipe's initial weights, not from ema"):
-        lockstep.train(tiny_recipe.replace(epochs=1, ema_decay=0.9), textures, dense, weights=averages)
+    with pytest.raises(
+        CheckpointError, match="started from its recipe's initial weights, not from ema"
+    ):
+        lockstep.train(
+            tiny_recipe.replace(epochs=1, ema_decay=0.9), textures, dense, weights=averages
+        )
 
 
 def test_a_start_that_was_killed_leaves_nothing_to_the_command_that_is_corrected(
@@ -366,7 +472,9 @@ def test_a_sparse_run_whose_masks_are_damaged_does_not_go_on(
     if damage == "missing":
         (run / name).unlink()
     else:
-        (run / name).write_bytes(whole[:-40] if damage == "cut off" else whole[:-20] + b"\0" + whole[-19:])
+        (run / name).write_bytes(
+            whole[:-40] if damage == "cut off" else whole[:-20] + b"\0" + whole[-19:]
+        )
     with pytest.raises(CheckpointError, match=name):
         lockstep.train(sparse_recipe, textures, run)
 
@@ -383,4 +491,6 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
     ]
     assert len({digest_of(each) for each in others}) == len(others)
     assert digest_of({"a": values, "b": -values}) == digest_of({"b": -values, "a": values})
-    assert digest_of({"a": np.asfortranarray(values.reshape(2, 3))}) == digest_of({"a": values.reshape(2, 3)})
+    assert digest_of({"a": np.asfortranarray(values.reshape(2, 3))}) == digest_of(
+        {"a": values.reshape(2, 3)}
+    )

@@ -17,9 +17,13 @@ COLUMNS = ("losses", "ranks", "predictions", "labels", "confidences")
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def finished(
+    tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("finished") / "run"
-    report = lockstep.train(tiny_recipe.replace(ema_decay=0.9), textures, out, execution=Execution(accumulation_steps=2))
+    report = lockstep.train(
+        tiny_recipe.replace(ema_decay=0.9), textures, out, execution=Execution(accumulation_steps=2)
+    )
     return out, report
 
 
@@ -31,7 +35,9 @@ def results_of(run: Path) -> Results:
 
 def images_in_order(data: Path) -> list[Path]:
     """Return the validation images in the index's order: by class, then by name."""
-    return [file for folder in sorted((data / "val").glob("[!.]*")) for file in sorted(folder.iterdir())]
+    return [
+        file for folder in sorted((data / "val").glob("[!.]*")) for file in sorted(folder.iterdir())
+    ]
 
 
 @pytest.mark.parametrize("weights", ["trained", "ema"])
@@ -44,22 +50,33 @@ def test_row_i_is_what_the_model_says_of_the_ith_image(
     predicted = lockstep.predict(run, images, top=10, ema=weights == "ema")
     classes = report["classes"]
     assert [classes[label] for label in scores.labels] == [image.parent.name for image in images]
-    assert [classes[label] for label in scores.predictions] == [found.classes[0] for found in predicted]
-    assert scores.confidences == pytest.approx([found.probabilities[0] for found in predicted], rel=1e-4)
-    places = [found.classes.index(image.parent.name) for found, image in zip(predicted, images, strict=True)]
+    assert [classes[label] for label in scores.predictions] == [
+        found.classes[0] for found in predicted
+    ]
+    assert scores.confidences == pytest.approx(
+        [found.probabilities[0] for found in predicted], rel=1e-4
+    )
+    places = [
+        found.classes.index(image.parent.name)
+        for found, image in zip(predicted, images, strict=True)
+    ]
     assert scores.ranks.tolist() == places
     own = [found.probabilities[place] for found, place in zip(predicted, places, strict=True)]
     assert np.exp(-scores.losses) == pytest.approx(own, rel=1e-4)
 
 
-def test_results_agree_with_the_report_and_name_the_images(finished: tuple[Path, dict[str, Any]], textures: Path) -> None:
+def test_results_agree_with_the_report_and_name_the_images(
+    finished: tuple[Path, dict[str, Any]], textures: Path
+) -> None:
     run, report = finished
     results = results_of(run)
     assert results.step == 14
     assert results.digest == open_index(textures / "val").digest
     for weights in ("trained", "ema"):
         assert results.scores[weights].per_class(10) == report["per_class"][weights]
-        assert results.scores[weights].counts().summary()["loss"] == report["final"][weights]["loss"]
+        assert (
+            results.scores[weights].counts().summary()["loss"] == report["final"][weights]["loss"]
+        )
 
 
 def test_a_finished_run_started_again_keeps_its_results(
@@ -73,7 +90,10 @@ def test_a_finished_run_started_again_keeps_its_results(
 
 def random_scores() -> Scores:
     random = np.random.default_rng(4)
-    integers = {name: random.integers(0, 9, 30).astype(np.int32) for name in ("ranks", "predictions", "labels")}
+    integers = {
+        name: random.integers(0, 9, 30).astype(np.int32)
+        for name in ("ranks", "predictions", "labels")
+    }
     floats = {name: random.random(30).astype(np.float32) for name in ("losses", "confidences")}
     return Scores(**integers, **floats)
 
@@ -84,7 +104,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     results = results_of(tmp_path)
     assert (results.step, results.digest, list(results.scores)) == (7, "a digest", ["trained"])
     for name in COLUMNS:
-        found, expected = getattr(results.scores["trained"], name), getattr(scores, name)
+        found = getattr(results.scores["trained"], name)
+        expected = getattr(scores, name)
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
@@ -104,8 +125,12 @@ def overwritten(data: bytes, at: int, by: bytes) -> bytes:
         lambda data: b"no file of NumPy's",
         lambda data: b"",
         lambda data: data[: len(data) // 2],
-        lambda data: overwritten(data, data.index(b"labels.npy") + 40, b"\xff" * 10),  # within a stream
-        lambda data: overwritten(data, data.index(b"PK\x01\x02") + 10, b"c"),  # an unknown compression method
+        lambda data: overwritten(
+            data, data.index(b"labels.npy") + 40, b"\xff" * 10
+        ),  # within a stream
+        lambda data: overwritten(
+            data, data.index(b"PK\x01\x02") + 10, b"c"
+        ),  # an unknown compression method
     ],
 )
 def test_results_that_cannot_be_read_are_named(damage: Any, tmp_path: Path) -> None:

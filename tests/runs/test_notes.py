@@ -15,12 +15,18 @@ SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
 
 def facts(classes: int = 10, steps: int = 4, **counts: list[int]) -> RunFacts:
     names = [f"class {i}" for i in range(classes)]
-    images = {split: np.array(counts.get(split, [3] * classes)) for split in ("training", "validation")}
+    images = {
+        split: np.array(counts.get(split, [3] * classes)) for split in ("training", "validation")
+    }
     return RunFacts(names, images["training"], images["validation"], steps)
 
 
-@pytest.mark.parametrize(("on_gpu", "deterministic", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0)])
-def test_what_determinism_costs_can_be_measured_by_what_is_said(on_gpu: bool, deterministic: bool, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("on_gpu", "deterministic", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0)]
+)
+def test_what_determinism_costs_can_be_measured_by_what_is_said(
+    on_gpu: bool, deterministic: bool, expected: int
+) -> None:
     world: Any = SimpleNamespace(on_gpu=on_gpu, ranks=4)
     recipe = Recipe(model="resnext101-32x4d", precision="bf16", global_batch_images=512)
     execution = Execution(deterministic=deterministic, accumulation_steps=2, recompute="blocks")
@@ -29,7 +35,8 @@ def test_what_determinism_costs_can_be_measured_by_what_is_said(on_gpu: bool, de
     for note in said:
         assert "--set deterministic=false" in note
         command = (
-            "lockstep benchmark train --backend torch --model resnext101-32x4d -b 64 --set recompute=blocks --dtype bf16"
+            "lockstep benchmark train --backend torch --model resnext101-32x4d -b 64 --set"
+            " recompute=blocks --dtype bf16"
         )
         assert note.endswith(f": {command}")
 
@@ -46,39 +53,70 @@ def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "about", "sentence"),
     [
-        ({"logits": 1000}, {}, "the images have 10 classes, but the model has 1000 logits: --set logits=10"),
-        ({"logits": 12}, {}, "the images have 10 classes, but the model has 12 logits: --set logits=10"),
+        (
+            {"logits": 1000},
+            {},
+            "the images have 10 classes, but the model has 1000 logits: --set logits=10",
+        ),
+        (
+            {"logits": 12},
+            {},
+            "the images have 10 classes, but the model has 12 logits: --set logits=10",
+        ),
         (
             {"eval_crop": 290, "eval_resize": 300},
             {},
             "evaluation at 290 px is more than a quarter larger than training at 224 px",
         ),
-        ({"eval_crop": 160}, {}, "evaluation at 160 px is more than a quarter smaller than training at 224 px"),
+        (
+            {"eval_crop": 160},
+            {},
+            "evaluation at 160 px is more than a quarter smaller than training at 224 px",
+        ),
         (
             {"epochs": 3},
             {},
-            "the warm-up of 5 epochs is not shorter than the run of 3: the learning rate never decreases; "
-            "--set warmup_epochs=0.3",
+            (
+                "the warm-up of 5 epochs is not shorter than the run of 3: the learning rate never"
+                " decreases; --set warmup_epochs=0.3"
+            ),
         ),
-        ({"epochs": 1, "warmup_epochs": 1}, {}, "the warm-up of 1 epoch is not shorter than the run of 1"),
+        (
+            {"epochs": 1, "warmup_epochs": 1},
+            {},
+            "the warm-up of 1 epoch is not shorter than the run of 1",
+        ),
         ({"epochs": 5}, {}, "the warm-up of 5 epochs is not shorter than the run of 5"),
         (
             {"lr_decay": "step", "lr_step_epochs": [1], "warmup_epochs": 2.0},
             {"steps": 1},
             "the learning rate never reaches its peak of 0.032: the highest is 0.016",
         ),
-        ({"logits": 1}, {"classes": 1}, "all images are of one class, class 0: there is nothing to classify"),
+        (
+            {"logits": 1},
+            {"classes": 1},
+            "all images are of one class, class 0: there is nothing to classify",
+        ),
         ({"logits": 5}, {"classes": 5}, "top-5 is left out: it means nothing with 5 classes"),
-        ({}, {"validation": [1] * 8 + [0, 0]}, "no validation images for 2 of 10 classes: class 8, class 9"),
+        (
+            {},
+            {"validation": [1] * 8 + [0, 0]},
+            "no validation images for 2 of 10 classes: class 8, class 9",
+        ),
         (
             {},
             {"training": [0] * 7 + [1] * 3},
-            "no training images for 7 of 10 classes: class 0, class 1, class 2, class 3, class 4 and 2 more",
+            (
+                "no training images for 7 of 10 classes: class 0, class 1, class 2, class 3, class"
+                " 4 and 2 more"
+            ),
         ),
     ],
     ids=str,
 )
-def test_what_is_seldom_meant_is_said(changes: dict[str, Any], about: dict[str, Any], sentence: str) -> None:
+def test_what_is_seldom_meant_is_said(
+    changes: dict[str, Any], about: dict[str, Any], sentence: str
+) -> None:
     found = seldom_meant(SENSIBLE.replace(**changes), facts(**about))
     assert any(note.startswith(sentence) for note in found), found
 

@@ -1,4 +1,5 @@
-"""`Execution.profile_step`: some steps run under the framework's profiler, and this does not change any result."""
+"""`Execution.profile_step`: some steps run under the framework's profiler, and this does not change
+any result."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,12 @@ def weights(run: Path) -> dict[str, bytes]:
 
 
 def losses(run: Path) -> list[float]:
-    return [loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]
+    return [
+        loss
+        for entry in read_log(run / "log.jsonl")
+        if entry["kind"] == "train"
+        for loss in entry["losses"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -33,8 +39,16 @@ def losses(run: Path) -> list[float]:
     [
         ({}, [4, 8, 10, 12, 16, 20], []),
         ({"profile_step": 5, "profile_steps": 2}, [4, 5, 7, 8, 10, 12, 16, 20], [(5, 7)]),
-        ({"profile_step": 0, "profile_steps": 9}, [9, 10, 12, 16, 20], [(0, 9)]),  # one trace, across log entries
-        ({"profile_step": 8, "profile_steps": 4}, [4, 8, 10, 12, 16, 20], [(8, 10), (10, 12)]),  # an epoch ends in between
+        (
+            {"profile_step": 0, "profile_steps": 9},
+            [9, 10, 12, 16, 20],
+            [(0, 9)],
+        ),  # one trace, across log entries
+        (
+            {"profile_step": 8, "profile_steps": 4},
+            [4, 8, 10, 12, 16, 20],
+            [(8, 10), (10, 12)],
+        ),  # an epoch ends in between
         ({"profile_step": 30}, [4, 8, 10, 12, 16, 20], []),
     ],
 )
@@ -59,7 +73,9 @@ def test_a_traced_run_has_the_same_weights_and_losses_and_a_trace(
     assert [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
     (told,) = [event for event in heard if event["kind"] == "trace"]
     assert (told["first_step"], told["last_step"], told["path"]) == (3, 4, str(folder))
-    entries = [entry for entry in read_log(tmp_path / "run" / "log.jsonl") if entry["kind"] == "train"]
+    entries = [
+        entry for entry in read_log(tmp_path / "run" / "log.jsonl") if entry["kind"] == "train"
+    ]
     assert [entry["first_step"] for entry in entries if entry.get("traced")] == [3]
     charted = figures(tmp_path / "run")
     assert ("train/loss", 5) in charted
@@ -67,7 +83,9 @@ def test_a_traced_run_has_the_same_weights_and_losses_and_a_trace(
     assert ("train/images_per_sec", 6) in charted
 
 
-def test_traced_steps_do_not_count_for_speed(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+def test_traced_steps_do_not_count_for_speed(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
     plain = lockstep.train(tiny_recipe, textures, tmp_path / "plain", execution=EXECUTION)
     assert plain["images_per_sec"] > 0
     every = EXECUTION.replace(profile_step=0, profile_steps=STEPS)
@@ -75,7 +93,9 @@ def test_traced_steps_do_not_count_for_speed(tiny_recipe: Recipe, textures: Path
     assert traced["images_per_sec"] is None
 
 
-def test_steps_that_there_are_not_are_a_note(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+def test_steps_that_there_are_not_are_a_note(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
     heard: list[dict[str, Any]] = []
     late = EXECUTION.replace(profile_step=99)
     lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=late, listener=heard.append)

@@ -16,7 +16,13 @@ from lockstep.models.quantisation import layers
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.given_weights import digest_of
-from lockstep.system.errors import BackendError, CheckpointError, DivergedError, Interrupted, RecipeError
+from lockstep.system.errors import (
+    BackendError,
+    CheckpointError,
+    DivergedError,
+    Interrupted,
+    RecipeError,
+)
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.inference.cases import random_tensors
@@ -32,12 +38,16 @@ def recipe(tiny_recipe: Recipe) -> Recipe:
 @pytest.fixture(scope="module")
 def given(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("given") / "w.safetensors"
-    checkpoint.write_weights(path, random_tensors(tiny_recipe, 1), {"recipe": tiny_recipe.fields(), "classes": []})
+    checkpoint.write_weights(
+        path, random_tensors(tiny_recipe, 1), {"recipe": tiny_recipe.fields(), "classes": []}
+    )
     return path
 
 
 @pytest.fixture(scope="module")
-def whole(recipe: Recipe, given: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(
+    recipe: Recipe, given: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A quantised run of 7 steps that was never interrupted. Tests only read it."""
     out = tmp_path_factory.mktemp("whole") / "run"
     lockstep.train(recipe, textures, out, weights=given, execution=EXECUTION)
@@ -63,7 +73,11 @@ def stop_at(kind: str, step: int = 0) -> Any:
     """Return a listener that asks this process to stop at an event."""
 
     def listener(event: dict[str, Any]) -> None:
-        if event["kind"] == kind and event.get("step", step) == step and event.get("what", "calibrating") == "calibrating":
+        if (
+            event["kind"] == kind
+            and event.get("step", step) == step
+            and event.get("what", "calibrating") == "calibrating"
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
 
     return listener
@@ -74,29 +88,48 @@ def test_every_checkpoint_has_the_scales_of_the_first(whole: Path, recipe: Recip
     first = scales_of(files[0])
     assert tuple(first) == layers(recipe.model)
     assert [scales_of(file) for file in files if file.stem != "momentum"] == [first] * 8
-    note = "the inputs of 18 layers have int8 scales from 24 training images"  # 3 batches of 8 images
-    assert note in next(event["notes"] for event in read_log(whole / "log.jsonl") if event["kind"] == "start")
+    note = (
+        "the inputs of 18 layers have int8 scales from 24 training images"  # 3 batches of 8 images
+    )
+    assert note in next(
+        event["notes"] for event in read_log(whole / "log.jsonl") if event["kind"] == "start"
+    )
 
 
 def test_a_quantised_run_resumes_bit_for_bit(
     whole: Path, recipe: Recipe, given: Path, textures: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Interrupted):
-        lockstep.train(recipe, textures, tmp_path / "run", weights=given, execution=EXECUTION, listener=stop_at("train", 2))
+        lockstep.train(
+            recipe,
+            textures,
+            tmp_path / "run",
+            weights=given,
+            execution=EXECUTION,
+            listener=stop_at("train", 2),
+        )
     lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
     assert digests(end(tmp_path / "run")) == digests(end(whole))
 
 
-def test_a_stop_while_calibrating_trains_nothing(recipe: Recipe, given: Path, textures: Path, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="stopped by SIGTERM while calibrating; nothing is trained yet"):
-        lockstep.train(recipe, textures, tmp_path / "run", weights=given, listener=stop_at("progress"))
+def test_a_stop_while_calibrating_trains_nothing(
+    recipe: Recipe, given: Path, textures: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        Interrupted, match="stopped by SIGTERM while calibrating; nothing is trained yet"
+    ):
+        lockstep.train(
+            recipe, textures, tmp_path / "run", weights=given, listener=stop_at("progress")
+        )
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
 def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_path: Path) -> None:
     lockstep.convert(whole, tmp_path / "w.safetensors", certificate=False)
     plain = lockstep.load_recipe(whole).replace(quantisation="none")
-    checkpoint.write_weights(tmp_path / "f.safetensors", end(whole).tensors, {"recipe": plain.fields(), "classes": []})
+    checkpoint.write_weights(
+        tmp_path / "f.safetensors", end(whole).tensors, {"recipe": plain.fields(), "classes": []}
+    )
     reported = json.loads((whole / "report.json").read_text())["final"]["trained"]["loss"]
     run, converted, in_float = (
         lockstep.evaluate(source, textures)["loss"]
@@ -109,10 +142,15 @@ def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_pa
 def test_a_quantised_recipe_needs_trained_weights_and_an_engine_that_quantises(
     recipe: Recipe, given: Path, textures: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=r"calibrates trained weights, but none.*quantisation=none first.*--weights"):
+    with pytest.raises(
+        RecipeError,
+        match=r"calibrates trained weights, but none.*quantisation=none first.*--weights",
+    ):
         lockstep.train(recipe, textures, tmp_path / "run")
     with pytest.raises(BackendError, match="the paddle engine cannot quantise"):
-        lockstep.train(recipe, textures, tmp_path / "run", weights=given, execution=Execution(backend="paddle"))
+        lockstep.train(
+            recipe, textures, tmp_path / "run", weights=given, execution=Execution(backend="paddle")
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -121,7 +159,9 @@ def test_weights_that_are_no_numbers_are_not_calibrated(
 ) -> None:
     tensors = random_tensors(tiny_recipe, 1)
     tensors["bn1.weight"][0] = np.nan
-    checkpoint.write_weights(tmp_path / "w.safetensors", tensors, {"recipe": tiny_recipe.fields(), "classes": []})
+    checkpoint.write_weights(
+        tmp_path / "w.safetensors", tensors, {"recipe": tiny_recipe.fields(), "classes": []}
+    )
     with pytest.raises(DivergedError, match=r"found nan in the input of layer1\.0\.conv1"):
         lockstep.train(recipe, textures, tmp_path / "run", weights=tmp_path / "w.safetensors")
 
@@ -136,11 +176,18 @@ def test_weights_that_are_no_numbers_are_not_calibrated(
     ],
 )
 def test_a_file_without_fitting_scales_is_refused(
-    scales: dict[str, Any] | None, message: str, whole: Path, recipe: Recipe, textures: Path, tmp_path: Path
+    scales: dict[str, Any] | None,
+    message: str,
+    whole: Path,
+    recipe: Recipe,
+    textures: Path,
+    tmp_path: Path,
 ) -> None:
     if scales == {"fc": 0.0}:
         scales = dict.fromkeys(layers(recipe.model), 1.0) | scales
-    about = {"recipe": recipe.fields(), "classes": []} | ({} if scales is None else {"scales": scales})
+    about = {"recipe": recipe.fields(), "classes": []} | (
+        {} if scales is None else {"scales": scales}
+    )
     checkpoint.write_weights(tmp_path / "w.safetensors", end(whole).tensors, about)
     with pytest.raises(CheckpointError, match=message):
         lockstep.evaluate(tmp_path / "w.safetensors", textures)

@@ -15,7 +15,13 @@ RATES = np.linspace(0.1, 1.0, 10)
 
 
 def train_event(step: int, **figures: Any) -> dict[str, Any]:
-    return {"kind": "train", "step": step, "first_step": max(step - 2, 0), "images": 16, "images_per_sec": 4.0} | figures
+    return {
+        "kind": "train",
+        "step": step,
+        "first_step": max(step - 2, 0),
+        "images": 16,
+        "images_per_sec": 4.0,
+    } | figures
 
 
 def test_an_event_is_in_the_log_as_soon_as_it_is_logged(tmp_path: Path) -> None:
@@ -30,21 +36,29 @@ def test_an_event_is_in_the_log_as_soon_as_it_is_logged(tmp_path: Path) -> None:
 
 
 def test_entries_keep_the_order_and_the_fields_of_the_events(tmp_path: Path) -> None:
-    given = [{"kind": "start", "step": 0}, train_event(2, loss=1.5), {"kind": "evaluate", "step": 2, "weights": "ema"}]
+    given = [
+        {"kind": "start", "step": 0},
+        train_event(2, loss=1.5),
+        {"kind": "evaluate", "step": 2, "weights": "ema"},
+    ]
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         for event in given:
             recorder.log(event)
         assert recorder.evaluations == read_log(tmp_path / "log.jsonl")[2:]
     entries = read_log(tmp_path / "log.jsonl")
-    assert [{name: entry[name] for name in event} for entry, event in zip(entries, given, strict=True)] == given
+    assert [
+        {name: entry[name] for name in event} for entry, event in zip(entries, given, strict=True)
+    ] == given
     times = [entry["elapsed_sec"] for entry in entries]
     assert times == sorted(times)
     assert times[0] >= 0
 
 
 @pytest.mark.parametrize(("step", "rate"), [(1, 0.1), (2, 0.2), (10, 1.0)])
-def test_an_interval_is_logged_with_the_learning_rate_of_its_last_step(step: int, rate: float, tmp_path: Path) -> None:
+def test_an_interval_is_logged_with_the_learning_rate_of_its_last_step(
+    step: int, rate: float, tmp_path: Path
+) -> None:
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         recorder.log(train_event(step))
@@ -54,8 +68,12 @@ def test_an_interval_is_logged_with_the_learning_rate_of_its_last_step(step: int
     assert "lr" not in evaluate
 
 
-@pytest.mark.parametrize("tail", ["", '{"kind": "tra', '{"kind": "train", "step": 4'], ids=["whole", "torn", "torn late"])
-def test_reopening_at_a_step_drops_what_came_after_it_and_a_torn_tail(tail: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tail", ["", '{"kind": "tra', '{"kind": "train", "step": 4'], ids=["whole", "torn", "torn late"]
+)
+def test_reopening_at_a_step_drops_what_came_after_it_and_a_torn_tail(
+    tail: str, tmp_path: Path
+) -> None:
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         for step in (2, 4, 6, 8):
@@ -89,7 +107,15 @@ def test_tensorboard_shows_the_figures_of_the_log(tmp_path: Path) -> None:
         recorder.log(train_event(2, loss=2.25, losses=[3.0, 1.5]))
         recorder.log(train_event(4, loss=0.1))
         for weights, percent in (("trained", 50.0), ("ema", 75.0)):
-            recorder.log({"kind": "evaluate", "step": 4, "weights": weights, "top1_percent": percent, "images": 20})
+            recorder.log(
+                {
+                    "kind": "evaluate",
+                    "step": 4,
+                    "weights": weights,
+                    "top1_percent": percent,
+                    "images": 20,
+                }
+            )
     assert figures(tmp_path) == {
         ("train/loss", 2): 2.25,
         ("train/loss", 4): np.float32(0.1),
@@ -102,7 +128,9 @@ def test_tensorboard_shows_the_figures_of_the_log(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_goes_on_tells_tensorboard_to_forget_later_steps_and_keeps_earlier_files(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_tells_tensorboard_to_forget_later_steps_and_keeps_earlier_files(
+    tmp_path: Path,
+) -> None:
     for step in (0, 4):
         with Recorder(None) as recorder:
             recorder.open(tmp_path, step, RATES)
@@ -152,14 +180,26 @@ def test_progress_is_told_after_each_item_was_used() -> None:
     with Recorder(heard.append) as recorder:
         seen = [(item, len(heard)) for item in recorder.watched("evaluating", iter("abc"), 3)]
     assert seen == [("a", 0), ("b", 1), ("c", 2)]
-    assert heard == [{"kind": "progress", "what": "evaluating", "done": done, "total": 3} for done in (1, 2, 3)]
+    assert heard == [
+        {"kind": "progress", "what": "evaluating", "done": done, "total": 3} for done in (1, 2, 3)
+    ]
 
 
-def test_training_time_is_that_of_all_intervals_in_the_log_and_of_nothing_else(tmp_path: Path) -> None:
+def test_training_time_is_that_of_all_intervals_in_the_log_and_of_nothing_else(
+    tmp_path: Path,
+) -> None:
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         recorder.log(train_event(2, images=16, images_per_sec=4.0))
-        recorder.log({"kind": "evaluate", "step": 2, "weights": "trained", "images": 20, "images_per_sec": 1.0})
+        recorder.log(
+            {
+                "kind": "evaluate",
+                "step": 2,
+                "weights": "trained",
+                "images": 20,
+                "images_per_sec": 1.0,
+            }
+        )
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 2, RATES)
         recorder.log(train_event(4, images=16, images_per_sec=8.0))

@@ -22,7 +22,10 @@ WHOLE = Execution(log_every_steps=2)
     ("variables", "expected"),
     [
         ({}, None),
-        ({RESTARTED: json.dumps({"restart": 2, "reason": "rank 1 was killed"})}, (2, "rank 1 was killed")),
+        (
+            {RESTARTED: json.dumps({"restart": 2, "reason": "rank 1 was killed"})},
+            (2, "rank 1 was killed"),
+        ),
         ({"TORCHELASTIC_RESTART_COUNT": "0"}, None),
         ({"TORCHELASTIC_RESTART_COUNT": "3"}, (3, "torchrun started the ranks again")),
     ],
@@ -39,9 +42,13 @@ def test_restarts_are_in_the_log_and_the_report(
     tiny_recipe: Recipe, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    lockstep.train(tiny_recipe.replace(epochs=1), textures, run, execution=HALF.replace(train_only=True))
+    lockstep.train(
+        tiny_recipe.replace(epochs=1), textures, run, execution=HALF.replace(train_only=True)
+    )
     monkeypatch.setenv(RESTARTED, json.dumps({"restart": 1, "reason": "rank 1 was killed"}))
-    report = lockstep.train(tiny_recipe.replace(epochs=1), textures, run, execution=WHOLE.replace(train_only=True))
+    report = lockstep.train(
+        tiny_recipe.replace(epochs=1), textures, run, execution=WHOLE.replace(train_only=True)
+    )
     kinds = [(entry["kind"], entry["step"]) for entry in read_log(run / "log.jsonl", whole=True)]
     assert kinds[:5] == [("start", 0), ("train", 2), ("train", 3), ("start", 3), ("restart", 3)]
     assert kinds[5:] == [("train", 4), ("train", 6), ("train", 7)]
@@ -64,12 +71,21 @@ def test_a_run_tells_its_launcher_what_it_does(
 
     monkeypatch.setattr(heartbeat, "_hearts", [Telling(path)])
     recipe = tiny_recipe.replace(epochs=1)
-    lockstep.train(recipe, textures, tmp_path / "run", execution=Execution(save_every_steps=4, log_every_steps=4))
-    assert told[:3] == [("saving", 0), ("starting", 0), ("compiling", 1)], "the start is logged first"
+    lockstep.train(
+        recipe,
+        textures,
+        tmp_path / "run",
+        execution=Execution(save_every_steps=4, log_every_steps=4),
+    )
+    assert told[:3] == [("saving", 0), ("starting", 0), ("compiling", 1)], (
+        "the start is logged first"
+    )
     # An engine may ask for the second batch before it compiles.
     assert [step for activity, step in told if activity == "training"] == [3, 4, 5, 6, 7]
     assert [step for activity, step in told if activity == "saving"] == [0, 4, 7]
     assert ("evaluating", 7) in told
     found = read_beat(path)
     assert found is not None
-    assert (found.activity, found.moves) == ("saving", 7 + 3), "7 steps and 20 images in batches of 8; the report at the end"
+    assert (found.activity, found.moves) == ("saving", 7 + 3), (
+        "7 steps and 20 images in batches of 8; the report at the end"
+    )

@@ -1,6 +1,8 @@
-"""Runs that go on where another program stopped: from a converted checkpoint they continue as the run that went on.
+"""Runs that go on where another program stopped: from a converted checkpoint they continue as the
+run that went on.
 
-The oracle is that run. Its checkpoint is converted to each of NVIDIA's formats, and a new run resumes from it.
+The oracle is that run. Its checkpoint is converted to each of NVIDIA's formats, and a new run
+resumes from it.
 """
 
 import os
@@ -28,7 +30,11 @@ from lockstep.weights.formats import nvidia_paddle, torch_file
 from lockstep.weights.opening import Opened, open_weights
 
 EXECUTION = Execution(
-    backend="reference", reference_dtype="float32", log_every_steps=1, save_every_steps=1, keep_checkpoints=99
+    backend="reference",
+    reference_dtype="float32",
+    log_every_steps=1,
+    save_every_steps=1,
+    keep_checkpoints=99,
 )
 STEPS = 6  # 20 images, 8 per step, 2 steps an epoch, 3 epochs
 NAMES = {
@@ -92,12 +98,19 @@ def state(run: Path, step: int = STEPS) -> State:
 
 def same_parts(run: Path, other: Path) -> list[str]:
     """Return which parts of the last states are the same, bit for bit."""
-    ours, theirs = state(run), state(other)
-    return [part for part in ("tensors", "momentum", "ema") if bits(getattr(ours, part)) == bits(getattr(theirs, part))]
+    ours = state(run)
+    theirs = state(other)
+    return [
+        part
+        for part in ("tensors", "momentum", "ema")
+        if bits(getattr(ours, part)) == bits(getattr(theirs, part))
+    ]
 
 
 def steps_of(run: Path) -> list[int]:
-    return [event["first_step"] for event in read_log(run / "log.jsonl") if event["kind"] == "train"]
+    return [
+        event["first_step"] for event in read_log(run / "log.jsonl") if event["kind"] == "train"
+    ]
 
 
 def notes(events: list[dict[str, Any]]) -> list[str]:
@@ -106,15 +119,31 @@ def notes(events: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("to", NAMES)
 def test_a_run_that_goes_on_from_a_checkpoint_of_nvidias_code_is_the_run_that_went_on(
-    to: str, whole: Path, converted: Callable[..., Path], images: Path, recipe: Recipe, tmp_path: Path
+    to: str,
+    whole: Path,
+    converted: Callable[..., Path],
+    images: Path,
+    recipe: Recipe,
+    tmp_path: Path,
 ) -> None:
     events: list[dict[str, Any]] = []
     given = converted(to)
-    lockstep.train(recipe, images, tmp_path / "run", resume_from=given, execution=EXECUTION, listener=events.append)
+    lockstep.train(
+        recipe,
+        images,
+        tmp_path / "run",
+        resume_from=given,
+        execution=EXECUTION,
+        listener=events.append,
+    )
     assert steps_of(tmp_path / "run") == [2, 3, 4, 5]
     assert "step 2 of 6 is done, 1 of 3 epochs" in notes(events)
     has_averages = to == "nvidia-pytorch"
-    assert same_parts(tmp_path / "run", whole) == ["tensors", "momentum", *(["ema"] if has_averages else [])]
+    assert same_parts(tmp_path / "run", whole) == [
+        "tensors",
+        "momentum",
+        *(["ema"] if has_averages else []),
+    ]
     assert (NO_AVERAGE in notes(events)) != has_averages
     assert not any("velocities" in note for note in notes(events))
     if not has_averages:
@@ -124,7 +153,12 @@ def test_a_run_that_goes_on_from_a_checkpoint_of_nvidias_code_is_the_run_that_we
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint of TensorFlow within an epoch"])
 def test_a_checkpoint_with_a_step_goes_on_at_that_step(
-    kind: str, whole: Path, converted: Callable[..., Path], images: Path, recipe: Recipe, tmp_path: Path
+    kind: str,
+    whole: Path,
+    converted: Callable[..., Path],
+    images: Path,
+    recipe: Recipe,
+    tmp_path: Path,
 ) -> None:
     folder = checkpoint.checkpoint_path(whole / "checkpoints", 3)
     given = folder if kind == "run" else converted("nvidia-tensorflow", 3)
@@ -139,8 +173,17 @@ def test_what_mxnet_does_not_store_is_noted(
     given = converted("nvidia-mxnet")
     given.with_name("model-0001.momentum.params").unlink()  # the original never writes it
     events: list[dict[str, Any]] = []
-    lockstep.train(recipe, images, tmp_path / "run", resume_from=given, execution=EXECUTION, listener=events.append)
-    assert {"there are no velocities (model-0001.momentum.params)", NO_AVERAGE} <= set(notes(events))
+    lockstep.train(
+        recipe,
+        images,
+        tmp_path / "run",
+        resume_from=given,
+        execution=EXECUTION,
+        listener=events.append,
+    )
+    assert {"there are no velocities (model-0001.momentum.params)", NO_AVERAGE} <= set(
+        notes(events)
+    )
     assert not any(value.any() for value in state(tmp_path / "run", 2).momentum.values())
 
 
@@ -151,32 +194,45 @@ def test_a_run_that_went_on_from_a_checkpoint_and_was_stopped_resumes(
         if event["kind"] == "train" and event["step"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    given, run = converted("nvidia-pytorch"), tmp_path / "run"
+    given = converted("nvidia-pytorch")
+    run = tmp_path / "run"
     with pytest.raises(Interrupted):
         lockstep.train(recipe, images, run, resume_from=given, execution=EXECUTION, listener=stop)
     assert max(checkpoint.steps(run / "checkpoints")) < STEPS
     report = lockstep.train(recipe, images, run, resume_from=given, execution=EXECUTION)
     assert same_parts(run, whole) == ["tensors", "momentum", "ema"]
-    again = lockstep.train(recipe, images, run, resume_from=given, execution=EXECUTION)  # it is finished
+    again = lockstep.train(
+        recipe, images, run, resume_from=given, execution=EXECUTION
+    )  # it is finished
     assert again["final"] == report["final"]
-    with pytest.raises(CheckpointError, match=r"was started from other weights \(checkpoint\.pth\.tar\)"):
+    with pytest.raises(
+        CheckpointError, match=r"was started from other weights \(checkpoint\.pth\.tar\)"
+    ):
         lockstep.train(recipe, images, run, resume_from=whole, execution=EXECUTION)
 
 
 def test_a_checkpoint_at_the_end_of_the_run_is_only_evaluated(
     whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    report = lockstep.train(recipe, images, tmp_path / "run", resume_from=whole, execution=EXECUTION)
+    report = lockstep.train(
+        recipe, images, tmp_path / "run", resume_from=whole, execution=EXECUTION
+    )
     assert steps_of(tmp_path / "run") == []
-    [expected] = [e for e in read_log(whole / "log.jsonl") if e["kind"] == "evaluate" and e["step"] == STEPS][:1]
+    [expected] = [
+        e for e in read_log(whole / "log.jsonl") if e["kind"] == "evaluate" and e["step"] == STEPS
+    ][:1]
     assert report["final"]["trained"]["loss"] == expected["loss"]
 
 
 def test_a_checkpoint_beyond_the_end_is_refused_and_more_epochs_help(
     whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    train = partial(lockstep.train, data=images, out=tmp_path / "run", resume_from=whole, execution=EXECUTION)
-    with pytest.raises(CheckpointError, match="has done 6 steps, but this run ends at step 4: 2 epochs of 2 steps"):
+    train = partial(
+        lockstep.train, data=images, out=tmp_path / "run", resume_from=whole, execution=EXECUTION
+    )
+    with pytest.raises(
+        CheckpointError, match="has done 6 steps, but this run ends at step 4: 2 epochs of 2 steps"
+    ):
         train(recipe.replace(epochs=2))
     train(recipe.replace(epochs=4))
     assert steps_of(tmp_path / "run") == [6, 7]
@@ -185,16 +241,37 @@ def test_a_checkpoint_beyond_the_end_is_refused_and_more_epochs_help(
 def test_weights_without_a_step_or_an_epoch_cannot_be_gone_on_from(
     whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    torch.save({name: torch.from_numpy(value) for name, value in state(whole).tensors.items()}, tmp_path / "weights.pth")
-    with pytest.raises(CheckpointError, match=r"weights\.pth does not say how many steps or epochs are done.*--weights"):
-        lockstep.train(recipe, images, tmp_path / "run", resume_from=tmp_path / "weights.pth", execution=EXECUTION)
-    lockstep.train(recipe.replace(epochs=1), images, tmp_path / "run", weights=tmp_path / "weights.pth", execution=EXECUTION)
+    torch.save(
+        {name: torch.from_numpy(value) for name, value in state(whole).tensors.items()},
+        tmp_path / "weights.pth",
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"weights\.pth does not say how many steps or epochs are done.*--weights",
+    ):
+        lockstep.train(
+            recipe,
+            images,
+            tmp_path / "run",
+            resume_from=tmp_path / "weights.pth",
+            execution=EXECUTION,
+        )
+    lockstep.train(
+        recipe.replace(epochs=1),
+        images,
+        tmp_path / "run",
+        weights=tmp_path / "weights.pth",
+        execution=EXECUTION,
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logits": 11}, "has 10 logits, but the recipe has 11, so training cannot resume from it: set logits"),
+        (
+            {"logits": 11},
+            "has 10 logits, but the recipe has 11, so training cannot resume from it: set logits",
+        ),
         ({"model": "resnet18"}, "which does not fit the recipe's model resnet18: --set model="),
     ],
 )
@@ -202,7 +279,13 @@ def test_a_checkpoint_of_another_model_is_refused_before_there_is_a_folder(
     change: dict[str, Any], message: str, whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        lockstep.train(recipe.replace(**change), images, tmp_path / "run", resume_from=whole, execution=EXECUTION)
+        lockstep.train(
+            recipe.replace(**change),
+            images,
+            tmp_path / "run",
+            resume_from=whole,
+            execution=EXECUTION,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -215,11 +298,22 @@ def test_a_run_does_not_start_from_weights_and_a_checkpoint(
 
 
 @pytest.mark.parametrize("scaler", [{}, {"scale": 512.0, "good_steps": 3.0, "bad_steps": 0.0}])
-def test_a_loss_scale_is_the_checkpoints_if_it_has_one(scaler: dict[str, float], recipe: Recipe) -> None:
+def test_a_loss_scale_is_the_checkpoints_if_it_has_one(
+    scaler: dict[str, float], recipe: Recipe
+) -> None:
     recipe = recipe.replace(precision="fp16", loss_scaling="dynamic")
     begun = initial_state(recipe)
-    found = Opened(recipe, State(0, begun.tensors, begun.momentum, {}, scaler), (), Path("a.pth"), "torchvision", epochs=2)
-    first, told = first_state(recipe, begun.tensors, Start("a.pth", "", begun.tensors, (), found), per_epoch=2)
+    found = Opened(
+        recipe,
+        State(0, begun.tensors, begun.momentum, {}, scaler),
+        (),
+        Path("a.pth"),
+        "torchvision",
+        epochs=2,
+    )
+    first, told = first_state(
+        recipe, begun.tensors, Start("a.pth", "", begun.tensors, (), found), per_epoch=2
+    )
     assert (first.step, first.scaler) == (4, scaler)
     assert ("there is no loss scale: it starts at the recipe's" in told) == (not scaler)
 
@@ -230,7 +324,11 @@ def test_the_loss_scale_of_a_checkpoint_of_paddle_is_opened(recipe: Recipe, tmp_
     nvidia_paddle.write(tmp_path / "a", recipe, State(0, begun.tensors, begun.momentum, {}, scaler))
     assert open_weights(tmp_path / "a", momentum=True).state.scaler == scaler
     assert open_weights(tmp_path / "a").state.scaler == {}
-    nvidia_paddle.write(tmp_path / "b", recipe, State(0, begun.tensors, begun.momentum, {}, scaler | {"scale": np.nan}))
+    nvidia_paddle.write(
+        tmp_path / "b",
+        recipe,
+        State(0, begun.tensors, begun.momentum, {}, scaler | {"scale": np.nan}),
+    )
     assert open_weights(tmp_path / "b", momentum=True).state.scaler == {}
 
 
@@ -243,5 +341,13 @@ def test_a_resumed_run_refuses_a_checkpoint_with_other_velocities(
     for slot in stored["optimizer"]["state"].values():
         slot["momentum_buffer"] = slot["momentum_buffer"] * np.float32(2)
     torch_file.save(tmp_path / "other.pth.tar", stored)
-    with pytest.raises(CheckpointError, match=r"started from other weights .*: leave out --resume-from"):
-        lockstep.train(recipe, images, tmp_path / "run", resume_from=tmp_path / "other.pth.tar", execution=EXECUTION)
+    with pytest.raises(
+        CheckpointError, match=r"started from other weights .*: leave out --resume-from"
+    ):
+        lockstep.train(
+            recipe,
+            images,
+            tmp_path / "run",
+            resume_from=tmp_path / "other.pth.tar",
+            execution=EXECUTION,
+        )

@@ -1,4 +1,5 @@
-"""A run on photos with EXIF orientations, compared bit for bit with a run on the same photos stored upright."""
+"""A run on photos with EXIF orientations, compared bit for bit with a run on the same photos stored
+upright."""
 
 import json
 from pathlib import Path
@@ -16,7 +17,9 @@ from lockstep.weights.opening import open_weights
 def outcome(run: Path) -> tuple[list[Any], dict[str, bytes]]:
     """Return every logged loss and score, and the final weights."""
     events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    kept = [[event.get(key) for key in ("kind", "step", "loss", "top1_percent")] for event in events]
+    kept = [
+        [event.get(key) for key in ("kind", "step", "loss", "top1_percent")] for event in events
+    ]
     return kept, {name: value.tobytes() for name, value in open_weights(run).tensors.items()}
 
 
@@ -25,12 +28,16 @@ def photos(tmp_path: Path) -> tuple[Path, Path]:
     """Photos of all orientations, and what Pillow shows of them, stored upright."""
     random = np.random.default_rng(5)
     for number in range(24):
-        exif, name = Image.Exif(), f"{'val' if number < 8 else 'train'}/{number % 2}/{number:02d}"
+        exif = Image.Exif()
+        name = f"{'val' if number < 8 else 'train'}/{number % 2}/{number:02d}"
         exif[0x0112] = 1 + number // 2 % 8
-        stored, upright = tmp_path / "stored" / f"{name}.png", tmp_path / "upright" / f"{name}.png"
+        stored = tmp_path / "stored" / f"{name}.png"
+        upright = tmp_path / "upright" / f"{name}.png"
         for path in (stored, upright):
             path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (40, 56, 3), dtype=np.uint8)).save(stored, exif=exif)
+        Image.fromarray(random.integers(0, 256, (40, 56, 3), dtype=np.uint8)).save(
+            stored, exif=exif
+        )
         ImageOps.exif_transpose(Image.open(stored)).save(upright)
     return tmp_path / "stored", tmp_path / "upright"
 
@@ -44,5 +51,7 @@ def test_a_run_on_turned_photos_is_that_on_upright_ones(
         recipe = tiny_recipe.replace(logits=2, epochs=1, exif_orientation=turns)
         lockstep.train(recipe, data, run, execution=execution)
     assert outcome(runs[0]) == outcome(runs[1]) != outcome(runs[2])
-    turned, upright = (lockstep.evaluate(run, data)["loss"] for run, data in zip(runs[:2], photos, strict=True))
+    turned, upright = (
+        lockstep.evaluate(run, data)["loss"] for run, data in zip(runs[:2], photos, strict=True)
+    )
     assert turned == upright

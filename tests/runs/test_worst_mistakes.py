@@ -28,7 +28,8 @@ def test_wrong_predictions_come_by_loss_and_right_ones_never() -> None:
 
 def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Recipe) -> None:
     index = open_index(textures / "val")
-    losses, ranks = np.zeros(20), np.zeros(20, int)
+    losses = np.zeros(20)
+    ranks = np.zeros(20, int)
     losses[[3, 11, 17]], ranks[[3, 11]] = (1.0, 2.0, 5.0), 1
     found = scores(losses.tolist(), ranks.tolist(), [7] * 20)
     pictures = pictures_of_mistakes(index, tiny_recipe.replace(eval_antialias=True), found)
@@ -36,7 +37,9 @@ def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Rec
     with HostLoader(index, size=tiny_recipe.eval_crop, antialias=True) as loader:
         (batch,) = loader.batches([plan])
     assert [picture.name for picture in pictures] == ["mistakes/01", "mistakes/02"]
-    assert [picture.caption for picture in pictures] == [f"{index.classes[0]} taken for {index.classes[7]}"] * 2
+    assert [picture.caption for picture in pictures] == [
+        f"{index.classes[0]} taken for {index.classes[7]}"
+    ] * 2
     assert np.array_equal(pictures[0].pixels, batch.images[11])
     assert np.array_equal(pictures[1].pixels, batch.images[3])
 
@@ -49,4 +52,9 @@ def test_a_class_without_a_name_is_numbered(textures: Path, tiny_recipe: Recipe)
 
 
 def test_without_mistakes_there_are_no_pictures(textures: Path, tiny_recipe: Recipe) -> None:
-    assert pictures_of_mistakes(open_index(textures / "val"), tiny_recipe, scores([1.0] * 20, [0] * 20)) == []
+    assert (
+        pictures_of_mistakes(
+            open_index(textures / "val"), tiny_recipe, scores([1.0] * 20, [0] * 20)
+        )
+        == []
+    )

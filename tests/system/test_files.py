@@ -32,11 +32,17 @@ def test_files_and_folders_appear_with_their_names_and_others_do_not(tmp_path: P
         assert [path.name for path in (tmp_path / "new").iterdir()] == [HIDDEN]
         give_names(folder, ["b", "a"])
     assert listed(tmp_path) == ["new", "new/a", "new/a/x", "new/b"]
-    assert ((tmp_path / "new" / "b").read_text(), (tmp_path / "new" / "a" / "x").read_text()) == ("b", "a/x")
+    assert ((tmp_path / "new" / "b").read_text(), (tmp_path / "new" / "a" / "x").read_text()) == (
+        "b",
+        "a/x",
+    )
 
 
 def test_after_an_error_not_even_new_parents_are_left(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="mine"), staging(tmp_path / "new" / "deeper" / "a") as folder:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(ValueError, match="mine"),
+        staging(tmp_path / "new" / "deeper" / "a") as folder,
+    ):
         (folder / "a").mkdir()
         (folder / "a" / "x").write_text("x")
         raise ValueError("mine")
@@ -44,7 +50,9 @@ def test_after_an_error_not_even_new_parents_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", ["b", "c"])
-def test_a_name_that_is_taken_is_refused_and_those_before_it_are_taken_back(taken: str, tmp_path: Path) -> None:
+def test_a_name_that_is_taken_is_refused_and_those_before_it_are_taken_back(
+    taken: str, tmp_path: Path
+) -> None:
     (tmp_path / taken).write_text("mine")
     with pytest.raises(FileExistsError), staging(tmp_path / "a") as folder:  # noqa: PT012
         (folder / "b").write_text("theirs")
@@ -74,7 +82,10 @@ def test_a_file_that_only_has_the_name_of_what_was_left_stays(tmp_path: Path) ->
 def test_two_processes_do_not_stage_the_same_path(tmp_path: Path) -> None:
     with staging(tmp_path / "a") as folder:  # another open folder is another process, for a lock
         (folder / "x").write_text("x")
-        with pytest.raises(OSError, match="another process is writing it") as caught, staging(tmp_path / "a"):
+        with (
+            pytest.raises(OSError, match="another process is writing it") as caught,
+            staging(tmp_path / "a"),
+        ):
             pass
         assert caught.value.errno == errno.EBUSY
         assert listed(tmp_path) == [HIDDEN, f"{HIDDEN}/x"]

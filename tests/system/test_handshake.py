@@ -1,4 +1,5 @@
-"""The proof of a shared secret, against strangers who know what was said but not the secret, over real sockets."""
+"""The proof of a shared secret, against strangers who know what was said but not the secret, over
+real sockets."""
 
 import hmac
 import os
@@ -51,10 +52,15 @@ def test_the_proofs_are_sha_256_over_roles_addresses_and_nonces() -> None:
     # By the protocol of the module's docstring, with Python's own HMAC.
     with examined() as (line, result):
         greeting = read(line, len(GREETING) + 32)
-        places, own = packed(line.getsockname()) + packed(line.getpeername()), os.urandom(32)
+        places = packed(line.getsockname()) + packed(line.getpeername())
+        own = os.urandom(32)
         about = places + greeting[len(GREETING) :] + own
-        line.sendall(own + places + hmac.digest(SECRET.encode(), GREETING + b"client\0" + about, "sha256"))
-        assert read(line, 33) == b"w" + hmac.digest(SECRET.encode(), GREETING + b"server\0" + about, "sha256")
+        line.sendall(
+            own + places + hmac.digest(SECRET.encode(), GREETING + b"client\0" + about, "sha256")
+        )
+        assert read(line, 33) == b"w" + hmac.digest(
+            SECRET.encode(), GREETING + b"server\0" + about, "sha256"
+        )
         result.result(SOON_SEC)
 
 
@@ -76,7 +82,8 @@ class Overheard:
     """A socket that notes what is sent."""
 
     def __init__(self, line: socket.socket, heard: bytearray) -> None:
-        self._line, self._heard = line, heard
+        self._line = line
+        self._heard = heard
 
     def sendall(self, data: bytes) -> None:
         self._heard += data
@@ -136,7 +143,9 @@ def ends() -> Iterator[tuple[Line, Line]]:
 
 
 @pytest.mark.parametrize("how", ["repeated", "changed", "left out", "sent back"])
-def test_a_message_that_somebody_touched_on_the_way_is_refused(ends: tuple[Line, Line], how: str) -> None:
+def test_a_message_that_somebody_touched_on_the_way_is_refused(
+    ends: tuple[Line, Line], how: str
+) -> None:
     here, there = ends
     raw_here, raw_there = (socket.socket(fileno=socket.dup(end.fileno())) for end in ends)
     with raw_here, raw_there:
@@ -144,9 +153,15 @@ def test_a_message_that_somebody_touched_on_the_way_is_refused(ends: tuple[Line,
             here.send_bytes(message)
         framed = 4 + 32 + 3
         wait_until(lambda: len(raw_there.recv(1000, socket.MSG_PEEK)) == 2 * framed)
-        first, second = read(raw_there, framed), read(raw_there, framed)
+        first = read(raw_there, framed)
+        second = read(raw_there, framed)
         assert first.endswith(b"one")
-        sent = {"repeated": first * 2, "changed": first[:-1] + b"E", "left out": second, "sent back": first}[how]
+        sent = {
+            "repeated": first * 2,
+            "changed": first[:-1] + b"E",
+            "left out": second,
+            "sent back": first,
+        }[how]
         receiver = here if how == "sent back" else there
         (raw_there if how == "sent back" else raw_here).sendall(sent)
         if how == "repeated":

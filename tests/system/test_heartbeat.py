@@ -33,14 +33,18 @@ def test_a_beat_takes_no_more_space_than_the_one_before(tmp_path: Path) -> None:
     assert path.stat().st_size == before
 
 
-@pytest.mark.parametrize("text", ["", "3 train", "3 dancing 1 1", "x training 1 1", "3 training 1 1 1", "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "3 train", "3 dancing 1 1", "x training 1 1", "3 training 1 1 1", "\xff"]
+)
 def test_a_part_of_a_beat_is_none(tmp_path: Path, text: str) -> None:
     path = beat_file(tmp_path, 0)
     path.write_text(text, encoding="latin-1")
     assert read_beat(path) is None
 
 
-def test_a_process_without_a_launcher_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_launcher_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(EXIT_CODE_FOLDER, raising=False)
     heartbeat.begin()

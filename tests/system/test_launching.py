@@ -47,7 +47,9 @@ def test_wrong_use_comes_before_an_interrupt_and_that_before_a_stop_and_a_failur
     assert code_of_ranks(tmp_path) == code
 
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no /proc")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="other systems have no /proc"
+)
 
 # Starting ranks
 
@@ -82,7 +84,9 @@ def launch(
     watch: Watch | None = None,
 ) -> int:
     start = Start(one_machine(processes), environment)
-    return launch_ranks(["-c", RANK + program, str(folder)], lambda: nullcontext(start), watch=watch)
+    return launch_ranks(
+        ["-c", RANK + program, str(folder)], lambda: nullcontext(start), watch=watch
+    )
 
 
 WRITE_VARIABLES = """
@@ -145,19 +149,24 @@ FAILURES = {
     "leave(75)": 75,
     "leave(1)": 1,
     "sys.exit(3)": 1,
-    "sys.exit(2)": 1,  # not written to the folder, so not Lockstep's code: for example Python's for a missing file
+    # not written to the folder, so not Lockstep's code: for example Python's for a missing file
+    "sys.exit(2)": 1,
     "raise ValueError('a traceback that belongs to this test')": 1,
     "os.kill(os.getpid(), signal.SIGKILL)": 1,
 }
 
 
 @pytest.mark.parametrize(("fail", "code"), FAILURES.items(), ids=FAILURES)
-def test_when_a_rank_fails_the_others_are_asked_to_stop(fail: str, code: int, tmp_path: Path) -> None:
+def test_when_a_rank_fails_the_others_are_asked_to_stop(
+    fail: str, code: int, tmp_path: Path
+) -> None:
     assert launch(3, FAIL_ON_RANK_1.format(fail=fail), tmp_path) == code
     assert [(tmp_path / rank).read_text() for rank in ("0", "2")] == ["SIGTERM", "SIGTERM"]
 
 
-def test_a_rank_that_hears_no_signal_is_killed_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_hears_no_signal_is_killed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watching, "GRACE_SEC", 0.5)
     deaf = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -178,7 +187,10 @@ def test_a_rank_that_ends_well_early_stops_no_other(tmp_path: Path) -> None:
 
 def test_of_two_that_fail_the_code_goes_by_the_rule(tmp_path: Path) -> None:
     # Rank 0 ends with 1. It makes rank 1 end too, with 2, which has priority.
-    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(folder / rank).touch()\nwait_for('0', '1')\n"
+    program = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(folder / rank).touch()\nwait_for('0',"
+        " '1')\n"
+    )
     assert launch(2, f"{program}leave(1 + int(rank))", tmp_path) == 2
 
 
@@ -197,7 +209,8 @@ wait_for("ready 0", "ready 1")
 def hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what the launcher says of two ranks that do not end by themselves.
 
-    Of ranks that stall, one without a beat for half of the patience counts as silent: a busy machine must not take as long.
+    Of ranks that stall, one without a beat for half of the patience counts as silent: a busy
+    machine must not take as long.
     """
     monkeypatch.setattr(watching, "GRACE_SEC", 0.3)
     told: list[str] = []
@@ -206,7 +219,9 @@ def hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @linux
-def test_a_rank_that_is_stopped_ends_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_stopped_ends_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stops = """
 heartbeat.note("training", 7)
 (folder / f"pid {rank}").write_text(str(os.getpid()))
@@ -221,7 +236,9 @@ time.sleep(60)
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_ranks_that_wait_for_each_other_end_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_wait_for_each_other_end_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits = """
 heartbeat.note("training", 7 + int(rank), moved=True)
 if rank == "1":
@@ -247,7 +264,12 @@ def test_when_ranks_cannot_be_started_those_that_run_are_ended(tmp_path: Path) -
         return {}
 
     with pytest.raises(OSError, match="no place for this rank"):
-        launch(2, "(folder / rank).write_text(str(os.getpid()))\ntime.sleep(60)", tmp_path, refuse_the_second)
+        launch(
+            2,
+            "(folder / rank).write_text(str(os.getpid()))\ntime.sleep(60)",
+            tmp_path,
+            refuse_the_second,
+        )
     assert not Path(f"/proc/{(tmp_path / '0').read_text()}").exists()
 
 
@@ -281,7 +303,10 @@ time.sleep(60)
 def test_the_last_lines_of_a_rank_that_failed_are_shown(tmp_path: Path, is_kept: bool) -> None:
     told: list[str] = []
     logs = tmp_path / "logs"
-    assert launch(2, FAILS, tmp_path, watch=Watch(logs=logs if is_kept else None, say=told.append)) == 1
+    assert (
+        launch(2, FAILS, tmp_path, watch=Watch(logs=logs if is_kept else None, say=told.append))
+        == 1
+    )
     first, second, *lines = told[0].splitlines()
     assert first.endswith("failed with exit code 1; it was starting. All ranks are ended.")
     assert second == f"The last lines of its output{f', {logs}/rank-1.log' if is_kept else ''}:"
@@ -308,20 +333,33 @@ def tries(folder: Path) -> list[str]:
 
 
 def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
-    # Rank 0 may start later: it is asked to stop a second after rank 1 has ended, and must be noted before.
-    program = "if rank == '1' and restart['restart'] < 2:\n    wait_for(f'0 try {restart[\"restart\"]}')\n"
+    # Rank 0 may start later: it is asked to stop a second after rank 1 has ended, and must be noted
+    # before.
+    program = (
+        "if rank == '1' and restart['restart'] < 2:\n    wait_for(f'0 try"
+        ' {restart["restart"]}\')\n'
+    )
     program += "    os.kill(os.getpid(), signal.SIGKILL)"
     told: list[str] = []
-    assert launch(2, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=5, say=told.append)) == 0
+    assert (
+        launch(2, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=5, say=told.append)) == 0
+    )
     assert tries(tmp_path) == [f"{rank} try {number}" for rank in (0, 1) for number in range(3)]
     assert (tmp_path / "0 try 0").read_text() == ""
-    assert re.fullmatch(r"rank 1 \(.*\) was ended by SIGKILL.*, 2 steps begun", (tmp_path / "0 try 2").read_text())
+    assert re.fullmatch(
+        r"rank 1 \(.*\) was ended by SIGKILL.*, 2 steps begun", (tmp_path / "0 try 2").read_text()
+    )
     assert told[1] == "lockstep: all ranks are started again (1 of 5), from the newest checkpoint"
 
 
 @pytest.mark.parametrize(
     ("program", "code", "attempts"),
-    [("leave(1)", 1, 3), ("leave(2)", 2, 1), ("leave(3)", 3, 1), ("heartbeat.note('training', 4)\nleave(1)", 1, 2)],
+    [
+        ("leave(1)", 1, 3),
+        ("leave(2)", 2, 1),
+        ("leave(3)", 3, 1),
+        ("heartbeat.note('training', 4)\nleave(1)", 1, 2),
+    ],
     ids=["until there are no more", "wrong use", "not finite", "twice at the same step"],
 )
 def test_ranks_are_not_started_again_if_they_would_fail_again(
@@ -399,7 +437,8 @@ wait_for("end")
 
 @contextmanager
 def launching(program: str, folder: Path, each: str = "pass") -> Iterator[subprocess.Popen[str]]:
-    """Launch two ranks from a process that leads a process group, as in a terminal; `each` runs before each rank starts.
+    """Launch two ranks from a process that leads a process group, as in a terminal; `each` runs
+    before each rank starts.
 
     At the end of the block the ranks may end. A launcher that does not end is killed.
     """
@@ -426,30 +465,42 @@ def all_have(folder: Path, what: str) -> bool:
 
 
 @pytest.mark.parametrize("number", WATCHED)
-def test_a_signal_to_the_terminals_process_group_reaches_every_rank_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_to_the_terminals_process_group_reaches_every_rank_once(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     with launching(NOTE_SIGNALS, tmp_path) as process:
         wait_until(lambda: all_have(tmp_path, "is ready"))
         os.killpg(process.pid, number)
         wait_until(lambda: all_have(tmp_path, "received"))
     assert process.returncode == 0
-    assert [(tmp_path / f"{rank} received").read_text() for rank in (0, 1)] == [f"{number.name}\n"] * 2
+    assert [(tmp_path / f"{rank} received").read_text() for rank in (0, 1)] == [
+        f"{number.name}\n"
+    ] * 2
 
 
 @pytest.mark.parametrize("number", WATCHED)
-def test_a_signal_to_the_launcher_alone_reaches_every_rank_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_to_the_launcher_alone_reaches_every_rank_once(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     with launching(NOTE_SIGNALS, tmp_path) as process:
         wait_until(lambda: all_have(tmp_path, "is ready"))
         process.send_signal(number)
         wait_until(lambda: all_have(tmp_path, "received"))
     assert process.returncode == 0
-    assert [(tmp_path / f"{rank} received").read_text() for rank in (0, 1)] == [f"{number.name}\n"] * 2
+    assert [(tmp_path / f"{rank} received").read_text() for rank in (0, 1)] == [
+        f"{number.name}\n"
+    ] * 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
 def test_ranks_that_stop_on_a_signal_end_the_launch_with_their_code(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    program = NOTE_SIGNALS.replace('wait_for("end")', f'wait_for(f"{{rank}} received")\nleave({code})')
+    program = NOTE_SIGNALS.replace(
+        'wait_for("end")', f'wait_for(f"{{rank}} received")\nleave({code})'
+    )
     with launching(program, tmp_path) as process:
         wait_until(lambda: all_have(tmp_path, "is ready"))
         process.send_signal(number)
@@ -457,19 +508,27 @@ def test_ranks_that_stop_on_a_signal_end_the_launch_with_their_code(
 
 
 @pytest.mark.parametrize("started", [0, 1])
-def test_a_signal_that_comes_while_ranks_are_started_stops_them_all(started: int, tmp_path: Path) -> None:
+def test_a_signal_that_comes_while_ranks_are_started_stops_them_all(
+    started: int, tmp_path: Path
+) -> None:
     each = f"if rank == {started}: os.kill(os.getpid(), signal.SIGTERM)"
     with launching('wait_for("end")', tmp_path, each) as process:
         try:
             process.wait(40)  # ranks that hear nothing end after a minute
         except subprocess.TimeoutExpired:
-            pytest.fail(f"SIGTERM was lost that came when {started} ranks had been started", pytrace=False)
+            pytest.fail(
+                f"SIGTERM was lost that came when {started} ranks had been started", pytrace=False
+            )
     assert process.returncode == 1
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell when a parent dies")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="other systems do not tell when a parent dies"
+)
 def test_ranks_that_follow_their_launcher_hear_of_its_sudden_end(tmp_path: Path) -> None:
-    program = f"from lockstep.system.ranks import follow_launcher\nfollow_launcher()\n{NOTE_SIGNALS}"
+    program = (
+        f"from lockstep.system.ranks import follow_launcher\nfollow_launcher()\n{NOTE_SIGNALS}"
+    )
     with launching(program, tmp_path) as process:
         wait_until(lambda: all_have(tmp_path, "is ready"))
         process.kill()

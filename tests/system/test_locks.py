@@ -1,4 +1,5 @@
-"""The lock that several machines share. Other machines are other names in its file; its holders are real processes."""
+"""The lock that several machines share. Other machines are other names in its file; its holders are
+real processes."""
 
 import json
 import os
@@ -48,9 +49,13 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def holder(path: Path, beat_sec: float = 600) -> "subprocess.Popen[str]":
-    """Return a process that holds a lock. By default it beats only when it is asked to: a file in a beat is empty."""
+    """Return a process that holds a lock. By default it beats only when it is asked to: a file in a
+    beat is empty."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(path), str(beat_sec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDS, str(path), str(beat_sec)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "holds\n"
@@ -70,9 +75,15 @@ def test_one_process_at_a_time_holds_the_lock(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["count"]
 
 
-def test_a_process_waits_for_the_holder_and_sees_its_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "STALE_SEC", 3.0)  # a busy machine keeps no thread from beating for so long
-    process, seen, began = holder(path, 0.1), [], time.monotonic()
+def test_a_process_waits_for_the_holder_and_sees_its_progress(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        locks, "STALE_SEC", 3.0
+    )  # a busy machine keeps no thread from beating for so long
+    process = holder(path, 0.1)
+    seen = []
+    began = time.monotonic()
 
     def waiting(done: int, total: int) -> None:
         if (done, total) != (0, 1):  # the first look can come in the middle of a beat
@@ -86,7 +97,9 @@ def test_a_process_waits_for_the_holder_and_sees_its_progress(path: Path, monkey
     assert not path.exists()
 
 
-def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(locks, "STALE_SEC", 1e9)
     process = holder(path)
     process.kill()

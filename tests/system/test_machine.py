@@ -19,13 +19,18 @@ from lockstep.system.machine import (
 )
 
 # Parts of Linux's /proc/cpuinfo that concern arithmetic.
-HASWELL = "processor : 0\nmodel name\t: Intel(R) Xeon(R) CPU E5-2699 v3\nflags\t\t: fpu sse4_1 avx f16c fma avx2 bmi2\n"
+HASWELL = (
+    "processor : 0\nmodel name\t: Intel(R) Xeon(R) CPU E5-2699 v3\nflags\t\t: fpu sse4_1 avx f16c"
+    " fma avx2 bmi2\n"
+)
 MILAN = "model name\t: AMD EPYC 7763\nflags\t\t: fpu sse4_1 avx f16c fma avx2 vaes vpclmulqdq\n"
 SKYLAKE = "flags\t\t: fpu fma avx2 avx512f avx512dq avx512cd avx512bw avx512vl\n"
 GENOA = SKYLAKE.strip() + " avx512_bf16 avx512vbmi avx512_vnni\n"
 SAPPHIRE_RAPIDS = GENOA.strip() + " avx_vnni avx512_fp16 amx_bf16 amx_tile amx_int8\n"
 SIERRA_FOREST = "flags : fma avx2 avx_vnni avx_vnni_int8 avx_ne_convert avx_ifma\n"
-GRAVITON_2 = "Features\t: fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm dcpop asimddp\n"
+GRAVITON_2 = (
+    "Features\t: fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm dcpop asimddp\n"
+)
 GRAVITON_3 = "Features\t: fp asimd fphp asimdhp asimddp sve svei8mm svebf16 i8mm bf16 dgh rng\n"
 
 
@@ -39,9 +44,22 @@ def test_cores_are_those_this_process_may_use() -> None:
         ({}, 4096_000),
         ({"memory.max": "max\n", "memory.current": "7\n"}, 4096_000),
         ({"memory.max": "3000000", "memory.current": "1000000"}, 2_000_000),
-        ({"memory.max": "3000000", "memory.current": "1000000", "memory.stat": "anon 5\ninactive_file 500\n"}, 2_000_500),
+        (
+            {
+                "memory.max": "3000000",
+                "memory.current": "1000000",
+                "memory.stat": "anon 5\ninactive_file 500\n",
+            },
+            2_000_500,
+        ),
         ({"memory.max": "3000000", "memory.current": "4000000"}, 0),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "5"}, 4096_000),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": "5",
+            },
+            4096_000,
+        ),
         ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "60"}, 40),
     ],
 )
@@ -63,8 +81,12 @@ def test_all_cores_count_where_a_system_does_not_say_which(monkeypatch: pytest.M
     assert cores() == 7
 
 
-@pytest.mark.parametrize(("processes", "share"), [(None, 6), ("1", 6), ("2", 3), ("4", 1), ("16", 1)])
-def test_launched_processes_share_the_cores(processes: str | None, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("processes", "share"), [(None, 6), ("1", 6), ("2", 3), ("4", 1), ("16", 1)]
+)
+def test_launched_processes_share_the_cores(
+    processes: str | None, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lockstep.system.machine.cores", lambda: 6)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if processes is not None:
@@ -73,7 +95,11 @@ def test_launched_processes_share_the_cores(processes: str | None, share: int, m
 
 
 def test_memory_is_what_the_system_counts() -> None:
-    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    total = next(
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal")
+    )
     assert memory_bytes() == int(total.split()[1]) * 1024
 
 
@@ -95,7 +121,9 @@ def test_the_processor_has_a_name() -> None:
         ("", ("fp32",), "fp32"),
     ],
 )
-def test_what_a_processor_multiplies_is_read_from_its_flags(cpuinfo: str, precisions: tuple[str, ...], pays: str) -> None:
+def test_what_a_processor_multiplies_is_read_from_its_flags(
+    cpuinfo: str, precisions: tuple[str, ...], pays: str
+) -> None:
     found = arithmetic_of(cpuinfo, {})
     assert (found.precisions, found.pays, found.limit) == (precisions, pays, None)
 
@@ -115,7 +143,9 @@ def test_extensions_are_named_in_the_order_they_came() -> None:
         ("AVX512_CORE_AMX", ("fp32", "bf16", "fp16", "int8")),
     ],
 )
-def test_libraries_that_are_told_to_use_less_have_less(variable: str, value: str, precisions: tuple[str, ...]) -> None:
+def test_libraries_that_are_told_to_use_less_have_less(
+    variable: str, value: str, precisions: tuple[str, ...]
+) -> None:
     assert arithmetic_of(SAPPHIRE_RAPIDS, {variable: value}).precisions == precisions
 
 
@@ -162,8 +192,12 @@ def test_a_gpu_is_what_its_driver_says(tmp_path: Path, monkeypatch: pytest.Monke
     assert fast_precision(on_gpu=True) == "bf16"
 
 
-@pytest.mark.parametrize("says", ["exit 9", "echo", "echo 'Failed to initialize NVML'", "echo Tesla K80, [N/A]"])
-def test_a_driver_that_tells_nothing_is_no_gpu(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "says", ["exit 9", "echo", "echo 'Failed to initialize NVML'", "echo Tesla K80, [N/A]"]
+)
+def test_a_driver_that_tells_nothing_is_no_gpu(
+    says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver(tmp_path, says, monkeypatch)
     assert machine.gpu() is None
     assert fast_precision(on_gpu=True) == "fp32"
@@ -177,7 +211,10 @@ def forgotten_gpu() -> Iterator[None]:
 
 
 def slower(precision: str, backend: str, cpuinfo: str) -> bool:
-    return emulation(precision, on_gpu=False, backend=backend, found=arithmetic_of(cpuinfo, {})) is not None
+    return (
+        emulation(precision, on_gpu=False, backend=backend, found=arithmetic_of(cpuinfo, {}))
+        is not None
+    )
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", "paddle"])

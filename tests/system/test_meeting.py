@@ -28,7 +28,11 @@ def test_options_say_where_to_meet() -> None:
     assert meeting_of(TWO, SECRET) == Meeting(1, 2, "node0", 29400, WORDS)
 
 
-@pytest.mark.parametrize("asked", [Asked(), Asked(nodes=1), Asked(nodes=1, node_rank=0, rendezvous="node0:29400")], ids=str)
+@pytest.mark.parametrize(
+    "asked",
+    [Asked(), Asked(nodes=1), Asked(nodes=1, node_rank=0, rendezvous="node0:29400")],
+    ids=str,
+)
 def test_one_machine_meets_nobody_and_needs_no_secret(asked: Asked) -> None:
     assert meeting_of(asked, {}) is None
 
@@ -54,7 +58,9 @@ def test_several_launchers_on_a_node_are_refused() -> None:
     with pytest.raises(UserError, match=r"4 tasks on 2 nodes.*--ntasks-per-node=1"):
         meeting_of(Asked(), STEP | SECRET | {"SLURM_STEP_NUM_TASKS": "4"})
     with pytest.raises(UserError, match=r"8 tasks on 1 nodes.*--ntasks-per-node=1"):
-        meeting_of(Asked(), STEP | SECRET | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"})
+        meeting_of(
+            Asked(), STEP | SECRET | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,10 @@ def test_several_launchers_on_a_node_are_refused() -> None:
         (Asked(nodes=2), "--node-rank and --rendezvous HOST:PORT is missing"),
         (Asked(nodes=2, node_rank=0), "but --rendezvous HOST:PORT is missing"),
         (Asked(nodes=2, rendezvous="node0:29400"), "but --node-rank is missing"),
-        (Asked(nodes=2, node_rank=2, rendezvous="node0:29400"), "--node-rank is 2, expected 0 to 1"),
+        (
+            Asked(nodes=2, node_rank=2, rendezvous="node0:29400"),
+            "--node-rank is 2, expected 0 to 1",
+        ),
         (Asked(node_rank=1, rendezvous="node0:29400"), "--nodes is 1"),
         (Asked(nodes=2, node_rank=0, rendezvous="node0"), "expected HOST:PORT"),
         (Asked(nodes=2, node_rank=0, rendezvous=":29400"), "expected HOST:PORT"),
@@ -101,7 +110,9 @@ def test_a_secret_comes_from_a_file_that_nobody_else_can_read(tmp_path: Path) ->
     assert read_secret(file, {"LOCKSTEP_SECRET": "of the environment"}) == WORDS
 
 
-def test_a_secret_comes_from_the_first_line_of_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_comes_from_the_first_line_of_standard_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{WORDS}\nmore\n"))
     assert read_secret(Path("-"), {}) == WORDS
 
@@ -123,7 +134,9 @@ def test_this_machine_is_node_0_of_those_it_starts() -> None:
     assert other.secret != found.secret
 
 
-@pytest.mark.parametrize("asked", [Asked(hosts=("a",), nodes=2), Asked(hosts=("a",), node_rank=0)], ids=str)
+@pytest.mark.parametrize(
+    "asked", [Asked(hosts=("a",), nodes=2), Asked(hosts=("a",), node_rank=0)], ids=str
+)
 def test_machines_that_are_started_are_not_counted_by_hand(asked: Asked) -> None:
     with pytest.raises(UserError, match="leave out --nodes and --node-rank"):
         meeting_of(asked, {})
@@ -140,7 +153,9 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 
 def test_ranks_of_srun_or_mpirun_meet_as_nodes() -> None:
     rank = {"RANK": "3", "WORLD_SIZE": "4"}
-    assert meeting_of_rank(SECRET | rank | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) == Meeting(3, 4, "node0", 29400, WORDS)
+    assert meeting_of_rank(SECRET | rank | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) == Meeting(
+        3, 4, "node0", 29400, WORDS
+    )
     assert meeting_of_rank(SECRET | rank | STEP) == Meeting(3, 4, "node0", 15_008, WORDS)
     assert meeting_of_rank(SECRET | rank) is None
     assert meeting_of_rank(SECRET | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) is None

@@ -1,4 +1,5 @@
-"""Bounded YAML: values are those of PyYAML; hostile texts are refused with a reason and a line number."""
+"""Bounded YAML: values are those of PyYAML; hostile texts are refused with a reason and a line
+number."""
 
 import pytest
 import yaml
@@ -6,7 +7,9 @@ import yaml
 from lockstep.recipes.published import RECIPES
 from lockstep.system.plain_yaml import MOST_CHARACTERS, MOST_DEPTH, read_yaml
 
-BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))])
+BOMB = "\n".join(
+    ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))]
+)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -15,7 +18,9 @@ def test_a_recipe_is_read_as_pyyaml_reads_it(name: str) -> None:
     assert read_yaml(text) == yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("text", ["", "1e-3", "on", "[1, [2, 3], {a: null}]", "a: 0x10\nb: 2024-01-01\n", "!!int '7'"])
+@pytest.mark.parametrize(
+    "text", ["", "1e-3", "on", "[1, [2, 3], {a: null}]", "a: 0x10\nb: 2024-01-01\n", "!!int '7'"]
+)
 def test_a_value_is_what_pyyaml_makes_of_it(text: str) -> None:
     assert read_yaml(text) == yaml.safe_load(text)
 
@@ -23,8 +28,14 @@ def test_a_value_is_what_pyyaml_makes_of_it(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        pytest.param(BOMB, r"line 2: aliases are not supported, write the value itself instead of \*a0", id="bomb"),
-        pytest.param("a: 1\nb: &b [*b]", "line 2: aliases are not supported", id="a list of itself"),
+        pytest.param(
+            BOMB,
+            r"line 2: aliases are not supported, write the value itself instead of \*a0",
+            id="bomb",
+        ),
+        pytest.param(
+            "a: 1\nb: &b [*b]", "line 2: aliases are not supported", id="a list of itself"
+        ),
         pytest.param("[" * 20_000, "line 1: more than 16 nested lists and mappings", id="brackets"),
         pytest.param("? " * 20_000, "line 1: more than 16 nested lists and mappings", id="keys"),
         pytest.param("a" * (MOST_CHARACTERS + 1), "it has more than 65,536 characters", id="long"),
@@ -37,7 +48,9 @@ def test_a_value_is_what_pyyaml_makes_of_it(text: str) -> None:
         pytest.param("9" * 5000, "is not a valid int", id="digits"),
         pytest.param("1" + ":59" * 5000, "is not a valid int", id="sexagesimal"),
         pytest.param("0x" + "f" * 5000, "is not a valid int", id="hexadecimal"),
-        pytest.param("!!python/object/apply:os.system [true]", "could not determine a constructor", id="code"),
+        pytest.param(
+            "!!python/object/apply:os.system [true]", "could not determine a constructor", id="code"
+        ),
         pytest.param("? [a, b]\n: 1", "unhashable", id="key"),
         pytest.param("a: 1\n---\nb: 2", "line 2: expected a single document", id="documents"),
         pytest.param("\0", "unacceptable character", id="zero"),

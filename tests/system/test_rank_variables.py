@@ -1,4 +1,5 @@
-"""Which rank a process is under Slurm and MPI. The variables of frameworks' launchers are in `test_ranks`."""
+"""Which rank a process is under Slurm and MPI. The variables of frameworks' launchers are in
+`test_ranks`."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +12,12 @@ from lockstep.system.rank_variables import SlurmStep, first_host, slurm_step
 
 Named = Callable[..., dict[str, str]]
 
-JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+JOB = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "node[01-02]",
+    "SLURM_NTASKS": "4",
+    "SLURM_NNODES": "2",
+}
 SCRIPT = JOB | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 """What a batch script and a shell of salloc have."""
 STEP = SCRIPT | {
@@ -22,7 +28,11 @@ STEP = SCRIPT | {
 }
 TASK = STEP | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 """The last of four tasks of srun on two nodes."""
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 THIRD = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 
@@ -84,7 +94,12 @@ def test_launchers_that_agree_are_one(named: Named) -> None:
         ("paddle", {"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "4"}, "PADDLE_TRAINER_ID=0"),
         (
             "tensorflow",
-            {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1", "c:1", "d:1"]}, "task": {"type": "worker", "index": 0}}'},
+            {
+                "TF_CONFIG": (
+                    '{"cluster": {"worker": ["a:1", "b:1", "c:1", "d:1"]}, "task": {"type":'
+                    ' "worker", "index": 0}}'
+                )
+            },
             "TF_CONFIG with task 0 of 4",
         ),
     ],
@@ -111,7 +126,9 @@ def test_two_that_number_the_same_processes_differently_are_refused_with_what_bo
     ],
     ids=["too large", "no number", "negative", "no size", "an empty size", "a size of 0"],
 )
-def test_variables_that_name_no_rank_are_refused_with_their_values(named: Named, wrong: dict[str, str]) -> None:
+def test_variables_that_name_no_rank_are_refused_with_their_values(
+    named: Named, wrong: dict[str, str]
+) -> None:
     with pytest.raises(UserError, match=r"says \w+=.*: expected a rank from 0 and a larger number"):
         named(wrong)
 
@@ -120,13 +137,19 @@ def test_variables_that_name_no_rank_are_refused_with_their_values(named: Named,
 
 
 def test_a_step_is_read_with_its_first_host(named: Named) -> None:
-    assert slurm_step(TASK) == SlurmStep(node=1, nodes=2, tasks=4, first_host="node01", port=15_000 + 8 * 4711 % 15_000)
+    assert slurm_step(TASK) == SlurmStep(
+        node=1, nodes=2, tasks=4, first_host="node01", port=15_000 + 8 * 4711 % 15_000
+    )
     assert slurm_step(SCRIPT) is None
     assert slurm_step({}) is None
 
 
 def test_two_steps_of_a_job_have_different_ports_that_all_their_nodes_know() -> None:
-    ports = [step.port for number in range(8) if (step := slurm_step(STEP | {"SLURM_STEP_ID": str(number)}))]
+    ports = [
+        step.port
+        for number in range(8)
+        if (step := slurm_step(STEP | {"SLURM_STEP_ID": str(number)}))
+    ]
     assert len(set(ports)) == 8
     assert all(1024 < port < 32768 for port in ports)
     assert [slurm_step(task).port for task in (STEP, TASK)] == [ports[0]] * 2  # type: ignore[union-attr]
@@ -152,5 +175,6 @@ def test_a_step_that_lacks_a_variable_is_refused_with_its_name() -> None:
     ],
 )
 def test_the_first_host_of_slurms_list_is_found(hosts: str, first: str) -> None:
-    # What `scontrol show hostnames` prints first for these lists, by Slurm's documentation of host lists.
+    # What `scontrol show hostnames` prints first for these lists, by Slurm's documentation of host
+    # lists.
     assert first_host(hosts) == first

@@ -26,7 +26,8 @@ SMALL = Limit(10, "a test")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a pipe, a socket, a link to an endless device, a link that loops and a file of 10 bytes."""
+    """A folder with a pipe, a socket, a link to an endless device, a link that loops and a file of
+    10 bytes."""
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
@@ -56,7 +57,9 @@ def open_files() -> set[str]:
         ("eleven", "it has 11 bytes; expected at most 10 for a test"),
     ],
 )
-def test_what_is_not_a_file_of_a_bounded_size_is_refused_and_closed(name: str, reason: str, folder: Path) -> None:
+def test_what_is_not_a_file_of_a_bounded_size_is_refused_and_closed(
+    name: str, reason: str, folder: Path
+) -> None:
     before = open_files()
     for read in (read_regular, read_regular_text, open_regular):
         with pytest.raises(OSError, match=f"{reason}: '"):
@@ -70,7 +73,9 @@ def test_a_file_of_the_largest_size_is_read(folder: Path) -> None:
         assert file.read() == bytes(range(10))
 
 
-def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     system_open = os.open
 
     def swapped(path: str, flags: int) -> int:
@@ -98,13 +103,20 @@ def test_a_stream_is_read_to_its_end_or_to_the_limit(folder: Path) -> None:
     with (folder / "ten").open("rb") as file:
         begin = file.read(4)
         assert read_stream(file, SMALL, begin) == bytes(range(10))
-    with Path("/dev/zero").open("rb") as endless, pytest.raises(OSError, match="it goes on; expected at most 10 for a test"):
+    with (
+        Path("/dev/zero").open("rb") as endless,
+        pytest.raises(OSError, match="it goes on; expected at most 10 for a test"),
+    ):
         read_stream(endless, SMALL)
 
 
 def test_the_limits_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
-    rows = dict(line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ") and line.count(" | ") >= 2)
+    rows = dict(
+        line.split(" | ")[:2]
+        for line in page.splitlines()
+        if line.startswith("| ") and line.count(" | ") >= 2
+    )
     units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for limit in (IMAGE, NAMES, RECORDS, WEIGHTS, TEXT, SETTINGS):
         number, unit = rows[f"| {limit.purpose}"].split()

@@ -1,6 +1,8 @@
-"""Launchers of other machines, started by a program that stands for ssh: it runs the command on this machine.
+"""Launchers of other machines, started by a program that stands for ssh: it runs the command on
+this machine.
 
-It has the environment that ssh gives: nothing of this process. Real ssh, its keys and its networks are not tested.
+It has the environment that ssh gives: nothing of this process. Real ssh, its keys and its networks
+are not tested.
 """
 
 import os
@@ -34,7 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(SSH.format(folder=tmp_path, path=os.environ.get("PYTHONPATH", "")))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.setattr(remote, "_TO_END_SEC", 60.0)  # these commands begin when they are asked to end
+    monkeypatch.setattr(
+        remote, "_TO_END_SEC", 60.0
+    )  # these commands begin when they are asked to end
     return tmp_path
 
 
@@ -43,19 +47,26 @@ def test_each_host_runs_the_command_with_its_number_here_and_gets_the_secret_uns
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("OF_THIS_SHELL", "not passed on")
-    program = "import os, sys; print(sys.argv[1:], input(), os.getcwd(), os.environ.get('OF_THIS_SHELL'))"
+    program = (
+        "import os, sys; print(sys.argv[1:], input(), os.getcwd(), os.environ.get('OF_THIS_SHELL'))"
+    )
     with launched_over_ssh(["one", "two"], ["-c", program, NODE, "a 'word' $HOME"], SECRET):
         wait_until(lambda: len(list(folder.glob("*.arguments"))) == 2)
     lines = sorted(capfd.readouterr().out.splitlines())
     words = "a 'word' $HOME"
-    assert lines == [f"[one] {['1', words]} {SECRET} {folder} None", f"[two] {['2', words]} {SECRET} {folder} None"]
+    assert lines == [
+        f"[one] {['1', words]} {SECRET} {folder} None",
+        f"[two] {['2', words]} {SECRET} {folder} None",
+    ]
     for host in ("one", "two"):
         called = (folder / f"{host}.arguments").read_text()
         assert SECRET not in called
         assert "BatchMode=yes" in called, "ssh must not wait for a password"
 
 
-def test_what_a_host_writes_as_an_error_is_written_as_one(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_host_writes_as_an_error_is_written_as_one(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with launched_over_ssh(["one"], ["-c", "import sys; print('why', file=sys.stderr)"], SECRET):
         pass
     assert capfd.readouterr() == ("", "[one] why\n")

@@ -43,8 +43,11 @@ def meeting(node: int, nodes: int, port: int, secret: str = SECRET) -> Meeting:
     return Meeting(node, nodes, "127.0.0.1", port, secret)
 
 
-def together(count: int, port: int, work: Callable[[Link, Meeting, str], Any], silence: float = SILENCE_SEC) -> list[Any]:
-    """Return what `work` returns for each of n launchers that have met, or the error that it raises."""
+def together(
+    count: int, port: int, work: Callable[[Link, Meeting, str], Any], silence: float = SILENCE_SEC
+) -> list[Any]:
+    """Return what `work` returns for each of n launchers that have met, or the error that it
+    raises."""
 
     def one(node: int) -> Any:
         place = meeting(node, count, port)
@@ -63,7 +66,8 @@ def links(count: int, port: int, silence: float = SILENCE_SEC) -> Iterator[list[
     """Yield the links of n launchers that have met."""
     with ExitStack() as stack, ThreadPoolExecutor(count) as pool:
         entered: list[Future[tuple[Link, str]]] = [
-            pool.submit(stack.enter_context, met(meeting(node, count, port), silence)) for node in range(count)
+            pool.submit(stack.enter_context, met(meeting(node, count, port), silence))
+            for node in range(count)
         ]
         yield [each.result(SOON_SEC)[0] for each in entered]
 
@@ -72,13 +76,17 @@ def links(count: int, port: int, silence: float = SILENCE_SEC) -> Iterator[list[
 
 
 def test_all_nodes_agree_on_one_table_in_which_each_finds_itself(port: int) -> None:
-    tables: list[Table] = together(3, port, lambda link, place, address: agree(link, place, address, 2, ["train"]))
+    tables: list[Table] = together(
+        3, port, lambda link, place, address: agree(link, place, address, 2, ["train"])
+    )
     assert [table.here for table in tables] == [0, 1, 2]
     assert [table.first for table in tables] == [0, 2, 4]
     assert len({table.nodes for table in tables}) == 1
     assert {table.ranks for table in tables} == {6}
     assert len(set(tables[0].places)) == 6
-    assert not {int(place.rpartition(":")[2]) for place in tables[0].places} & set(tables[0].shared_ports)
+    assert not {int(place.rpartition(":")[2]) for place in tables[0].places} & set(
+        tables[0].shared_ports
+    )
 
 
 def test_the_ranks_of_each_start_have_another_secret_that_only_members_know(port: int) -> None:
@@ -103,7 +111,9 @@ def test_nodes_that_were_not_started_alike_are_all_refused(
     port: int, processes: int, arguments: list[str], reason: str
 ) -> None:
     def start(link: Link, place: Meeting, address: str) -> Table:
-        return agree(link, place, address, *((processes, arguments) if place.node == 1 else (2, ["train"])))
+        return agree(
+            link, place, address, *((processes, arguments) if place.node == 1 else (2, ["train"]))
+        )
 
     errors = together(2, port, start)
     assert all(isinstance(error, UserError) and reason in str(error) for error in errors), errors
@@ -113,7 +123,9 @@ def test_another_version_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) 
     versions = iter(["1.0", "1.1"])
     monkeypatch.setattr("lockstep.system.nodes.version", lambda: next(versions))
     errors = together(2, port, lambda link, place, address: agree(link, place, address, 1, []))
-    assert all(isinstance(error, UserError) and "Lockstep's version" in str(error) for error in errors), errors
+    assert all(
+        isinstance(error, UserError) and "Lockstep's version" in str(error) for error in errors
+    ), errors
 
 
 # What they tell each other
@@ -143,7 +155,10 @@ def test_a_node_0_that_admits_and_then_says_nothing_is_not_waited_for_without_en
     ):
         coming = pool.submit(enter, meeting(1, 2, port))
         admitted_line = next(line for line in arrivals if line is not None)
-        with admitted_line, pytest.raises(BackendError, match="node 0 has ended, or cannot be reached"):
+        with (
+            admitted_line,
+            pytest.raises(BackendError, match="node 0 has ended, or cannot be reached"),
+        ):
             coming.result(SOON_SEC)
 
 
@@ -181,7 +196,10 @@ def test_of_two_nodes_with_one_number_the_second_is_refused(port: int) -> None:
         leading = pool.submit(enter, meeting(0, 3, port))
         both = [newcomer(port, 1, 3) for _ in range(2)]
         (refused,) = wait(both, SOON_SEC)  # type: ignore[list-item] - anything with a file descriptor
-        assert receive(refused)["refused"] == "there is already a node 1; give each node another --node-rank"
+        assert (
+            receive(refused)["refused"]
+            == "there is already a node 1; give each node another --node-rank"
+        )
         with met(meeting(2, 3, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
 
@@ -205,7 +223,10 @@ def test_who_does_not_know_the_secret_is_refused_and_keeps_nobody_out(port: int)
         leading = pool.submit(enter, meeting(0, 2, port))
         wait_until(lambda: is_open(port))
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
-        with pytest.raises(BackendError, match="has another secret"), met(meeting(1, 2, port, SECRET[::-1]), SILENCE_SEC):
+        with (
+            pytest.raises(BackendError, match="has another secret"),
+            met(meeting(1, 2, port, SECRET[::-1]), SILENCE_SEC),
+        ):
             pass
         nonsense = socket.create_connection(("127.0.0.1", port))
         nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -222,13 +243,21 @@ def test_nothing_listens_after_all_have_come(port: int) -> None:
 
 def test_a_node_that_does_not_come_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
-    with pytest.raises(BackendError, match=r"node 1, 2 did not come"), met(meeting(0, 3, port), SILENCE_SEC):
+    with (
+        pytest.raises(BackendError, match=r"node 1, 2 did not come"),
+        met(meeting(0, 3, port), SILENCE_SEC),
+    ):
         pass
 
 
-def test_a_node_0_that_does_not_come_is_named_with_its_place(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_0_that_does_not_come_is_named_with_its_place(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
-    with pytest.raises(BackendError, match=f"nothing answers at 127.0.0.1:{port}"), met(meeting(1, 2, port), SILENCE_SEC):
+    with (
+        pytest.raises(BackendError, match=f"nothing answers at 127.0.0.1:{port}"),
+        met(meeting(1, 2, port), SILENCE_SEC),
+    ):
         pass
 
 
@@ -245,14 +274,22 @@ def test_waiting_ends_when_the_check_fails(port: int) -> None:
     def check() -> None:
         raise LockstepError("it is gone")
 
-    with pytest.raises(LockstepError, match="it is gone"), met(meeting(0, 2, port), SILENCE_SEC, check):
+    with (
+        pytest.raises(LockstepError, match="it is gone"),
+        met(meeting(0, 2, port), SILENCE_SEC, check),
+    ):
         pass
 
 
-def test_a_name_that_is_loopback_here_alone_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_loopback_here_alone_is_refused(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "resolve", lambda host: "127.0.1.1")
     place = Meeting(0, 2, "node0", port, SECRET)
-    with pytest.raises(UserError, match=r"node0 is 127.0.1.1 on this machine.*--bind"), met(place, SILENCE_SEC):
+    with (
+        pytest.raises(UserError, match=r"node0 is 127.0.1.1 on this machine.*--bind"),
+        met(place, SILENCE_SEC),
+    ):
         pass
 
 
@@ -271,7 +308,8 @@ def test_what_one_node_tells_all_others_hear_with_its_number(port: int) -> None:
             return [len(found) for found in heard.values()] == [1, 2, 1]
 
         wait_until(all_heard)
-        of_zero, of_two = {"step": 1, "node": 0}, {"step": 2, "node": 2}
+        of_zero = {"step": 1, "node": 0}
+        of_two = {"step": 2, "node": 2}
         assert heard[0] == [of_two]
         assert sorted(heard[1], key=json.dumps) == sorted([of_zero, of_two], key=json.dumps)
         assert heard[2] == [of_zero]
@@ -279,7 +317,11 @@ def test_what_one_node_tells_all_others_hear_with_its_number(port: int) -> None:
 
 
 def test_every_node_gathers_the_values_of_all(port: int) -> None:
-    found = together(3, port, lambda link, place, _: [link.gather([place.node, round], SOON_SEC) for round in (1, 2)])
+    found = together(
+        3,
+        port,
+        lambda link, place, _: [link.gather([place.node, round], SOON_SEC) for round in (1, 2)],
+    )
     assert found == [[[[0, 1], [1, 1], [2, 1]], [[0, 2], [1, 2], [2, 2]]]] * 3
 
 
@@ -306,8 +348,11 @@ def test_a_node_that_is_not_heard_is_lost(port: int, monkeypatch: pytest.MonkeyP
         wait_until(lambda: zero.lost() == [1] and one.lost() == [0])
 
 
-def test_nodes_that_say_nothing_but_live_are_not_lost(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # By a clock of the test: if this machine stands still for a moment, nothing is heard by a real one.
+def test_nodes_that_say_nothing_but_live_are_not_lost(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By a clock of the test: if this machine stands still for a moment, nothing is heard by a real
+    # one.
     now = [0.0]
     monkeypatch.setattr(rendezvous, "_BEAT_SEC", 0.05)
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -340,10 +385,14 @@ def test_a_relay_between_two_launchers_is_refused_and_named(port: int) -> None:
     with ThreadPoolExecutor(1) as pool, relay(port) as place:
         leading = pool.submit(enter, meeting(0, 2, port))
         wait_until(lambda: is_open(port))
-        with pytest.raises(BackendError, match="a relay, a proxy or NAT") as refused, met(meeting(1, 2, place), SILENCE_SEC):
+        with (
+            pytest.raises(BackendError, match="a relay, a proxy or NAT") as refused,
+            met(meeting(1, 2, place), SILENCE_SEC),
+        ):
             pass
         assert re.search(
-            rf"from 127.0.0.1:\d+ to 127.0.0.1:{place} here, and .* to 127.0.0.1:{port} there", str(refused.value)
+            rf"from 127.0.0.1:\d+ to 127.0.0.1:{place} here, and .* to 127.0.0.1:{port} there",
+            str(refused.value),
         )
         with met(meeting(1, 2, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
@@ -351,7 +400,8 @@ def test_a_relay_between_two_launchers_is_refused_and_named(port: int) -> None:
 
 @contextmanager
 def relay(port: int) -> Iterator[int]:
-    """Yield a port of this machine at which everything is passed on to another port and back, unchanged."""
+    """Yield a port of this machine at which everything is passed on to another port and back,
+    unchanged."""
     lines: list[socket.socket] = []
 
     def serve() -> None:

@@ -20,9 +20,13 @@ def test_nothing_is_requested_before_a_signal_comes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)], ids=str
+    ("number", "exit_code"),
+    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)],
+    ids=str,
 )
-def test_a_signal_is_noted_and_decides_the_exit_code(number: signal.Signals, exit_code: int) -> None:
+def test_a_signal_is_noted_and_decides_the_exit_code(
+    number: signal.Signals, exit_code: int
+) -> None:
     with StopRequests() as stop:
         os.kill(os.getpid(), number)
         assert stop.requested
@@ -44,7 +48,11 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
 @pytest.mark.parametrize(
     "numbers",
-    [(signal.SIGTERM, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGUSR1)],
+    [
+        (signal.SIGTERM, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGUSR1, signal.SIGUSR1),
+    ],
     ids=str,
 )
 def test_only_a_second_interrupt_does_not_wait(numbers: tuple[signal.Signals, ...]) -> None:
@@ -55,7 +63,8 @@ def test_only_a_second_interrupt_does_not_wait(numbers: tuple[signal.Signals, ..
 
 
 def test_the_handlers_before_are_restored_even_after_an_error() -> None:
-    before, inside = handlers(), []
+    before = handlers()
+    inside = []
 
     def fail() -> None:
         with StopRequests():
@@ -69,7 +78,8 @@ def test_the_handlers_before_are_restored_even_after_an_error() -> None:
 
 
 def test_outside_the_main_thread_no_signal_is_watched() -> None:
-    before, seen = handlers(), []
+    before = handlers()
+    seen = []
 
     def work() -> None:
         with StopRequests() as stop:

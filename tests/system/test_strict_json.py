@@ -10,7 +10,8 @@ import pytest
 import lockstep
 from lockstep.system.strict_json import is_figure, is_rate, parsed, to_json
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -18,12 +19,17 @@ INF, NAN = float("inf"), float("nan")
     [
         ({"loss": 1.5, "name": "café", "none": None}, {"loss": 1.5, "name": "café", "none": None}),
         ({"loss": -INF}, {"loss": None, "not_finite": {"loss": "-inf"}}),
-        ({"losses": [1.0, NAN, INF]}, {"losses": [1.0, None, None], "not_finite": {"losses": "nan"}}),
+        (
+            {"losses": [1.0, NAN, INF]},
+            {"losses": [1.0, None, None], "not_finite": {"losses": "nan"}},
+        ),
         ([{"a": {"b": (1, NAN)}}], [{"a": {"b": [1, None], "not_finite": {"b": "nan"}}}]),
     ],
     ids=str,
 )
-def test_what_json_has_no_word_for_is_null_and_a_key_beside_it_says_what_it_was(value: Any, expected: Any) -> None:
+def test_what_json_has_no_word_for_is_null_and_a_key_beside_it_says_what_it_was(
+    value: Any, expected: Any
+) -> None:
     assert json.loads(to_json(value), parse_constant=pytest.fail) == expected
 
 
@@ -32,7 +38,10 @@ def test_no_other_json_of_the_package_can_have_nan_in_it() -> None:
     for path in Path(lockstep.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "json.dump"):
-                strict = any(each.arg == "allow_nan" and ast.unparse(each.value) == "False" for each in node.keywords)
+                strict = any(
+                    each.arg == "allow_nan" and ast.unparse(each.value) == "False"
+                    for each in node.keywords
+                )
                 lax += [] if strict else [f"{path}:{node.lineno}"]
     assert lax == []
 
@@ -43,5 +52,9 @@ def test_brackets_that_cannot_be_read_are_no_json() -> None:
 
 
 def test_true_is_no_number_and_null_stands_for_one_that_is_not_finite() -> None:
-    assert [is_figure(value) for value in (1, 0.5, None, float("nan"), True, "1", 10**400)] == [True] * 4 + [False] * 3
-    assert [is_rate(value) for value in (1, 0.5, 0, -1, float("inf"), float("nan"), None)] == [True] * 2 + [False] * 5
+    assert [is_figure(value) for value in (1, 0.5, None, float("nan"), True, "1", 10**400)] == [
+        True
+    ] * 4 + [False] * 3
+    assert [is_rate(value) for value in (1, 0.5, 0, -1, float("inf"), float("nan"), None)] == [
+        True
+    ] * 2 + [False] * 5

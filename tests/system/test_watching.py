@@ -31,11 +31,20 @@ TRAINS = Beat(1, "training", step=7, moves=7)
 def ranks(*differ: dict[str, Any], now: float = 100.0) -> list[Rank]:
     """Return healthy ranks that train, each with differences."""
     healthy = Rank(0, 10, heard_at=now, moved_at=now, beat=TRAINS, state="S")
-    return [replace(healthy, **({"number": number, "pid": 10 + number} | each)) for number, each in enumerate(differ)]
+    return [
+        replace(healthy, **({"number": number, "pid": 10 + number} | each))
+        for number, each in enumerate(differ)
+    ]
 
 
 def look(rank: Rank, now: float, **changes: Any) -> Rank:
-    same: dict[str, Any] = {"beat": rank.beat, "processor_sec": rank.processor_sec, "state": "S", "code": None, "told": None}
+    same: dict[str, Any] = {
+        "beat": rank.beat,
+        "processor_sec": rank.processor_sec,
+        "state": "S",
+        "code": None,
+        "told": None,
+    }
     return seen(rank, now, **(same | changes))
 
 
@@ -52,7 +61,9 @@ def look(rank: Rank, now: float, **changes: Any) -> Rank:
     ],
     ids=["nothing new", "an unreadable beat", "a beat", "processor time"],
 )
-def test_a_beat_and_used_processor_time_are_signs_of_life(changes: dict[str, Any], heard_at: float) -> None:
+def test_a_beat_and_used_processor_time_are_signs_of_life(
+    changes: dict[str, Any], heard_at: float
+) -> None:
     assert look(Rank(0, 1, heard_at=5.0, beat=TRAINS), 8.0, **changes).heard_at == heard_at
 
 
@@ -96,18 +107,28 @@ def test_a_rank_without_a_sign_of_life_is_silent_whatever_it_did(activity: str) 
         (["starting", "starting"], False),
     ],
 )
-def test_ranks_stall_that_all_train_or_evaluate_without_a_batch(activities: list[Any], stalls: bool) -> None:
-    standing = [{"moved_at": 39.0 - number, "beat": Beat(1, each)} for number, each in enumerate(activities)]
+def test_ranks_stall_that_all_train_or_evaluate_without_a_batch(
+    activities: list[Any], stalls: bool
+) -> None:
+    standing = [
+        {"moved_at": 39.0 - number, "beat": Beat(1, each)} for number, each in enumerate(activities)
+    ]
     found = find_fault(ranks(*standing), 100.0, PATIENCE)
     assert (found is not None and (found.kind, found.began_at) == ("stalled", 39.0)) == stalls
 
 
 @pytest.mark.parametrize(
     ("elsewhere", "stalls"),
-    [(Elsewhere(True, 50.0), False), (Elsewhere(False, 50.0), False), (Elsewhere(False, 39.0), True)],
+    [
+        (Elsewhere(True, 50.0), False),
+        (Elsewhere(False, 50.0), False),
+        (Elsewhere(False, 39.0), True),
+    ],
     ids=["saves", "saved a while ago", "saved long ago"],
 )
-def test_ranks_do_not_stall_while_they_wait_for_a_rank_elsewhere_that_saves(elsewhere: Elsewhere, stalls: bool) -> None:
+def test_ranks_do_not_stall_while_they_wait_for_a_rank_elsewhere_that_saves(
+    elsewhere: Elsewhere, stalls: bool
+) -> None:
     found = find_fault(ranks({"moved_at": 30.0}, {"moved_at": 30.0}), 100.0, PATIENCE, elsewhere)
     assert (found is not None) == stalls
 
@@ -134,14 +155,19 @@ def test_the_rank_with_the_fewest_batches_is_to_blame_for_a_stall() -> None:
 
 def test_a_silent_rank_is_to_blame_for_the_stall_of_all() -> None:
     stands = {"moved_at": 0.0}
-    found = find_fault(ranks(stands, stands | {"heard_at": 1.0}, now=PATIENCE + 0.5), PATIENCE + 0.5, PATIENCE)
+    found = find_fault(
+        ranks(stands, stands | {"heard_at": 1.0}, now=PATIENCE + 0.5), PATIENCE + 0.5, PATIENCE
+    )
     assert found is not None
     assert (found.kind, found.rank and found.rank.number) == ("silent", 1)
 
 
 @pytest.mark.parametrize(("told", "blamed"), [(1, 1), (2, 0), (3, 0), (None, 0)])
-def test_a_silent_rank_is_to_blame_if_another_one_fails_because_of_it(told: int | None, blamed: int) -> None:
-    failed, hangs = {"code": told or -9, "told": told, "ended_at": 90.0}, {"heard_at": 80.0, "moved_at": 80.0}
+def test_a_silent_rank_is_to_blame_if_another_one_fails_because_of_it(
+    told: int | None, blamed: int
+) -> None:
+    failed = {"code": told or -9, "told": told, "ended_at": 90.0}
+    hangs = {"heard_at": 80.0, "moved_at": 80.0}
     found = find_fault(ranks(failed, hangs), 92.0, PATIENCE)
     assert found is not None
     assert (found.kind, found.rank and found.rank.number) == (("ended", "silent")[blamed], blamed)
@@ -149,7 +175,10 @@ def test_a_silent_rank_is_to_blame_if_another_one_fails_because_of_it(told: int 
 
 @pytest.mark.parametrize("code", [0, 75, 130])
 def test_a_rank_that_ends_as_it_should_is_no_fault(code: int) -> None:
-    assert find_fault(ranks({"code": code, "told": code, "ended_at": 1.0}, {}), 100.0, PATIENCE) is None
+    assert (
+        find_fault(ranks({"code": code, "told": code, "ended_at": 1.0}, {}), 100.0, PATIENCE)
+        is None
+    )
 
 
 def test_others_may_end_alone_before_a_failure_is_a_fault() -> None:
@@ -159,7 +188,12 @@ def test_others_may_end_alone_before_a_failure_is_a_fault() -> None:
 
 
 def test_a_failure_is_a_fault_at_once_when_all_have_ended() -> None:
-    assert find_fault(ranks({"code": 1, "ended_at": 100.0}, {"code": 0, "ended_at": 100.0}), 100.0, PATIENCE) is not None
+    assert (
+        find_fault(
+            ranks({"code": 1, "ended_at": 100.0}, {"code": 0, "ended_at": 100.0}), 100.0, PATIENCE
+        )
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +211,9 @@ def test_a_failure_is_a_fault_at_once_when_all_have_ended() -> None:
 def test_the_rank_is_to_blame_that_did_not_end_because_of_another(
     first: dict[str, Any], second: dict[str, Any], blamed: int
 ) -> None:
-    found = find_fault(ranks({"ended_at": 98.5} | first, {"ended_at": 98.5} | second), 100.0, PATIENCE)
+    found = find_fault(
+        ranks({"ended_at": 98.5} | first, {"ended_at": 98.5} | second), 100.0, PATIENCE
+    )
     assert found is not None
     assert found.rank is not None
     assert found.rank.number == blamed
@@ -202,7 +238,9 @@ def test_after_a_fault_ranks_are_asked_and_killed_after_the_grace() -> None:
 
 
 def test_a_rank_that_saves_may_finish_within_the_patience() -> None:
-    ended = Ending(Fault("ended", began_at=100.0, rank=ranks({})[0]), found_at=101.0, asked_at=101.0)
+    ended = Ending(
+        Fault("ended", began_at=100.0, rank=ranks({})[0]), found_at=101.0, asked_at=101.0
+    )
     saves = ranks({"beat": Beat(1, "saving")}, {"code": -9})
     assert next_signal(saves, 100.0 + PATIENCE, PATIENCE, ended) is None
     assert next_signal(saves, 100.1 + PATIENCE, PATIENCE, ended) == signal.SIGKILL
@@ -220,7 +258,9 @@ def test_when_a_rank_has_saved_and_stopped_the_others_are_asked_once_and_not_kil
 def test_a_second_ctrl_c_ends_ranks_that_do_not_stop() -> None:
     insisted = Ending(insisted_at=100.0)
     assert next_signal(ranks({}, {}), 100.0 + AFTER_CTRL_C_SEC, PATIENCE, insisted) is None
-    assert next_signal(ranks({}, {}), 100.1 + AFTER_CTRL_C_SEC, PATIENCE, insisted) == signal.SIGKILL
+    assert (
+        next_signal(ranks({}, {}), 100.1 + AFTER_CTRL_C_SEC, PATIENCE, insisted) == signal.SIGKILL
+    )
 
 
 # Another try
@@ -239,15 +279,30 @@ FAILED = Outcome(1, "rank 1 was killed", step=7, failed=True, was_asked=False)
         ({"code": 75, "failed": False}, False),
         ({"code": 0, "failed": False}, False),
     ],
-    ids=["a failure", "a failure, others saved", "wrong use", "not finite", "asked to stop", "stopped", "done"],
+    ids=[
+        "a failure",
+        "a failure, others saved",
+        "wrong use",
+        "not finite",
+        "asked to stop",
+        "stopped",
+        "done",
+    ],
 )
-def test_ranks_are_started_again_only_after_a_failure_that_may_pass(changes: dict[str, Any], again: bool) -> None:
+def test_ranks_are_started_again_only_after_a_failure_that_may_pass(
+    changes: dict[str, Any], again: bool
+) -> None:
     assert will_try_again([replace(FAILED, **changes)], 3)[0] == again
 
 
 def test_there_are_no_more_restarts_than_asked_for() -> None:
     tries = [replace(FAILED, step=step) for step in range(4)]
-    assert [will_try_again(tries[: number + 1], 2)[0] for number in range(4)] == [True, True, False, False]
+    assert [will_try_again(tries[: number + 1], 2)[0] for number in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert will_try_again(tries[:1], 0) == (False, "")
 
 
@@ -278,25 +333,30 @@ def said(fault: Fault, *differ: dict[str, Any]) -> str:
 
 def test_a_killed_rank_is_named_with_the_signal_and_what_it_did() -> None:
     (rank,) = ranks({"number": 3, "code": -9})
-    assert said(Fault("ended", 99.0, rank), {}) == (
-        "rank 3 (host a-host, pid 10) was ended by SIGKILL, as the system does when memory runs out; "
-        "it was training, 7 steps begun"
+    assert (
+        said(Fault("ended", 99.0, rank), {})
+        == "rank 3 (host a-host, pid 10) was ended by SIGKILL, as the system does when memory runs"
+        " out; it was training, 7 steps begun"
     )
 
 
 def test_a_hung_rank_is_named_with_its_state_and_its_last_step() -> None:
     (rank,) = ranks({"number": 1, "state": "T", "heard_at": 40.0, "moved_at": 39.0})
-    assert said(Fault("silent", 40.0, rank), {}) == (
-        "rank 1 (host a-host, pid 10) has shown no sign of life for 64 s; its process is stopped (state T); "
-        "last it was training, 7 steps begun, 65 s ago"
+    assert (
+        said(Fault("silent", 40.0, rank), {})
+        == "rank 1 (host a-host, pid 10) has shown no sign of life for 64 s; its process is stopped"
+        " (state T); last it was training, 7 steps begun, 65 s ago"
     )
 
 
 def test_of_stalled_ranks_the_one_behind_is_named() -> None:
-    first, second = ranks({"moved_at": 40.0, "beat": replace(TRAINS, moves=6), "state": "D"}, {"moved_at": 41.0})
+    first, second = ranks(
+        {"moved_at": 40.0, "beat": replace(TRAINS, moves=6), "state": "D"}, {"moved_at": 41.0}
+    )
     found = sentence(Fault("stalled", 41.0, first), [first, second], "a-host", 104.0)
     assert found.startswith(
-        "no rank has taken a batch for 63 s; rank 0 (host a-host, pid 10) is behind the others: training"
+        "no rank has taken a batch for 63 s; rank 0 (host a-host, pid 10) is behind the others:"
+        " training"
     )
     assert "state D" in found
     both = sentence(Fault("stalled", 41.0, second), [second, second], "a-host", 104.0)
@@ -313,7 +373,9 @@ def test_of_stalled_ranks_the_one_behind_is_named() -> None:
     ],
     ids=["the same wrong use", "another rank has ended", "perhaps another failure", "killed"],
 )
-def test_what_rank_0_has_said_is_not_repeated(leading: dict[str, Any], other: dict[str, Any], explained: bool) -> None:
+def test_what_rank_0_has_said_is_not_repeated(
+    leading: dict[str, Any], other: dict[str, Any], explained: bool
+) -> None:
     both = ranks(leading, other)
     assert has_explained_itself(Fault("ended", 1.0, both[1]), both) == explained
 

@@ -22,7 +22,10 @@ def python(code: str) -> list[str]:
 
 def test_what_a_worker_tells_is_heard_and_what_else_it_prints_is_not(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    code = "from lockstep.system.workers import tell\nprint('a greeting')\ntell(1, 2)\nprint('{}')\ntell(2, 2)"
+    code = (
+        "from lockstep.system.workers import tell\nprint('a greeting')\ntell(1,"
+        " 2)\nprint('{}')\ntell(2, 2)"
+    )
     ended = carry_out(python(code), tmp_path, lambda *now: told.append(now))
     assert (ended.code, ended.said) == (0, "")
     assert told == [(1, 2), (2, 2)]
@@ -30,7 +33,10 @@ def test_what_a_worker_tells_is_heard_and_what_else_it_prints_is_not(tmp_path: P
 
 def test_bytes_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    code = "import os\nfrom lockstep.system.workers import tell\nos.write(1, bytes([0xff, 0xfe, 10]))\ntell(1, 2)"
+    code = (
+        "import os\nfrom lockstep.system.workers import tell\nos.write(1, bytes([0xff, 0xfe,"
+        " 10]))\ntell(1, 2)"
+    )
     assert carry_out(python(code), tmp_path, lambda *now: told.append(now)).code == 0
     assert told == [(1, 2)]
 
@@ -43,8 +49,16 @@ def test_the_end_of_a_worker_is_told_with_its_last_words(tmp_path: Path) -> None
     assert carry_out(python("import os; os.abort()"), tmp_path, silent).code == -signal.SIGABRT
 
 
-def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_launchers = ("TF_CONFIG", "PADDLE_TRAINER_ID", "HOROVOD_RANK", "MASTER_ADDR", "LOCKSTEP_TORCH_STORE")
+def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_launchers = (
+        "TF_CONFIG",
+        "PADDLE_TRAINER_ID",
+        "HOROVOD_RANK",
+        "MASTER_ADDR",
+        "LOCKSTEP_TORCH_STORE",
+    )
     of_launchers += (
         "SLURM_STEP_ID",
         "SLURM_PROCID",
@@ -53,7 +67,14 @@ def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(tmp_path: Path, 
         "LOCKSTEP_RENDEZVOUS",
         "LOCKSTEP_SECRET",
     )
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", EXIT_CODE_FOLDER, *of_launchers)
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        EXIT_CODE_FOLDER,
+        *of_launchers,
+    )
     for name in names:
         monkeypatch.setenv(name, "3")
     found = f"[name for name in {names} if name in os.environ]"
@@ -71,8 +92,9 @@ def test_a_worker_is_killed_when_whoever_waits_for_it_is_interrupted(tmp_path: P
         raise KeyboardInterrupt
 
     code = (
-        "import os, time, pathlib, lockstep.system.workers as w\n"
-        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\nw.tell(1, 2)\ntime.sleep(600)"
+        "import os, time, pathlib, lockstep.system.workers as"
+        f" w\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\nw.tell(1,"
+        " 2)\ntime.sleep(600)"
     )
     with pytest.raises(KeyboardInterrupt):
         carry_out(python(code), tmp_path, interrupted)

@@ -8,8 +8,12 @@ from lockstep.verification.bounds import BOUNDS, angle, distance, largest
 
 def test_distance_is_relative_to_the_largest_value_of_a_tensor() -> None:
     expected = {"a": np.array([2.0, -4.0]), "b": np.array([1.0, 1.0])}
-    assert distance({"a": np.array([2.0, -4.4]), "b": np.array([1.0, 1.05])}, expected) == pytest.approx(0.1)
-    assert distance({"a": np.array([2.0, -4.0]), "b": np.array([1.2, 1.0])}, expected) == pytest.approx(0.2)
+    assert distance(
+        {"a": np.array([2.0, -4.4]), "b": np.array([1.0, 1.05])}, expected
+    ) == pytest.approx(0.1)
+    assert distance(
+        {"a": np.array([2.0, -4.0]), "b": np.array([1.2, 1.0])}, expected
+    ) == pytest.approx(0.2)
 
 
 def test_a_tensor_of_almost_zeros_is_measured_against_the_others() -> None:

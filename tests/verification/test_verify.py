@@ -1,4 +1,5 @@
-"""`lockstep.verify`: right engines pass. Wrong engines are found, each by the quantity that it gets wrong."""
+"""`lockstep.verify`: right engines pass. Wrong engines are found, each by the quantity that it gets
+wrong."""
 
 import json
 import stat
@@ -71,7 +72,9 @@ def test_a_sound_engine_passes(report: dict[str, Any]) -> None:
 def test_differences_are_rounding_and_not_nothing(report: dict[str, Any]) -> None:
     # An engine compared with itself would not differ at all.
     for row in report["engines"]["torch"]["rows"]:
-        assert row["relative"] == 0 if row["quantity"] in EXACT else 0 < row["relative"] < row["bound"], row
+        assert (
+            row["relative"] == 0 if row["quantity"] in EXACT else 0 < row["relative"] < row["bound"]
+        ), row
 
 
 def test_a_report_says_what_was_run(report: dict[str, Any]) -> None:
@@ -83,7 +86,13 @@ def test_a_report_says_what_was_run(report: dict[str, Any]) -> None:
 
 def test_the_loader_of_the_same_environment_gives_the_same_pixels(report: dict[str, Any]) -> None:
     loader = report["engines"]["torch"]["loader"]
-    assert loader == {"samples": True, "windows": True, "flips": True, "largest_pixel_difference": 0, "passed": True}
+    assert loader == {
+        "samples": True,
+        "windows": True,
+        "flips": True,
+        "largest_pixel_difference": 0,
+        "passed": True,
+    }
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -91,7 +100,9 @@ def test_curves_are_drawn(report: dict[str, Any], tmp_path: Path, suffix: str) -
     path = tmp_path / f"the curves.{suffix}"
     plot(report, path)
     start = path.read_bytes()[:200]
-    assert start.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in start or b"<?xml" in start
+    assert (
+        start.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in start or b"<?xml" in start
+    )
 
 
 @pytest.mark.usefixtures("report")
@@ -136,7 +147,9 @@ class Wrong:
     written: Callable[[State], State] = lambda state: state
     counted: Callable[[Counts], Counts] = lambda counts: counts
 
-    def engine(self, recipe: Recipe, rates: np.ndarray, world: World, execution: Execution) -> Engine:
+    def engine(
+        self, recipe: Recipe, rates: np.ndarray, world: World, execution: Execution
+    ) -> Engine:
         wrong = self
 
         class WrongEngine(TorchEngine):
@@ -153,11 +166,15 @@ class Wrong:
                 interval = super().fetch(handle)
                 return replace(interval, counts=wrong.counted(interval.counts))
 
-        return WrongEngine(wrong.recipe(recipe), wrong.rates(rates), world, wrong.execution(execution))
+        return WrongEngine(
+            wrong.recipe(recipe), wrong.rates(rates), world, wrong.execution(execution)
+        )
 
 
 def decaying(role: str) -> Wrong:
-    return Wrong(recipe=lambda recipe: recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, role)))
+    return Wrong(
+        recipe=lambda recipe: recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, role))
+    )
 
 
 def setting(**changes: Any) -> Wrong:
@@ -165,7 +182,10 @@ def setting(**changes: Any) -> Wrong:
 
 
 def without_running_means(state: State) -> State:
-    tensors = {name: value * 0 if name.endswith("running_mean") else value for name, value in state.tensors.items()}
+    tensors = {
+        name: value * 0 if name.endswith("running_mean") else value
+        for name, value in state.tensors.items()
+    }
     return replace(state, tensors=tensors)
 
 
@@ -176,7 +196,10 @@ def with_other_partners(batch: Batch) -> Batch:
 FAULTS: dict[str, tuple[Wrong, list[str]]] = {
     "decays the scale of batch norm": (decaying("bn_scale"), ["decay"]),
     "decays the bias of batch norm": (decaying("bn_bias"), ["decay"]),
-    "does not decay the classifier's bias": (setting(weight_decay_roles=("conv_weight", "fc_weight")), ["decay"]),
+    "does not decay the classifier's bias": (
+        setting(weight_decay_roles=("conv_weight", "fc_weight")),
+        ["decay"],
+    ),
     "takes the next step's rate": (Wrong(rates=lambda rates: np.roll(rates, -1)), ["update"]),
     "strides in the first convolution": (
         Wrong(recipe=lambda recipe: recipe.replace(model=replace(recipe.model, stride_in="1x1"))),  # type: ignore[type-var]
@@ -192,11 +215,23 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         Wrong(recipe=lambda recipe: recipe.replace(ema_decay=recipe.ema_decay and 0.3)),
         ["moving average"],
     ),
-    "forgets the running mean": (Wrong(written=without_running_means), ["logits", "evaluation", "state"]),
+    "forgets the running mean": (
+        Wrong(written=without_running_means),
+        ["logits", "evaluation", "state"],
+    ),
     "mixes with another partner": (Wrong(batches=with_other_partners), ["loss"]),
-    "computes parts as one": (Wrong(execution=lambda how: how.replace(accumulation_steps=1)), ["two parts"]),
-    "drops the tail": (Wrong(evaluated=lambda batch: bool((batch.labels >= 0).all())), ["evaluation", "counts"]),
-    "counts the first four": (Wrong(counted=lambda counts: replace(counts, top5=max(counts.top5 - 1, 0))), ["counts"]),
+    "computes parts as one": (
+        Wrong(execution=lambda how: how.replace(accumulation_steps=1)),
+        ["two parts"],
+    ),
+    "drops the tail": (
+        Wrong(evaluated=lambda batch: bool((batch.labels >= 0).all())),
+        ["evaluation", "counts"],
+    ),
+    "counts the first four": (
+        Wrong(counted=lambda counts: replace(counts, top5=max(counts.top5 - 1, 0))),
+        ["counts"],
+    ),
 }
 
 
@@ -207,8 +242,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 
 def carried_out(work: Workload, name: str, wrong: Wrong | None = None) -> dict[str, np.ndarray]:
-    """Run a worker in this process, with the right engine or a wrong one; return the arrays that are compared."""
-    backend, execution = backends.load(name), Execution(backend=name)
+    """Run a worker in this process, with the right engine or a wrong one; return the arrays that
+    are compared."""
+    backend = backends.load(name)
+    execution = Execution(backend=name)
     world = backend.world(execution)
     engine = backend if wrong is None else SimpleNamespace(engine=wrong.engine)
     return Worker(engine, world, execution, work, rules=name != "reference").arrays()  # type: ignore[arg-type]
@@ -219,13 +256,17 @@ def expected(work: Workload) -> dict[str, np.ndarray]:
     return carried_out(work, "reference")
 
 
-def missed(work: Workload, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> set[str]:
+def missed(
+    work: Workload, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]
+) -> set[str]:
     rows = [row.fields() for row in compare(found, expected, work, False)]
     assert json.dumps(rows, allow_nan=False)
     return {row["quantity"] for row in rows if not row["passed"]}
 
 
-def test_the_right_engine_misses_nothing_in_this_process_either(work: Workload, expected: dict[str, np.ndarray]) -> None:
+def test_the_right_engine_misses_nothing_in_this_process_either(
+    work: Workload, expected: dict[str, np.ndarray]
+) -> None:
     assert missed(work, carried_out(work, "torch", Wrong()), expected) == set()
 
 
@@ -266,7 +307,10 @@ def wrong_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_a_loader_that_mirrors_images_is_caught(wrong_python: Any) -> None:
-    wrong_python("sound = host.decode_into\nhost.decode_into = lambda *a, flip, **k: sound(*a, flip=not flip, **k)")
+    wrong_python(
+        "sound = host.decode_into\nhost.decode_into = lambda *a, flip, **k: sound(*a, flip=not"
+        " flip, **k)"
+    )
     report = lockstep.verify(["torch"], steps=3)
     loader = report["engines"]["torch"]["loader"]
     assert loader["samples"]
@@ -283,11 +327,16 @@ def test_an_engine_that_fails_is_reported_with_its_own_words(wrong_python: Any) 
 
 
 @pytest.mark.slow
-def test_an_engine_that_leaves_nothing_or_cannot_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_leaves_nothing_or_cannot_run_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     no_program = tmp_path / "python"
     no_program.write_bytes(b"\x00\x01")
     no_program.chmod(0o700)
-    for python, message in ((Path("/bin/true"), "exit code 0 and printed nothing"), (no_program, "cannot be run")):
+    for python, message in (
+        (Path("/bin/true"), "exit code 0 and printed nothing"),
+        (no_program, "cannot be run"),
+    ):
         monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(python))
         report = lockstep.verify(["torch"], steps=3)
         assert message in report["engines"]["torch"]["error"]

@@ -29,24 +29,40 @@ def test_the_schedule_is_compressed_to_the_steps(workload: Workload) -> None:
 
 def test_steps_of_a_stepwise_schedule_are_compressed_too(tmp_path: Path) -> None:
     workload = build(tmp_path, "resnet50-mxnet-90ep", None, steps=9, precision="fp32", full=False)
-    assert workload.rates == pytest.approx(1e-4 * np.array([0.5, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001]))
+    assert workload.rates == pytest.approx(
+        1e-4 * np.array([0.5, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001])
+    )
 
 
 def test_the_telling_step_has_another_rate_than_its_neighbours(workload: Workload) -> None:
-    step, rates = workload.telling_step, workload.large_rates
+    step = workload.telling_step
+    rates = workload.large_rates
     assert 0 < step < 7
     assert min(abs(rates[step] - rates[step - 1]), abs(rates[step] - rates[step + 1])) > 0.1
 
 
 def test_a_narrow_model_is_of_the_recipes_kind(workload: Workload) -> None:
-    model, recipe = workload.recipe.model, RECIPES["resnet50-tensorflow-250ep"]()
+    model = workload.recipe.model
+    recipe = RECIPES["resnet50-tensorflow-250ep"]()
     assert isinstance(model, ModelSpec)
     assert (model.block, model.expansion, model.stride_in) == ("bottleneck", 4, "3x3")
-    kept = ("logits", "padding", "mixup_alpha", "label_smoothing", "momentum", "weight_decay", "bn_momentum", "mean", "std")
+    kept = (
+        "logits",
+        "padding",
+        "mixup_alpha",
+        "label_smoothing",
+        "momentum",
+        "weight_decay",
+        "bn_momentum",
+        "mean",
+        "std",
+    )
     assert all(getattr(workload.recipe, name) == getattr(recipe, name) for name in kept)
 
 
-def test_there_is_a_batch_for_every_step_and_a_last_one_that_is_not_full(workload: Workload) -> None:
+def test_there_is_a_batch_for_every_step_and_a_last_one_that_is_not_full(
+    workload: Workload,
+) -> None:
     assert [len(batch.labels) for batch in workload.batches] == [16] * 8
     assert [int((batch.labels >= 0).sum()) for batch in workload.evaluation] == [16, 4]
     assert all(batch.coefficients is not None for batch in workload.batches)
@@ -64,14 +80,18 @@ def test_what_is_saved_is_loaded(workload: Workload, folder: Path) -> None:
     for ours, theirs in ((found.initial, workload.initial), (found.state, workload.state)):
         assert bits(ours.tensors) == bits(theirs.tensors)
         assert bits(ours.momentum) == bits(theirs.momentum)
-    for ours, theirs in zip(found.batches + found.evaluation, workload.batches + workload.evaluation, strict=True):
+    for ours, theirs in zip(
+        found.batches + found.evaluation, workload.batches + workload.evaluation, strict=True
+    ):
         assert ours.images.tobytes() == theirs.images.tobytes()
         assert ours.labels.tolist() == theirs.labels.tolist()
         assert (ours.partners is None) == (theirs.partners is None)
 
 
 def test_images_are_drawn_alike_every_time(workload: Workload, tmp_path: Path) -> None:
-    again = build(tmp_path, "resnet50-tensorflow-250ep", None, steps=8, precision="fp32", full=False)
+    again = build(
+        tmp_path, "resnet50-tensorflow-250ep", None, steps=8, precision="fp32", full=False
+    )
     assert again.batches[3].images.tobytes() == workload.batches[3].images.tobytes()
 
 

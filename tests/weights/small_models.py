@@ -1,4 +1,5 @@
-"""Narrow models under the names that other programs know, and files of all programs with their weights."""
+"""Narrow models under the names that other programs know, and files of all programs with their
+weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,13 +40,18 @@ def recipe_of(model: str = "resnet50") -> Recipe:
 
 def keras_recipe() -> Recipe:
     """A recipe whose weights need no folding in Keras' file."""
-    return recipe_of("resnet50-v1").replace(mean=keras_file.MEAN, std=keras_file.STD, bn_epsilon=keras_file.EPSILON)
+    return recipe_of("resnet50-v1").replace(
+        mean=keras_file.MEAN, std=keras_file.STD, bn_epsilon=keras_file.EPSILON
+    )
 
 
 def plain_state(recipe: Recipe) -> State:
     """Return a state whose values all differ, with running variances above 0, without velocities."""
     state = state_of(recipe)
-    tensors = {name: np.abs(value) if name.endswith("running_var") else value for name, value in state.tensors.items()}
+    tensors = {
+        name: np.abs(value) if name.endswith("running_var") else value
+        for name, value in state.tensors.items()
+    }
     return State(0, tensors, {})
 
 
@@ -77,7 +83,10 @@ def hub(path: Path, state: State) -> None:
 
 def nvidia_pytorch(path: Path, state: State) -> None:
     full = State(
-        0, state.tensors, state_of(recipe_of()).momentum, {name: value + 1 for name, value in state.tensors.items()}
+        0,
+        state.tensors,
+        state_of(recipe_of()).momentum,
+        {name: value + 1 for name, value in state.tensors.items()},
     )
     torch_writing.write_nvidia_pytorch(path, recipe_of(), full, epochs=3)
 

@@ -1,4 +1,5 @@
-"""Files that claim more than they hold, or point outside of themselves: a message, and little memory."""
+"""Files that claim more than they hold, or point outside of themselves: a message, and little
+memory."""
 
 import hashlib
 import io
@@ -42,7 +43,9 @@ def little_memory() -> Iterator[None]:
 def hdf5(change: Callable[[Any], object]) -> bytes:
     memory = io.BytesIO()
     with h5py.File(memory, "w") as file:
-        file.create_dataset("conv1_conv/conv1_conv/kernel:0", data=np.zeros((7, 7, 3, 64), np.float32))
+        file.create_dataset(
+            "conv1_conv/conv1_conv/kernel:0", data=np.zeros((7, 7, 3, 64), np.float32)
+        )
         change(file)
     return memory.getvalue()
 
@@ -82,7 +85,10 @@ def circle(file: Any) -> None:
 
 
 HDF5: dict[str, tuple[Callable[[Any], object], str]] = {
-    "4 TiB that were never written": (huge, r"its arrays have 4,398,\d+,\d+,\d+ bytes, but the file has"),
+    "4 TiB that were never written": (
+        huge,
+        r"its arrays have 4,398,\d+,\d+,\d+ bytes, but the file has",
+    ),
     "virtual": (virtual, "are in another file"),
     "without a shape": (empty, "/fc/fc/kernel:0 has no values, not even a shape"),
     "a type instead of an array": (named_type, "/fc/fc/kernel:0 is a Datatype; expected a group"),
@@ -103,21 +109,29 @@ def test_an_hdf5_file_that_weights_never_are_is_refused(
 
 
 ARCHIVES: dict[str, tuple[dict[str, int], str]] = {
-    "10 GB from a few bytes": ({"file_size": 10**10}, "its members unpack to far more bytes than weights take"),
+    "10 GB from a few bytes": (
+        {"file_size": 10**10},
+        "its members unpack to far more bytes than weights take",
+    ),
     "10 GB in the file": (
         {"file_size": 10**10, "compress_size": 10**10},
         "its members claim to take more bytes than the file has",
     ),
     "two members at one place": ({"header_offset": 0}, "File name in directory .* differ"),
     "a place outside": ({"header_offset": 2**40}, r"a\.keras is damaged or not a Keras file"),
-    "a newer kind of archive": ({"extract_version": 99}, r"a\.keras is damaged or not a Keras file"),
+    "a newer kind of archive": (
+        {"extract_version": 99},
+        r"a\.keras is damaged or not a Keras file",
+    ),
     "another compression": ({"compress_type": 77}, r"a\.keras is damaged or not a Keras file"),
 }
 """What the directory of an archive says about the file with the weights."""
 
 
 @pytest.mark.parametrize(("said", "reason"), ARCHIVES.values(), ids=ARCHIVES)
-def test_an_archive_whose_directory_lies_is_refused(said: dict[str, int], reason: str, tmp_path: Path) -> None:
+def test_an_archive_whose_directory_lies_is_refused(
+    said: dict[str, int], reason: str, tmp_path: Path
+) -> None:
     with zipfile.ZipFile(tmp_path / "a.keras", "w") as file:
         file.writestr("config.json", "{}")
         file.writestr("model.weights.h5", hdf5(lambda _: None))
@@ -168,19 +182,30 @@ SAFETENSORS = {
 @pytest.mark.parametrize("data", SAFETENSORS.values(), ids=SAFETENSORS)
 def test_a_safetensors_file_whose_header_lies_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"a\.safetensors is not a safetensors file that can be read"):
+    with pytest.raises(
+        CheckpointError, match=r"a\.safetensors is not a safetensors file that can be read"
+    ):
         open_weights(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("location", ["x" * 300, "a\0b", "../../etc/passwd", "/etc/passwd"])
-def test_a_constant_of_onnx_in_a_file_that_cannot_be_is_refused(location: str, tmp_path: Path) -> None:
-    kernel = onnx.TensorProto(name="w", dims=[1, 3, 1, 1], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+def test_a_constant_of_onnx_in_a_file_that_cannot_be_is_refused(
+    location: str, tmp_path: Path
+) -> None:
+    kernel = onnx.TensorProto(
+        name="w", dims=[1, 3, 1, 1], data_type=1, data_location=onnx.TensorProto.EXTERNAL
+    )
     kernel.external_data.add(key="location", value=location)
     images = onnx.helper.make_tensor_value_info("x", 1, [1, 3, 8, 8])
     node = onnx.helper.make_node("Conv", ["x", "w"], ["y"])
-    model = onnx.helper.make_model(onnx.helper.make_graph([node], "a", [images], [images], [kernel]))
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "a", [images], [images], [kernel])
+    )
     (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(CheckpointError, match=r"a\.onnx is not a ResNet that can be read: ('w' is in the file|.*null byte)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"a\.onnx is not a ResNet that can be read: ('w' is in the file|.*null byte)",
+    ):
         open_weights(tmp_path / "a.onnx")
 
 
@@ -192,7 +217,9 @@ def timm_folder(folder: Path, value: Any) -> None:
 @pytest.mark.parametrize("value", [[1], {"fc.bias": 3}, {1: torch.zeros(2)}])
 def test_timms_pickled_weights_must_be_tensors_by_name(value: Any, tmp_path: Path) -> None:
     timm_folder(tmp_path, value)
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin holds other values than tensors by name"):
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin holds other values than tensors by name"
+    ):
         open_weights(tmp_path)
 
 
@@ -204,10 +231,22 @@ def header(key: str, entries: int, metadata: str) -> bytes:
 
 
 HEADERS: dict[str, tuple[bytes, str]] = {
-    "many arrays": (header('"data_offsets"', 30_000, ""), "has 30,000 arrays; expected at most 20,000"),
-    "many arrays, spelled with escapes": (header('"data_\\u006fffsets"', 40_001, ""), "more entries than weights have"),
-    "much metadata": (header("", 0, ",".join(['"":0'] * (2**21 + 1))), "more entries than weights have"),
-    "a long header": (struct.pack("<Q", 2**25 + 1) + b"{", "can be read: its header has 33,554,433 bytes"),
+    "many arrays": (
+        header('"data_offsets"', 30_000, ""),
+        "has 30,000 arrays; expected at most 20,000",
+    ),
+    "many arrays, spelled with escapes": (
+        header('"data_\\u006fffsets"', 40_001, ""),
+        "more entries than weights have",
+    ),
+    "much metadata": (
+        header("", 0, ",".join(['"":0'] * (2**21 + 1))),
+        "more entries than weights have",
+    ),
+    "a long header": (
+        struct.pack("<Q", 2**25 + 1) + b"{",
+        "can be read: its header has 33,554,433 bytes",
+    ),
 }
 
 
@@ -234,19 +273,27 @@ def test_more_arrays_than_weights_have_are_refused_before_they_are_compared(tmp_
 def saved(folder: Path, recipe: Recipe) -> Path:
     state = state_of(recipe)
     about = {"recipe": recipe.fields(), "classes": ["a"]}
-    return checkpoint.save(folder, State(7, state.tensors, state.momentum), data_digest="", about=about)
+    return checkpoint.save(
+        folder, State(7, state.tensors, state.momentum), data_digest="", about=about
+    )
 
 
 def signed(text: str) -> str:
     """Return `state.json` with the digest that its content has."""
     about = json.loads(text)
     about.pop("own_sha256", None)
-    return json.dumps(about | {"own_sha256": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()})
+    return json.dumps(
+        about
+        | {"own_sha256": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()}
+    )
 
 
 FIELDS: list[tuple[str, Any]] = [
     *(("step", value) for value in (None, -1, "a")),
-    *(("scaler", value) for value in (None, [], {"scale": 1.0}, {"scale": "1", "good_steps": 0, "bad_steps": 0})),
+    *(
+        ("scaler", value)
+        for value in (None, [], {"scale": 1.0}, {"scale": "1", "good_steps": 0, "bad_steps": 0})
+    ),
     *(("data_digest", value) for value in (None, 3)),
     *(("sha256", value) for value in (None, "a", {}, {"model.safetensors": "", "../../a": ""})),
 ]
@@ -262,7 +309,9 @@ def test_a_field_of_state_json_of_another_kind_is_refused(
         open_weights(file.parent)
 
 
-@pytest.mark.parametrize("read", [checkpoint.load, lambda folder: open_weights(folder, momentum=True)])
+@pytest.mark.parametrize(
+    "read", [checkpoint.load, lambda folder: open_weights(folder, momentum=True)]
+)
 def test_velocities_with_a_right_digest_that_are_no_safetensors_are_refused(
     read: Callable[[Path], object], tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -294,19 +343,27 @@ def test_weights_of_lockstep_that_do_not_fit_their_recipe_are_refused(
     changes: dict[str, np.ndarray], reason: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": []})}
-    (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors | changes, metadata=about))
+    (tmp_path / "a.safetensors").write_bytes(
+        save(state_of(tiny_recipe).tensors | changes, metadata=about)
+    )
     with pytest.raises(CheckpointError, match=reason):
         open_weights(tmp_path / "a.safetensors")
 
 
-def test_more_names_of_classes_than_classes_are_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": list("abcdefghijk")})}
+def test_more_names_of_classes_than_classes_are_refused(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    about = {
+        "lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": list("abcdefghijk")})
+    }
     (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
     with pytest.raises(CheckpointError, match="has names of 11 classes, but its recipe has 10"):
         open_weights(tmp_path / "a.safetensors")
 
 
-def test_a_name_of_a_class_that_no_encoding_can_write_is_spelled_out(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_name_of_a_class_that_no_encoding_can_write_is_spelled_out(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": ["a", "\ud800"]})}
     (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
     assert open_weights(tmp_path / "a.safetensors").classes == ("a", "\\ud800")

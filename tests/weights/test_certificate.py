@@ -1,4 +1,5 @@
-"""A conversion's certificate: what it says, and that nothing is written without one or beyond its bound."""
+"""A conversion's certificate: what it says, and that nothing is written without one or beyond its
+bound."""
 
 import hashlib
 import json
@@ -48,7 +49,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors() -> dict[str, np.ndarray]:
     values = state_of(RECIPE).tensors
-    return {name: np.abs(value) + 0.5 if name.endswith("running_var") else value / 4 for name, value in values.items()}
+    return {
+        name: np.abs(value) + 0.5 if name.endswith("running_var") else value / 4
+        for name, value in values.items()
+    }
 
 
 def saved(folder: Path, values: dict[str, np.ndarray], recipe: Recipe = RECIPE) -> Path:
@@ -92,7 +96,9 @@ def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any
 def with_other_bias(weights: Opened) -> Opened:
     bias = weights.tensors["fc.bias"].copy()
     bias[2] += 1
-    return replace(weights, state=replace(weights.state, tensors=weights.tensors | {"fc.bias": bias}))
+    return replace(
+        weights, state=replace(weights.state, tensors=weights.tensors | {"fc.bias": bias})
+    )
 
 
 def torchs_logits() -> np.ndarray:
@@ -109,7 +115,9 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "source")
 
 
-def test_two_frameworks_agree_on_converted_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_frameworks_agree_on_converted_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in ONE_THREAD.items():
         monkeypatch.setenv(name, value)
     source = saved(tmp_path / "same", tensors(), RECIPE.replace(padding="same"))
@@ -123,12 +131,18 @@ def test_two_frameworks_agree_on_converted_weights(tmp_path: Path, monkeypatch: 
     assert found["read_by"] == f"{found['engines']['target']}: equal"
     assert 0 < found["largest_difference"] <= found["bound"] == 1e-4
     assert found["mean_difference"] <= found["largest_difference"]
-    assert (found["holds"], found["top1_agreement"], found["tensors_equal"]) == (True, 1, found["tensors"])
+    assert (found["holds"], found["top1_agreement"], found["tensors_equal"]) == (
+        True,
+        1,
+        found["tensors"],
+    )
     assert json.loads((tmp_path / "model.ckpt-7.certificate.json").read_text()) == found
     assert result["written"][-1] == str(tmp_path / "model.ckpt-7.certificate.json")
 
 
-def test_a_certificate_has_the_sha256_of_every_file(source: Path, tmp_path: Path, in_this_process: None) -> None:
+def test_a_certificate_has_the_sha256_of_every_file(
+    source: Path, tmp_path: Path, in_this_process: None
+) -> None:
     found = lockstep.convert(source, tmp_path / "a", to="nvidia-paddle")["certificate"]
 
     def digests(*paths: Path) -> dict[str, str]:
@@ -142,7 +156,10 @@ def test_a_certificate_has_the_sha256_of_every_file(source: Path, tmp_path: Path
 ADDED = {
     "torchvision": ("a.pth", "num_batches_tracked of every batch norm was added"),
     "timm": ("a", "num_batches_tracked of every batch norm was added"),
-    "nvidia-paddle": ("a", "learning_rate_0, loss_scaling_0, num_good_steps_0, num_bad_steps_0 were added"),
+    "nvidia-paddle": (
+        "a",
+        "learning_rate_0, loss_scaling_0, num_good_steps_0, num_bad_steps_0 were added",
+    ),
 }
 
 
@@ -163,13 +180,19 @@ def test_the_files_next_to_the_weights_are_in_the_certificate(
     found = lockstep.convert(tmp_path / "a", tmp_path / "b.safetensors")["certificate"]
     files = [*(tmp_path / "a").glob("*"), *tmp_path.glob("a-*")]
     assert len(files) > 1
-    assert found["source_sha256"] == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    assert found["source_sha256"] == {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+    }
 
 
-def test_external_data_of_an_onnx_model_is_in_the_certificate(source: Path, tmp_path: Path, in_this_process: None) -> None:
+def test_external_data_of_an_onnx_model_is_in_the_certificate(
+    source: Path, tmp_path: Path, in_this_process: None
+) -> None:
     lockstep.export(source, tmp_path / "a", to="onnx", compare=False)
     file = tmp_path / "a" / "model.onnx"
-    onnx.save(onnx.load(file), file, save_as_external_data=True, location="bytes.data", size_threshold=16)
+    onnx.save(
+        onnx.load(file), file, save_as_external_data=True, location="bytes.data", size_threshold=16
+    )
     found = lockstep.convert(file, tmp_path / "b.safetensors")["certificate"]
     assert set(found["source_sha256"]) == {"model.onnx", "bytes.data"}
 
@@ -183,17 +206,33 @@ def test_what_a_target_has_that_the_source_does_not_have_is_in_the_certificate(
     assert [words in change for change in changes].count(True) == 1
 
 
-def test_biases_that_keras_gets_are_in_the_certificate(tmp_path: Path, in_this_process: None) -> None:
-    source = saved(tmp_path, tensors(), keras_recipe().replace(image_size=64, eval_resize=72, eval_crop=64))
-    changes = lockstep.convert(source, tmp_path / "a.weights.h5", to="keras")["certificate"]["changes"]
-    assert "a bias of zeros was added to every convolution, since Keras' layers have one; it changes no result" in changes
+def test_biases_that_keras_gets_are_in_the_certificate(
+    tmp_path: Path, in_this_process: None
+) -> None:
+    source = saved(
+        tmp_path, tensors(), keras_recipe().replace(image_size=64, eval_resize=72, eval_crop=64)
+    )
+    changes = lockstep.convert(source, tmp_path / "a.weights.h5", to="keras")["certificate"][
+        "changes"
+    ]
+    assert (
+        "a bias of zeros was added to every convolution, since Keras' layers have one; it changes"
+        " no result" in changes
+    )
 
 
-def test_arrays_that_are_not_used_are_in_the_certificate(tmp_path: Path, in_this_process: None) -> None:
+def test_arrays_that_are_not_used_are_in_the_certificate(
+    tmp_path: Path, in_this_process: None
+) -> None:
     counters = {f"bn{i}.num_batches_tracked": torch.tensor(3) for i in (1, 2)}
     torch.save(as_torch(tensors()) | counters, tmp_path / "source.pth")
-    changes = lockstep.convert(tmp_path / "source.pth", tmp_path / "a.safetensors")["certificate"]["changes"]
-    assert "2 arrays were left out (num_batches_tracked), since no tensor of the model is made of them" in changes
+    changes = lockstep.convert(tmp_path / "source.pth", tmp_path / "a.safetensors")["certificate"][
+        "changes"
+    ]
+    assert (
+        "2 arrays were left out (num_batches_tracked), since no tensor of the model is made of them"
+        in changes
+    )
 
 
 @pytest.mark.parametrize("to", ["safetensors", "timm", "nvidia-pytorch"])
@@ -208,26 +247,37 @@ def test_the_targets_own_framework_reads_what_is_written(
 def test_a_mistake_that_writer_and_reader_share_is_seen(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, load = torch_file.save, torch_file.load
+    save = torch_file.save
+    load = torch_file.load
 
     def wrong(value: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return value | {"fc.bias": -value["fc.bias"]}
 
     monkeypatch.setattr(torch_file, "save", lambda path, value: save(path, wrong(value)))
     monkeypatch.setattr(torch_file, "load", lambda path, **options: wrong(load(path, **options)))
-    monkeypatch.setitem(TARGETS, "torchvision", replace(TARGETS["torchvision"], read_arrays=torch_file.load))
+    monkeypatch.setitem(
+        TARGETS, "torchvision", replace(TARGETS["torchvision"], read_arrays=torch_file.load)
+    )
     computed_in_this_process_by("torch", monkeypatch)
-    with pytest.raises(CheckpointError, match=r"torch \S+ reads a\.pth otherwise than Lockstep: 1 of .*, such as fc\.bias;"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"torch \S+ reads a\.pth otherwise than Lockstep: 1 of .*, such as fc\.bias;",
+    ):
         lockstep.convert(source, tmp_path / "a.pth", to="torchvision")
     assert left(tmp_path) == []
     computed_in_this_process_by("reference", monkeypatch)  # without torch nobody sees it
-    assert lockstep.convert(source, tmp_path / "a.pth", to="torchvision")["certificate"]["read_by"] is None
+    assert (
+        lockstep.convert(source, tmp_path / "a.pth", to="torchvision")["certificate"]["read_by"]
+        is None
+    )
 
 
 def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
     source: Path, tmp_path: Path, in_this_process: None
 ) -> None:
-    with pytest.raises(CheckpointError, match="this format compute with padding same, not symmetric"):
+    with pytest.raises(
+        CheckpointError, match="this format compute with padding same, not symmetric"
+    ):
         lockstep.convert(source, tmp_path / "a", to="nvidia-tensorflow")
     with pytest.raises(CheckpointError, match="compute with model resnet50, not resnet50-v1"):
         lockstep.convert(source, tmp_path / "a.pth", to="torchvision", model="resnet50-v1")
@@ -240,7 +290,10 @@ def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
 ) -> None:
     change_what_is_written(monkeypatch, to, with_other_bias)
     share = 1 / np.abs(torchs_logits()).max()
-    expected = rf"logits differ by {share:.2g} of the largest; expected at most 0\.0001\. Nothing is written; --no-certif"
+    expected = (
+        rf"logits differ by {share:.2g} of the largest; expected at most 0\.0001\. Nothing is"
+        r" written; --no-certif"
+    )
     with pytest.raises(CheckpointError, match=expected):
         lockstep.convert(source, tmp_path / TARGET_NAMES[to], to=to)
     assert left(tmp_path) == []
@@ -263,7 +316,9 @@ def test_what_a_target_named_before_is_not_what_is_certified(
 ) -> None:
     change_what_is_written(monkeypatch, "nvidia-paddle", with_other_bias)
     before = sorted(source.iterdir())
-    with pytest.raises(CheckpointError, match="would not compute as"):  # the source is a folder of the prefix's name
+    with pytest.raises(
+        CheckpointError, match="would not compute as"
+    ):  # the source is a folder of the prefix's name
         lockstep.convert(source, source, to="nvidia-paddle")
     assert (sorted(source.iterdir()), list(source.parent.iterdir())) == (before, [source])
 
@@ -284,12 +339,16 @@ def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
     failing.write_text("#!/bin/sh\necho some framework broke >&2\nexit 3\n")
     failing.chmod(0o755)
     monkeypatch.setattr(backends, "interpreter", lambda name: failing)
-    with pytest.raises(CheckpointError, match=r"torch cannot compute the certificate: some framework broke"):
+    with pytest.raises(
+        CheckpointError, match=r"torch cannot compute the certificate: some framework broke"
+    ):
         lockstep.convert(source, tmp_path / "a.safetensors")
     assert left(tmp_path) == []
 
 
-def test_an_interrupted_certificate_leaves_no_files(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_certificate_leaves_no_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
@@ -299,30 +358,45 @@ def test_an_interrupted_certificate_leaves_no_files(source: Path, tmp_path: Path
     assert left(tmp_path) == []
 
 
-def test_weights_whose_logits_are_not_finite_get_no_certificate(tmp_path: Path, in_this_process: None) -> None:
+def test_weights_whose_logits_are_not_finite_get_no_certificate(
+    tmp_path: Path, in_this_process: None
+) -> None:
     values = tensors()
     values["fc.bias"][1] = np.nan
     source = saved(tmp_path, values)
-    with pytest.raises(CheckpointError, match=r"logits that are not finite.*--inspect.*--no-certificate"):
+    with pytest.raises(
+        CheckpointError, match=r"logits that are not finite.*--inspect.*--no-certificate"
+    ):
         lockstep.convert(source, tmp_path / "a.safetensors")
     assert left(tmp_path) == []
-    assert lockstep.convert(source, tmp_path / "a.safetensors", certificate=False)["certificate"] is None
+    assert (
+        lockstep.convert(source, tmp_path / "a.safetensors", certificate=False)["certificate"]
+        is None
+    )
 
 
-def test_without_a_certificate_the_files_metadata_says_so(source: Path, tmp_path: Path, in_this_process: None) -> None:
+def test_without_a_certificate_the_files_metadata_says_so(
+    source: Path, tmp_path: Path, in_this_process: None
+) -> None:
     for name, certified in (("with", True), ("without", False)):
         lockstep.convert(source, tmp_path / f"{name}.safetensors", certificate=certified)
         with safe_open(tmp_path / f"{name}.safetensors", framework="numpy") as file:
             noted = json.loads(file.metadata()["lockstep"])
         assert noted.get("certificate") == (None if certified else "none")
-    assert left(tmp_path) == ["with.safetensors", "with.safetensors.certificate.json", "without.safetensors"]
+    assert left(tmp_path) == [
+        "with.safetensors",
+        "with.safetensors.certificate.json",
+        "without.safetensors",
+    ]
 
 
 def test_without_a_certificate_the_metadata_of_timms_weights_says_so(
     source: Path, tmp_path: Path, in_this_process: None
 ) -> None:
     for name, certified in (("with", True), ("without", False)):
-        remarks = lockstep.convert(source, tmp_path / name, to="timm", certificate=certified)["remarks"]
+        remarks = lockstep.convert(source, tmp_path / name, to="timm", certificate=certified)[
+            "remarks"
+        ]
         assert not any("no certificate" in remark for remark in remarks)
         with safe_open(tmp_path / name / "model.safetensors", framework="numpy") as file:
             assert file.metadata().get("certificate") == (None if certified else "none")
@@ -331,7 +405,9 @@ def test_without_a_certificate_the_metadata_of_timms_weights_says_so(
 def test_an_existing_certificate_is_not_overwritten(source: Path, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors.certificate.json").write_text("mine")
     for certified in (True, False):
-        with pytest.raises(CheckpointError, match=r"a\.safetensors\.certificate\.json already exists"):
+        with pytest.raises(
+            CheckpointError, match=r"a\.safetensors\.certificate\.json already exists"
+        ):
             lockstep.convert(source, tmp_path / "a.safetensors", certificate=certified)
     assert left(tmp_path) == ["a.safetensors.certificate.json"]
 
@@ -342,7 +418,9 @@ def test_a_target_without_a_name_is_refused(target: str, source: Path) -> None:
         lockstep.convert(source, target)
 
 
-def test_a_format_whose_framework_is_missing_is_computed_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_whose_framework_is_missing_is_computed_by_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert certificate.own_engine("NVIDIA Paddle") == "paddle"
     assert certificate.own_engine("ONNX") == "reference"
     monkeypatch.setattr(backends, "interpreter", lambda name: None)
@@ -366,7 +444,8 @@ def killed(*arguments, **options):
 module.{function} = killed
 lockstep.convert(sys.argv[1], sys.argv[2], to="{to}")
 """
-UNFINISHED, CERTIFICATE = ".a.unfinished", "a.certificate.json"
+UNFINISHED = ".a.unfinished"
+CERTIFICATE = "a.certificate.json"
 MOMENTS = {
     "computing": ("nvidia-mxnet", "lockstep.weights.certificate", "_run", "pass", [UNFINISHED]),
     "writing": (
@@ -388,10 +467,18 @@ def test_a_killed_conversion_leaves_no_target_and_the_next_removes_what_it_left(
     to, module, function, first, expected = MOMENTS[moment]
     program = KILLED.format(to=to, module=module, function=function, first=first)
     target = tmp_path / "new" / "a"
-    ended = subprocess.run([sys.executable, "-c", program, source, target], stdout=subprocess.DEVNULL, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, source, target], stdout=subprocess.DEVNULL, check=False
+    )
     assert ended.returncode == -9
     assert left(target.parent) == expected
-    written = [Path(path) for path in lockstep.convert(source, target, to=to, certificate=False)["written"]]
-    assert set(target.parent.iterdir()) == {target if target in path.parents else path for path in written}
+    written = [
+        Path(path) for path in lockstep.convert(source, target, to=to, certificate=False)["written"]
+    ]
+    assert set(target.parent.iterdir()) == {
+        target if target in path.parents else path for path in written
+    }
     found = open_weights(target).tensors
-    assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in tensors().items()}
+    assert {name: value.tobytes() for name, value in found.items()} == {
+        n: v.tobytes() for n, v in tensors().items()
+    }

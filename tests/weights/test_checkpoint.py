@@ -28,7 +28,10 @@ FILES = ("model.safetensors", "momentum.safetensors", "ema.safetensors", "state.
 def state_of(step: int, *, ema: bool = True, scaler: bool = True) -> State:
     random = np.random.default_rng(step)
     odd = np.array([np.nan, -0.0, 1e-45, np.inf, 1 / 3], np.float32)
-    tensors = {"conv1.weight": random.standard_normal((4, 3, 3, 3), np.float32), "bn1.running_var": odd}
+    tensors = {
+        "conv1.weight": random.standard_normal((4, 3, 3, 3), np.float32),
+        "bn1.running_var": odd,
+    }
     velocity = {"conv1.weight": random.standard_normal((4, 3, 3, 3), np.float32)}
     averages = {name: value * np.float32(0.1) for name, value in tensors.items()} if ema else {}
     scale = {"scale": 128.1, "good_steps": 7, "bad_steps": 0} if scaler else {}
@@ -41,7 +44,11 @@ def save(folder: Path, step: int) -> Path:
 
 def bits(state: State) -> dict[str, bytes]:
     parts = {"tensors": state.tensors, "momentum": state.momentum, "ema": state.ema}
-    return {f"{part} {name}": value.tobytes() for part, tensors in parts.items() for name, value in tensors.items()}
+    return {
+        f"{part} {name}": value.tobytes()
+        for part, tensors in parts.items()
+        for name, value in tensors.items()
+    }
 
 
 def assert_same(found: State | None, expected: State) -> None:
@@ -68,17 +75,26 @@ def test_what_was_saved_is_loaded_bit_for_bit(ema: bool, scaler: bool, tmp_path:
     assert path.name == "step-00000012"
 
 
-def test_the_weights_are_an_ordinary_safetensors_file_that_notes_its_recipe_and_classes(tmp_path: Path) -> None:
+def test_the_weights_are_an_ordinary_safetensors_file_that_notes_its_recipe_and_classes(
+    tmp_path: Path,
+) -> None:
     path = save(tmp_path, 3) / "model.safetensors"
-    found, expected = load_file(path), state_of(3).tensors
-    assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in expected.items()}
+    found = load_file(path)
+    expected = state_of(3).tensors
+    assert {name: value.tobytes() for name, value in found.items()} == {
+        n: v.tobytes() for n, v in expected.items()
+    }
     with safe_open(path, framework="numpy") as file:
         assert json.loads(file.metadata()["lockstep"]) == ABOUT
 
 
 def test_no_file_of_averages_is_written_where_there_are_none(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, state_of(1, ema=False), data_digest="", about=ABOUT)
-    assert sorted(file.name for file in path.iterdir()) == ["model.safetensors", "momentum.safetensors", "state.json"]
+    assert sorted(file.name for file in path.iterdir()) == [
+        "model.safetensors",
+        "momentum.safetensors",
+        "state.json",
+    ]
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
@@ -95,7 +111,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(name: str, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(
+    name: str, damage: str, tmp_path: Path
+) -> None:
     save(tmp_path, 8)
     newest = save(tmp_path, 16)
     DAMAGES[damage](newest / name)
@@ -119,20 +137,30 @@ def test_no_flipped_bit_of_the_description_goes_unnoticed(tmp_path: Path) -> Non
     checkpoint.load(file.parent)
 
 
-@pytest.mark.parametrize("garbage", ["", "hello", "[]", "{}", "null", "7", '{"sha256": []}', "\0" * 500, "{}\n{}"])
-def test_a_description_of_garbage_is_an_error_and_nothing_else(garbage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "garbage", ["", "hello", "[]", "{}", "null", "7", '{"sha256": []}', "\0" * 500, "{}\n{}"]
+)
+def test_a_description_of_garbage_is_an_error_and_nothing_else(
+    garbage: str, tmp_path: Path
+) -> None:
     path = save(tmp_path, 8)
     (path / "state.json").write_text(garbage)
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.load(path)
 
 
-def test_if_all_checkpoints_are_damaged_it_is_an_error_that_names_each_and_never_a_fresh_start(tmp_path: Path) -> None:
+def test_if_all_checkpoints_are_damaged_it_is_an_error_that_names_each_and_never_a_fresh_start(
+    tmp_path: Path,
+) -> None:
     flip(save(tmp_path, 8) / "momentum.safetensors", 40)
     (save(tmp_path, 16) / "ema.safetensors").unlink()
     with pytest.raises(CheckpointError) as error:
         checkpoint.newest_intact(tmp_path)
-    assert re.search("no checkpoint can be read.*step-00000016.*step-00000008/momentum", str(error.value), re.DOTALL)
+    assert re.search(
+        "no checkpoint can be read.*step-00000016.*step-00000008/momentum",
+        str(error.value),
+        re.DOTALL,
+    )
 
 
 def test_without_any_checkpoint_there_is_no_state_and_no_complaint(tmp_path: Path) -> None:
@@ -141,7 +169,15 @@ def test_without_any_checkpoint_there_is_no_state_and_no_complaint(tmp_path: Pat
 
 
 def test_names_of_other_things_are_no_checkpoints(tmp_path: Path) -> None:
-    for name in ("step-abc", "step-", "step-00000007-copy", "step-7", "unfinished-step-00000032", "step--0000001", "other"):
+    for name in (
+        "step-abc",
+        "step-",
+        "step-00000007-copy",
+        "step-7",
+        "unfinished-step-00000032",
+        "step--0000001",
+        "other",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000064").write_text("a file")
     assert checkpoint.steps(tmp_path) == []
@@ -159,7 +195,9 @@ def test_a_checkpoint_that_cannot_be_renamed_is_an_error_and_the_one_before_stay
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(CheckpointError, match=r"step-00000016 cannot be saved: .*No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000016 cannot be saved: .*No space left on device"
+    ):
         save(tmp_path, 16)
     assert checkpoint.steps(tmp_path) == [8]
     assert_same(checkpoint.newest_intact(tmp_path)[0], state_of(8))
@@ -169,7 +207,9 @@ def test_an_intact_checkpoint_of_the_same_step_is_not_touched(tmp_path: Path) ->
     path = save(tmp_path, 8)
     before = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in path.iterdir()}
     assert save(tmp_path, 8) == path
-    assert {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in path.iterdir()} == before
+    assert {
+        file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in path.iterdir()
+    } == before
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
@@ -181,7 +221,9 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     assert reasons == []
 
 
-def test_a_damaged_later_checkpoint_does_not_crowd_out_those_that_are_made_again(tmp_path: Path) -> None:
+def test_a_damaged_later_checkpoint_does_not_crowd_out_those_that_are_made_again(
+    tmp_path: Path,
+) -> None:
     save(tmp_path, 8)
     flip(save(tmp_path, 16) / "model.safetensors", -1)
     save(tmp_path, 12)
@@ -202,22 +244,38 @@ def test_a_damaged_later_checkpoint_does_not_crowd_out_those_that_are_made_again
         (1, 99, [40]),
     ],
 )
-def test_the_newest_and_the_best_are_kept(keep: int, best: int | None, left: list[int], tmp_path: Path) -> None:
+def test_the_newest_and_the_best_are_kept(
+    keep: int, best: int | None, left: list[int], tmp_path: Path
+) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
     (tmp_path / "unfinished-step-00000050").mkdir()
     (tmp_path / "notes").mkdir()
     checkpoint.prune(tmp_path, keep, best)
     assert checkpoint.steps(tmp_path) == left
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", *(f"step-{step:08d}" for step in left)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "notes",
+        *(f"step-{step:08d}" for step in left),
+    ]
 
 
-TOUCHES_FILES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "os.fsync"}
-KILLED, FAILED = 9, 1
+TOUCHES_FILES = {
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.scandir",
+    "os.listdir",
+    "os.fsync",
+}
+KILLED = 9
+FAILED = 1
 
 
 def ends_before(point: int, work: Callable[[], object]) -> bool:
-    """Do work in a process that dies just before its file access number `point`; return whether it reached that point."""
+    """Do work in a process that dies just before its file access number `point`; return whether it
+    reached that point."""
     child = os.fork()
     if child == 0:
         touched = count(1)
@@ -258,7 +316,13 @@ def save_and_prune(folder: Path, step: int) -> None:
         ([8, 16], [16], 12, {8, 12}),
         ([], [], 8, {None, 8}),
     ],
-    ids=["the next step", "the same step again", "a damaged step again", "a step before a damaged one", "the first step"],
+    ids=[
+        "the next step",
+        "the same step again",
+        "a damaged step again",
+        "a step before a damaged one",
+        "the first step",
+    ],
 )
 def test_a_process_killed_at_any_point_of_saving_leaves_the_newest_checkpoint_readable(
     before: list[int], damaged: list[int], saved: int, possible: set[int | None], tmp_path: Path
@@ -300,7 +364,9 @@ FLOAT8 = b'{"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'
     ],
     ids=["missing", "empty", "text", "float8"],
 )
-def test_a_file_that_is_no_weights_is_an_error_that_names_it(content: bytes | None, reason: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_weights_is_an_error_that_names_it(
+    content: bytes | None, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / "weights.safetensors"
     if content is not None:
         path.write_bytes(content)
@@ -324,7 +390,10 @@ def test_bfloat16_becomes_float32(tmp_path: Path) -> None:
         "scalar": "float32",
     }
     for name, value in values.items():
-        assert np.array_equal(tensors[name], value.to(torch.float32 if value.is_floating_point() else torch.int64).numpy())
+        assert np.array_equal(
+            tensors[name],
+            value.to(torch.float32 if value.is_floating_point() else torch.int64).numpy(),
+        )
 
 
 def test_a_cut_off_file_of_weights_is_an_error(tmp_path: Path) -> None:

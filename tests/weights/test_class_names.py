@@ -67,13 +67,19 @@ def test_a_synset_id_is_shown_with_its_word_and_other_names_are_unchanged() -> N
     [
         (1000, "symmetric", 1000),
         (1000, "same", 1000),
-        (1001, "same", 1000),  # NVIDIA's TensorFlow model: labels 0 to 999, and an output that is never trained
+        (
+            1001,
+            "same",
+            1000,
+        ),  # NVIDIA's TensorFlow model: labels 0 to 999, and an output that is never trained
         (1001, "symmetric", 0),  # it may have a background class, which comes first
         (999, "symmetric", 0),
         (10, "same", 0),
     ],
 )
-def test_imagenet_is_assumed_of_1000_outputs_and_of_nvidias_1001(logits: int, padding: str, names: int) -> None:
+def test_imagenet_is_assumed_of_1000_outputs_and_of_nvidias_1001(
+    logits: int, padding: str, names: int
+) -> None:
     found = assumed_classes(Recipe(model="resnet18").replace(logits=logits, padding=padding))
     assert found == imagenet_names()[:names]
 
@@ -96,7 +102,9 @@ def text_file(folder: Path, content: bytes, name: str = "names.txt") -> Path:
         (b"n01440764 tench, Tinca tinca\n", ("n01440764 tench, Tinca tinca",)),
     ],
 )
-def test_a_text_file_has_one_name_on_each_line(content: bytes, names: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_text_file_has_one_name_on_each_line(
+    content: bytes, names: tuple[str, ...], tmp_path: Path
+) -> None:
     assert read_classes(text_file(tmp_path, content)) == names
 
 
@@ -140,7 +148,11 @@ def test_classes_with_the_same_name_get_their_numbers(tmp_path: Path) -> None:
         ("a.json", b'["cat", 7]', "a.json: class 1 is 7; expected a name in one line"),
         ("a.json", b'["cat", " "]', "a.json: class 1 is ' '"),
         ("a.json", b'["cat\\nowl"]', "a.json: class 0 is"),
-        ("a.json", b'{"0": "cat", "2": "dog"}', 'a.json: class "1" is missing; expected the keys "0" to "1"'),
+        (
+            "a.json",
+            b'{"0": "cat", "2": "dog"}',
+            'a.json: class "1" is missing; expected the keys "0" to "1"',
+        ),
         ("a.json", b'{"cat": 0, "dog": 1}', 'a.json: class "0" is missing'),
         ("a.json", b'{"0": ["n02123045", "tabby", 3]}', "a.json: class 0 is"),
         ("a.json", b"[" * 100_000, "a.json is not JSON: nested too deep"),
@@ -154,7 +166,9 @@ def test_a_file_that_holds_no_names_is_refused_with_the_line_or_class(
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no\.txt: No such file or directory; expected a file with the names"):
+    with pytest.raises(
+        DataError, match=r"no\.txt: No such file or directory; expected a file with the names"
+    ):
         read_classes(tmp_path / "no.txt")
 
 
@@ -162,7 +176,9 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     ("names", "logits", "own"),
     [(3, 3, 0), (2, 3, 2), (3, 3, 2), (1000, 1001, 0), (1001, 1001, 0)],
 )
-def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(names: int, logits: int, own: int) -> None:
+def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(
+    names: int, logits: int, own: int
+) -> None:
     given = [f"class {i}" for i in range(names)]
     assert given_classes(given, logits, [str(i) for i in range(own)]) == tuple(given)
 
@@ -170,13 +186,28 @@ def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(names: int,
 @pytest.mark.parametrize(
     ("names", "logits", "own", "message"),
     [
-        (2, 3, 0, "the list of classes has 2 names, but the weights have 3 outputs; expected 3 names"),
-        (4, 3, 2, "the list of classes has 4 names, but the weights have 3 outputs; expected 2 or 3 names"),
+        (
+            2,
+            3,
+            0,
+            "the list of classes has 2 names, but the weights have 3 outputs; expected 3 names",
+        ),
+        (
+            4,
+            3,
+            2,
+            (
+                "the list of classes has 4 names, but the weights have 3 outputs; expected 2 or 3"
+                " names"
+            ),
+        ),
         (999, 1000, 0, "999 names, but the weights have 1000 outputs"),
         (999, 1001, 0, "999 names, but the weights have 1001 outputs; expected 1000 or 1001 names"),
     ],
 )
-def test_another_number_of_names_is_refused_with_both_numbers(names: int, logits: int, own: int, message: str) -> None:
+def test_another_number_of_names_is_refused_with_both_numbers(
+    names: int, logits: int, own: int, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         given_classes([f"class {i}" for i in range(names)], logits, [str(i) for i in range(own)])
 

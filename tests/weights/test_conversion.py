@@ -15,22 +15,42 @@ from lockstep.models.architectures import MODELS, ModelSpec, narrowed
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors, zero_momentum
-from lockstep.recipes.published import resnet50_mxnet_90ep, resnet50_paddle_90ep, resnet50_tensorflow_90ep
+from lockstep.recipes.published import (
+    resnet50_mxnet_90ep,
+    resnet50_paddle_90ep,
+    resnet50_tensorflow_90ep,
+)
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import mxnet_params, nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, paddle_pickle
+from lockstep.weights.formats import (
+    mxnet_params,
+    nvidia_mxnet,
+    nvidia_paddle,
+    nvidia_tensorflow,
+    paddle_pickle,
+)
 from lockstep.weights.formats.tensor_bundle import Bundle
 from lockstep.weights.opening import open_weights
 
 converted = partial(lockstep.convert, certificate=False)
 """Certificates need processes and seconds; `test_certificate` tests them."""
-SPEC = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), groups=2, expansion=2)
+SPEC = ModelSpec(
+    block="bottleneck",
+    layers=(1, 1, 1, 1),
+    stem_width=8,
+    widths=(8, 16, 32, 64),
+    groups=2,
+    expansion=2,
+)
 LIKE_ORIGINAL = resnet50_tensorflow_90ep().replace(model=SPEC, precision="fp32")
 
 
 def state_of(recipe: Recipe, step: int = 7) -> State:
     tensors = initial_tensors(recipe)
-    velocity = {name: np.full_like(value, i) for i, (name, value) in enumerate(zero_momentum(recipe).items())}
+    velocity = {
+        name: np.full_like(value, i)
+        for i, (name, value) in enumerate(zero_momentum(recipe).items())
+    }
     return State(step, tensors, velocity)
 
 
@@ -41,7 +61,13 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
         state = state_of(tiny_recipe, step)
         state.tensors["fc.bias"][:] = step
         averages = {name: value + 1 for name, value in state.tensors.items()}
-        whole = State(step, state.tensors, state.momentum, averages, {"scale": 8.0, "good_steps": 1.0, "bad_steps": 0.0})
+        whole = State(
+            step,
+            state.tensors,
+            state.momentum,
+            averages,
+            {"scale": 8.0, "good_steps": 1.0, "bad_steps": 0.0},
+        )
         about = {"recipe": tiny_recipe.fields(), "classes": ["cat", "owl"]}
         checkpoint.save(tmp_path / "run" / "checkpoints", whole, data_digest="", about=about)
     return tmp_path / "run"
@@ -50,20 +76,31 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
     """A folder as NVIDIA's code writes it."""
-    nvidia_tensorflow.write(tmp_path / "theirs" / "model.ckpt-9", LIKE_ORIGINAL, state_of(LIKE_ORIGINAL, 9))
+    nvidia_tensorflow.write(
+        tmp_path / "theirs" / "model.ckpt-9", LIKE_ORIGINAL, state_of(LIKE_ORIGINAL, 9)
+    )
     return tmp_path / "theirs"
 
 
 def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return {name: v.tobytes() for name, v in found.items()} == {name: v.tobytes() for name, v in expected.items()}
+    return {name: v.tobytes() for name, v in found.items()} == {
+        name: v.tobytes() for name, v in expected.items()
+    }
 
 
 @pytest.mark.parametrize("named", ["folder", "prefix", "index"])
-def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(named: str, original: Path) -> None:
+def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(
+    named: str, original: Path
+) -> None:
     prefix = original / "model.ckpt-9"
     path = {"folder": original, "prefix": prefix, "index": original / "model.ckpt-9.index"}[named]
     weights = open_weights(path)
-    assert (weights.recipe, weights.classes, weights.source, weights.remarks) == (LIKE_ORIGINAL, (), prefix, ())
+    assert (weights.recipe, weights.classes, weights.source, weights.remarks) == (
+        LIKE_ORIGINAL,
+        (),
+        prefix,
+        (),
+    )
     assert same(weights.tensors, initial_tensors(LIKE_ORIGINAL))
 
 
@@ -74,7 +111,9 @@ def test_there_are_no_moving_averages_in_a_checkpoint_of_tensorflow(original: Pa
         converted(original, original / "a.safetensors", ema=True)
 
 
-def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(original: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(
+    original: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "new" / "neutral.safetensors"
     result = converted(original, target)
     assert result == {
@@ -90,7 +129,9 @@ def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(
     assert [path.name for path in target.parent.iterdir()] == ["neutral.safetensors"]
     assert same(load_file(target), initial_tensors(LIKE_ORIGINAL))
     assert open_weights(target).recipe == LIKE_ORIGINAL
-    assert target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode  # other users may read it too
+    assert (
+        target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode
+    )  # other users may read it too
 
 
 def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
@@ -112,7 +153,9 @@ def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
 
 
 @pytest.mark.parametrize(("which", "ema", "bias"), [("3", False, 3), ("newest", True, 8)])
-def test_which_weights_are_meant_is_said_as_for_evaluation(which: str, ema: bool, bias: int, run: Path) -> None:
+def test_which_weights_are_meant_is_said_as_for_evaluation(
+    which: str, ema: bool, bias: int, run: Path
+) -> None:
     prefix = run.parent / "model"
     result = converted(run, prefix, to="nvidia-tensorflow", which=which, ema=ema)
     assert Bundle(prefix).read("resnet/output/dense/bias").tolist() == [bias] * 10
@@ -123,16 +166,23 @@ def test_which_weights_are_meant_is_said_as_for_evaluation(which: str, ema: bool
     assert open_weights(file).classes == ("cat", "owl")
 
 
-def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(run: Path, tmp_path: Path) -> None:
-    target, names = tmp_path / "named.safetensors", tuple("abcdefghij")
+def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(
+    run: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "named.safetensors"
+    names = tuple("abcdefghij")
     converted(run, target, classes=names)
     with safe_open(target, "numpy") as file:
         assert json.loads(file.metadata()["lockstep"])["classes"] == list(names)
     assert open_weights(target).classes == names
 
 
-def test_names_that_do_not_fit_are_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="3 names, but the weights have 10 outputs; expected 2 or 10 names"):
+def test_names_that_do_not_fit_are_refused_before_anything_is_written(
+    run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match="3 names, but the weights have 10 outputs; expected 2 or 10 names"
+    ):
         converted(run, tmp_path / "named.safetensors", classes=["a", "b", "c"])
     with pytest.raises(CheckpointError, match="nvidia-paddle holds no names of classes"):
         converted(run, tmp_path / "named", to="nvidia-paddle", classes=["a", "b"])
@@ -148,22 +198,35 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def of_paddle(tmp_path: Path) -> Path:
     """A folder as NVIDIA's PaddlePaddle code writes it."""
     recipe = Recipe(model="resnet18", logits=10)
-    nvidia_paddle.write(tmp_path / "checkpoint" / "ResNet50" / "4" / "resnet_50_paddle", recipe, state_of(recipe))
+    nvidia_paddle.write(
+        tmp_path / "checkpoint" / "ResNet50" / "4" / "resnet_50_paddle", recipe, state_of(recipe)
+    )
     return tmp_path / "checkpoint"
 
 
-@pytest.mark.parametrize("named", ["", "ResNet50", "ResNet50/4", "ResNet50/4/resnet_50_paddle.pdparams"])
-def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(named: str, of_paddle: Path) -> None:
+@pytest.mark.parametrize(
+    "named", ["", "ResNet50", "ResNet50/4", "ResNet50/4/resnet_50_paddle.pdparams"]
+)
+def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
+    named: str, of_paddle: Path
+) -> None:
     weights = open_weights(of_paddle / named)
-    assert weights.recipe == resnet50_paddle_90ep().replace(model="resnet18", logits=10, precision="fp32")
-    assert (weights.classes, weights.source) == ((), of_paddle / "ResNet50" / "4" / "resnet_50_paddle")
+    assert weights.recipe == resnet50_paddle_90ep().replace(
+        model="resnet18", logits=10, precision="fp32"
+    )
+    assert (weights.classes, weights.source) == (
+        (),
+        of_paddle / "ResNet50" / "4" / "resnet_50_paddle",
+    )
     assert [remark.partition(";")[0] for remark in weights.remarks] == [
         "the stem has a fourth input channel, which gets only zeros",
     ]
     assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
-def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(of_paddle: Path, tmp_path: Path) -> None:
+def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(
+    of_paddle: Path, tmp_path: Path
+) -> None:
     for path in (of_paddle, of_paddle / "ResNet50" / "4" / "resnet_50_paddle.pdparams"):
         with pytest.raises(CheckpointError, match=r"has no moving average"):
             open_weights(path, ema=True)
@@ -171,7 +234,9 @@ def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(of_paddle: Path,
             converted(path, tmp_path / "a.safetensors", ema=True)
 
 
-def test_from_one_framework_to_another_a_state_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_one_framework_to_another_a_state_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(MODELS, "small", SPEC)
     recipe = Recipe(model="small", logits=3)
     state = state_of(recipe)
@@ -182,20 +247,33 @@ def test_from_one_framework_to_another_a_state_is_the_same(tmp_path: Path, monke
     found = nvidia_tensorflow.read(tmp_path / "c").state
     assert same(found.tensors, state.tensors)
     assert same(found.momentum, state.momentum)
-    for words in ("fourth input channel", "SAME padding", "have 3: --num-of-class", "step 7 cannot be stored"):
+    for words in (
+        "fourth input channel",
+        "SAME padding",
+        "have 3: --num-of-class",
+        "step 7 cannot be stored",
+    ):
         assert [words in remark for remark in to_paddle["remarks"]].count(True) == 1
 
 
-def test_a_run_becomes_a_checkpoint_of_paddle_with_velocities(run: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_becomes_a_checkpoint_of_paddle_with_velocities(
+    run: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     result = converted(run, tmp_path / "ResNet50" / "7" / "model", to="nvidia-paddle")
     optimizer = paddle_pickle.load(tmp_path / "ResNet50" / "7" / "model.pdopt").arrays
-    assert np.array_equal(optimizer["conv2d_2.w_0_velocity_0"], state_of(tiny_recipe).momentum["layer1.0.conv2.weight"])
+    assert np.array_equal(
+        optimizer["conv2d_2.w_0_velocity_0"],
+        state_of(tiny_recipe).momentum["layer1.0.conv2.weight"],
+    )
     assert optimizer["loss_scaling_0"] == 8
     for words in ("this is another", "have 10: --num-of-class", "--ema converts them"):
         assert [words in remark for remark in result["remarks"]].count(True) == 1
     averages = converted(run, tmp_path / "average", to="nvidia-paddle", ema=True)
     assert averages["written"] == [str(tmp_path / "average.pdparams")]
-    assert paddle_pickle.load(tmp_path / "average.pdparams").arrays["linear_0.b_0"].tolist() == [8] * 10
+    assert (
+        paddle_pickle.load(tmp_path / "average.pdparams").arrays["linear_0.b_0"].tolist()
+        == [8] * 10
+    )
     assert any("no velocities were written" in remark for remark in averages["remarks"])
 
 
@@ -204,14 +282,22 @@ def of_mxnet(tmp_path: Path) -> Path:
     """A folder as NVIDIA's MXNet code writes it."""
     recipe = Recipe(model="resnet18", logits=10)
     for epoch in (3, 4):
-        nvidia_mxnet.write(tmp_path / "theirs" / f"model-{epoch:04d}.params", recipe, State(0, initial_tensors(recipe), {}))
+        nvidia_mxnet.write(
+            tmp_path / "theirs" / f"model-{epoch:04d}.params",
+            recipe,
+            State(0, initial_tensors(recipe), {}),
+        )
     return tmp_path / "theirs"
 
 
 @pytest.mark.parametrize("named", ["", "model", "model-0004.params"])
-def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(named: str, of_mxnet: Path) -> None:
+def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(
+    named: str, of_mxnet: Path
+) -> None:
     weights = open_weights(of_mxnet / named)
-    assert weights.recipe == resnet50_mxnet_90ep().replace(model="resnet18", logits=10, precision="fp32")
+    assert weights.recipe == resnet50_mxnet_90ep().replace(
+        model="resnet18", logits=10, precision="fp32"
+    )
     assert (weights.classes, weights.source) == ((), of_mxnet / "model-0004.params")
     assert weights.remarks == ()
     assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
@@ -228,7 +314,10 @@ def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
     result = converted(run, tmp_path / "to" / "model-0090.params", to="nvidia-mxnet")
     written = ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
     assert result["written"] == [str(tmp_path / "to" / name) for name in written]
-    assert mxnet_params.load(tmp_path / "to" / "model-0090.params")["arg:fc1_bias"].tolist() == [7] * 10
+    assert (
+        mxnet_params.load(tmp_path / "to" / "model-0090.params")["arg:fc1_bias"].tolist()
+        == [7] * 10
+    )
     for words in (
         "this is another",
         "have 10: --num-classes",
@@ -240,9 +329,13 @@ def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
     assert isinstance(tiny_recipe.model, ModelSpec)
     monkeypatch.setitem(MODELS, "tiny", tiny_recipe.model)
     converted(tmp_path / "to", tmp_path / "back", to="nvidia-tensorflow")
-    assert same(nvidia_tensorflow.read(tmp_path / "back").state.momentum, state_of(tiny_recipe).momentum)
+    assert same(
+        nvidia_tensorflow.read(tmp_path / "back").state.momentum, state_of(tiny_recipe).momentum
+    )
     averages = converted(run, tmp_path / "average", to="nvidia-mxnet", ema=True)
-    assert averages["written"] == [str(tmp_path / name) for name in ("average-symbol.json", "average-0000.params")]
+    assert averages["written"] == [
+        str(tmp_path / name) for name in ("average-symbol.json", "average-0000.params")
+    ]
     assert mxnet_params.load(tmp_path / "average-0000.params")["arg:fc1_bias"].tolist() == [8] * 10
 
 
@@ -301,7 +394,11 @@ def test_what_cannot_be_written_is_an_error_and_changes_nothing(
 
 def test_an_evaluation_repeats_the_remarks(textures: Path, tmp_path: Path) -> None:
     recipe = LIKE_ORIGINAL.replace(logits=10)
-    nvidia_tensorflow.write(tmp_path / "model.ckpt-0", recipe, State(0, initial_tensors(recipe), {}))
+    nvidia_tensorflow.write(
+        tmp_path / "model.ckpt-0", recipe, State(0, initial_tensors(recipe), {})
+    )
     result = lockstep.evaluate(tmp_path, textures)
     assert result["images"] == 20
-    assert result["remarks"] == ["the classifier has 10 outputs; the original has 1001, of which the last is unused"]
+    assert result["remarks"] == [
+        "the classifier has 10 outputs; the original has 1001, of which the last is unused"
+    ]

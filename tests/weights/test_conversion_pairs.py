@@ -1,6 +1,8 @@
-"""From every format to every format a state is the same, bit for bit or with the fold that is stated.
+"""From every format to every format a state is the same, bit for bit or with the fold that is
+stated.
 
-The source is a checkpoint with velocities, moving averages and a step, of a narrow ResNet-50: v1.5, or v1 for Keras.
+The source is a checkpoint with velocities, moving averages and a step, of a narrow ResNet-50: v1.5,
+or v1 for Keras.
 """
 
 from collections.abc import Iterator
@@ -20,7 +22,13 @@ from lockstep.weights import checkpoint
 from lockstep.weights.conversion import TARGETS
 from lockstep.weights.opening import Opened, open_weights
 from tests.weights.formats.cases import state_of
-from tests.weights.small_models import Arrays, keras_recipe, plain_state, recipe_of, use_narrow_models
+from tests.weights.small_models import (
+    Arrays,
+    keras_recipe,
+    plain_state,
+    recipe_of,
+    use_narrow_models,
+)
 
 NAMES = {
     "safetensors": "a.safetensors",
@@ -33,11 +41,15 @@ NAMES = {
     "nvidia-mxnet": "model-0003.params",
 }
 NVIDIAS = [name for name in TARGETS if name.startswith("nvidia-")]
-ONLY_V1, ONLY_V1_5 = "keras", "timm"
+ONLY_V1 = "keras"
+ONLY_V1_5 = "timm"
 REFUSED = {
     (ONLY_V1, ONLY_V1_5): "timm has no model resnet50-v1",
     (ONLY_V1_5, ONLY_V1): r"keras\.applications has no resnet50",
-    ("nvidia-tensorflow", ONLY_V1): r"keras\.applications pads symmetrically; these weights have the padding same",
+    (
+        "nvidia-tensorflow",
+        ONLY_V1,
+    ): r"keras\.applications pads symmetrically; these weights have the padding same",
 }
 PAIRS = [(a, b) for a in TARGETS for b in TARGETS if (a, b) not in REFUSED]
 converted = partial(lockstep.convert, certificate=False)
@@ -56,7 +68,9 @@ def recipe_for(*formats: str) -> Recipe:
 
 def whole_state(recipe: Recipe) -> State:
     tensors = plain_state(recipe).tensors
-    return State(21, tensors, state_of(recipe).momentum, {name: value + 1 for name, value in tensors.items()})
+    return State(
+        21, tensors, state_of(recipe).momentum, {name: value + 1 for name, value in tensors.items()}
+    )
 
 
 def bits(arrays: Arrays) -> dict[str, bytes]:
@@ -66,11 +80,14 @@ def bits(arrays: Arrays) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """The source in every format, by format and model. Tests must only read it."""
-    folder, found = tmp_path_factory.mktemp("first"), {}
+    folder = tmp_path_factory.mktemp("first")
+    found = {}
     for recipe in (recipe_of(), keras_recipe()):
         model = str(recipe.model)
         about = {"recipe": recipe.fields(), "classes": []}
-        run = checkpoint.save(folder / model / "checkpoints", whole_state(recipe), data_digest="", about=about)
+        run = checkpoint.save(
+            folder / model / "checkpoints", whole_state(recipe), data_digest="", about=about
+        )
         for name in TARGETS:
             if name != {"resnet50": ONLY_V1, "resnet50-v1": ONLY_V1_5}[model]:
                 target = folder / model / name / NAMES[name]
@@ -80,20 +97,26 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
 
 
 def folded(values: Arrays, source: Opened) -> Arrays:
-    """Return what Keras' file needs: the stem without std, and scales for its epsilon 1.001e-5; in float64."""
+    """Return what Keras' file needs: the stem without std, and scales for its epsilon 1.001e-5; in
+    float64."""
     found = {name: value.astype(np.float64) for name, value in values.items()}
     found["conv1.weight"] = found["conv1.weight"] / np.array(source.recipe.std).reshape(1, 3, 1, 1)
     for name in values:
         if name.endswith("running_var"):
             scale = name.replace("running_var", "weight")
-            found[scale] = found[scale] * np.sqrt((found[name] + 1.001e-5) / (found[name] + source.recipe.bn_epsilon))
+            found[scale] = found[scale] * np.sqrt(
+                (found[name] + 1.001e-5) / (found[name] + source.recipe.bn_epsilon)
+            )
     return found
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS, ids=[f"{a} to {b}" for a, b in PAIRS])
-def test_a_state_is_the_same_in_two_formats(a: str, b: str, first: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+def test_a_state_is_the_same_in_two_formats(
+    a: str, b: str, first: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
     recipe = recipe_for(a, b)
-    model, expected = str(recipe.model), whole_state(recipe)
+    model = str(recipe.model)
+    expected = whole_state(recipe)
     result = converted(first[a, model], tmp_path / NAMES[b], to=b, model=model)
     found = open_weights(tmp_path / NAMES[b], momentum=True, model=model)
     assert (found.recipe.model, found.recipe.logits) == (model, 5)
@@ -111,7 +134,9 @@ def test_a_state_is_the_same_in_two_formats(a: str, b: str, first: dict[tuple[st
     assert bits(found.state.ema) == bits(expected.ema if {a, b} == {"nvidia-pytorch"} else {})
 
 
-def test_a_resnext_is_the_same_from_format_to_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resnext_is_the_same_from_format_to_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = "resnext101-32x4d"
     monkeypatch.setitem(MODELS, model, replace(narrowed(MODELS[model]), layers=(1, 1, 1, 1)))
     assert MODELS[model].groups > 1
@@ -126,7 +151,9 @@ def test_a_resnext_is_the_same_from_format_to_format(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("a", "b"), REFUSED)
-def test_what_a_format_cannot_hold_is_refused(a: str, b: str, first: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+def test_what_a_format_cannot_hold_is_refused(
+    a: str, b: str, first: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
     model = "resnet50" if a == ONLY_V1_5 else "resnet50-v1"
     with pytest.raises(CheckpointError, match=REFUSED[a, b]):
         converted(first[a, model], tmp_path / NAMES[b], to=b, model=model)
@@ -146,7 +173,11 @@ def test_velocities_that_a_format_has_no_place_for_are_remarked_upon(
 @pytest.mark.parametrize(
     ("a", "b", "differs"),
     [
-        ("nvidia-mxnet", "torchvision", "mean [123.68, 116.779, 103.939], not [123.675, 116.28, 103.53]"),
+        (
+            "nvidia-mxnet",
+            "torchvision",
+            "mean [123.68, 116.779, 103.939], not [123.675, 116.28, 103.53]",
+        ),
         ("keras", "torchvision", "std [1.0, 1.0, 1.0], not [58.395, 57.12, 57.375]"),
         ("keras", "nvidia-paddle", "std [1.0, 1.0, 1.0], not [58.395, 57.12, 57.375]"),
         ("torchvision", "nvidia-tensorflow", "antialias True, not False"),
@@ -157,7 +188,11 @@ def test_a_preprocessing_that_a_format_cannot_say_is_remarked_upon(
 ) -> None:
     model = str(recipe_for(a, b).model)
     remarks = converted(first[a, model], tmp_path / NAMES[b], to=b, model=model)["remarks"]
-    [remark] = [remark for remark in remarks if remark.startswith(f"{b} does not say how images are prepared")]
+    [remark] = [
+        remark
+        for remark in remarks
+        if remark.startswith(f"{b} does not say how images are prepared")
+    ]
     assert differs in remark
 
 
@@ -169,7 +204,9 @@ def test_weights_between_a_format_and_itself_need_no_other_preprocessing(
     assert not any("how images are prepared" in remark for remark in remarks)
 
 
-@pytest.mark.parametrize(("to", "epochs"), [("nvidia-pytorch", 3), ("nvidia-paddle", 3), ("nvidia-mxnet", 3)])
+@pytest.mark.parametrize(
+    ("to", "epochs"), [("nvidia-pytorch", 3), ("nvidia-paddle", 3), ("nvidia-mxnet", 3)]
+)
 def test_the_number_of_epochs_is_the_files_or_its_names(
     to: str, epochs: int, first: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:

@@ -9,7 +9,8 @@ from lockstep.weights.fingerprints import fingerprints
 
 
 def test_a_fingerprint_is_type_shape_and_digest_of_little_endian_bytes() -> None:
-    expected = f"float32 [2, 1] {hashlib.sha256(bytes.fromhex('0000803f000000c0')).hexdigest()}"  # 1 and -2
+    # 1 and -2
+    expected = f"float32 [2, 1] {hashlib.sha256(bytes.fromhex('0000803f000000c0')).hexdigest()}"
     values = np.array([[1], [-2]], np.float32)
     for same in (
         values,
@@ -21,5 +22,12 @@ def test_a_fingerprint_is_type_shape_and_digest_of_little_endian_bytes() -> None
 
 
 def test_zeros_of_other_signs_types_and_shapes_have_other_fingerprints() -> None:
-    zeros = [np.zeros(2, np.float32), -np.zeros(2, np.float32), np.zeros(2, np.int32), np.zeros((1, 2), np.float32), 0, "0"]
+    zeros = [
+        np.zeros(2, np.float32),
+        -np.zeros(2, np.float32),
+        np.zeros(2, np.int32),
+        np.zeros((1, 2), np.float32),
+        0,
+        "0",
+    ]
     assert len({str(fingerprints([zero])) for zero in zeros}) == len(zeros)

@@ -1,4 +1,5 @@
-"""Preprocessing that a file of weights does not say: it is set, stored in what is written, and used from there."""
+"""Preprocessing that a file of weights does not say: it is set, stored in what is written, and used
+from there."""
 
 import json
 from pathlib import Path
@@ -17,7 +18,13 @@ from lockstep.weights.formats import keras_file
 from lockstep.weights.given_preprocessing import evaluation_of
 from lockstep.weights.opening import open_weights
 from tests.weights.formats.cases import state_of
-from tests.weights.small_models import keras_recipe, plain_state, recipe_of, use_narrow_models, zip_file
+from tests.weights.small_models import (
+    keras_recipe,
+    plain_state,
+    recipe_of,
+    use_narrow_models,
+    zip_file,
+)
 
 SMALL = {"image_size": 48, "mean": (1.0, 2.0, 3.0)}
 """What is set. Resize and crop follow: 48 * 256 / 224 is 55 when rounded."""
@@ -30,7 +37,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the logits of certificates with the reference, in this process, which takes much less time."""
+    """Compute the logits of certificates with the reference, in this process, which takes much less
+    time."""
 
     def run(folder: Path, engine: str, parts: list[str]) -> str:
         logits_process.logits(folder, engine, parts)
@@ -43,7 +51,10 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def saved(folder: Path, recipe: Recipe) -> Path:
     values = state_of(recipe).tensors
-    tensors = {name: np.abs(value) + 0.5 if name.endswith("running_var") else value / 4 for name, value in values.items()}
+    tensors = {
+        name: np.abs(value) + 0.5 if name.endswith("running_var") else value / 4
+        for name, value in values.items()
+    }
     about = {"recipe": recipe.fields(), "classes": []}
     return checkpoint.save(folder / "source", State(7, tensors, {}), data_digest="", about=about)
 
@@ -60,19 +71,31 @@ def evaluated(path: Path, **options: Any) -> dict[str, Any]:
 
 def test_what_is_set_replaces_what_is_assumed_and_fields_follow_it(tmp_path: Path) -> None:
     path = nameless(tmp_path)
-    found, before = open_weights(path, preprocessing=SMALL), evaluated(path)
-    expected = before | {"image_size": 48, "mean": [1.0, 2.0, 3.0], "eval_resize": 55, "eval_crop": 48}
+    found = open_weights(path, preprocessing=SMALL)
+    before = evaluated(path)
+    expected = before | {
+        "image_size": 48,
+        "mean": [1.0, 2.0, 3.0],
+        "eval_resize": 55,
+        "eval_crop": 48,
+    }
     assert evaluation_of(found.recipe) == expected
     assert found.remarks == (
-        "the file does not say how its images were prepared; torchvision-v1 is assumed: bilinear, ImageNet's standard "
-        "deviation",
-        "images are prepared as set: mean [1.0, 2.0, 3.0], not [123.675, 116.28, 103.53]; eval_resize 55, not 256; "
-        "eval_crop 48, not 224; image_size 48, not 224",
+        (
+            "the file does not say how its images were prepared; torchvision-v1 is assumed:"
+            " bilinear, ImageNet's standard deviation"
+        ),
+        (
+            "images are prepared as set: mean [1.0, 2.0, 3.0], not [123.675, 116.28, 103.53];"
+            " eval_resize 55, not 256; eval_crop 48, not 224; image_size 48, not 224"
+        ),
     )
 
 
 def test_a_recipes_whole_evaluation_can_be_set(tmp_path: Path) -> None:
-    recipe = Recipe(image_size=64, antialias=True, interpolation="bicubic", eval_sampling="asymmetric", lr=3.0)
+    recipe = Recipe(
+        image_size=64, antialias=True, interpolation="bicubic", eval_sampling="asymmetric", lr=3.0
+    )
     found = open_weights(nameless(tmp_path), preprocessing=recipe)
     assert evaluation_of(found.recipe) == evaluation_of(recipe)
     assert found.recipe.lr == Recipe().lr
@@ -83,12 +106,17 @@ def test_a_recipes_whole_evaluation_can_be_set(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"lr": 0.1, "epochs": 3}, "^lr, epochs cannot be set for trained weights"),
-        ({"eval_corp": 48}, "eval_corp cannot be set for trained weights, .* Did you mean eval_crop"),
+        (
+            {"eval_corp": 48},
+            "eval_corp cannot be set for trained weights, .* Did you mean eval_crop",
+        ),
         ({"eval_crop": 500}, r"eval_crop \(500\) must fit into eval_resize \(256\)"),
         ({"mean": "grey"}, "mean: "),
     ],
 )
-def test_other_fields_and_values_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_other_fields_and_values_are_refused(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(RecipeError, match=message):
         open_weights(nameless(tmp_path), preprocessing=given)
 
@@ -108,8 +136,11 @@ TARGETS = {
 @pytest.mark.parametrize("to", TARGETS)
 def test_what_is_set_is_stored_by_every_format_or_its_certificate(to: str, tmp_path: Path) -> None:
     recipe = keras_recipe() if to == "keras" else recipe_of()
-    recipe = recipe.replace(padding="same" if to == "nvidia-tensorflow" else "symmetric", antialias=True)
-    source, target = saved(tmp_path, recipe), tmp_path / TARGETS[to]
+    recipe = recipe.replace(
+        padding="same" if to == "nvidia-tensorflow" else "symmetric", antialias=True
+    )
+    source = saved(tmp_path, recipe)
+    target = tmp_path / TARGETS[to]
     given = SMALL if to != "keras" else {"image_size": 48, "mean": keras_file.MEAN}
     lockstep.convert(source, target, to=to, preprocessing=given)
     written = target.with_name("b-0000.params") if to == "nvidia-mxnet" else target
@@ -121,13 +152,21 @@ def test_what_is_set_is_stored_by_every_format_or_its_certificate(to: str, tmp_p
 
 
 def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: Path) -> None:
-    source, path = saved(tmp_path, recipe_of()), tmp_path / "b.pth"
+    source = saved(tmp_path, recipe_of())
+    path = tmp_path / "b.pth"
     result = lockstep.convert(source, path, to="torchvision", preprocessing=SMALL)
-    assert any(remark.endswith("Lockstep reads it from the certificate") for remark in result["remarks"])
+    assert any(
+        remark.endswith("Lockstep reads it from the certificate") for remark in result["remarks"]
+    )
     [said] = [remark for remark in open_weights(path).remarks if "certificate" in remark]
-    assert said == "b.pth.certificate.json says how images are prepared: shorter side 55, crop 48, bilinear"
+    assert (
+        said
+        == "b.pth.certificate.json says how images are prepared: shorter side 55, crop 48, bilinear"
+    )
     path.rename(tmp_path / "other.pth")
-    assert not any("certificate" in remark for remark in open_weights(tmp_path / "other.pth").remarks)
+    assert not any(
+        "certificate" in remark for remark in open_weights(tmp_path / "other.pth").remarks
+    )
     zip_file(path, plain_state(recipe_of()))
     found = open_weights(path)
     assert "b.pth.certificate.json is of other files of these names, so" in found.remarks[0]
@@ -145,7 +184,8 @@ def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: 
     ],
 )
 def test_a_certificate_that_does_not_say_it_changes_nothing(change: Any, tmp_path: Path) -> None:
-    source, path = saved(tmp_path, recipe_of()), tmp_path / "b.pth"
+    source = saved(tmp_path, recipe_of())
+    path = tmp_path / "b.pth"
     lockstep.convert(source, path, to="torchvision", preprocessing=SMALL)
     file = tmp_path / "b.pth.certificate.json"
     about = json.loads(file.read_text())
@@ -161,37 +201,47 @@ def test_a_certificate_that_does_not_say_it_changes_nothing(change: Any, tmp_pat
 
 def test_only_what_evaluation_uses_is_needed_by_others(tmp_path: Path) -> None:
     like_torchvision = recipe_of().replace(antialias=True)
-    trained_otherwise = saved(tmp_path, like_torchvision.replace(antialias=False, eval_antialias=True))
+    trained_otherwise = saved(
+        tmp_path, like_torchvision.replace(antialias=False, eval_antialias=True)
+    )
     how: dict[str, Any] = {"to": "torchvision", "certificate": False}
     remarks = lockstep.convert(trained_otherwise, tmp_path / "b.pth", **how)["remarks"]
     assert not any("does not say how images are prepared" in remark for remark in remarks)
     how["preprocessing"] = {"eval_antialias": False}
     remarks = lockstep.convert(trained_otherwise, tmp_path / "c.pth", **how)["remarks"]
     expected = (
-        "torchvision does not say how images are prepared; these weights need eval_antialias False, not True; evaluate them "
-        "with --set FIELD=VALUE"
+        "torchvision does not say how images are prepared; these weights need eval_antialias False,"
+        " not True; evaluate them with --set FIELD=VALUE"
     )
     assert expected in remarks
 
 
-def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(textures: Path, tmp_path: Path) -> None:
+def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(
+    textures: Path, tmp_path: Path
+) -> None:
     recipe = recipe_of().replace(image_size=32, logits=10)
-    source, path = saved(tmp_path, recipe), tmp_path / "b.pth"
+    source = saved(tmp_path, recipe)
+    path = tmp_path / "b.pth"
     lockstep.convert(source, path, to="torchvision", certificate=False)
-    expected, found = (
-        lockstep.evaluate(source, textures),
-        lockstep.evaluate(path, textures, preprocessing={"image_size": 32, "antialias": False}),
-    )
+    expected = lockstep.evaluate(source, textures)
+    found = lockstep.evaluate(path, textures, preprocessing={"image_size": 32, "antialias": False})
     assert found["loss"] == expected["loss"]
     assert lockstep.evaluate(path, textures)["loss"] != expected["loss"]
     image = np.asarray(Image.effect_noise((50, 60), 90).convert("RGB"))
-    predictions = [lockstep.predict(path, image, preprocessing=recipe), lockstep.predict(source, image)]
+    predictions = [
+        lockstep.predict(path, image, preprocessing=recipe),
+        lockstep.predict(source, image),
+    ]
     assert predictions[0] == predictions[1]
 
 
-def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(textures: Path, tmp_path: Path) -> None:
+def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(
+    textures: Path, tmp_path: Path
+) -> None:
     source = saved(tmp_path, recipe_of().replace(logits=10, image_size=64))
-    lockstep.export(source, tmp_path / "onnx", to="onnx", compare=False, preprocessing={"image_size": 32})
+    lockstep.export(
+        source, tmp_path / "onnx", to="onnx", compare=False, preprocessing={"image_size": 32}
+    )
     assert evaluated(tmp_path / "onnx")["eval_crop"] == 32
     found = lockstep.evaluate(tmp_path / "onnx", textures, preprocessing={"image_size": 64})
     assert found["loss"] == pytest.approx(lockstep.evaluate(source, textures)["loss"], rel=1e-5)

@@ -55,7 +55,11 @@ def tiny_recipe(tiny_recipe: Recipe) -> Recipe:
 def value_at(step: int, *, trained: bool = False) -> dict[str, np.ndarray]:
     """Return tensors of the tiny model, or its velocities, that are all `step`."""
     found = tensors(TINY_MODEL, 3)
-    return {each.name: np.full(each.shape, step, np.float32) for each in found if each.is_trained or not trained}
+    return {
+        each.name: np.full(each.shape, step, np.float32)
+        for each in found
+        if each.is_trained or not trained
+    }
 
 
 @pytest.fixture
@@ -67,12 +71,16 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
         state = State(step, value_at(step), value_at(0, trained=True), averages)
         checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     entries = [evaluation(8, 10), evaluation(16, 30), evaluation(24, 20)]
-    (tmp_path / "run" / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (tmp_path / "run" / "log.jsonl").write_text(
+        "".join(json.dumps(entry) + "\n" for entry in entries)
+    )
     return tmp_path / "run"
 
 
 @pytest.mark.parametrize(("which", "step"), [("newest", 24), ("best", 16), ("8", 8), ("16", 16)])
-def test_a_run_gives_the_checkpoint_asked_for(which: str, step: int, run: Path, tiny_recipe: Recipe) -> None:
+def test_a_run_gives_the_checkpoint_asked_for(
+    which: str, step: int, run: Path, tiny_recipe: Recipe
+) -> None:
     weights = open_weights(run, which=which)
     assert weights.tensors["fc.bias"].tolist() == [step] * 3
     assert weights.recipe == tiny_recipe
@@ -80,12 +88,18 @@ def test_a_run_gives_the_checkpoint_asked_for(which: str, step: int, run: Path, 
     assert weights.source == run / "checkpoints" / f"step-{step:08d}"
 
 
-def test_a_checkpoint_can_be_given_by_its_folder_or_by_its_file_of_weights(run: Path, tiny_recipe: Recipe) -> None:
+def test_a_checkpoint_can_be_given_by_its_folder_or_by_its_file_of_weights(
+    run: Path, tiny_recipe: Recipe
+) -> None:
     folder = run / "checkpoints" / "step-00000008"
     for path in (folder, str(folder), folder / "model.safetensors"):
         weights = open_weights(path)
         assert weights.tensors["fc.bias"].tolist() == [8] * 3
-        assert (weights.recipe, weights.classes, weights.source) == (tiny_recipe, CLASSES, Path(path))
+        assert (weights.recipe, weights.classes, weights.source) == (
+            tiny_recipe,
+            CLASSES,
+            Path(path),
+        )
 
 
 def test_the_file_of_the_moving_average_knows_its_recipe(run: Path, tiny_recipe: Recipe) -> None:
@@ -130,15 +144,25 @@ def torchvision_resnet18(logits: int) -> dict[str, np.ndarray]:
                 layer(f"{name}.downsample.0", f"{name}.downsample.1", width, inputs, 1)
             inputs = width
     shapes |= {"fc.weight": (logits, 512), "fc.bias": (logits,)}
-    return {name: np.zeros(shape, np.float32 if shape else np.int64) for name, shape in shapes.items()}
+    return {
+        name: np.zeros(shape, np.float32 if shape else np.int64) for name, shape in shapes.items()
+    }
 
 
-def test_a_file_with_torchvisions_names_is_recognised_and_used_with_torchvisions_preprocessing(tmp_path: Path) -> None:
+def test_a_file_with_torchvisions_names_is_recognised_and_used_with_torchvisions_preprocessing(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "resnet18.safetensors"
     save_file(torchvision_resnet18(37), path)
     weights = open_weights(path)
-    changes = {"antialias": True, "eval_resize": 256, "eval_crop": 224}  # of torchvision's presets for V1
-    assert weights.recipe == Recipe(model="resnet18", logits=37, precision="fp32").replace(**changes)
+    changes = {
+        "antialias": True,
+        "eval_resize": 256,
+        "eval_crop": 224,
+    }  # of torchvision's presets for V1
+    assert weights.recipe == Recipe(model="resnet18", logits=37, precision="fp32").replace(
+        **changes
+    )
     assert weights.classes == ()
     assert len(weights.tensors) == 102
     assert not [name for name in weights.tensors if "num_batches_tracked" in name]
@@ -148,7 +172,9 @@ def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
     tensors = torchvision_resnet18(10)
     del tensors["layer3.1.bn2.bias"]
     save_file(tensors, tmp_path / "odd.safetensors")
-    with pytest.raises(CheckpointError, match=r"resnet18 is nearest, but layer3\.1\.bn2\.bias is missing"):
+    with pytest.raises(
+        CheckpointError, match=r"resnet18 is nearest, but layer3\.1\.bn2\.bias is missing"
+    ):
         open_weights(tmp_path / "odd.safetensors")
 
 
@@ -156,23 +182,40 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("missing", {}, "there is no run, no file and no checkpoint .*missing"),
     ("weights.pth", {}, r"weights\.pth is empty: it was not written or copied to its end"),
     ("empty.safetensors", {}, r"empty\.safetensors is empty"),
-    ("folder", {}, "folder holds no weights that can be read; expected a run's folder, a checkpoint, or weights of timm, "),
+    (
+        "folder",
+        {},
+        (
+            "folder holds no weights that can be read; expected a run's folder, a checkpoint, or"
+            " weights of timm, "
+        ),
+    ),
     ("fresh", {}, "fresh has no checkpoint yet"),
     ("fresh", {"which": "best"}, "fresh has no checkpoint yet"),
     ("unscored", {"which": "best"}, "unscored was never evaluated, so it has no best checkpoint"),
     ("run", {"which": "9"}, r"no checkpoint '9'; it has newest, best and steps \[8, 16, 24\]"),
     ("run", {"which": "latest"}, "no checkpoint 'latest'"),
-    ("run", {"which": "8", "ema": True}, "step-00000008 has no moving average; the recipe's ema_decay is 0"),
+    (
+        "run",
+        {"which": "8", "ema": True},
+        "step-00000008 has no moving average; the recipe's ema_decay is 0",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "message"), ERRORS, ids=[f"{name} {given}" for name, given, _ in ERRORS])
-def test_what_holds_no_such_weights_is_a_clear_error(name: str, arguments: dict[str, Any], message: str, run: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"), ERRORS, ids=[f"{name} {given}" for name, given, _ in ERRORS]
+)
+def test_what_holds_no_such_weights_is_a_clear_error(
+    name: str, arguments: dict[str, Any], message: str, run: Path
+) -> None:
     for file in ("weights.pth", "empty.safetensors"):
         (run.parent / file).write_bytes(b"")
     (run.parent / "folder").mkdir()
     (run.parent / "fresh" / "checkpoints").mkdir(parents=True)
-    checkpoint.save(run.parent / "unscored" / "checkpoints", State(1, value_at(1), {}), data_digest="", about={})
+    checkpoint.save(
+        run.parent / "unscored" / "checkpoints", State(1, value_at(1), {}), data_digest="", about={}
+    )
     with pytest.raises(CheckpointError, match=message):
         open_weights(run.parent / name, **arguments)
 
@@ -185,20 +228,28 @@ def test_damaged_weights_are_not_opened(run: Path) -> None:
 
 
 @pytest.mark.parametrize("as_file", [True, False], ids=["file", "checkpoint"])
-def test_a_recipe_of_another_version_is_an_error_that_names_the_file(as_file: bool, tmp_path: Path) -> None:
+def test_a_recipe_of_another_version_is_an_error_that_names_the_file(
+    as_file: bool, tmp_path: Path
+) -> None:
     about = {"recipe": {"epochz": 3}, "classes": []}
     path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about=about)
-    with pytest.raises(CheckpointError, match=r"step-00000001.* recipe that this version cannot read: .*'epochz'"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000001.* recipe that this version cannot read: .*'epochz'"
+    ):
         open_weights(path / "model.safetensors" if as_file else path)
 
 
-def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def save_without_note(tensors: dict[str, np.ndarray], path: Path, metadata: object) -> None:
         save_file(tensors, path)
 
     monkeypatch.setattr(checkpoint, "save_file", save_without_note)
     path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about={})
-    with pytest.raises(CheckpointError, match=r"model\.safetensors has no metadata with its recipe"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors has no metadata with its recipe"
+    ):
         open_weights(path)
 
 
@@ -255,21 +306,29 @@ FILES: list[tuple[str, str, Writer, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "named", "write", "origin"), FILES, ids=[f"{w.__name__} {n} {p}" for n, p, w, _ in FILES])
+@pytest.mark.parametrize(
+    ("name", "named", "write", "origin"),
+    FILES,
+    ids=[f"{w.__name__} {n} {p}" for n, p, w, _ in FILES],
+)
 def test_a_file_is_recognised_by_its_content(
     name: str, named: str, write: Writer, origin: str, tmp_path: Path, narrow: None
 ) -> None:
     state = plain_state(keras_recipe() if write is keras else recipe_of())
     write(tmp_path / name, state)
     found = open_weights(tmp_path / name / named if named != ".." else tmp_path)
-    assert (found.origin, found.recipe.model) == (origin, "resnet50-v1" if write is keras else "resnet50")
+    assert (found.origin, found.recipe.model) == (
+        origin,
+        "resnet50-v1" if write is keras else "resnet50",
+    )
     assert {key: value.tobytes() for key, value in found.tensors.items()} == {
         key: value.tobytes() for key, value in state.tensors.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("write", "name"), [(keras, "a.h5"), (onnx, "a.onnx"), (zip_file, "a.pth"), (safetensors_file, "a.safetensors")]
+    ("write", "name"),
+    [(keras, "a.h5"), (onnx, "a.onnx"), (zip_file, "a.pth"), (safetensors_file, "a.safetensors")],
 )
 @pytest.mark.parametrize("length", [1, -1])
 def test_a_file_that_was_cut_off_is_called_by_the_format_of_its_name(
@@ -277,7 +336,9 @@ def test_a_file_that_was_cut_off_is_called_by_the_format_of_its_name(
 ) -> None:
     write(tmp_path / name, plain_state(keras_recipe() if write is keras else recipe_of()))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:length])
-    expected = "is damaged or not an? (Keras file|ONNX model|PyTorch file)|is not a safetensors file"
+    expected = (
+        "is damaged or not an? (Keras file|ONNX model|PyTorch file)|is not a safetensors file"
+    )
     with pytest.raises(CheckpointError, match=rf"{name} ({expected})"):
         open_weights(tmp_path / name)
 
@@ -287,7 +348,10 @@ def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narr
     mxnet(tmp_path / "model", state)
     file = (tmp_path / "model-0000.params").rename(tmp_path / "weights.pth")
     found = open_weights(file)
-    assert (found.origin, found.tensors["fc.bias"].tobytes()) == ("NVIDIA MXNet", state.tensors["fc.bias"].tobytes())
+    assert (found.origin, found.tensors["fc.bias"].tobytes()) == (
+        "NVIDIA MXNet",
+        state.tensors["fc.bias"].tobytes(),
+    )
 
 
 def test_a_file_of_paddle_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
@@ -300,7 +364,9 @@ def test_a_file_of_paddle_is_recognised_whatever_its_name_is(tmp_path: Path, nar
         assert found.tensors["fc.bias"].tobytes() == state.tensors["fc.bias"].tobytes()
 
 
-def test_what_nvidias_pytorch_code_stores_beside_the_weights_is_opened_if_asked_for(tmp_path: Path, narrow: None) -> None:
+def test_what_nvidias_pytorch_code_stores_beside_the_weights_is_opened_if_asked_for(
+    tmp_path: Path, narrow: None
+) -> None:
     state = plain_state(recipe_of())
     nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
     found = open_weights(tmp_path, momentum=True)
@@ -315,14 +381,18 @@ def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, na
     state = plain_state(recipe_of())
     tensorflow(tmp_path / "model.ckpt-7", state)
     paddle(tmp_path / "model", state)
-    with pytest.raises(CheckpointError, match=r"several formats: .*model \(Paddle\), .*ckpt-7 \(TensorFlow\); name one"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"several formats: .*model \(Paddle\), .*ckpt-7 \(TensorFlow\); name one",
+    ):
         open_weights(tmp_path)
 
 
 def test_a_file_in_a_folder_of_other_names_is_to_be_named(tmp_path: Path, narrow: None) -> None:
     safetensors_file(tmp_path / "model.safetensors", plain_state(recipe_of()))
     with pytest.raises(
-        CheckpointError, match=r"not a folder of a known format; name a file in it, such as .*/model\.safetensors$"
+        CheckpointError,
+        match=r"not a folder of a known format; name a file in it, such as .*/model\.safetensors$",
     ):
         open_weights(tmp_path)
 
@@ -332,7 +402,9 @@ def test_what_is_no_file_of_weights_is_a_clear_error(name: str, tmp_path: Path) 
     (tmp_path / "text.txt").write_text("hello\n")
     (tmp_path / "zeros").write_bytes(bytes(100))
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(CheckpointError, match=f"{name} holds no weights that can be read; expected a run's folder"):
+    with pytest.raises(
+        CheckpointError, match=f"{name} holds no weights that can be read; expected a run's folder"
+    ):
         open_weights(tmp_path / name)
 
 
@@ -345,7 +417,10 @@ def test_what_never_ends_or_is_too_large_is_refused_at_once(name: str, tmp_path:
         "pipe": "pipe cannot be read: it is a pipe, not a regular file",
         "/dev/zero": "zero cannot be read: it is a device, not a regular file",
         "/proc/self": "self holds no weights",
-        "huge.pth": r"huge.pth cannot be read: it has 8,589,934,593 bytes; expected at most 8,589,934,592 for weights",
+        "huge.pth": (
+            r"huge.pth cannot be read: it has 8,589,934,593 bytes; expected at most 8,589,934,592"
+            r" for weights"
+        ),
     }
     with pytest.raises(CheckpointError, match=reasons[name]):
         open_weights(tmp_path / name)
@@ -370,16 +445,24 @@ def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", refused)
-        with pytest.raises(CheckpointError, match=rf"weights\.{suffix} cannot be read: Permission denied"):
+        with pytest.raises(
+            CheckpointError, match=rf"weights\.{suffix} cannot be read: Permission denied"
+        ):
             open_weights(file)
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet50-v1"])
-def test_a_file_that_fits_two_models_is_the_one_that_is_named(model: str, tmp_path: Path, narrow: None) -> None:
+def test_a_file_that_fits_two_models_is_the_one_that_is_named(
+    model: str, tmp_path: Path, narrow: None
+) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     found, without = (open_weights(tmp_path / "a.pth", model=named) for named in (model, None))
     assert found.recipe.model == model
-    expected = () if model == "resnet50" else (f"computes as {model}, as asked; without --as it is resnet50",)
+    expected = (
+        ()
+        if model == "resnet50"
+        else (f"computes as {model}, as asked; without --as it is resnet50",)
+    )
     assert found.remarks == (*without.remarks, *expected)
 
 
@@ -400,48 +483,80 @@ def test_a_file_is_not_opened_as_a_model_that_it_does_not_hold(
 
 def without_classifier(path: Path) -> Path:
     state = plain_state(recipe_of())
-    zip_file(path, State(0, {name: value for name, value in state.tensors.items() if not name.startswith("fc.")}, {}))
+    zip_file(
+        path,
+        State(
+            0,
+            {name: value for name, value in state.tensors.items() if not name.startswith("fc.")},
+            {},
+        ),
+    )
     return path
 
 
-def test_weights_without_a_classifier_can_only_be_trained(textures: Path, tmp_path: Path, narrow: None) -> None:
+def test_weights_without_a_classifier_can_only_be_trained(
+    textures: Path, tmp_path: Path, narrow: None
+) -> None:
     backbone = without_classifier(tmp_path / "backbone.pth")
     for use in (
         lambda: lockstep.evaluate(backbone, textures),
         lambda: lockstep.predict(backbone, textures / "val"),
         lambda: lockstep.convert(backbone, tmp_path / "new.safetensors"),
     ):
-        with pytest.raises(CheckpointError, match=r"no classifier, so it cannot classify images; train one: lockstep train"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"no classifier, so it cannot classify images; train one: lockstep train",
+        ):
             use()
     assert open_start(backbone, recipe_of(), tmp_path / "run") is not None
     assert [path.name for path in tmp_path.iterdir()] == ["backbone.pth"]
 
 
-def test_the_classifier_that_a_file_lacks_is_the_recipes_initial_one(tmp_path: Path, narrow: None) -> None:
+def test_the_classifier_that_a_file_lacks_is_the_recipes_initial_one(
+    tmp_path: Path, narrow: None
+) -> None:
     recipe = recipe_of().replace(logits=7, seed=3)
     start = open_start(without_classifier(tmp_path / "backbone.pth"), recipe, tmp_path / "run")
     assert start is not None
     initial = initial_tensors(recipe)
-    assert all(start.tensors[name].tobytes() == initial[name].tobytes() for name in ("fc.weight", "fc.bias"))
-    assert "the weights have no classifier: the classifier starts from the recipe's initial values" in start.notes
+    assert all(
+        start.tensors[name].tobytes() == initial[name].tobytes()
+        for name in ("fc.weight", "fc.bias")
+    )
+    assert (
+        "the weights have no classifier: the classifier starts from the recipe's initial values"
+        in start.notes
+    )
 
 
 # Preprocessing that a file does not say
 
 
 def assumptions(remarks: tuple[str, ...]) -> list[str]:
-    return [remark.partition("; ")[2].partition(" is assumed")[0] for remark in remarks if "is assumed" in remark]
+    return [
+        remark.partition("; ")[2].partition(" is assumed")[0]
+        for remark in remarks
+        if "is assumed" in remark
+    ]
 
 
-def test_an_assumed_preprocessing_is_remarked_upon_beside_any_config_json(tmp_path: Path, narrow: None) -> None:
+def test_an_assumed_preprocessing_is_remarked_upon_beside_any_config_json(
+    tmp_path: Path, narrow: None
+) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     found = open_weights(tmp_path / "a.pth")
     assert assumptions(found.remarks) == ["torchvision-v1"]
-    assert (found.recipe.eval_resize, found.recipe.eval_crop, found.recipe.antialias) == (256, 224, True)
+    assert (found.recipe.eval_resize, found.recipe.eval_crop, found.recipe.antialias) == (
+        256,
+        224,
+        True,
+    )
 
 
-def test_weights_of_timm_without_its_config_are_prepared_by_its_defaults(tmp_path: Path, narrow: None) -> None:
+def test_weights_of_timm_without_its_config_are_prepared_by_its_defaults(
+    tmp_path: Path, narrow: None
+) -> None:
     zip_file(tmp_path / "pytorch_model.bin", plain_state(recipe_of()))
     found = open_weights(tmp_path)
     assert (assumptions(found.remarks), found.recipe.interpolation) == (["timm"], "bicubic")
@@ -458,7 +573,9 @@ def test_a_file_that_torchvision_publishes_is_known_by_its_sha256(
     assert (assumptions(found.remarks), found.recipe.eval_resize) == ([], resize)
 
 
-@pytest.mark.parametrize(("write", "name"), [(tensorflow, "model.ckpt-7"), (timm, "folder"), (onnx, "a.onnx")])
+@pytest.mark.parametrize(
+    ("write", "name"), [(tensorflow, "model.ckpt-7"), (timm, "folder"), (onnx, "a.onnx")]
+)
 def test_nothing_is_assumed_of_a_file_whose_format_or_origin_says_it(
     write: Writer, name: str, tmp_path: Path, narrow: None
 ) -> None:
@@ -482,13 +599,20 @@ def test_values_that_are_not_finite_are_counted_and_the_first_tensor_is_named(
     state.tensors["fc.bias"][1:3] = np.nan
     name = "a.pth" if write is zip_file else "a"
     write(tmp_path / name, state)
-    total, tensors = sum(value.size for value in state.tensors.values()), len(state.tensors)
-    expected = f"3 of {total:,} values are NaN or infinite, in 2 of {tensors} tensors; the first is bn1.weight, with 1: "
+    total = sum(value.size for value in state.tensors.values())
+    tensors = len(state.tensors)
+    expected = (
+        f"3 of {total:,} values are NaN or infinite, in 2 of {tensors} tensors; the first is"
+        " bn1.weight, with 1: "
+    )
     [found] = [remark for remark in open_weights(tmp_path / name).remarks if "NaN" in remark]
     assert found.startswith(expected)
 
 
 def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
-    with pytest.raises(CheckpointError, match=r"a\.pth is no run, so it has no checkpoint 'best' to choose; name the file"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"a\.pth is no run, so it has no checkpoint 'best' to choose; name the file",
+    ):
         open_weights(tmp_path / "a.pth", which="best")

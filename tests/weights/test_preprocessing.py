@@ -14,7 +14,8 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.preprocessing import FIELDS, KNOWN, from_timm, to_timm
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
 TORCHVISION = ("down", "even", "half_pixel")
 DALI = ("nearest", "up", "half_pixel_symmetric")
 TF1 = ("float32_down", "down", "asymmetric")
@@ -37,7 +38,12 @@ PRETRAINED: dict[str, Any] = {
     "license": "bsd-3-clause",
 }
 """What timm's `resnet50.tv2_in1k` has."""
-CONFIG = {"architecture": "resnet50", "num_classes": 1000, "num_features": 2048, "pretrained_cfg": PRETRAINED}
+CONFIG = {
+    "architecture": "resnet50",
+    "num_classes": 1000,
+    "num_features": 2048,
+    "pretrained_cfg": PRETRAINED,
+}
 
 
 def with_field(name: str, value: Any) -> dict[str, Any]:
@@ -68,35 +74,65 @@ def test_a_config_of_timm_is_evaluated_at_its_sizes_for_tests() -> None:
 
 
 def test_the_older_layout_without_pretrained_cfg_is_the_same() -> None:
-    older = PRETRAINED | {"architecture": "resnet50", "test_pool_size": None, "hf_hub_id": "timm/resnet50.tv2_in1k"}
+    older = PRETRAINED | {
+        "architecture": "resnet50",
+        "test_pool_size": None,
+        "hf_hub_id": "timm/resnet50.tv2_in1k",
+    }
     assert from_timm(older) == from_timm(CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "resize"), [(224, 0.875, 256), (224, 0.95, 235), (288, 0.95, 303), (288, 1.0, 288), (160, 0.95, 168)]
+    ("size", "share", "resize"),
+    [(224, 0.875, 256), (224, 0.95, 235), (288, 0.95, 303), (288, 1.0, 288), (160, 0.95, 168)],
 )
-def test_the_resize_is_the_size_over_the_share_rounded_down(size: int, share: float, resize: int) -> None:
-    sizes = {"input_size": [3, size, size], "crop_pct": share, "test_input_size": None, "test_crop_pct": None}
-    changes, _, remarks = from_timm({"architecture": "resnet18", "pretrained_cfg": PRETRAINED | sizes})
-    assert (changes["image_size"], changes["eval_resize"], changes["eval_crop"]) == (size, resize, size)
+def test_the_resize_is_the_size_over_the_share_rounded_down(
+    size: int, share: float, resize: int
+) -> None:
+    sizes = {
+        "input_size": [3, size, size],
+        "crop_pct": share,
+        "test_input_size": None,
+        "test_crop_pct": None,
+    }
+    changes, _, remarks = from_timm(
+        {"architecture": "resnet18", "pretrained_cfg": PRETRAINED | sizes}
+    )
+    assert (changes["image_size"], changes["eval_resize"], changes["eval_crop"]) == (
+        size,
+        resize,
+        size,
+    )
     assert remarks == ()
 
 
 def test_a_fixed_input_size_is_used_in_evaluation_too() -> None:
     changes, *_ = from_timm(with_field("fixed_input_size", True))
-    assert (changes["image_size"], changes["eval_crop"], changes["eval_resize"]) == (176, 176, math.floor(176 / 0.965))
+    assert (changes["image_size"], changes["eval_crop"], changes["eval_resize"]) == (
+        176,
+        176,
+        math.floor(176 / 0.965),
+    )
 
 
 def test_what_a_config_does_not_say_is_timms_default_and_is_named() -> None:
     changes, _, remarks = from_timm({"architecture": "resnet34"})
     assert changes == KNOWN["timm"] | {"model": "resnet34", "logits": 1000, "image_size": 224}
     [remark] = remarks
-    for part in ("num_classes 1000", "input_size [3, 224, 224]", "interpolation bicubic", "crop_pct 0.875", "mean [0.485, "):
+    for part in (
+        "num_classes 1000",
+        "input_size [3, 224, 224]",
+        "interpolation bicubic",
+        "crop_pct 0.875",
+        "mean [0.485, ",
+    ):
         assert part in remark
 
 
 def test_fields_at_the_top_go_before_those_of_pretrained_cfg() -> None:
-    changes, classes, _ = from_timm(with_field("num_classes", 1000) | {"num_classes": 2, "label_names": ["cat", "owl"]})
+    changes, classes, _ = from_timm(
+        with_field("num_classes", 1000) | {"num_classes": 2, "label_names": ["cat", "owl"]}
+    )
     assert (changes["logits"], classes) == (2, ("cat", "owl"))
 
 
@@ -111,22 +147,39 @@ def test_fields_at_the_top_go_before_those_of_pretrained_cfg() -> None:
         (["crane", "owl", "crane"], ()),
     ],
 )
-def test_names_of_classes_are_a_list_or_a_table_by_index(names: Any, expected: tuple[str, ...]) -> None:
+def test_names_of_classes_are_a_list_or_a_table_by_index(
+    names: Any, expected: tuple[str, ...]
+) -> None:
     assert from_timm(CONFIG | {"num_classes": 3, "label_names": names})[1] == expected
-    assert from_timm(PRETRAINED | {"architecture": "resnet50", "num_classes": 3, "labels": names})[1] == expected
+    assert (
+        from_timm(PRETRAINED | {"architecture": "resnet50", "num_classes": 3, "labels": names})[1]
+        == expected
+    )
 
 
 def test_names_that_are_left_out_or_made_up_are_remarked_upon() -> None:
-    assert "'crane' for several classes" in from_timm(CONFIG | {"num_classes": 2, "label_names": ["crane", "crane"]})[2][-1]
-    assert "no names for 2 classes" in from_timm(CONFIG | {"num_classes": 3, "label_names": {"2": "bee"}})[2][-1]
+    assert (
+        "'crane' for several classes"
+        in from_timm(CONFIG | {"num_classes": 2, "label_names": ["crane", "crane"]})[2][-1]
+    )
+    assert (
+        "no names for 2 classes"
+        in from_timm(CONFIG | {"num_classes": 3, "label_names": {"2": "bee"}})[2][-1]
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "remark"),
     [
         ({"label_descriptions": {"cat": "a small animal"}}, "label_descriptions were left out"),
-        ({"model_args": {"num_classes": 1000, "in_chans": 3, "drop_rate": 0.1}}, "left out: drop_rate"),
-        ({"pretrained_cfg": PRETRAINED | {"test_interpolation": "box"}}, "left out: test_interpolation"),
+        (
+            {"model_args": {"num_classes": 1000, "in_chans": 3, "drop_rate": 0.1}},
+            "left out: drop_rate",
+        ),
+        (
+            {"pretrained_cfg": PRETRAINED | {"test_interpolation": "box"}},
+            "left out: test_interpolation",
+        ),
     ],
 )
 def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) -> None:
@@ -136,13 +189,21 @@ def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) ->
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("interpolation", "lanczos", "interpolation is 'lanczos'; expected 'bilinear' or 'bicubic'"),
+        (
+            "interpolation",
+            "lanczos",
+            "interpolation is 'lanczos'; expected 'bilinear' or 'bicubic'",
+        ),
         ("crop_mode", "squash", "crop_mode is 'squash'; expected 'center'"),
         ("custom_load", "hf", "custom_load is 'hf'; expected false"),
         ("label_offset", 1, "label_offset is 1; expected 0"),
         ("classifier", "head", "classifier is 'head'; expected 'fc'"),
         ("first_conv", "conv1.0", "first_conv is 'conv1.0'; expected 'conv1'"),
-        ("input_size", [3, 224, 256], "expected .channels, height, width. with equal height and width"),
+        (
+            "input_size",
+            [3, 224, 256],
+            "expected .channels, height, width. with equal height and width",
+        ),
         ("test_input_size", [1, 224, 224], "images have 1 channels; expected 3"),
         ("input_size", "224", "input_size is '224'"),
         ("input_size", [3, 16, 16], "these values do not make a recipe: image_size"),
@@ -150,14 +211,20 @@ def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) ->
         ("test_crop_pct", 1.5, "test_crop_pct is 1.5; expected a number from 0.001 to 1"),
         ("crop_pct", 5e-324, "crop_pct is 5e-324"),
         ("crop_pct", True, "crop_pct is True"),
-        ("mean", [123.675, 116.28, 103.53], "mean is .* expected three numbers above 0 and at most 1"),
+        (
+            "mean",
+            [123.675, 116.28, 103.53],
+            "mean is .* expected three numbers above 0 and at most 1",
+        ),
         ("std", [0.229, 0.224, 0], "std is .* expected three numbers above 0 and at most 1"),
         ("std", [0.229, 0.224, math.nan], "std is .* expected three numbers"),
         ("mean", 0.5, "mean is 0.5; expected three numbers"),
         ("fixed_input_size", "no", "fixed_input_size is 'no'; expected true or false"),
     ],
 )
-def test_a_preprocessing_that_lockstep_does_not_have_is_refused(name: str, value: Any, message: str) -> None:
+def test_a_preprocessing_that_lockstep_does_not_have_is_refused(
+    name: str, value: Any, message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message):
         from_timm(with_field(name, value))
 
@@ -165,15 +232,27 @@ def test_a_preprocessing_that_lockstep_does_not_have_is_refused(name: str, value
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("architecture", "resnet50d", "'resnet50d', which Lockstep does not have. Did you mean resnet50"),
+        (
+            "architecture",
+            "resnet50d",
+            "'resnet50d', which Lockstep does not have. Did you mean resnet50",
+        ),
         ("architecture", None, "architecture is missing"),
         ("architecture", 50, "architecture is 50; expected the name of a model"),
         ("num_classes", 0, "num_classes is 0; expected a whole number above 0"),
         ("num_classes", "10", "num_classes is '10'"),
         ("num_features", 512, "num_features is 512, but resnet50 has 2048"),
         ("global_pool", "catavgmax", "global_pool is 'catavgmax'; expected 'avg'"),
-        ("model_args", {"output_stride": 16}, "model_args: output_stride is 16, which is another model"),
-        ("model_args", {"aa_layer": "blurpool"}, "model_args: aa_layer is 'blurpool', which is another model"),
+        (
+            "model_args",
+            {"output_stride": 16},
+            "model_args: output_stride is 16, which is another model",
+        ),
+        (
+            "model_args",
+            {"aa_layer": "blurpool"},
+            "model_args: aa_layer is 'blurpool', which is another model",
+        ),
         ("model_args", ["output_stride"], "model_args is .*; expected a table"),
         ("label_names", "cat", "label_names is 'cat'; expected a list of names"),
         ("label_names", ["cat", 7], "the name of class 1 is 7; expected a text"),
@@ -183,7 +262,9 @@ def test_a_preprocessing_that_lockstep_does_not_have_is_refused(name: str, value
         ("pretrained_cfg", [], "pretrained_cfg is .*; expected a table of fields"),
     ],
 )
-def test_a_model_that_lockstep_does_not_have_is_refused(name: str, value: Any, message: str) -> None:
+def test_a_model_that_lockstep_does_not_have_is_refused(
+    name: str, value: Any, message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message):
         from_timm(CONFIG | {name: value})
 
@@ -208,7 +289,9 @@ def test_a_written_config_reads_as_the_same_recipe(changes: dict[str, Any]) -> N
 def test_a_written_share_gives_every_resize_back() -> None:
     for crop in (32, 97, 224):
         for resize in range(crop, 2 * crop):
-            share = to_timm(Recipe(image_size=crop, eval_crop=crop, eval_resize=resize), ())["pretrained_cfg"]["crop_pct"]
+            share = to_timm(Recipe(image_size=crop, eval_crop=crop, eval_resize=resize), ())[
+                "pretrained_cfg"
+            ]["crop_pct"]
             assert math.floor(crop / share) == resize
             assert share == pytest.approx(crop / resize, rel=1e-12)
 
@@ -226,11 +309,40 @@ def test_a_model_that_timm_does_not_have_is_refused(model: Any) -> None:
         ("torchvision-v2", (MEAN, STD, "bilinear", True, 232, 224, True, *TORCHVISION)),
         ("timm", (MEAN, STD, "bicubic", True, 256, 224, True, *TORCHVISION)),
         ("nvidia-paddle", (MEAN, STD, "bilinear", False, 256, 224, False, *DALI)),
-        ("nvidia-mxnet", ((123.68, 116.779, 103.939), (58.393, 57.12, 57.375), "bilinear", False, 256, 224, False, *DALI)),
+        (
+            "nvidia-mxnet",
+            (
+                (123.68, 116.779, 103.939),
+                (58.393, 57.12, 57.375),
+                "bilinear",
+                False,
+                256,
+                224,
+                False,
+                *DALI,
+            ),
+        ),
         ("nvidia-pytorch", (MEAN, STD, "bilinear", False, 256, 224, True, *TORCHVISION)),
-        ("nvidia-tensorflow", ((123.68, 116.28, 103.53), (58.395, 57.12, 57.385), "bilinear", False, 256, 224, False, *TF1)),
+        (
+            "nvidia-tensorflow",
+            (
+                (123.68, 116.28, 103.53),
+                (58.395, 57.12, 57.385),
+                "bilinear",
+                False,
+                256,
+                224,
+                False,
+                *TF1,
+            ),
+        ),
         ("gluon", (MEAN, STD, "bilinear", False, 256, 224, False, "down", "down", "half_pixel")),
     ],
 )
-def test_a_known_origin_has_its_published_evaluation(origin: str, expected: tuple[Any, ...]) -> None:
-    assert tuple(KNOWN[origin][name] for name in FIELDS) == (*expected, False)  # none turns photos by EXIF
+def test_a_known_origin_has_its_published_evaluation(
+    origin: str, expected: tuple[Any, ...]
+) -> None:
+    assert tuple(KNOWN[origin][name] for name in FIELDS) == (
+        *expected,
+        False,
+    )  # none turns photos by EXIF

@@ -17,7 +17,12 @@ from lockstep.weights.pruning import check, prune
 from lockstep.weights.sparsity import Zeros, zeros_of
 from tests.weights.small_models import keras_recipe, plain_state, recipe_of, use_narrow_models
 
-NAMES = {"torchvision": "a.pth", "timm": "folder", "keras": "a.weights.h5", "nvidia-pytorch": "a.pth.tar"}
+NAMES = {
+    "torchvision": "a.pth",
+    "timm": "folder",
+    "keras": "a.weights.h5",
+    "nvidia-pytorch": "a.pth.tar",
+}
 """Targets of a conversion whose names are not free."""
 converted = partial(lockstep.convert, certificate=False)
 
@@ -28,7 +33,9 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(path: Path, model: str = "resnet50", channels: int = 3) -> Path:
-    recipe = (keras_recipe() if model == "resnet50-v1" else recipe_of(model)).replace(stem_channels=channels)
+    recipe = (keras_recipe() if model == "resnet50-v1" else recipe_of(model)).replace(
+        stem_channels=channels
+    )
     about = {"recipe": recipe.fields(), "classes": []}
     checkpoint.write_weights(path, plain_state(recipe).tensors, about)
     return path
@@ -43,7 +50,9 @@ def test_zeros_are_counted_in_fours_along_the_inputs() -> None:
         "fc": np.array([[0, 0, 0, 0, 0, 1, 1, 1]]),
         "bn": np.zeros(8),
         "small": np.zeros((8, 3, 7, 7)),
-        "conv1.weight": np.array([[0, 1, 1], [1, 1, 1]]).reshape(2, 3, 1, 1),  # the stem, with a fourth input of zeros
+        "conv1.weight": np.array([[0, 1, 1], [1, 1, 1]]).reshape(
+            2, 3, 1, 1
+        ),  # the stem, with a fourth input of zeros
     }
     assert zeros_of(tensors) == {
         "kernel": Zeros(4, 3, 12, 4),
@@ -71,7 +80,8 @@ def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Pa
 def test_the_stem_is_pruned_and_checked_if_its_recipe_has_four_channels(
     channels: int, is_pruned: bool, tmp_path: Path
 ) -> None:
-    source, target = written(tmp_path / "dense.safetensors", channels=channels), tmp_path / "sparse.safetensors"
+    source = written(tmp_path / "dense.safetensors", channels=channels)
+    target = tmp_path / "sparse.safetensors"
     prune(source, target)
     tensors, about = checkpoint.read_weights(target)
     stem = tensors["conv1.weight"]
@@ -79,16 +89,24 @@ def test_the_stem_is_pruned_and_checked_if_its_recipe_has_four_channels(
     assert check(target)["tensors"]["conv1.weight"]["is_covered"] == is_pruned
     stem[0, :, 0, 0] = 1
     checkpoint.write_weights(tmp_path / "one-more.safetensors", tensors, about)
-    assert check(tmp_path / "one-more.safetensors")["dense"] == (["conv1.weight"] if is_pruned else [])
+    assert check(tmp_path / "one-more.safetensors")["dense"] == (
+        ["conv1.weight"] if is_pruned else []
+    )
 
 
 def test_the_stem_of_another_programs_file_is_covered_if_it_is_2_to_4(tmp_path: Path) -> None:
     for channels in (3, 4):
-        source, target = written(tmp_path / f"{channels}.safetensors", channels=channels), tmp_path / f"{channels}"
+        source = written(tmp_path / f"{channels}.safetensors", channels=channels)
+        target = tmp_path / f"{channels}"
         prune(source, target.with_suffix(".sparse.safetensors"))
-        converted(target.with_suffix(".sparse.safetensors"), target.with_suffix(".pth"), to="torchvision")
+        converted(
+            target.with_suffix(".sparse.safetensors"), target.with_suffix(".pth"), to="torchvision"
+        )
         found = check(target.with_suffix(".pth"))
-        assert (found["is_sparse"], found["tensors"]["conv1.weight"]["is_covered"]) == (True, channels == 4)
+        assert (found["is_sparse"], found["tensors"]["conv1.weight"]["is_covered"]) == (
+            True,
+            channels == 4,
+        )
 
 
 @pytest.mark.parametrize("to", [*TARGETS, "onnx"])
@@ -107,9 +125,16 @@ def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: 
     assert found["tensors"] == check(source)["tensors"]
 
 
-def test_a_quantised_file_keeps_its_scales_and_the_zeros_of_its_export_are_counted(tmp_path: Path) -> None:
-    recipe, sparse = recipe_of().replace(quantisation="int8"), tmp_path / "sparse.safetensors"
-    about = {"recipe": recipe.fields(), "classes": [], "scales": dict.fromkeys(layers(model_spec(recipe.model)), 0.5)}
+def test_a_quantised_file_keeps_its_scales_and_the_zeros_of_its_export_are_counted(
+    tmp_path: Path,
+) -> None:
+    recipe = recipe_of().replace(quantisation="int8")
+    sparse = tmp_path / "sparse.safetensors"
+    about = {
+        "recipe": recipe.fields(),
+        "classes": [],
+        "scales": dict.fromkeys(layers(model_spec(recipe.model)), 0.5),
+    }
     checkpoint.write_weights(tmp_path / "a.safetensors", plain_state(recipe).tensors, about)
     prune(tmp_path / "a.safetensors", sparse)
     assert open_weights(sparse).scales == about["scales"]
@@ -117,9 +142,14 @@ def test_a_quantised_file_keeps_its_scales_and_the_zeros_of_its_export_are_count
     assert b"QuantizeLinear" in (tmp_path / "onnx" / "model.onnx").read_bytes()
     found = check(tmp_path / "onnx")
     assert found["is_sparse"]
-    for name, of_weights in check(sparse)["tensors"].items():  # rounding to int8 makes zeros of the smallest weights, too
+    for name, of_weights in check(sparse)[
+        "tensors"
+    ].items():  # rounding to int8 makes zeros of the smallest weights, too
         assert of_weights["zeros"] <= found["tensors"][name]["zeros"]
-    assert "its QuantizeLinear and DequantizeLinear were left out" in open_weights(tmp_path / "onnx").remarks[-1]
+    assert (
+        "its QuantizeLinear and DequantizeLinear were left out"
+        in open_weights(tmp_path / "onnx").remarks[-1]
+    )
 
 
 def test_what_cannot_be_pruned_or_written_is_refused(tmp_path: Path) -> None:

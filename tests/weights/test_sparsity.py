@@ -1,4 +1,5 @@
-"""Masks of 2:4 sparsity: compared with Paddle's, compared with all possible patterns, and checked for general properties."""
+"""Masks of 2:4 sparsity: compared with Paddle's, compared with all possible patterns, and checked
+for general properties."""
 
 import itertools
 import subprocess
@@ -29,10 +30,15 @@ def mask(values: np.ndarray, algorithm: str) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def paddle(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """The masks of Paddle for the weights below, by every algorithm. Paddle runs in a separate process."""
+    """The masks of Paddle for the weights below, by every algorithm. Paddle runs in a separate
+    process."""
     folder = tmp_path_factory.mktemp("paddle")
     np.savez(folder / "in.npz", **WEIGHTS)
-    done = subprocess.run([sys.executable, PEER, folder / "in.npz", folder / "out.npz"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, PEER, folder / "in.npz", folder / "out.npz"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(np.load(folder / "out.npz"))
 
@@ -41,8 +47,19 @@ def drawn(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-# Kernels [out, in / groups, height, width] and classifiers [out, in]; some sides are multiples of 4 and some are not.
-SHAPES = [(8, 8, 3, 3), (16, 4, 1, 1), (5, 6, 3, 3), (4, 7, 1, 3), (3, 9, 5, 2), (1, 4, 1, 1), (10, 32), (7, 13), (1, 5)]
+# Kernels [out, in / groups, height, width] and classifiers [out, in]; some sides are multiples of 4
+# and some are not.
+SHAPES = [
+    (8, 8, 3, 3),
+    (16, 4, 1, 1),
+    (5, 6, 3, 3),
+    (4, 7, 1, 3),
+    (3, 9, 5, 2),
+    (1, 4, 1, 1),
+    (10, 32),
+    (7, 13),
+    (1, 5),
+]
 TOO_FEW_INPUTS = [(8, 3, 7, 7), (4, 3)]
 WEIGHTS = {str(shape): drawn(shape) for shape in SHAPES + TOO_FEW_INPUTS}
 # Magnitudes, because Paddle's mask_2d_best uses signed values.
@@ -60,9 +77,13 @@ def test_masks_are_paddles_own(paddle: Found, algorithm: str, shape: tuple[int, 
     np.testing.assert_array_equal(mask(drawn(shape), algorithm), paddle[f"{algorithm} {name}"])
 
 
-def test_paddles_best_mask_keeps_less_than_its_greedy_one_where_weights_are_negative(paddle: Found) -> None:
+def test_paddles_best_mask_keeps_less_than_its_greedy_one_where_weights_are_negative(
+    paddle: Found,
+) -> None:
     magnitudes = np.abs(drawn((8, 8, 3, 3)))
-    kept = {algorithm: magnitudes[paddle[f"{algorithm} (8, 8, 3, 3)"]].sum() for algorithm in ALGORITHMS}
+    kept = {
+        algorithm: magnitudes[paddle[f"{algorithm} (8, 8, 3, 3)"]].sum() for algorithm in ALGORITHMS
+    }
     assert kept["mask_2d_best"] < 0.9 * kept["mask_2d_greedy"]
     assert magnitudes[mask(drawn((8, 8, 3, 3)), "mask_2d_best")].sum() > kept["mask_2d_greedy"]
 
@@ -77,7 +98,9 @@ def test_what_paddle_skips_for_having_too_few_inputs_has_no_mask(
 
 
 @every_algorithm
-def test_a_stem_of_three_channels_is_pruned_as_paddles_of_four(paddle: Found, algorithm: str) -> None:
+def test_a_stem_of_three_channels_is_pruned_as_paddles_of_four(
+    paddle: Found, algorithm: str
+) -> None:
     # A fourth weight begins like the others, and weight decay makes it a millionth in 90 epochs.
     kept = masks({"conv1.weight": STEM[:, :3]}, algorithm, stem_channels=4)["conv1.weight"]
     np.testing.assert_array_equal(kept, paddle[f"{algorithm} stem"][:, :3])
@@ -99,7 +122,11 @@ def is_valid(block: np.ndarray) -> bool:
     return bool((block.sum(axis=0) == 2).all() and (block.sum(axis=1) == 2).all())
 
 
-VALID = [block for bits in itertools.product([False, True], repeat=16) if is_valid(block := np.array(bits).reshape(4, 4))]
+VALID = [
+    block
+    for bits in itertools.product([False, True], repeat=16)
+    if is_valid(block := np.array(bits).reshape(4, 4))
+]
 
 
 def test_there_are_ninety_blocks_with_two_in_each_row_and_column() -> None:
@@ -133,7 +160,12 @@ def test_known_blocks() -> None:
     row = np.array([[0, 1, 5, 4], [2, 7, 3, 6]], np.float32)
     assert mask(row, "mask_1d").astype(int).tolist() == [[0, 0, 1, 1], [0, 1, 0, 1]]
     block = np.array([[9, 8, 3, 7], [9, 2, 1, 10], [5, 1, 3, 6], [2, 4, 6, 1]], np.float32)
-    assert mask(block, "mask_2d_greedy").astype(int).tolist() == [[1, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 0]]
+    assert mask(block, "mask_2d_greedy").astype(int).tolist() == [
+        [1, 1, 0, 0],
+        [1, 0, 0, 1],
+        [0, 0, 1, 1],
+        [0, 1, 1, 0],
+    ]
     block = np.array([[2, 8, 9, 9], [9, 1, 3, 9], [5, 6, 3, 9], [2, 4, 6, 9]], np.float32)
     assert block[mask(block, "mask_2d_greedy")].sum() == 56
     assert block[mask(block, "mask_2d_best")].sum() == 61
@@ -151,7 +183,11 @@ SOME_VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-30, -3e30])  # with
 SOME_TENSORS = st.one_of(
     st.tuples(st.integers(1, 9), st.integers(4, 13)),
     st.tuples(st.integers(1, 9), st.integers(4, 13), st.integers(1, 3), st.integers(1, 3)),
-).flatmap(lambda shape: arrays(np.float32, shape, elements=st.one_of(SOME_VALUES, st.floats(-9, 9, width=32))))
+).flatmap(
+    lambda shape: arrays(
+        np.float32, shape, elements=st.one_of(SOME_VALUES, st.floats(-9, 9, width=32))
+    )
+)
 hypothesis_settings = settings(max_examples=60)
 
 
@@ -162,12 +198,16 @@ def test_two_of_every_four_inputs_are_kept(values: np.ndarray) -> None:
     assert (kept.shape, kept.dtype) == (values.shape, bool)
     for row, magnitudes in zip(by_inputs(kept), by_inputs(np.abs(values)), strict=True):
         for first in range(0, len(row) - 3, 4):
-            four, of_them = row[first : first + 4], magnitudes[first : first + 4]
+            four = row[first : first + 4]
+            of_them = magnitudes[first : first + 4]
             assert four.sum() == 2
             assert of_them[four].min() >= of_them[~four].max()
-        rest, of_them = row[len(row) // 4 * 4 :], magnitudes[len(row) // 4 * 4 :]
+        rest = row[len(row) // 4 * 4 :]
+        of_them = magnitudes[len(row) // 4 * 4 :]
         assert rest.sum() <= 2
-        assert rest.sum() == min(2, len(rest)) or not of_them[~rest].any(), "only a zero gives way to what fills up"
+        assert rest.sum() == min(2, len(rest)) or not of_them[~rest].any(), (
+            "only a zero gives way to what fills up"
+        )
 
 
 @hypothesis_settings
@@ -177,7 +217,9 @@ def test_no_row_and_no_column_of_a_block_keeps_more_than_two(values: np.ndarray)
         kept = mask(values, algorithm)
         assert (kept.shape, kept.dtype) == (values.shape, bool)
         matrix = kept.T.swapaxes(-1, -2).reshape(-1, values.shape[1])
-        for top, left in itertools.product(range(0, matrix.shape[0], 4), range(0, matrix.shape[1], 4)):
+        for top, left in itertools.product(
+            range(0, matrix.shape[0], 4), range(0, matrix.shape[1], 4)
+        ):
             block = matrix[top : top + 4, left : left + 4]
             assert max(block.sum(axis=0).max(), block.sum(axis=1).max()) <= 2
 
@@ -195,7 +237,8 @@ def test_the_best_block_has_a_sum_that_none_exceeds(values: np.ndarray) -> None:
 
 
 def test_greed_that_stops_at_seven_can_keep_more_than_the_best_of_eight() -> None:
-    # Two in each of three rows and columns, and the corner: nothing else fits, and no block with two in each has all seven.
+    # Two in each of three rows and columns, and the corner: nothing else fits, and no block with
+    # two in each has all seven.
     values = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0], [0, 0, 0, 1]], np.float32)
     assert mask(values, "mask_2d_greedy").sum() == 7
     assert values[mask(values, "mask_2d_greedy")].sum() == 7
@@ -206,7 +249,9 @@ def test_greed_that_stops_at_seven_can_keep_more_than_the_best_of_eight() -> Non
 
 
 def test_of_equal_magnitudes_the_later_are_kept() -> None:
-    assert mask(np.array([[1, -1, 1, -1], [2, 1, 2, 2], [0, 0, 0, 0], [1, 1, 0, 0]]), "mask_1d").astype(int).tolist() == [
+    assert mask(
+        np.array([[1, -1, 1, -1], [2, 1, 2, 2], [0, 0, 0, 0], [1, 1, 0, 0]]), "mask_1d"
+    ).astype(int).tolist() == [
         [0, 0, 1, 1],
         [0, 0, 1, 1],
         [0, 0, 1, 1],
@@ -233,7 +278,9 @@ def test_masks_are_the_same_whatever_the_memory_they_are_made_from(algorithm: st
 
 
 @pytest.mark.parametrize("model", ["resnet18", "resnet50", "resnext101-32x4d"])
-def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a_third(model: str) -> None:
+def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a_third(
+    model: str,
+) -> None:
     shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
     values = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
     found = masks(values, "mask_1d", ("fc.weight",), stem_channels=4)
@@ -244,6 +291,10 @@ def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a
 
 
 def test_what_is_not_excluded_has_a_mask_the_classifier_too() -> None:
-    values = {"conv.weight": drawn((8, 8, 1, 1)), "bn.weight": drawn((8,)), "fc.weight": drawn((8, 8))}
+    values = {
+        "conv.weight": drawn((8, 8, 1, 1)),
+        "bn.weight": drawn((8,)),
+        "fc.weight": drawn((8, 8)),
+    }
     assert set(masks(values, "mask_1d")) == {"conv.weight", "fc.weight"}
     assert set(masks(values, "mask_1d", ("conv.weight",))) == {"fc.weight"}

@@ -18,7 +18,14 @@ from lockstep.weights import checkpoint, preprocessing
 from lockstep.weights.formats import keras_process, mxnet_params, tensor_bundle
 from lockstep.weights.opening import open_weights
 from tests.weights import small_models
-from tests.weights.small_models import Writer, as_torch, keras_recipe, plain_state, recipe_of, use_narrow_models
+from tests.weights.small_models import (
+    Writer,
+    as_torch,
+    keras_recipe,
+    plain_state,
+    recipe_of,
+    use_narrow_models,
+)
 
 KINDS = ("conv1.weight", "bn1.running_var", "fc.bias")
 NAMES: list[tuple[Writer, str, tuple[str, str, str]]] = [
@@ -26,12 +33,24 @@ NAMES: list[tuple[Writer, str, tuple[str, str, str]]] = [
     (small_models.legacy_file, "a.pth", KINDS),
     (small_models.timm, "a", KINDS),
     (small_models.onnx, "a.onnx", KINDS),
-    (small_models.safetensors_file, "a", ("module.conv1.weight", "module.bn1.running_var", "module.fc.bias")),
-    (small_models.keras, "a", ("layers/conv2d/vars/0", "layers/batch_normalization/vars/3", "layers/dense/vars/1")),
+    (
+        small_models.safetensors_file,
+        "a",
+        ("module.conv1.weight", "module.bn1.running_var", "module.fc.bias"),
+    ),
+    (
+        small_models.keras,
+        "a",
+        ("layers/conv2d/vars/0", "layers/batch_normalization/vars/3", "layers/dense/vars/1"),
+    ),
     (
         small_models.tensorflow,
         "a",
-        ("resnet50/conv2d/conv2d/kernel", "resnet50/conv2d/BatchNorm/moving_variance", "resnet50/output/dense/bias"),
+        (
+            "resnet50/conv2d/conv2d/kernel",
+            "resnet50/conv2d/BatchNorm/moving_variance",
+            "resnet50/output/dense/bias",
+        ),
     ),
     (small_models.paddle, "a", ("conv2d_0.w_0", "batch_norm_0.w_2", "linear_0.b_0")),
     (small_models.mxnet, "a", ("arg:conv0_weight", "aux:bn0_moving_var", "arg:fc1_bias")),
@@ -48,7 +67,9 @@ def state_for(write: Writer) -> State:
     return plain_state(keras_recipe() if write is small_models.keras else recipe_of())
 
 
-@pytest.mark.parametrize(("write", "name", "theirs"), NAMES, ids=[write.__name__ for write, _, _ in NAMES])
+@pytest.mark.parametrize(
+    ("write", "name", "theirs"), NAMES, ids=[write.__name__ for write, _, _ in NAMES]
+)
 def test_every_format_lists_its_own_names_with_the_tensors_made_of_them(
     write: Writer, name: str, theirs: tuple[str, str, str], tmp_path: Path
 ) -> None:
@@ -67,7 +88,10 @@ def test_every_format_lists_its_own_names_with_the_tensors_made_of_them(
 
 def torch_types(path: Path) -> dict[str, str]:
     values = as_torch(plain_state(recipe_of()).tensors)
-    values |= {"conv1.weight": values["conv1.weight"].bfloat16(), "bn1.num_batches_tracked": torch.tensor(3)}
+    values |= {
+        "conv1.weight": values["conv1.weight"].bfloat16(),
+        "bn1.num_batches_tracked": torch.tensor(3),
+    }
     torch.save(values, path)
     return {name: str(value.dtype) for name, value in torch.load(path).items()}
 
@@ -81,7 +105,9 @@ def safetensors_types(path: Path) -> dict[str, str]:
 def lockstep_types(path: Path) -> dict[str, str]:
     values = plain_state(recipe_of()).tensors
     about = {"recipe": recipe_of().fields(), "classes": []}
-    checkpoint.write_weights(path, values | {"conv1.weight": values["conv1.weight"].astype(np.float16)}, about)
+    checkpoint.write_weights(
+        path, values | {"conv1.weight": values["conv1.weight"].astype(np.float16)}, about
+    )
     return {name: str(value.dtype) for name, value in safetensors.torch.load_file(path).items()}
 
 
@@ -92,7 +118,11 @@ def keras_types(path: Path) -> dict[str, str]:
         kernel = file["layers/conv2d/vars/0"][...]
         del file["layers/conv2d/vars/0"]
         file["layers/conv2d/vars/0"] = kernel.astype(np.float16)
-        file.visititems(lambda name, item: found.update({name: item.dtype.name} if isinstance(item, h5py.Dataset) else {}))
+        file.visititems(
+            lambda name, item: found.update(
+                {name: item.dtype.name} if isinstance(item, h5py.Dataset) else {}
+            )
+        )
     return found
 
 
@@ -100,16 +130,23 @@ def onnx_types(path: Path) -> dict[str, str]:
     small_models.onnx(path, plain_state(recipe_of()))
     model = onnx_package.load(path)
     (kernel,) = (each for each in model.graph.initializer if each.name == "conv1.weight")
-    kernel.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(kernel).astype(np.float16), kernel.name))
+    kernel.CopyFrom(
+        numpy_helper.from_array(numpy_helper.to_array(kernel).astype(np.float16), kernel.name)
+    )
     onnx_package.save(model, path)
-    return {each.name: numpy_helper.to_array(each).dtype.name for each in onnx_package.load(path).graph.initializer}
+    return {
+        each.name: numpy_helper.to_array(each).dtype.name
+        for each in onnx_package.load(path).graph.initializer
+    }
 
 
 def tensorflow_types(path: Path) -> dict[str, str]:
     small_models.tensorflow(path.with_name("whole"), plain_state(recipe_of()))
     bundle = tensor_bundle.Bundle(path.with_name("whole"))
     values = {name: bundle.read(name) for name in bundle.entries if name != "global_step"}
-    values["resnet50/conv2d/conv2d/kernel"] = values["resnet50/conv2d/conv2d/kernel"].astype(np.float16)
+    values["resnet50/conv2d/conv2d/kernel"] = values["resnet50/conv2d/conv2d/kernel"].astype(
+        np.float16
+    )
     tensor_bundle.write(path, values)
     return {name: value.dtype.name for name, value in values.items()}
 
@@ -122,7 +159,10 @@ def paddle_types(path: Path) -> dict[str, str]:
         file.seek(0)
         pickle.dump(values, file, 4)
         file.truncate()
-    return {name: "bfloat16" if value.dtype == np.uint16 else value.dtype.name for name, value in values.items()}
+    return {
+        name: "bfloat16" if value.dtype == np.uint16 else value.dtype.name
+        for name, value in values.items()
+    }
 
 
 def mxnet_types(path: Path) -> dict[str, str]:
@@ -135,12 +175,23 @@ def mxnet_types(path: Path) -> dict[str, str]:
 
 
 TYPES: list[Callable[[Path], dict[str, str]]] = [
-    *(torch_types, safetensors_types, lockstep_types, keras_types, onnx_types, tensorflow_types, paddle_types, mxnet_types),
+    *(
+        torch_types,
+        safetensors_types,
+        lockstep_types,
+        keras_types,
+        onnx_types,
+        tensorflow_types,
+        paddle_types,
+        mxnet_types,
+    ),
 ]
 
 
 @pytest.mark.parametrize("written", TYPES, ids=lambda written: written.__name__)
-def test_types_are_those_of_the_file(written: Callable[[Path], dict[str, str]], tmp_path: Path) -> None:
+def test_types_are_those_of_the_file(
+    written: Callable[[Path], dict[str, str]], tmp_path: Path
+) -> None:
     expected = {name: kind.removeprefix("torch.") for name, kind in written(tmp_path / "a").items()}
     assert set(expected.values()) & {"float16", "bfloat16"}
     opened = open_weights(tmp_path / "a")
@@ -149,9 +200,15 @@ def test_types_are_those_of_the_file(written: Callable[[Path], dict[str, str]], 
 
 
 def test_numbers_beyond_float32_become_infinite_without_a_warning(tmp_path: Path) -> None:
-    values = {name: value.double() for name, value in as_torch(plain_state(recipe_of()).tensors).items()}
-    torch.save(values | {"fc.bias": torch.full((5,), -1e300, dtype=torch.float64)}, tmp_path / "a.pth")
-    assert open_weights(tmp_path / "a.pth").tensors["fc.bias"].tolist() == [-np.inf] * 5  # warnings are errors in tests
+    values = {
+        name: value.double() for name, value in as_torch(plain_state(recipe_of()).tensors).items()
+    }
+    torch.save(
+        values | {"fc.bias": torch.full((5,), -1e300, dtype=torch.float64)}, tmp_path / "a.pth"
+    )
+    assert (
+        open_weights(tmp_path / "a.pth").tensors["fc.bias"].tolist() == [-np.inf] * 5
+    )  # warnings are errors in tests
 
 
 # Reading no more than is needed
@@ -166,7 +223,10 @@ def training(path: Path) -> State:
     velocity = torch.tensor([], dtype=torch.float32).set_(shared, 5, (3,))  # type: ignore[call-overload]
     slots = {0: {"momentum_buffer": torch.full((9,), 4.25)}, 1: {"momentum_buffer": velocity}}
     groups = [{"params": [0, 1]}]
-    torch.save({"state_dict": weights, "epoch": 3, "optimizer": {"state": slots, "param_groups": groups}}, path)
+    torch.save(
+        {"state_dict": weights, "epoch": 3, "optimizer": {"state": slots, "param_groups": groups}},
+        path,
+    )
     return state
 
 
@@ -175,14 +235,20 @@ def test_velocities_that_nobody_asks_for_are_not_read(tmp_path: Path) -> None:
     data = (tmp_path / "a.pth").read_bytes()
     velocities = np.full(9, 4.25, np.float32).tobytes()
     assert data.count(velocities) == 1
-    (tmp_path / "a.pth").write_bytes(data.replace(velocities, bytes(36)))  # its checksum is wrong then
+    (tmp_path / "a.pth").write_bytes(
+        data.replace(velocities, bytes(36))
+    )  # its checksum is wrong then
     found = open_weights(tmp_path / "a.pth").tensors
     assert all(np.array_equal(found[name], value) for name, value in state.tensors.items())
     with pytest.raises(CheckpointError, match=r"a\.pth is damaged.*Bad CRC-32"):
         open_weights(tmp_path / "a.pth", momentum=True)
 
 
-def test_a_checkpoint_of_a_training_is_never_a_published_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_a_training_is_never_a_published_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training(tmp_path / "a.pth")
     monkeypatch.setattr(preprocessing, "hashlib", None)  # its digest is not even computed
-    assert any("torchvision-v1 is assumed" in remark for remark in open_weights(tmp_path / "a.pth").remarks)
+    assert any(
+        "torchvision-v1 is assumed" in remark for remark in open_weights(tmp_path / "a.pth").remarks
+    )

@@ -1,8 +1,9 @@
 """The protocol between the core and a framework.
 
-A backend is a module `lockstep.backends.<name>` with the functions of `Backend`. Its engine executes training steps on
-batches and reads and writes its whole state in canonical form: torchvision's tensor names, OIHW kernels, (out, in)
-classifier, float32. The engine owns its compiled step and its queue. All policy is in the core.
+A backend is a module `lockstep.backends.<name>` with the functions of `Backend`. Its engine
+executes training steps on batches and reads and writes its whole state in canonical form:
+torchvision's tensor names, OIHW kernels, (out, in) classifier, float32. The engine owns its
+compiled step and its queue. All policy is in the core.
 """
 
 import importlib
@@ -56,17 +57,22 @@ class Interval:
     first: int
     """Number of the first step. Steps count from 0."""
     losses: np.ndarray
-    """float64 [steps]: mean training loss of each global batch, with the label smoothing and MixUp of the recipe."""
+    """float64 [steps]: mean training loss of each global batch, with the label smoothing and MixUp
+    of the recipe."""
     counts: Counts
     """Counts of the training images. Hits are counted against each image's own label."""
     loss_scale: float
     """Loss scale after the last step; 1 without loss scaling."""
     finished_at: float
-    """`time.perf_counter` when the last step was done, as precisely as is known without waiting for it."""
+    """`time.perf_counter` when the last step was done, as precisely as is known without waiting for
+    it."""
 
     @classmethod
-    def of_table(cls, first: int, table: np.ndarray, loss_scale: float, finished_at: float) -> "Interval":
-        """Return the interval of a table [steps, 4 or more]: sum of the losses, top-1 and top-5 hits, number of images."""
+    def of_table(
+        cls, first: int, table: np.ndarray, loss_scale: float, finished_at: float
+    ) -> "Interval":
+        """Return the interval of a table [steps, 4 or more]: sum of the losses, top-1 and top-5
+        hits, number of images."""
         loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
         counts = Counts(float(loss_sum), int(top1), int(top5), int(images))
         return cls(first, table[:, 0] / table[:, 3], counts, loss_scale, finished_at)
@@ -137,8 +143,8 @@ class HostQuestions:
 class Engine(Protocol):
     """Executes training steps; a context manager.
 
-    `fetch`, `evaluate`, `predict` and `read` wait for the device. `train` does not wait for the steps that it enqueues,
-    unless they are many.
+    `fetch`, `evaluate`, `predict` and `read` wait for the device. `train` does not wait for the
+    steps that it enqueues, unless they are many.
     """
 
     def __enter__(self) -> "Engine": ...
@@ -152,10 +158,12 @@ class Engine(Protocol):
         """
 
     def fetch(self, handle: Handle) -> Interval:
-        """Wait for the steps and return their results over all ranks, without an exchange with other ranks."""
+        """Wait for the steps and return their results over all ranks, without an exchange with
+        other ranks."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
-        """Return the scores of every image that is not padding, of all ranks. Every rank must call it.
+        """Return the scores of every image that is not padding, of all ranks. Every rank must call
+        it.
 
         They are computed in the precision of `Recipe.for_evaluation`.
         """
@@ -167,29 +175,34 @@ class Engine(Protocol):
         """Return a copy of the state. With local batch norm, the statistics are those of rank 0."""
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep weights at 0 where a mask is False: immediately, through training, and in states that are written later.
+        """Keep weights at 0 where a mask is False: immediately, through training, and in states
+        that are written later.
 
-        `masks` are bool arrays by parameter name, each with the shape of its parameter. They replace all masks set before.
-        Gradients are masked before any other use, so that velocities and moving averages are 0 there, too. Raises
-        `CheckpointError` if a mask does not fit.
+        `masks` are bool arrays by parameter name, each with the shape of its parameter. They
+        replace all masks set before. Gradients are masked before any other use, so that velocities
+        and moving averages are 0 there, too. Raises `CheckpointError` if a mask does not fit.
         """
 
 
 class QuantisingEngine(Engine, Protocol):
-    """An engine that computes as `lockstep.models.quantisation` describes, if the recipe's `quantisation` is "int8"."""
+    """An engine that computes as `lockstep.models.quantisation` describes, if the recipe's
+    `quantisation` is "int8"."""
 
     def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return the largest magnitude of the input of every quantised layer, by name, over all images.
+        """Return the largest magnitude of the input of every quantised layer, by name, over all
+        images.
 
-        The images pass through the present weights in inference, without quantisation and MixUp. Other ranks do not take
-        part.
+        The images pass through the present weights in inference, without quantisation and MixUp.
+        Other ranks do not take part.
         """
 
     def quantise(self, scales: Mapping[str, float]) -> None:
-        """Quantise the inputs of layers with these scales from here on. Until then, scales are arbitrary.
+        """Quantise the inputs of layers with these scales from here on. Until then, scales are
+        arbitrary.
 
         Raises `CheckpointError` if they do not fit the model.
         """
@@ -212,33 +225,39 @@ class Backend(Protocol):
     def world(self, execution: Execution) -> World:
         """Join the process group and choose the device."""
 
-    def engine(self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution) -> Engine:
+    def engine(
+        self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution
+    ) -> Engine:
         """Build the recipe's model and its compiled step. The weights are arbitrary until `write`."""
 
     def load_module(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> Any:
-        """Return the framework's own module with these tensors, ready for inference. It computes without quantisation."""
+        """Return the framework's own module with these tensors, ready for inference. It computes
+        without quantisation."""
 
     def profile(self, folder: Path) -> AbstractContextManager[None]:
-        """Trace what the framework does while the context is entered, into a file in `folder` that its own viewer opens.
+        """Trace what the framework does while the context is entered, into a file in `folder` that
+        its own viewer opens.
 
-        No work may be enqueued when the context is entered. When it is left, it waits for all enqueued work. Tracing does
-        not change the numbers.
+        No work may be enqueued when the context is entered. When it is left, it waits for all
+        enqueued work. Tracing does not change the numbers.
         """
 
     def devices(self) -> list[str]:
         """Return the names of the devices that the framework sees, for people."""
 
     def libraries(self) -> dict[str, Any]:
-        """Return `threads`, the number used on a CPU, and the versions of `cuda`, `cudnn` and `onednn` that are known."""
+        """Return `threads`, the number used on a CPU, and the versions of `cuda`, `cudnn` and
+        `onednn` that are known."""
 
     def products(self, on_gpu: bool) -> Products:
         """Return how the framework multiplies matrices, to measure the ceiling of a machine."""
 
     def starting(self, table: Table, distributed: str) -> AbstractContextManager[Start]:
-        """Return a context within which the ranks of a table can run. It yields how those of this machine are started.
+        """Return a context within which the ranks of a table can run. It yields how those of this
+        machine are started.
 
-        `distributed` is the field of the `Execution` that the ranks will have. Servers that the ranks need run within the
-        context.
+        `distributed` is the field of the `Execution` that the ranks will have. Servers that the
+        ranks need run within the context.
         """
 
 
@@ -246,31 +265,37 @@ def refuse_horovod(distributed: str) -> None:
     """Raise `BackendError` if Horovod is requested, for backends that do not support it."""
     if distributed == "horovod":
         raise BackendError(
-            "Horovod works only with TensorFlow's and MXNet's engines; leave out distributed, or use --backend "
-            "tensorflow or mxnet"
+            "Horovod works only with TensorFlow's and MXNet's engines; leave out distributed, or"
+            " use --backend tensorflow or mxnet"
         )
 
 
 def refuse_layout(asked: str, own: str) -> None:
-    """Raise `BackendError` if `asked` is neither "auto" nor the backend's layout `own`, for backends with one layout."""
+    """Raise `BackendError` if `asked` is neither "auto" nor the backend's layout `own`, for
+    backends with one layout."""
     if asked not in ("auto", own):
         raise BackendError(
-            f"layout is {asked}, but this engine computes in {own} on this device; leave it at auto, or use --backend torch"
+            f"layout is {asked}, but this engine computes in {own} on this device; leave it at"
+            " auto, or use --backend torch"
         )
 
 
 def refuse_cuda_graph(asked: str) -> None:
     """Raise `BackendError` if `asked` is "on", for backends that capture no CUDA graphs."""
     if asked == "on":
-        raise BackendError("cuda_graph is on, but this engine captures no steps; leave out cuda_graph")
+        raise BackendError(
+            "cuda_graph is on, but this engine captures no steps; leave out cuda_graph"
+        )
 
 
 def refuse_exchange(asked: str, *own: str) -> None:
-    """Raise `BackendError` if the precision `asked` for sums over ranks is not one of the backend's."""
+    """Raise `BackendError` if the precision `asked` for sums over ranks is not one of the
+    backend's."""
     if asked not in own:
         raise BackendError(
-            f"all_reduce_precision is {asked}, but this engine adds up gradients in {' or '.join(own)} on this device; use "
-            f"--set all_reduce_precision={own[-1]}, or --backend torch"
+            f"all_reduce_precision is {asked}, but this engine adds up gradients in"
+            f" {' or '.join(own)} on this device; use --set all_reduce_precision={own[-1]}, or"
+            " --backend torch"
         )
 
 
@@ -281,11 +306,13 @@ def refuse_fused(asked: str) -> None:
 
 
 def refuse_quantisation(recipe: Recipe, name: str) -> None:
-    """Raise `BackendError` if the recipe is quantised and the engine of backend `name` does not support it."""
+    """Raise `BackendError` if the recipe is quantised and the engine of backend `name` does not
+    support it."""
     if recipe.quantisation != "none" and not FRAMEWORKS[name].quantises:
         able = " or ".join(each for each, framework in FRAMEWORKS.items() if framework.quantises)
         raise BackendError(
-            f"the {name} engine cannot quantise, and the recipe has quantisation={recipe.quantisation}; use --backend {able}"
+            f"the {name} engine cannot quantise, and the recipe has"
+            f" quantisation={recipe.quantisation}; use --backend {able}"
         )
 
 
@@ -294,25 +321,30 @@ def refuse_recompute(asked: str) -> None:
     if asked != "off":
         able = " or ".join(name for name, framework in FRAMEWORKS.items() if framework.recomputes)
         raise BackendError(
-            f"recompute is {asked}, but this engine keeps all activations; use --set recompute=off with more "
-            f"accumulation_steps, or --backend {able}"
+            f"recompute is {asked}, but this engine keeps all activations; use --set recompute=off"
+            f" with more accumulation_steps, or --backend {able}"
         )
 
 
 def check_installed(name: str) -> None:
-    """Raise `BackendError` if there is no backend of that name or its framework is missing. Nothing is imported."""
+    """Raise `BackendError` if there is no backend of that name or its framework is missing. Nothing
+    is imported."""
     if name not in FRAMEWORKS:
         raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
     framework = FRAMEWORKS[name]
     if framework.version() is None:
-        raise BackendError(f"backend {name!r} needs {framework.distributions[0]}: {framework.install}")
+        raise BackendError(
+            f"backend {name!r} needs {framework.distributions[0]}: {framework.install}"
+        )
 
 
 def load(name: str) -> Backend:
-    """Import a backend. Raises `BackendError` if there is none of that name or its framework is missing."""
+    """Import a backend. Raises `BackendError` if there is none of that name or its framework is
+    missing."""
     check_installed(name)
-    # GNU's OpenMP reads this when the framework loads it. By default its threads spin while they wait for each other. Next
-    # to another busy program a step then takes many times its share. A short spin costs 1 to 2 % on an idle machine.
+    # GNU's OpenMP reads this when the framework loads it. By default its threads spin while they
+    # wait for each other. Next to another busy program a step then takes many times its share. A
+    # short spin costs 1 to 2 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     return cast(Backend, importlib.import_module(f"lockstep.backends.{name}"))
 
@@ -331,7 +363,9 @@ def interpreter(name: str) -> Path | None:
     variable = f"LOCKSTEP_{name.upper()}_PYTHON"
     if named := os.environ.get(variable):
         if not os.access(named, os.X_OK) or Path(named).is_dir():
-            raise BackendError(f"{variable} is {named!r}, expected a Python that has lockstep and {name}")
+            raise BackendError(
+                f"{variable} is {named!r}, expected a Python that has lockstep and {name}"
+            )
         return Path(named)
     if FRAMEWORKS[name].version() is not None:
         return Path(sys.executable)

@@ -21,14 +21,18 @@ class Emulation:
         return f"{self.precision} is emulated on this processor, {self.slower} slower than fp32"
 
 
-def emulation(precision: str, *, on_gpu: bool, backend: str, found: Arithmetic | None = None) -> Emulation | None:
-    """Return what an engine emulates when it computes in a precision; None where hardware multiplies it.
+def emulation(
+    precision: str, *, on_gpu: bool, backend: str, found: Arithmetic | None = None
+) -> Emulation | None:
+    """Return what an engine emulates when it computes in a precision; None where hardware
+    multiplies it.
 
     `found` is the arithmetic of another processor than this one.
     """
     if on_gpu or precision not in ("bf16", "fp16"):
         return None
-    found, framework = found or machine.arithmetic(), FRAMEWORKS[backend]
+    found = found or machine.arithmetic()
+    framework = FRAMEWORKS[backend]
     if precision in found.precisions and precision not in framework.always_emulates:
         return None
     by_512 = framework.slower_with_avx_512.get(precision) if "AVX-512" in found.extensions else None

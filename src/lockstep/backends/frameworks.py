@@ -16,19 +16,23 @@ class Framework:
     install: str
     """What to type to install it."""
     exports: Mapping[str, str] = field(default_factory=dict)
-    """Formats that `lockstep export` writes, each with the function of the backend's module `export` that writes it."""
+    """Formats that `lockstep export` writes, each with the function of the backend's module
+    `export` that writes it."""
     rank_variables: Mapping[str, str] = field(default_factory=dict)
-    """The environment variables of the framework's own launchers, by the usual names: RANK, WORLD_SIZE, LOCAL_RANK."""
+    """The environment variables of the framework's own launchers, by the usual names: RANK,
+    WORLD_SIZE, LOCAL_RANK."""
     reads_tf_config: bool = False
     """Whether TF_CONFIG names a rank as well."""
     slower: Mapping[str, str] = field(default_factory=dict)
-    """By precision: how much slower than fp32 it is where the processor emulates it; measured in docs/numerics.md."""
+    """By precision: how much slower than fp32 it is where the processor emulates it; measured in
+    docs/numerics.md."""
     slower_with_avx_512: Mapping[str, str] = field(default_factory=dict)
     """The same where oneDNN has AVX-512 to emulate with, for precisions in which that differs."""
     always_emulates: tuple[str, ...] = ()
     """Precisions that it rounds to and multiplies in float32, whatever the processor has."""
     origins: tuple[str, ...] = ()
-    """Origins of the weights files that are the framework's own; see `lockstep.weights.opening.Opened.origin`."""
+    """Origins of the weights files that are the framework's own; see
+    `lockstep.weights.opening.Opened.origin`."""
     quantises: bool = False
     """Whether its engine is a `QuantisingEngine`."""
     recomputes: bool = False
@@ -58,9 +62,9 @@ _HOROVOD = {
 FRAMEWORKS: dict[str, Framework] = {
     "mxnet": Framework(
         ("mxnet",),
-        "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet && "
-        ".venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is a separate environment, found next to this one or by "
-        "LOCKSTEP_MXNET_PYTHON",
+        "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet"
+        " && .venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is a separate environment, found next"
+        " to this one or by LOCKSTEP_MXNET_PYTHON",
         rank_variables=_HOROVOD,
         slower={"fp16": "10 times"},
         always_emulates=("fp16",),
@@ -107,15 +111,19 @@ FRAMEWORKS: dict[str, Framework] = {
         explains=True,
     ),
 }
-"""The frameworks by name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.
+"""The frameworks by name. `lockstep doctor` imports them in this order: Paddle cannot be imported
+after TensorFlow.
 
-The install commands name the versions that are tested together (`constraints.txt`). They do not name Lockstep itself, so
-they are right wherever Lockstep was installed from.
+The install commands name the versions that are tested together (`constraints.txt`). They do not
+name Lockstep itself, so they are right wherever Lockstep was installed from.
 """
 
 
 def name_rank(backend: str) -> None:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher of a backend's framework names this rank in other variables."""
+    """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher of a backend's framework names this rank
+    in other variables."""
     framework = FRAMEWORKS.get(backend)
     if framework is not None:
-        rank_variables.name_rank(framework.rank_variables, reads_tf_config=framework.reads_tf_config)
+        rank_variables.name_rank(
+            framework.rank_variables, reads_tf_config=framework.reads_tf_config
+        )

@@ -1,7 +1,8 @@
-"""The processes that measure one cell: a launcher of ranks, or a rank (see `lockstep.benchmark.grid`, which starts them).
+"""The processes that measure one cell: a launcher of ranks, or a rank (see
+`lockstep.benchmark.grid`, which starts them).
 
-The folder holds `cell.json`, and `model.onnx` if a given model is measured. Every rank writes `rank-<r>.json` or
-`failure-<r>.json` into it.
+The folder holds `cell.json`, and `model.onnx` if a given model is measured. Every rank writes
+`rank-<r>.json` or `failure-<r>.json` into it.
 """
 
 import json
@@ -26,25 +27,38 @@ _MODEL = "model.onnx"
 
 
 def save_task(
-    folder: Path, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, exported: bytes | None = None
+    folder: Path,
+    cell: Cell,
+    plan: Plan,
+    recipe: Recipe,
+    execution: Execution,
+    exported: bytes | None = None,
 ) -> None:
-    """Write the task of a worker, which is started right after this: what it must measure, and the present time.
+    """Write the task of a worker, which is started right after this: what it must measure, and the
+    present time.
 
     `exported` is the ONNX model that it measures; None: one of the initial weights.
     """
     if exported is not None:
         write_bytes(folder / _MODEL, exported, is_flushed=False)
-    task = {"cell": cell.fields(), "plan": plan.fields(), "recipe": recipe.fields(), "execution": execution.fields()}
+    task = {
+        "cell": cell.fields(),
+        "plan": plan.fields(),
+        "recipe": recipe.fields(),
+        "execution": execution.fields(),
+    }
     write_json(folder / "cell.json", task | {"started": time.perf_counter()})
 
 
 def work(folder: Path) -> int:
     """Measure the cell in `folder` and return the exit code.
 
-    If this process is a rank, or the only process, it measures. Otherwise it launches ranks that measure.
+    If this process is a rank, or the only process, it measures. Otherwise it launches ranks that
+    measure.
     """
     task = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
-    cell, plan = Cell(**task["cell"]), Plan(**task["plan"])
+    cell = Cell(**task["cell"])
+    plan = Plan(**task["plan"])
     execution = Execution.of(task["execution"])
     if cell.ranks > 1 and "RANK" not in os.environ:
         end_with_parent()
@@ -55,7 +69,8 @@ def work(folder: Path) -> int:
         )
     if cell.ranks == 1:
         end_with_parent()  # ranks end with their launcher
-    rank, model = os.environ.get("RANK", "0"), folder / _MODEL
+    rank = os.environ.get("RANK", "0")
+    model = folder / _MODEL
     exported = model.read_bytes if model.exists() else None
     try:
         listener = tell if is_leading() else _say_nothing
@@ -64,7 +79,10 @@ def work(folder: Path) -> int:
         status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
         write_json(folder / f"failure-{rank}.json", {"status": status, "reason": _reason(error)})
         return 1
-    result: dict[str, Any] = found.fields() | {"environment": fingerprint(cell.computes), "started": task["started"]}
+    result: dict[str, Any] = found.fields() | {
+        "environment": fingerprint(cell.computes),
+        "started": task["started"],
+    }
     write_json(folder / f"rank-{rank}.json", result)
     return 0
 

@@ -17,9 +17,11 @@ from lockstep.system.errors import BackendError, RecipeError, UserError, nearest
 
 SYNTHETIC = "synthetic"
 """Used in place of a folder: one batch of noise, which every step uses again."""
-TRAIN, INFERENCE = "train", "inference"
+TRAIN = "train"
+INFERENCE = "inference"
 INT8 = "int8"
-"""The `dtype` of a model that is quantised after training. Only engines that run ONNX models have such cells."""
+"""The `dtype` of a model that is quantised after training. Only engines that run ONNX models have
+such cells."""
 GIVEN_OTHERWISE = {
     "model": "--model",
     "precision": "--dtype",
@@ -52,7 +54,8 @@ class Cell:
     data: str = SYNTHETIC
     """A folder, or `SYNTHETIC`."""
     engine: str = NATIVE
-    """What infers: the backend's engine, or another one of `lockstep.inference.engines`, which does not use the backend."""
+    """What infers: the backend's engine, or another one of `lockstep.inference.engines`, which does
+    not use the backend."""
 
     @property
     def computes(self) -> str:
@@ -85,12 +88,16 @@ class Plan:
     def __post_init__(self) -> None:
         examples = 1 if self.num_examples is None else self.num_examples
         if min(self.iterations, self.epochs, examples) < 1 or self.warmup_epochs < 0:
-            raise UserError("iterations, epochs and num_examples must be at least 1, warmup_epochs at least 0")
+            raise UserError(
+                "iterations, epochs and num_examples must be at least 1, warmup_epochs at least 0"
+            )
         if self.iterations * self.epochs < 2:
             raise UserError("one iteration has a time but no interval; measure at least two: -i 2")
         for name, option in GIVEN_OTHERWISE.items():
             if name in self.changes or name in self.execution:
-                raise RecipeError(f"{name} is an axis of the grid: give it as {option}, not with --set")
+                raise RecipeError(
+                    f"{name} is an axis of the grid: give it as {option}, not with --set"
+                )
 
     def fields(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -99,19 +106,31 @@ class Plan:
     def recipe_of(self, cell: Cell) -> Recipe:
         """Return the recipe that a cell is measured with. Raises `RecipeError` if there is none."""
         precision = "fp32" if cell.dtype == INT8 else cell.dtype
-        own = {"model": plain_name(cell.model), "precision": precision, "global_batch_images": cell.batch * cell.ranks}
+        own = {
+            "model": plain_name(cell.model),
+            "precision": precision,
+            "global_batch_images": cell.batch * cell.ranks,
+        }
         return load_recipe(self.recipe).replace(**self.changes | own)
 
     def execution_of(self, cell: Cell) -> Execution:
-        """Return the execution that a cell is measured with. Raises `RecipeError` for a wrong field."""
+        """Return the execution that a cell is measured with. Raises `RecipeError` for a wrong
+        field."""
         loader = {"loader": SYNTHETIC} if cell.data == SYNTHETIC else {}
         return Execution.of(
-            self.execution | loader | {"backend": cell.backend, "compile": cell.compile, "layout": cell.layout}
+            self.execution
+            | loader
+            | {
+                "backend": cell.backend,
+                "compile": cell.compile,
+                "layout": cell.layout,
+            }
         )
 
 
 def computes(entry: Mapping[str, Any]) -> str:
-    """Return the name of what computes a report's cell: its backend, or its engine if that is not native."""
+    """Return the name of what computes a report's cell: its backend, or its engine if that is not
+    native."""
     return str(entry["backend"] if entry["engine"] == NATIVE else entry["engine"])
 
 
@@ -151,8 +170,9 @@ def grid(
 ) -> list[Cell]:
     """Return a cell for every combination of values. The batch changes fastest.
 
-    `engines` are backends. Of `inference_engines`, those that are not native have only cells of inference on one rank, once
-    for all backends, compilers and layouts. Only those of them that run ONNX models have cells in `INT8`.
+    `engines` are backends. Of `inference_engines`, those that are not native have only cells of
+    inference on one rank, once for all backends, compilers and layouts. Only those of them that run
+    ONNX models have cells in `INT8`.
 
     Raises `UserError` for an unknown engine or model, a number below 1, or if no cell is left.
     """
@@ -181,7 +201,7 @@ def grid(
         ]
     if not cells:
         raise UserError(
-            f"no cell is left: engines besides {NATIVE} only infer, on one rank (-n 1), and {INT8} needs one that runs ONNX "
-            "models, such as --engine onnxruntime"
+            f"no cell is left: engines besides {NATIVE} only infer, on one rank (-n 1), and {INT8}"
+            " needs one that runs ONNX models, such as --engine onnxruntime"
         )
     return cells

@@ -1,4 +1,5 @@
-"""Our speeds next to published ones: the cells of a benchmark report and `recipes/published_speeds.yaml`."""
+"""Our speeds next to published ones: the cells of a benchmark report and
+`recipes/published_speeds.yaml`."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ class Beside:
 
     row: Row
     ratio: float | None
-    """Our images per second divided by theirs; None unless hardware, batch and precision are the same."""
+    """Our images per second divided by theirs; None unless hardware, batch and precision are the
+    same."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,22 @@ class Comparison:
     hardware: str
     """The hardware of the cell."""
     image_size: int | None
-    """Height and width of our images; None if the report does not give them. All published rows have 224."""
+    """Height and width of our images; None if the report does not give them. All published rows
+    have 224."""
     published: tuple[Beside, ...]
     left_out: int
-    """Number of rows of the same model and kind on other hardware, or with other batches or numbers of accelerators."""
+    """Number of rows of the same model and kind on other hardware, or with other batches or numbers
+    of accelerators."""
 
 
-def compare(report: BenchmarkReport, rows: tuple[Row, ...], *, everything: bool = False) -> list[Comparison]:
+def compare(
+    report: BenchmarkReport, rows: tuple[Row, ...], *, everything: bool = False
+) -> list[Comparison]:
     """Return every measured cell with published rows of its model and kind.
 
-    The rows have the same number of accelerators of the same chip. If one of them has the cell's batch, only rows with that
-    batch or an unknown batch are returned; otherwise rows of any batch. With `everything`, all rows are returned.
+    The rows have the same number of accelerators of the same chip. If one of them has the cell's
+    batch, only rows with that batch or an unknown batch are returned; otherwise rows of any batch.
+    With `everything`, all rows are returned.
     """
     found = []
     for cell in report["cells"]:
@@ -50,12 +57,15 @@ def compare(report: BenchmarkReport, rows: tuple[Row, ...], *, everything: bool 
         if not everything and any(row.batch_images == cell["batch"] for row in shown):
             shown = [row for row in shown if row.batch_images in (None, cell["batch"])]
         beside = tuple(Beside(row, ours.ratio(row)) for row in shown)
-        found.append(Comparison(cell, ours.hardware, ours.image_size, beside, len(alike) - len(shown)))
+        found.append(
+            Comparison(cell, ours.hardware, ours.image_size, beside, len(alike) - len(shown))
+        )
     return found
 
 
 def _image_size(report: BenchmarkReport, cell: dict[str, Any]) -> int | None:
-    """Return height and width of a cell's images, from the report's recipe and its changes; None if that is unknown."""
+    """Return height and width of a cell's images, from the report's recipe and its changes; None if
+    that is unknown."""
     settings = report.get("settings", {})
     try:
         recipe = load_recipe(settings["recipe"]).replace(**settings["changes"])
@@ -80,12 +90,18 @@ def _measured(report: BenchmarkReport, cell: dict[str, Any]) -> Measured:
 def hardware_of(environment: dict[str, Any], cell: dict[str, Any]) -> str:
     """Return what a cell was measured on: the GPU as its driver names it, else the processor.
 
-    Some engines, such as MXNet, report a GPU only as a number. If all GPUs of the machine have the same name, that name is
-    used. Otherwise it stays a number: CUDA orders GPUs by speed and visibility, the driver does not.
+    Some engines, such as MXNet, report a GPU only as a number. If all GPUs of the machine have the
+    same name, that name is used. Otherwise it stays a number: CUDA orders GPUs by speed and
+    visibility, the driver does not.
     """
-    device, names = cell.get("device") or "", sorted({gpu["gpu"] for gpu in environment.get("gpus", [])})
+    device = cell.get("device") or ""
+    names = sorted({gpu["gpu"] for gpu in environment.get("gpus", [])})
     if device.startswith("CPU") or not (device or names):
         return str(environment.get("processor", "unknown hardware"))
     if device and not re.search(r"GPU[ :]\d+$", device):
         return str(device)
-    return names[0] if len(names) == 1 else f"{device or 'a GPU'} of {', '.join(names) or 'unknown ones'}"
+    return (
+        names[0]
+        if len(names) == 1
+        else f"{device or 'a GPU'} of {', '.join(names) or 'unknown ones'}"
+    )

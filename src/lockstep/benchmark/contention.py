@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Self
 
 _COUNTED = (0, 1, 2, 5, 6, 7)
-"""Fields of /proc/stat that count as busy: user, nice, system, interrupts (two), and other guests of the host.
+"""Fields of /proc/stat that count as busy: user, nice, system, interrupts (two), and other guests
+of the host.
 
 Idle and waiting do not count.
 """
@@ -21,7 +22,8 @@ class ProcessorTime:
     own_sec: float
     """Processor time of this process on all cores."""
     busy_sec: float | None
-    """Processor time of all programs on all cores of the machine; None if the system does not report it."""
+    """Processor time of all programs on all cores of the machine; None if the system does not
+    report it."""
 
     @classmethod
     def now(cls) -> Self:
@@ -30,7 +32,11 @@ class ProcessorTime:
 
     def since(self, earlier: Self) -> "ProcessorTime":
         """Return the time that has passed since `earlier`."""
-        busy = None if self.busy_sec is None or earlier.busy_sec is None else self.busy_sec - earlier.busy_sec
+        busy = (
+            None
+            if self.busy_sec is None or earlier.busy_sec is None
+            else self.busy_sec - earlier.busy_sec
+        )
         return ProcessorTime(self.wall_sec - earlier.wall_sec, self.own_sec - earlier.own_sec, busy)
 
 
@@ -43,7 +49,8 @@ def _busy_sec() -> float | None:
 
 
 def share_of_others(passed: list[ProcessorTime], cores: int) -> float | None:
-    """Return the share of all cores that other programs than these ranks used. `passed` has the times of each rank.
+    """Return the share of all cores that other programs than these ranks used. `passed` has the
+    times of each rank.
 
     >>> share_of_others([ProcessorTime(10.0, own_sec=4.0, busy_sec=15.0), ProcessorTime(10.0, 6.0, 15.0)], cores=2)
     0.25

@@ -6,17 +6,22 @@ from lockstep.runs.dlll import KEYS, logged, metadata, named, text_of
 
 
 def of_benchmark(report: BenchmarkReport) -> str:
-    """Return a benchmark's cells as lines: for each measured cell a line of parameters and the summary ([]).
+    """Return a benchmark's cells as lines: for each measured cell a line of parameters and the
+    summary ([]).
 
     `report["written_at"]` is the time at which the report was written, in seconds since 1970.
     """
     measured = [cell for cell in report["cells"] if cell["status"] == "ok"]
-    began, elapsed = report["written_at"] - sum(sum(cell["times_sec"]) for cell in measured), 0.0
+    began = report["written_at"] - sum(sum(cell["times_sec"]) for cell in measured)
+    elapsed = 0.0
     lines = []
     for cell in measured:
         keys = KEYS[FRAMEWORKS[cell["backend"]].nvidia_example]
         chosen = keys.trained if cell["what"] == "train" else keys.inferred
-        parameters = {name: cell[name] for name in ("what", "backend", "engine", "model", "dtype", "batch", "ranks", "data")}
+        parameters = {
+            name: cell[name]
+            for name in ("what", "backend", "engine", "model", "dtype", "batch", "ranks", "data")
+        }
         header = [*metadata(chosen), logged("PARAMETER", parameters)]
         lines += [text_of(content, began, elapsed) for content in header]
         elapsed += sum(cell["times_sec"])

@@ -6,16 +6,22 @@ from pathlib import Path
 
 from lockstep.system.workers import Ended
 
-OK, OUT_OF_MEMORY, FAILED, MISSING = "ok", "out of memory", "failed", "missing"
+OK = "ok"
+OUT_OF_MEMORY = "out of memory"
+FAILED = "failed"
+MISSING = "missing"
 _WORDS = re.compile(
-    r"out.of.memory|too little memory|not enough memory|can't allocate memory|cannot allocate memory|unable to allocate"
-    r"|could not allocate|fail(ed)? to alloc|alloc_failed|cannot malloc|\boom when allocating|bad_alloc"
-    r"|could not create a memory|ResourceExhausted|memory allocation (still )?failed|failed to map segment"
+    r"out.of.memory|too little memory|not enough memory|can't allocate memory|cannot allocate"
+    r" memory|unable to allocate"
+    r"|could not allocate|fail(ed)? to alloc|alloc_failed|cannot malloc|\boom when"
+    r" allocating|bad_alloc"
+    r"|could not create a memory|ResourceExhausted|memory allocation (still )?failed|failed to map"
+    r" segment"
     r"|Status: 1, message: could not create",
     re.IGNORECASE,
 )
-"""The words of the frameworks, NumPy, oneDNN (whose status 1 is `dnnl_out_of_memory`), OpenBLAS, C++ and the system for
-lack of memory."""
+"""The words of the frameworks, NumPy, oneDNN (whose status 1 is `dnnl_out_of_memory`), OpenBLAS,
+C++ and the system for lack of memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -32,11 +38,14 @@ def says_out_of_memory(text: str) -> bool:
     return _WORDS.search(text) is not None
 
 
-def why(ended: Ended, of_ranks: list[dict[str, str]], *, killed: bool, ranks: int) -> tuple[str, str]:
+def why(
+    ended: Ended, of_ranks: list[dict[str, str]], *, killed: bool, ranks: int
+) -> tuple[str, str]:
     """Return status and reason of a cell if not all of its processes wrote a result.
 
-    `of_ranks` are the statuses and reasons that ranks wrote. `killed` says whether the system killed some process during the
-    measurement because memory ran out: a killed process reports nothing, and its launcher reports only that it failed.
+    `of_ranks` are the statuses and reasons that ranks wrote. `killed` says whether the system
+    killed some process during the measurement because memory ran out: a killed process reports
+    nothing, and its launcher reports only that it failed.
     """
     short = [failure for failure in of_ranks if failure["status"] == OUT_OF_MEMORY]
     if short:
@@ -51,7 +60,8 @@ def why(ended: Ended, of_ranks: list[dict[str, str]], *, killed: bool, ranks: in
 
 
 def system_kills() -> int | None:
-    """Return how many processes the system has killed for lack of memory since it started; None if it does not report it."""
+    """Return how many processes the system has killed for lack of memory since it started; None if
+    it does not report it."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -12,7 +12,8 @@ from lockstep.models.metrics import latency_ms
 from lockstep.models.operations import Work, work
 from lockstep.recipes import Recipe
 
-COMPUTING, DATA = "computing", "data"
+COMPUTING = "computing"
+DATA = "data"
 NOTHING: dict[str, Any] = dict.fromkeys(
     (
         "times_sec",
@@ -37,7 +38,8 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 
 
 def times_of_all(timelines: list[dict[str, Any]]) -> list[float]:
-    """Return how long each iteration took on all ranks together, in seconds. It ends when it has ended on every rank.
+    """Return how long each iteration took on all ranks together, in seconds. It ends when it has
+    ended on every rank.
 
     The times add up to the time from the first rank's start to the last rank's end.
     """
@@ -47,10 +49,13 @@ def times_of_all(timelines: list[dict[str, Any]]) -> list[float]:
 
 
 def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a cell's figures from the `lockstep.benchmark.measuring.Measured` of its ranks, as plain values."""
+    """Return a cell's figures from the `lockstep.benchmark.measuring.Measured` of its ranks, as
+    plain values."""
     counted = [rank["counted"] for rank in ranks]
-    times, images = times_of_all(counted), cell.batch * cell.ranks
-    rate, latency = iteration_times.images_per_sec(times, images), latency_ms(times)
+    times = times_of_all(counted)
+    images = cell.batch * cell.ranks
+    rate = iteration_times.images_per_sec(times, images)
+    latency = latency_ms(times)
     iteration_times.check(times, images, rate, latency)
     steadiness = iteration_times.steadiness(times)
     waited = math.fsum(math.fsum(timeline["waited_sec"]) for timeline in counted) / len(counted)
@@ -64,7 +69,9 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
         "data_wait_share": waited / math.fsum(times),
         "compute_only_images_per_sec": rate if cell.data == SYNTHETIC else computing,
         "loader_only_images_per_sec": loading,
-        "bound_by": COMPUTING if loading is None or computing is None or computing <= loading else DATA,
+        "bound_by": COMPUTING
+        if loading is None or computing is None or computing <= loading
+        else DATA,
         "steady": steadiness.steady,
         "steady_reason": steadiness.reason,
         "roofline": _roofline(cell, recipe, ranks, rate),
@@ -91,13 +98,18 @@ def _rate_of(timelines: list[dict[str, Any] | None], images: int) -> float | Non
     return iteration_times.images_per_sec(times_of_all(found), images) if found else None
 
 
-def _roofline(cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: float) -> dict[str, Any]:
-    """Return operations and bytes of an image, the rates of all ranks' devices, the limit they set, and the share reached.
+def _roofline(
+    cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: float
+) -> dict[str, Any]:
+    """Return operations and bytes of an image, the rates of all ranks' devices, the limit they set,
+    and the share reached.
 
     A rate is None if a rank could not measure it. Then the limit and the share are None too.
     """
     of_image = image_work(cell, recipe)
-    gemm, copy = (_added([rank[name] for rank in ranks]) for name in ("gemm_gflops", "copy_gb_per_sec"))
+    gemm, copy = (
+        _added([rank[name] for rank in ranks]) for name in ("gemm_gflops", "copy_gb_per_sec")
+    )
     limit = None if gemm is None or copy is None else limit_images_per_sec(of_image, gemm, copy)
     return {
         "gflop_per_image": of_image.flops / 1e9,
@@ -118,4 +130,11 @@ def image_work(cell: Cell, recipe: Recipe) -> Work:
     """Return the least work that one image of a cell costs."""
     training = cell.what == TRAIN
     size = recipe.image_size if training else recipe.eval_crop
-    return work(model_spec(recipe.model), size, recipe.logits, precision=cell.dtype, batch=cell.batch, training=training)
+    return work(
+        model_spec(recipe.model),
+        size,
+        recipe.logits,
+        precision=cell.dtype,
+        batch=cell.batch,
+        training=training,
+    )

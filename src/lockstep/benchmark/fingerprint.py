@@ -1,4 +1,5 @@
-"""What a speed depends on outside the program: a run's `environment`, libraries, threads, clocks, GPU and driver."""
+"""What a speed depends on outside the program: a run's `environment`, libraries, threads, clocks,
+GPU and driver."""
 
 import os
 import shutil
@@ -11,7 +12,12 @@ from lockstep.inference.engines import ENGINES
 from lockstep.inference.engines import threads as threads_of_engines
 from lockstep.runs.environment import environment
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)
 _OF_GPU = {
     "gpu": "name",
     "driver": "driver_version",
@@ -23,22 +29,32 @@ _OF_GPU = {
 
 
 def fingerprint(name: str) -> dict[str, Any]:
-    """Return versions, machine, threads and clocks as plain values; None for what neither system nor framework reports.
+    """Return versions, machine, threads and clocks as plain values; None for what neither system
+    nor framework reports.
 
-    `name` is a backend, or an engine of inference that is not native. It must be installed. A framework is loaded.
+    `name` is a backend, or an engine of inference that is not native. It must be installed. A
+    framework is loaded.
     """
     if name in ENGINES:
         libraries: dict[str, Any] = {"threads": threads_of_engines()}
         about = environment(None) | {name: ENGINES[name].version()}
     else:
-        libraries, about = backends.load(name).libraries(), environment(name)
+        libraries = backends.load(name).libraries()
+        about = environment(name)
     threads = {"used": libraries.pop("threads")}
     return (
         about
         | dict.fromkeys(("cuda", "cudnn", "onednn"))
         | libraries
-        | {"threads": threads | {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}}
-        | {"processor_mhz": _mhz_now(), "processor_mhz_max": _mhz_max(), "governor": _read(_CPU_0 / "scaling_governor")}
+        | {
+            "threads": threads
+            | {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+        }
+        | {
+            "processor_mhz": _mhz_now(),
+            "processor_mhz_max": _mhz_max(),
+            "governor": _read(_CPU_0 / "scaling_governor"),
+        }
         | {"gpus": gpus()}
     )
 
@@ -49,7 +65,9 @@ _CPU_0 = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 def _mhz_now() -> list[float] | None:
     """Return the clock of every core at this moment, in MHz."""
     text = _read(Path("/proc/cpuinfo")) or ""
-    found = [float(line.partition(":")[2]) for line in text.splitlines() if line.startswith("cpu MHz")]
+    found = [
+        float(line.partition(":")[2]) for line in text.splitlines() if line.startswith("cpu MHz")
+    ]
     return found or None
 
 

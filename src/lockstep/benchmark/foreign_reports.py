@@ -17,7 +17,8 @@ from lockstep.system.strict_json import to_json
 
 
 def converted(source: Path, form: str) -> str:
-    """Return a run's folder or a benchmark report in one of `FORMS`. Raises `UserError` if that is impossible."""
+    """Return a run's folder or a benchmark report in one of `FORMS`. Raises `UserError` if that is
+    impossible."""
     if form not in FORMS:
         raise UserError(f"there is no form {form!r}. {nearest(form, FORMS)}")
     of_run, of_report = FORMS[form]
@@ -31,49 +32,63 @@ def converted(source: Path, form: str) -> str:
 
 
 def nvidia_benchmark(report: BenchmarkReport) -> str:
-    """Return the JSON that NVIDIA's MXNet example writes for its grid (benchmark.py -o): images/s by GPUs and batch.
+    """Return the JSON that NVIDIA's MXNet example writes for its grid (benchmark.py -o): images/s
+    by GPUs and batch.
 
-    The format has one engine, model, precision, layout and kind of data. A report with several is refused. A cell that
-    failed has no value.
+    The format has one engine, model, precision, layout and kind of data. A report with several is
+    refused. A cell that failed has no value.
     """
     for name in ("backend", "engine", "model", "dtype", "data", "compile", "layout"):
         found = sorted({str(cell[name]) for cell in report["cells"] if name in cell})
         if len(found) > 1:
             raise DataError(
-                f"the format has one {name}, the report has {', '.join(found)}; measure each into a separate report"
+                f"the format has one {name}, the report has {', '.join(found)}; measure each into a"
+                " separate report"
             )
     keys = {"train": "train.total_ips", "inference": "val.total_ips"}
     ranks = list(dict.fromkeys(cell["ranks"] for cell in report["cells"]))
     batches = list(dict.fromkeys(cell["batch"] for cell in report["cells"]))
-    metrics: dict[str, dict[str, dict[str, float]]] = {str(n): {str(b): {} for b in batches} for n in ranks}
+    metrics: dict[str, dict[str, dict[str, float]]] = {
+        str(n): {str(b): {} for b in batches} for n in ranks
+    }
     for cell in report["cells"]:
         if cell["status"] == "ok":
-            metrics[str(cell["ranks"])][str(cell["batch"])][keys[cell["what"]]] = cell["images_per_sec"]
-    measured = [key for what, key in keys.items() if any(cell["what"] == what for cell in report["cells"])]
+            metrics[str(cell["ranks"])][str(cell["batch"])][keys[cell["what"]]] = cell[
+                "images_per_sec"
+            ]
+    measured = [
+        key for what, key in keys.items() if any(cell["what"] == what for cell in report["cells"])
+    ]
     form = {"model": "", "ngpus": ranks, "bs": batches, "metric_keys": measured, "metrics": metrics}
     return to_json(form, indent=4)
 
 
 def timm_summary(run: LoggedRun) -> str:
-    """Return timm's `summary.csv`: a row for each epoch, from 0, with the learning rate of its last step.
+    """Return timm's `summary.csv`: a row for each epoch, from 0, with the learning rate of its last
+    step.
 
-    As in timm, evaluations are those of the moving average if there is one. Columns of an epoch without evaluation are
-    empty.
+    As in timm, evaluations are those of the moving average if there is one. Columns of an epoch
+    without evaluation are empty.
     """
     text = io.StringIO()
     rows = csv.writer(text)
     rows.writerow(["epoch", "train_loss", "eval_loss", "eval_top1", "eval_top5", "lr"])
     for epoch in run.epochs:
         found = epoch.evaluations.get("ema") or epoch.evaluations.get("trained")
-        evaluated = [found["loss"], found["top1_percent"], found["top5_percent"]] if found else ["", "", ""]
+        evaluated = (
+            [found["loss"], found["top1_percent"], found["top5_percent"]] if found else ["", "", ""]
+        )
         rows.writerow([epoch.number, epoch.mean("loss"), *evaluated, epoch.lr])
     return text.getvalue()
 
 
-FORMS: dict[str, tuple[Callable[[LoggedRun], str] | None, Callable[[BenchmarkReport], str] | None]] = {
+FORMS: dict[
+    str, tuple[Callable[[LoggedRun], str] | None, Callable[[BenchmarkReport], str] | None]
+] = {
     "nvidia-report": (mxnet_report.of_run, None),
     "nvidia-benchmark": (None, nvidia_benchmark),
     "dlll": (dlll.of_run, dllogger.of_benchmark),
     "timm": (timm_summary, None),
 }
-"""By name: the functions that write a run and a benchmark report; None if the format does not have it."""
+"""By name: the functions that write a run and a benchmark report; None if the format does not have
+it."""

@@ -42,19 +42,26 @@ def benchmark(
     command: str = "",
     listener: Listener | None = None,
 ) -> BenchmarkReport:
-    """Measure cells and return the report. `out` holds the report from the start and is complete at every moment.
+    """Measure cells and return the report. `out` holds the report from the start and is complete at
+    every moment.
 
-    If started again with the same `out`, cells that have figures, or ran out of memory, are not measured again; cells that
-    failed are. The report contains `command`. A cell that cannot be measured has a `status` other than "ok" and a reason.
+    If started again with the same `out`, cells that have figures, or ran out of memory, are not
+    measured again; cells that failed are. The report contains `command`. A cell that cannot be
+    measured has a `status` other than "ok" and a reason.
 
-    Raises `UserError` for a wrong cell or plan, or an `out` that holds something else, and `Interrupted` after Ctrl-C,
-    or when the handler of a signal raises it.
+    Raises `UserError` for a wrong cell or plan, or an `out` that holds something else, and
+    `Interrupted` after Ctrl-C, or when the handler of a signal raises it.
     """
     plan = plan or Plan()
     settings = plan.fields() | _machine()
     if plan.num_examples is not None and any(cell.data == SYNTHETIC for cell in cells):
-        raise UserError("num_examples works only with --data DIR, whose images it limits; synthetic data is one batch")
-    recipes = [plan.recipe_of(cell) for cell in cells]  # all errors in them are reported before anything is measured
+        raise UserError(
+            "num_examples works only with --data DIR, whose images it limits; synthetic data is one"
+            " batch"
+        )
+    recipes = [
+        plan.recipe_of(cell) for cell in cells
+    ]  # all errors in them are reported before anything is measured
     for cell, recipe in zip(cells, recipes, strict=True):
         execution = plan.execution_of(cell)
         if cell.what == TRAIN:
@@ -67,9 +74,12 @@ def benchmark(
         try:
             write_json(path, report)
         except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}; give another -o") from None
+            raise UserError(
+                f"{path} cannot be written: {error.strerror}; give another -o"
+            ) from None
     recorder = Recorder(listener)
-    progress, done = recorder.progress("measuring"), 0
+    progress = recorder.progress("measuring")
+    done = 0
     try:
         for done, (cell, recipe) in enumerate(zip(cells, recipes, strict=True)):
             progress(done, len(cells))
@@ -83,7 +93,11 @@ def benchmark(
             recorder.tell({"kind": "cell", "cell": entry, "kept": is_kept})
         progress(len(cells), len(cells))
     except (KeyboardInterrupt, Interrupted) as stop:
-        kept = f"kept in {path}; the same command resumes" if path is not None else "not kept: -o was not given"
+        kept = (
+            f"kept in {path}; the same command resumes"
+            if path is not None
+            else "not kept: -o was not given"
+        )
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
         raise Interrupted(f"stopped after {done} of {len(cells)} cells, {kept}", code) from None
     return report
@@ -105,7 +119,9 @@ def _opened(path: Path | None, settings: dict[str, Any]) -> BenchmarkReport:
     """Return the existing report, or a new one without cells."""
     if path is None or not path.exists():
         if path is not None and not path.parent.is_dir():
-            raise UserError(f"{path.parent} is not a folder, so no report can be written there; create it first")
+            raise UserError(
+                f"{path.parent} is not a folder, so no report can be written there; create it first"
+            )
         machine: dict[str, Any] = {"gemm_gflops": {}, "copy_gb_per_sec": None}
         return {
             "kind": KIND,
@@ -121,7 +137,11 @@ def _opened(path: Path | None, settings: dict[str, Any]) -> BenchmarkReport:
     other = {name: value for name, value in settings.items() if there.get(name) != value}
     if other:
         lines = [f"  {name}: {there.get(name)} there, {value} now" for name, value in other.items()]
-        raise UserError(f"{path} holds measurements with other settings:\n" + "\n".join(lines) + "\nUse another -o.")
+        raise UserError(
+            f"{path} holds measurements with other settings:\n"
+            + "\n".join(lines)
+            + "\nUse another -o."
+        )
     return report
 
 
@@ -142,17 +162,22 @@ def entries_of(report: BenchmarkReport, cells: Sequence[Cell]) -> list[dict[str,
 
 
 def _enter(report: BenchmarkReport, at: int | None, found: dict[str, Any], cell: Cell) -> None:
-    """Put a cell into the report, and update the machine's rates: the fastest that any cell measured."""
+    """Put a cell into the report, and update the machine's rates: the fastest that any cell
+    measured."""
     environment = found.pop("environment", None)
     if environment is not None:
         name = cell.computes
         kept = report["environment"].setdefault(name, environment)
-        now, before = environment.get(name), kept.get(name)
+        now = environment.get(name)
+        before = kept.get(name)
         if now != before:
             found["remarks"].append(f"measured with {name} {now}, earlier cells with {before}")
-    roofline, machine = found["roofline"], report["machine"]
+    roofline = found["roofline"]
+    machine = report["machine"]
     if roofline is not None:
-        machine["copy_gb_per_sec"] = _faster(machine["copy_gb_per_sec"], roofline["copy_gb_per_sec"])
+        machine["copy_gb_per_sec"] = _faster(
+            machine["copy_gb_per_sec"], roofline["copy_gb_per_sec"]
+        )
         products = machine["gemm_gflops"]
         products[cell.dtype] = _faster(products.get(cell.dtype), roofline["gemm_gflops"])
     if at is None:
@@ -166,20 +191,29 @@ def _faster(*rates: float | None) -> float | None:
 
 
 def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dict[str, Any]:
-    """Measure a cell and return its entry. An entry with figures also has the `environment` of the measurement."""
+    """Measure a cell and return its entry. An entry with figures also has the `environment` of the
+    measurement."""
     lengths = {name: getattr(plan, name) for name in ("iterations", "epochs", "warmup_epochs")}
     entry = cell.fields() | {"status": OK, "reason": None, "remarks": []} | lengths | NOTHING
     if cell.engine == NATIVE:
-        python, install = backends.interpreter(cell.backend), backends.FRAMEWORKS[cell.backend].install
+        python = backends.interpreter(cell.backend)
+        install = backends.FRAMEWORKS[cell.backend].install
     else:
         row = row_of(cell.engine)
-        python, install = None if row.missing() else Path(sys.executable), row.install
+        python = None if row.missing() else Path(sys.executable)
+        install = row.install
     if python is None:
         return entry | {"status": MISSING, "reason": install}
-    with tempfile.TemporaryDirectory(prefix="lockstep-benchmark-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="lockstep-benchmark-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         try:
-            exported = _in_int8(recipe.replace(global_batch_images=1), cell.engine) if cell.dtype == INT8 else None
+            exported = (
+                _in_int8(recipe.replace(global_batch_images=1), cell.engine)
+                if cell.dtype == INT8
+                else None
+            )
         except LockstepError as error:
             return entry | {"status": FAILED, "reason": str(error)}
         save_task(folder, cell, plan, recipe, plan.execution_of(cell), exported)
@@ -191,7 +225,9 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
             return entry | {"status": FAILED, "reason": f"{python} cannot be run: {error.strerror}"}
         ranks = _left(folder, "rank")
         if len(ranks) < cell.ranks or ended.code:
-            status, reason = why(ended, _left(folder, "failure"), killed=system_kills() != kills, ranks=cell.ranks)
+            status, reason = why(
+                ended, _left(folder, "failure"), killed=system_kills() != kills, ranks=cell.ranks
+            )
             return entry | {"status": status, "reason": reason}
     remarks = list(dict.fromkeys(remark for rank in ranks for remark in rank["remarks"]))
     found = entry | figures(cell, plan, recipe, ranks)
@@ -200,10 +236,15 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
 
 @lru_cache(maxsize=2)
 def _in_int8(recipe: Recipe, engine: str) -> bytes:
-    """Return an ONNX model of the recipe's initial weights in int8. Raises `BackendError` without ONNX Runtime."""
-    images = np.random.default_rng(0).integers(0, 256, (2, recipe.eval_crop, recipe.eval_crop, 3), dtype=np.uint8)
+    """Return an ONNX model of the recipe's initial weights in int8. Raises `BackendError` without
+    ONNX Runtime."""
+    images = np.random.default_rng(0).integers(
+        0, 256, (2, recipe.eval_crop, recipe.eval_crop, 3), dtype=np.uint8
+    )
     weights = Opened(recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP)
-    return for_speed(weights, images, symmetric=engine in TARGETS and TARGETS[engine].takes_symmetric_int8)
+    return for_speed(
+        weights, images, symmetric=engine in TARGETS and TARGETS[engine].takes_symmetric_int8
+    )
 
 
 def _left(folder: Path, what: str) -> list[dict[str, Any]]:

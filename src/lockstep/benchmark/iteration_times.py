@@ -1,7 +1,8 @@
-"""Compute figures from the times of iterations. All functions are pure. docs/benchmarking.md explains the choice of figures.
+"""Compute figures from the times of iterations. All functions are pure. docs/benchmarking.md
+explains the choice of figures.
 
-An iteration is a training step, or a batch of inference. Times are in seconds. They follow each other without a gap, so they
-add up to the wall time.
+An iteration is a training step, or a batch of inference. Times are in seconds. They follow each
+other without a gap, so they add up to the wall time.
 """
 
 import math
@@ -16,7 +17,8 @@ RESAMPLES = 2000
 """Number of samples that the bootstrap draws."""
 SEED = 0
 LARGEST_DRIFT = 0.05
-"""Times count as steady if their median changes by at most this share from the first third to the last third."""
+"""Times count as steady if their median changes by at most this share from the first third to the
+last third."""
 FEWEST_TO_TELL = 9
 """Drift is checked from this many iterations on: three in each third."""
 
@@ -33,10 +35,11 @@ def images_per_sec(times_sec: Sequence[float], images: int) -> float:
 def interval(times_sec: Sequence[float], images: int) -> tuple[float, float]:
     """Return a 95 % bootstrap interval of `images_per_sec`, the same for the same times.
 
-    The method is the circular block bootstrap (Politis and Romano 1992). It draws, with replacement, blocks of about sqrt(n)
-    successive times, at most a third of the times; a block can wrap around the end. Neighbouring iterations are alike
-    (because of a processor's clock, or another program), so drawing single iterations would make the interval too narrow.
-    There must be at least two times, because one time does not show how times vary.
+    The method is the circular block bootstrap (Politis and Romano 1992). It draws, with
+    replacement, blocks of about sqrt(n) successive times, at most a third of the times; a block can
+    wrap around the end. Neighbouring iterations are alike (because of a processor's clock, or
+    another program), so drawing single iterations would make the interval too narrow. There must be
+    at least two times, because one time does not show how times vary.
     """
     assert len(times_sec) > 1
     times = np.asarray(times_sec, np.float64)
@@ -59,34 +62,44 @@ class Steadiness:
 
 
 def steadiness(times_sec: Sequence[float]) -> Steadiness:
-    """Return whether the median times of the first and the last third of the iterations differ by at most 5 %.
+    """Return whether the median times of the first and the last third of the iterations differ by
+    at most 5 %.
 
     Medians are used because single slow iterations are not drift. The percentiles show those.
     """
     third = len(times_sec) // 3
     if len(times_sec) < FEWEST_TO_TELL:
-        return Steadiness(False, f"{len(times_sec)} iterations are too few to tell; at least {FEWEST_TO_TELL} are needed")
+        return Steadiness(
+            False,
+            f"{len(times_sec)} iterations are too few to tell; at least {FEWEST_TO_TELL} are"
+            " needed",
+        )
     drift = float(np.median(times_sec[-third:]) / np.median(times_sec[:third])) - 1
     return Steadiness(
         abs(drift) <= LARGEST_DRIFT,
-        f"the median time changed by {drift:+.1%} from the first third to the last; up to ±{LARGEST_DRIFT:.0%} is steady",
+        f"the median time changed by {drift:+.1%} from the first third to the last; up to"
+        f" ±{LARGEST_DRIFT:.0%} is steady",
     )
 
 
 def other_definitions(
     times_sec: Sequence[float], warmup_sec: Sequence[float], images: int, epochs: int
 ) -> dict[str, float | None]:
-    """Return the throughput as NVIDIA's examples compute it, by name; None if a definition leaves nothing to measure.
+    """Return the throughput as NVIDIA's examples compute it, by name; None if a definition leaves
+    nothing to measure.
 
-    `times_sec` are `epochs` epochs of equal length, `warmup_sec` the iterations before. The source is the examples' code:
+    `times_sec` are `epochs` epochs of equal length, `warmup_sec` the iterations before. The source
+    is the examples' code:
 
     - paddlepaddle: images / mean time of the measured steps.
-    - mxnet-18.12: harmonic mean over epochs of images / mean time, the first iteration of each epoch left out.
+    - mxnet-18.12: harmonic mean over epochs of images / mean time, the first iteration of each
+      epoch left out.
     - mxnet-22.10: images / mean time, the first tenth of the iterations left out, 100 at most.
     - pytorch: arithmetic mean of the iterations' rates, warm-up included.
     - tensorflow: arithmetic mean of the measured iterations' rates.
 
-    An arithmetic mean of rates is never below images over wall time. It is above it if times differ.
+    An arithmetic mean of rates is never below images over wall time. It is above it if times
+    differ.
     """
     times = np.asarray(times_sec, np.float64)
     of_epochs = times.reshape(epochs, -1)
@@ -94,20 +107,29 @@ def other_definitions(
     skipped = min(len(times) // 10, 100)
     return {
         "paddlepaddle": float(images / times.mean()),
-        "mxnet-18.12": float(images / without_first.mean(axis=1).mean()) if without_first.size else None,
+        "mxnet-18.12": (
+            float(images / without_first.mean(axis=1).mean()) if without_first.size else None
+        ),
         "mxnet-22.10": float(images / times[skipped:].mean()),
-        "pytorch": float((images / np.concatenate([np.asarray(warmup_sec, np.float64), times])).mean()),
+        "pytorch": float(
+            (images / np.concatenate([np.asarray(warmup_sec, np.float64), times])).mean()
+        ),
         "tensorflow": float((images / times).mean()),
     }
 
 
 def check(times_sec: Sequence[float], images: int, rate: float, latency: dict[str, float]) -> None:
-    """Assert rules that correct figures of these times always follow. Published tables break each of these rules."""
+    """Assert rules that correct figures of these times always follow. Published tables break each
+    of these rules."""
     rising = [latency[f"p{percent}"] for percent in PERCENTILES]
     assert rising == sorted(rising), f"percentiles fall: {rising}"
     total = math.fsum(times_sec)
-    assert math.isclose(latency["mean"] / 1000 * len(times_sec), total, rel_tol=1e-9), "mean times count is not the total"
-    assert math.isclose(rate * total, images * len(times_sec), rel_tol=1e-9), "rate times total is not the images"
+    assert math.isclose(latency["mean"] / 1000 * len(times_sec), total, rel_tol=1e-9), (
+        "mean times count is not the total"
+    )
+    assert math.isclose(rate * total, images * len(times_sec), rel_tol=1e-9), (
+        "rate times total is not the images"
+    )
 
 
 def printed(rate: float) -> str:
@@ -121,7 +143,8 @@ def printed(rate: float) -> str:
 
 
 def quotient(over: float, under: float) -> float:
-    """Return the quotient of two rates as printed, so that a printed speed-up follows from the printed speeds.
+    """Return the quotient of two rates as printed, so that a printed speed-up follows from the
+    printed speeds.
 
     >>> quotient(3410.4, 1055.3)  # 3410 over 1055
     3.2322274881516586

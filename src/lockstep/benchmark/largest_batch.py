@@ -34,7 +34,8 @@ class Try:
     reason: str = ""
     """Why it does not fit."""
     is_short: bool = False
-    """Whether the reason is known to be lack of memory. Some libraries only report that something failed."""
+    """Whether the reason is known to be lack of memory. Some libraries only report that something
+    failed."""
     images_per_sec: float | None = None
     """Speed of the second step; None if it does not fit."""
     peak_memory_bytes: int | None = None
@@ -49,7 +50,8 @@ class Found:
     largest: int
     """Images that one process computes at once."""
     parts: int
-    """The smallest number of `accumulation_steps` with which the recipe's global batch fits, on one process."""
+    """The smallest number of `accumulation_steps` with which the recipe's global batch fits, on one
+    process."""
     tries: list[Try]
 
     def fields(self) -> dict[str, Any]:
@@ -65,12 +67,15 @@ def find_batch(
     first: int = FIRST,
     listener: Callable[[Try], None] = lambda done: None,
 ) -> Found:
-    """Return the largest batch of a recipe's training step that fits, on one process with this execution.
+    """Return the largest batch of a recipe's training step that fits, on one process with this
+    execution.
 
-    `memory_bytes` is what a try may allocate on a CPU; None: there is no limit. `listener` gets each try when it is done.
+    `memory_bytes` is what a try may allocate on a CPU; None: there is no limit. `listener` gets
+    each try when it is done.
 
-    Raises `UserError` if not even the smallest step fits, `BackendError` if the backend is missing or the smallest step
-    fails for another reason, and `Interrupted` after Ctrl-C, or when the handler of a signal raises it.
+    Raises `UserError` if not even the smallest step fits, `BackendError` if the backend is missing
+    or the smallest step fails for another reason, and `Interrupted` after Ctrl-C, or when the
+    handler of a signal raises it.
     """
     backends.check_installed(execution.backend)
     least = 1 if recipe.image_size > STRIDE else 2  # batch norm needs two values of a channel
@@ -87,8 +92,18 @@ def find_batch(
     try:
         largest = largest_that_fits(fits, max(first, least), MOST, least)
         if largest == 0:
-            raise UserError(f"no batch fits: {tries[-1].reason}\nUse a smaller image_size or model, or more memory")
-        parts = next((parts for parts in _divisors(recipe, least, largest) if fits(recipe.global_batch_images, parts)), None)
+            raise UserError(
+                f"no batch fits: {tries[-1].reason}\nUse a smaller image_size or model, or more"
+                " memory"
+            )
+        parts = next(
+            (
+                parts
+                for parts in _divisors(recipe, least, largest)
+                if fits(recipe.global_batch_images, parts)
+            ),
+            None,
+        )
     except (KeyboardInterrupt, Interrupted) as stop:
         fitting = max((each.images for each in tries if each.fits and each.parts == 1), default=0)
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
@@ -96,21 +111,24 @@ def find_batch(
         raise Interrupted(f"stopped after {len(tries)} tries: {known}", code) from None
     if parts is None:
         raise UserError(
-            f"{largest} images fit, but not {recipe.global_batch_images} in any number of parts: {tries[-1].reason}\n"
-            "Use another global_batch_images"
+            f"{largest} images fit, but not {recipe.global_batch_images} in any number of parts:"
+            f" {tries[-1].reason}\nUse another global_batch_images"
         )
     return Found(largest, parts, tries)
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int, most: int, least: int = 1) -> int:
-    """Return a number up to `most` that fits, so that 1 / FINENESS more does not fit; 0 if `least` does not fit.
+    """Return a number up to `most` that fits, so that 1 / FINENESS more does not fit; 0 if `least`
+    does not fit.
 
-    If n fits, everything below n is taken to fit. Numbers are doubled from `first`, or halved, and then bisected.
+    If n fits, everything below n is taken to fit. Numbers are doubled from `first`, or halved, and
+    then bisected.
 
     >>> largest_that_fits(lambda images: images <= 100, 32, 1024), largest_that_fits(lambda images: images <= 5, 32, 1024)
     (100, 5)
     """
-    low, high = 0, min(first, most)
+    low = 0
+    high = min(first, most)
     while fits(high):
         low = high
         if low == most:
@@ -126,22 +144,33 @@ def largest_that_fits(fits: Callable[[int], bool], first: int, most: int, least:
 
 
 def _divisors(recipe: Recipe, least: int, largest: int) -> list[int]:
-    """Return in how many parts the recipe's global batch can be computed, with `least` to `largest` images each."""
+    """Return in how many parts the recipe's global batch can be computed, with `least` to `largest`
+    images each."""
     images = recipe.global_batch_images
-    return [parts for parts in range(1, images + 1) if images % parts == 0 and least <= images // parts <= largest]
+    return [
+        parts
+        for parts in range(1, images + 1)
+        if images % parts == 0 and least <= images // parts <= largest
+    ]
 
 
-def _tried(recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None) -> Try:
+def _tried(
+    recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
+) -> Try:
     """Take two steps in a new process."""
-    task, how = recipe.replace(global_batch_images=images), execution.replace(accumulation_steps=parts)
+    task = recipe.replace(global_batch_images=images)
+    how = execution.replace(accumulation_steps=parts)
     python = backends.interpreter(execution.backend) or Path(sys.executable)
     with tempfile.TemporaryDirectory(prefix="lockstep-find-", ignore_cleanup_errors=True) as name:
-        folder, kills = Path(name), system_kills()
+        folder = Path(name)
+        kills = system_kills()
         save_task(folder, task, how, memory_bytes)
         command: list[str | Path] = [python, "-P", "-m", "lockstep", "find", "step", folder]
         ended = carry_out(command, folder, lambda done, total: None)
         if (folder / RESULT).exists() and not ended.code:
-            return Try(images, parts, True, **json.loads((folder / RESULT).read_text(encoding="utf-8")))
+            return Try(
+                images, parts, True, **json.loads((folder / RESULT).read_text(encoding="utf-8"))
+            )
         failure = folder / FAILURE
         said = [json.loads(failure.read_text(encoding="utf-8"))] if failure.exists() else []
         status, reason = why(ended, said, killed=system_kills() != kills, ranks=1)
@@ -151,4 +180,6 @@ def _tried(recipe: Recipe, execution: Execution, images: int, parts: int, memory
 def _check_smallest(done: Try) -> None:
     """Raise `BackendError` if the smallest step fails for another reason than lack of memory."""
     if not (done.fits or done.is_short):
-        raise BackendError(f"a step of {done.images} images failed, but not for lack of memory: {done.reason}")
+        raise BackendError(
+            f"a step of {done.images} images failed, but not for lack of memory: {done.reason}"
+        )

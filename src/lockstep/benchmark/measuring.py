@@ -1,7 +1,8 @@
 """Measure one rank's part of a cell: when each iteration ends. Only the engine protocol is used.
 
-Training is measured as `lockstep.train` runs it: the next step is enqueued before the previous one is fetched, so the device
-never waits for the host to read a loss. Every step is a separate interval, so that its end is known.
+Training is measured as `lockstep.train` runs it: the next step is enqueued before the previous one
+is fetched, so the device never waits for the host to read a loss. Every step is a separate
+interval, so that its end is known.
 """
 
 import os
@@ -46,7 +47,8 @@ TELL_SEC = 0.2
 
 @dataclass(frozen=True)
 class Timeline:
-    """When iterations ended, by `time.perf_counter`, which is the same clock for all processes of a machine."""
+    """When iterations ended, by `time.perf_counter`, which is the same clock for all processes of a
+    machine."""
 
     began: float
     ends: list[float]
@@ -73,7 +75,8 @@ class Measured:
     machine_cores: int
     remarks: list[str]
     peak_memory_bytes: int | None
-    """The most main memory that the process had used when the measured iterations ended; None if it is not known."""
+    """The most main memory that the process had used when the measured iterations ended; None if it
+    is not known."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -85,14 +88,26 @@ Tell = Callable[[int, int], None]
 
 
 def measure(
-    cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: Tell, exported: Callable[[], bytes] | None = None
+    cell: Cell,
+    plan: Plan,
+    recipe: Recipe,
+    execution: Execution,
+    tell: Tell,
+    exported: Callable[[], bytes] | None = None,
 ) -> Measured:
-    """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations done, and the total.
+    """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations
+    done, and the total.
 
-    `exported` returns the ONNX model that an engine that is not native runs; None: it makes one of the initial weights.
+    `exported` returns the ONNX model that an engine that is not native runs; None: it makes one of
+    the initial weights.
     """
-    world: World = backends.load(cell.backend).world(execution) if cell.engine == NATIVE else Alone(cell.engine, execution)
-    counted, warmup = plan.iterations * plan.epochs, plan.iterations * plan.warmup_epochs
+    world: World = (
+        backends.load(cell.backend).world(execution)
+        if cell.engine == NATIVE
+        else Alone(cell.engine, execution)
+    )
+    counted = plan.iterations * plan.epochs
+    warmup = plan.iterations * plan.warmup_epochs
     ceiling = 0 if cell.data == SYNTHETIC else min(counted, CEILING_ITERATIONS) + CEILING_WARMUP
     total = warmup + counted + 2 * ceiling
     step = _enqueued if cell.what == TRAIN else _predicted
@@ -109,10 +124,13 @@ def measure(
             memory = peak_memory_bytes()
             computing = loading = None
             if ceiling:
-                held, first = repeat(source.held()), warmup + counted
+                held = repeat(source.held())
+                first = warmup + counted
                 _run(engine, step, held, first, CEILING_WARMUP, progress)
                 world.wait()
-                computing = _run(engine, step, held, first + CEILING_WARMUP, ceiling - CEILING_WARMUP, progress)
+                computing = _run(
+                    engine, step, held, first + CEILING_WARMUP, ceiling - CEILING_WARMUP, progress
+                )
         if ceiling:
             with source.batches() as batches:
                 _drained(batches, CEILING_WARMUP, progress)
@@ -140,7 +158,8 @@ def measure(
 class Alone(HostQuestions):
     """The world of an engine that is not native: this process."""
 
-    rank, ranks = 0, 1
+    rank = 0
+    ranks = 1
 
     def __init__(self, engine: str, execution: Execution) -> None:
         self.on_gpu = device_of(engine, execution) == "cuda"
@@ -155,18 +174,28 @@ class Alone(HostQuestions):
 
 @contextmanager
 def _opened(
-    cell: Cell, recipe: Recipe, execution: Execution, world: World, steps: int, exported: Callable[[], bytes] | None
+    cell: Cell,
+    recipe: Recipe,
+    execution: Execution,
+    world: World,
+    steps: int,
+    exported: Callable[[], bytes] | None,
 ) -> Iterator[Any]:
-    """Yield the engine of a cell, with the recipe's initial weights. Native ones are prepared for this many steps."""
+    """Yield the engine of a cell, with the recipe's initial weights. Native ones are prepared for
+    this many steps."""
     state = initial_state(recipe)
     if cell.engine != NATIVE:
         weights = Opened(recipe, state, (), Path("initial weights"), LOCKSTEP)
-        with open_engine(cell.engine, weights, execution, most_images=cell.batch, exported=exported) as other:
+        with open_engine(
+            cell.engine, weights, execution, most_images=cell.batch, exported=exported
+        ) as other:
             yield other
         return
     # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
     epoch = recipe.replace(epochs=1, warmup_epochs=0)
-    with backends.load(cell.backend).engine(epoch, np.full(steps, LEARNING_RATE), world, execution) as engine:
+    with backends.load(cell.backend).engine(
+        epoch, np.full(steps, LEARNING_RATE), world, execution
+    ) as engine:
         engine.write(state)
         yield engine
 
@@ -179,11 +208,21 @@ def _ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, lis
     world.wait()
     if cell.engine != NATIVE:
         return None, None, []
-    gemm, no_product = _rate(lambda: ceilings.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks))
+    gemm, no_product = _rate(
+        lambda: ceilings.gemm_gflops(
+            cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks
+        )
+    )
     world.wait()  # ranks share the memory, so all of them copy at the same time
-    copy, no_copy = _rate(lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
+    copy, no_copy = _rate(
+        lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks)
+    )
     what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
-    remarks = [f"{cell.backend} has no {name} here, so no limit is known: {said}" for name, said in what.items() if said]
+    remarks = [
+        f"{cell.backend} has no {name} here, so no limit is known: {said}"
+        for name, said in what.items()
+        if said
+    ]
     return gemm, copy, remarks
 
 
@@ -191,7 +230,9 @@ class _Progress:
     """Counts iterations, and reports progress so rarely that it does not slow them down."""
 
     def __init__(self, tell: Tell, total: int) -> None:
-        self._tell, self._total, self._done = tell, total, 0
+        self._tell = tell
+        self._total = total
+        self._done = 0
         self._told_at = 0.0
 
     def advance(self) -> None:
@@ -210,9 +251,19 @@ def _predicted(engine: Engine, batch: Batch, step: int) -> None:
     engine.predict(batch.pixels)
 
 
-def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, steps: int, progress: _Progress) -> Timeline:
-    """Run iterations. Each is fetched after the next is enqueued; an iteration with nothing to fetch is done at once."""
-    ends, waited, enqueued = [], [], None
+def _run(
+    engine: Engine,
+    step: Step,
+    batches: Iterator[Batch],
+    first: int,
+    steps: int,
+    progress: _Progress,
+) -> Timeline:
+    """Run iterations. Each is fetched after the next is enqueued; an iteration with nothing to
+    fetch is done at once."""
+    ends = []
+    waited = []
+    enqueued = None
     began = time.perf_counter()
     for number in range(first, first + steps):
         asked = time.perf_counter()
@@ -231,7 +282,8 @@ def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, steps
 
 
 def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timeline:
-    ends, began = [], time.perf_counter()
+    ends = []
+    began = time.perf_counter()
     for _ in range(steps):
         next(batches)
         ends.append(time.perf_counter())
@@ -240,10 +292,13 @@ def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timel
 
 
 def _rate(measured: Callable[[], float]) -> tuple[float | None, str]:
-    """Return a rate, or why there is none. The cell is still valid: its own figures exist already and do not need a rate."""
+    """Return a rate, or why there is none. The cell is still valid: its own figures exist already
+    and do not need a rate."""
     try:
         return measured(), ""
-    except Exception as error:  # frameworks raise different errors for a missing product or too little memory
+    except (
+        Exception
+    ) as error:  # frameworks raise different errors for a missing product or too little memory
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         return None, f"{said:.200}"
 
@@ -251,14 +306,20 @@ def _rate(measured: Callable[[], float]) -> tuple[float | None, str]:
 class _Source:
     """The source of a rank's batches."""
 
-    def __init__(self, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, world: World) -> None:
-        self._cell, self._recipe, self._execution, self._world = cell, recipe, execution, world
+    def __init__(
+        self, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, world: World
+    ) -> None:
+        self._cell = cell
+        self._recipe = recipe
+        self._execution = execution
+        self._world = world
         self._size = recipe.image_size if cell.what == TRAIN else recipe.eval_crop
         self._images = None if cell.data == SYNTHETIC else open_data(cell, plan, recipe)
 
     def held(self) -> Batch:
         """Return a batch of noise that an engine may keep on its device."""
-        random, images = np.random.default_rng(0), self._cell.batch
+        random = np.random.default_rng(0)
+        images = self._cell.batch
         noise = random.integers(0, 256, (images, self._size, self._size, 3), dtype=np.uint8)
         return Batch(noise, random.integers(0, self._recipe.logits, images), is_held=True)
 
@@ -270,19 +331,24 @@ class _Source:
             return
         index, chosen = self._images
         evaluates = self._cell.what != TRAIN
-        with loader_of(index, self._recipe, self._execution, size=self._size, evaluation=evaluates) as loader:
+        with loader_of(
+            index, self._recipe, self._execution, size=self._size, evaluation=evaluates
+        ) as loader:
             plans = self._endless(index.sizes_for(self._recipe)[chosen])
             yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 
     def _endless(self, sizes: np.ndarray) -> Iterator[BatchPlan]:
         share: dict[str, Any] = {"rank": self._world.rank, "ranks": self._world.ranks}
         if self._cell.what == TRAIN:
-            recipe, parts = self._recipe.replace(epochs=MOST_EPOCHS), self._execution.accumulation_steps
+            recipe = self._recipe.replace(epochs=MOST_EPOCHS)
+            parts = self._execution.accumulation_steps
             return training_plans(recipe, sizes, 0, parts=parts, **share)
         return _evaluation_without_end(self._recipe, sizes, self._cell.batch, **share)
 
 
-def _evaluation_without_end(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int, ranks: int) -> Iterator[BatchPlan]:
+def _evaluation_without_end(
+    recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int, ranks: int
+) -> Iterator[BatchPlan]:
     """Yield evaluation plans that start again after the last image.
 
     `evaluation_plans` would pad the last batch, and padding is not an image.
@@ -295,15 +361,21 @@ def _evaluation_without_end(recipe: Recipe, sizes: np.ndarray, batch: int, *, ra
 def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray]:
     """Return the index of a cell's training or validation images, and the rows to use.
 
-    The rows are all, or `num_examples` of them, evenly spread. Raises `DataError` if there are fewer than a step takes, or
-    more classes than logits.
+    The rows are all, or `num_examples` of them, evenly spread. Raises `DataError` if there are
+    fewer than a step takes, or more classes than logits.
     """
-    data, split = Path(cell.data), "train" if cell.what == TRAIN else "val"
+    data = Path(cell.data)
+    split = "train" if cell.what == TRAIN else "val"
     index = open_index(find_split(data, split) if holds_split(data, split) else find_source(data))
     if len(index.classes) > recipe.logits:
-        raise DataError(f"{data} has {len(index.classes)} classes, the recipe only {recipe.logits} logits: --set logits=...")
+        raise DataError(
+            f"{data} has {len(index.classes)} classes, the recipe only {recipe.logits} logits:"
+            " --set logits=..."
+        )
     taken = min(plan.num_examples or len(index), len(index))
     needed = recipe.global_batch_images if cell.what == TRAIN else 1
     if taken < needed:
-        raise DataError(f"{data} has {taken} images to use, fewer than the {needed} of a step on all ranks")
+        raise DataError(
+            f"{data} has {taken} images to use, fewer than the {needed} of a step on all ranks"
+        )
     return index, np.arange(taken) * len(index) // taken

@@ -8,7 +8,8 @@ from lockstep.inference.engines import NATIVE
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import TEXT, read_regular_text
 
-KIND, VERSION = "lockstep-benchmark", 1
+KIND = "lockstep-benchmark"
+VERSION = 1
 
 
 class BenchmarkReport(TypedDict):
@@ -24,36 +25,46 @@ class BenchmarkReport(TypedDict):
     machine: dict[str, Any]
     """What the roofline is computed from: the machine's speed of matrix products and of copying."""
     cells: list[dict[str, Any]]
-    """The measured cells, in the order in which they were measured: the fields of `Cell`, `status`, and the figures."""
+    """The measured cells, in the order in which they were measured: the fields of `Cell`, `status`,
+    and the figures."""
     written_at: NotRequired[float]
     """When the file was written, in seconds since 1970. It is not in the file."""
 
 
 def environment_of(report: BenchmarkReport, backend: str) -> dict[str, Any]:
-    """Return the environment that a backend's cells were measured in; empty if none of them has figures.
+    """Return the environment that a backend's cells were measured in; empty if none of them has
+    figures.
 
-    A backend can have a separate environment (MXNet's), with another Python and NumPy. Older reports have one environment
-    for all backends.
+    A backend can have a separate environment (MXNet's), with another Python and NumPy. Older
+    reports have one environment for all backends.
     """
     environment: dict[str, Any] = report["environment"]
-    own: dict[str, Any] = environment if "processor" in environment else environment.get(backend, {})
+    own: dict[str, Any] = (
+        environment if "processor" in environment else environment.get(backend, {})
+    )
     return own
 
 
 def read_benchmark(path: Path) -> BenchmarkReport:
-    """Return a benchmark report. Raises `DataError` if the file is not a report, or has another version."""
+    """Return a benchmark report. Raises `DataError` if the file is not a report, or has another
+    version."""
     try:
         report: Any = json.loads(read_regular_text(path, TEXT))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise DataError(f"{path} is not a report of `lockstep benchmark`: {error}; use another file") from None
+        raise DataError(
+            f"{path} is not a report of `lockstep benchmark`: {error}; use another file"
+        ) from None
     if not isinstance(report, dict) or report.get("kind") != KIND:
-        raise DataError(f"{path} is not a report of `lockstep benchmark`, which `-o FILE` writes; use another file")
+        raise DataError(
+            f"{path} is not a report of `lockstep benchmark`, which `-o FILE` writes; use another"
+            " file"
+        )
     if report.get("version") != VERSION:
         raise DataError(
-            f"{path} is a report of `lockstep benchmark` of version {report.get('version')}, expected {VERSION}; "
-            "measure again into another file"
+            f"{path} is a report of `lockstep benchmark` of version {report.get('version')},"
+            f" expected {VERSION}; measure again into another file"
         )
     for cell in report["cells"] if isinstance(report.get("cells"), list) else ():
         if isinstance(cell, dict):

@@ -1,10 +1,12 @@
-"""A model of the step time of data-parallel training: computing, adding up gradients over links, waiting, and loading.
+"""A model of the step time of data-parallel training: computing, adding up gradients over links,
+waiting, and loading.
 
-All functions are pure. Times are in seconds, sizes in bytes. docs/scaling.md explains the model, how it is fitted and
-checked, and what it leaves out.
+All functions are pure. Times are in seconds, sizes in bytes. docs/scaling.md explains the model,
+how it is fitted and checked, and what it leaves out.
 
-Sources: ring and tree all-reduce, Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521); latencies over several
-hosts as NCCL adds them up (NVIDIA/nccl, src/graph/tuning.cc); what an exchange holds, PyTorch's DistributedDataParallel.
+Sources: ring and tree all-reduce, Thakur, Rabenseifner and Gropp 2005
+(doi:10.1177/1094342005051521); latencies over several hosts as NCCL adds them up (NVIDIA/nccl,
+src/graph/tuning.cc); what an exchange holds, PyTorch's DistributedDataParallel.
 """
 
 import math
@@ -20,7 +22,8 @@ from lockstep.models.operations import layers
 WIRE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of a gradient value on the wire."""
 _BACKWARD_SHARE = 2 / 3
-"""A convolution is computed once forward and twice backward: for the gradients of its inputs and of its kernel."""
+"""A convolution is computed once forward and twice backward: for the gradients of its inputs and of
+its kernel."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,17 @@ class Cluster:
 
     ranks_per_host: int
     local: Link
-    """Between the ranks of a host. If ranks share cores, this is what the cores need to handle a rank's messages."""
+    """Between the ranks of a host. If ranks share cores, this is what the cores need to handle a
+    rank's messages."""
     network: Link
     """Between hosts: all network adapters of a host together."""
     loader_images_per_sec: float = math.inf
     """Images that a host loads."""
     sharing: float | None = None
-    """None: every rank has a processor or GPU of its own. Otherwise all ranks share the cores of one processor, and n ranks
-    compute this times n times as long as one rank, but not less. If a rank has as many threads as the processor has cores,
-    it is about 1; with one thread in a rank, about 1 over the number of cores."""
+    """None: every rank has a processor or GPU of its own. Otherwise all ranks share the cores of
+    one processor, and n ranks compute this times n times as long as one rank, but not less. If a
+    rank has as many threads as the processor has cores, it is about 1; with one thread in a rank,
+    about 1 over the number of cores."""
     algorithms: tuple[str, ...] = ("ring", "tree", "hierarchical")
     """What the library can choose from. It takes the fastest."""
 
@@ -56,14 +61,16 @@ class Step:
     """A training step of one rank that has its processor for itself."""
 
     fixed_sec: float
-    """What a step takes in addition to its images: starting kernels, reading weights, the update."""
+    """What a step takes in addition to its images: starting kernels, reading weights, the update.
+    """
     image_sec: float
     buckets: tuple[int, ...]
     """Bytes of every exchange, in the order in which they become ready."""
     backward_share: float = _BACKWARD_SHARE
     """The backward pass as a share of the step."""
     overlap: float = 0.0
-    """The share of the backward pass in which gradients are exchanged; 0 if the exchange begins after it."""
+    """The share of the backward pass in which gradients are exchanged; 0 if the exchange begins
+    after it."""
     variation: float = 0.0
     """Standard deviation of the computing time over its mean, on one rank."""
 
@@ -112,7 +119,12 @@ class StepTime:
         """The name of the largest part."""
         if self.loading >= self.computing + self.waiting + self.exchanging:
             return "loading"
-        parts = {"images": self.images, "fixed time": self.fixed, "waiting": self.waiting, "exchange": self.exchanging}
+        parts = {
+            "images": self.images,
+            "fixed time": self.fixed,
+            "waiting": self.waiting,
+            "exchange": self.exchanging,
+        }
         return max(parts, key=lambda name: parts[name])
 
 
@@ -127,7 +139,10 @@ def ring_sec(ranks: int, size: float, link: Link, messages: int = 1) -> float:
     >>> ring_sec(4, 100.0, Link(10.0, 0.5), messages=2)  # 1.5 * 10 s, and 2 * 6 latencies
     21.0
     """
-    return 2 * (ranks - 1) / ranks * size / link.bytes_per_sec + 2 * (ranks - 1) * link.latency_sec * messages
+    return (
+        2 * (ranks - 1) / ranks * size / link.bytes_per_sec
+        + 2 * (ranks - 1) * link.latency_sec * messages
+    )
 
 
 def tree_sec(ranks: int, size: float, link: Link, messages: int = 1) -> float:
@@ -146,12 +161,16 @@ def _levels(ranks: int) -> int:
 
 
 def _flat_ring(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
-    """A ring through all hosts. It enters and leaves every host once, so the slowest link limits it."""
+    """A ring through all hosts. It enters and leaves every host once, so the slowest link limits
+    it."""
     hosts = hosts_of(cluster, ranks)
     if hosts == 1:
         return ring_sec(ranks, size, cluster.local, messages)
     slowest = _slowest(cluster, ranks, hosts)
-    latencies = 2 * (ranks - hosts) * cluster.local.latency_sec + 2 * (hosts - 1) * cluster.network.latency_sec
+    latencies = (
+        2 * (ranks - hosts) * cluster.local.latency_sec
+        + 2 * (hosts - 1) * cluster.network.latency_sec
+    )
     return 2 * (ranks - 1) / ranks * size / slowest + latencies * messages
 
 
@@ -161,24 +180,30 @@ def _flat_tree(cluster: Cluster, ranks: int, size: float, messages: int) -> floa
     if hosts == 1:
         return tree_sec(ranks, size, cluster.local, messages)
     local = _levels(min(ranks, cluster.ranks_per_host))
-    latencies = 2 * local * cluster.local.latency_sec + 2 * _levels(hosts) * cluster.network.latency_sec
+    latencies = (
+        2 * local * cluster.local.latency_sec + 2 * _levels(hosts) * cluster.network.latency_sec
+    )
     return 2 * size / _slowest(cluster, ranks, hosts) + latencies * messages
 
 
 def _slowest(cluster: Cluster, ranks: int, hosts: int) -> float:
-    """Return the bandwidth of the slowest link that is used. Ranks that are alone on their hosts use only the network."""
+    """Return the bandwidth of the slowest link that is used. Ranks that are alone on their hosts
+    use only the network."""
     local = cluster.local.bytes_per_sec if ranks > hosts else math.inf
     return min(local, cluster.network.bytes_per_sec)
 
 
 def _hierarchical(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
-    """Each host adds up by a ring, each of its ranks a share; shares are added up over hosts; hosts gather them by a ring.
+    """Each host adds up by a ring, each of its ranks a share; shares are added up over hosts; hosts
+    gather them by a ring.
 
     The two rings within a host are the two halves of one all-reduce.
     """
     hosts = hosts_of(cluster, ranks)
     within = ring_sec(min(ranks, cluster.ranks_per_host), size, cluster.local, messages)
-    return within + min(each(hosts, size, cluster.network, messages) for each in (ring_sec, tree_sec))
+    return within + min(
+        each(hosts, size, cluster.network, messages) for each in (ring_sec, tree_sec)
+    )
 
 
 _ALGORITHMS = {"ring": _flat_ring, "tree": _flat_tree, "hierarchical": _hierarchical}
@@ -190,7 +215,8 @@ def hosts_of(cluster: Cluster, ranks: int) -> int:
 
 
 def all_reduce_sec(cluster: Cluster, ranks: int, size: float, messages: int = 1) -> float:
-    """Return the time in which the fastest algorithm adds up `size` bytes over all ranks, in this many exchanges."""
+    """Return the time in which the fastest algorithm adds up `size` bytes over all ranks, in this
+    many exchanges."""
     if ranks == 1:
         return 0.0
     return min(_ALGORITHMS[name](cluster, ranks, size, messages) for name in cluster.algorithms)
@@ -202,22 +228,28 @@ def all_reduce_sec(cluster: Cluster, ranks: int, size: float, messages: int = 1)
 def step_time(step: Step, cluster: Cluster, ranks: int, batch: float) -> StepTime:
     """Return the time of a step in which each of `ranks` ranks trains `batch` images."""
     loading = batch * min(ranks, cluster.ranks_per_host) / cluster.loader_images_per_sec
-    alone, images = step.compute_sec(batch), step.image_sec * batch
+    alone = step.compute_sec(batch)
+    images = step.image_sec * batch
     if cluster.sharing is not None and ranks > 1:
-        # Cores that all ranks share do the work of all ranks, and then wait for the network. No rank waits for a slow one:
-        # it leaves the cores to it. What the cores do is done in sequence: computing does not hide handling messages.
+        # Cores that all ranks share do the work of all ranks, and then wait for the network. No
+        # rank waits for a slow one: it leaves the cores to it. What the cores do is done in
+        # sequence: computing does not hide handling messages.
         times = max(cluster.sharing * ranks, 1.0)
         computing = times * alone
         handling = ranks * ring_sec(ranks, step.gradient_bytes, cluster.local, step.messages)
         is_one = hosts_of(cluster, ranks) == 1
-        wire = 0.0 if is_one else ring_sec(ranks, step.gradient_bytes, cluster.network, step.messages)
+        wire = (
+            0.0 if is_one else ring_sec(ranks, step.gradient_bytes, cluster.network, step.messages)
+        )
         last = 0.0 if is_one else ring_sec(ranks, step.buckets[-1], cluster.network)
         exposed = max(wire - _hidden(step, computing), last, handling)
         return StepTime(times * step.fixed_sec, times * images, 0.0, exposed, loading)
     waiting = alone * step.variation * expected_maximum(ranks)
     wire = all_reduce_sec(cluster, ranks, step.gradient_bytes, step.messages)
     last = all_reduce_sec(cluster, ranks, step.buckets[-1])
-    return StepTime(step.fixed_sec, images, waiting, max(wire - _hidden(step, alone), last), loading)
+    return StepTime(
+        step.fixed_sec, images, waiting, max(wire - _hidden(step, alone), last), loading
+    )
 
 
 def _hidden(step: Step, computing: float) -> float:
@@ -231,7 +263,8 @@ def images_per_sec(step: Step, cluster: Cluster, ranks: int, batch: float) -> fl
 
 @cache
 def expected_maximum(ranks: int) -> float:
-    """Return the expected maximum of this many independent standard normal values, by integrating x n f(x) F(x)^(n - 1).
+    """Return the expected maximum of this many independent standard normal values, by integrating x
+    n f(x) F(x)^(n - 1).
 
     >>> expected_maximum(1), round(expected_maximum(2), 6), round(expected_maximum(1000), 3)  # the second: 1 / sqrt(pi)
     (0.0, 0.56419, 3.241)
@@ -260,39 +293,58 @@ class Prediction:
     bound_by: str
 
 
-def weak_scaling(step: Step, cluster: Cluster, counts: Sequence[int], batch: int) -> list[Prediction]:
+def weak_scaling(
+    step: Step, cluster: Cluster, counts: Sequence[int], batch: int
+) -> list[Prediction]:
     """Return the speeds of these numbers of ranks, each of which trains `batch` images in a step."""
     return [_predicted(step, cluster, ranks, batch, batch) for ranks in counts]
 
 
-def strong_scaling(step: Step, cluster: Cluster, counts: Sequence[int], batch: int, global_batch: int) -> list[Prediction]:
-    """Return the speeds of these numbers of ranks, which together train `global_batch` images in a step.
+def strong_scaling(
+    step: Step, cluster: Cluster, counts: Sequence[int], batch: int, global_batch: int
+) -> list[Prediction]:
+    """Return the speeds of these numbers of ranks, which together train `global_batch` images in a
+    step.
 
-    Numbers of ranks that do not divide it are left out. Speed-ups are over one rank with `batch` images.
+    Numbers of ranks that do not divide it are left out. Speed-ups are over one rank with `batch`
+    images.
     """
-    return [_predicted(step, cluster, ranks, global_batch // ranks, batch) for ranks in counts if global_batch % ranks == 0]
+    return [
+        _predicted(step, cluster, ranks, global_batch // ranks, batch)
+        for ranks in counts
+        if global_batch % ranks == 0
+    ]
 
 
-def _predicted(step: Step, cluster: Cluster, ranks: int, batch: int, batch_of_one: int) -> Prediction:
+def _predicted(
+    step: Step, cluster: Cluster, ranks: int, batch: int, batch_of_one: int
+) -> Prediction:
     one = images_per_sec(step, cluster, 1, batch_of_one)
     rate = images_per_sec(step, cluster, ranks, batch)
-    return Prediction(ranks, batch, rate, rate / one, step_time(step, cluster, ranks, batch).bound_by)
+    return Prediction(
+        ranks, batch, rate, rate / one, step_time(step, cluster, ranks, batch).bound_by
+    )
 
 
 # What a model exchanges
 
 
-def buckets_of(spec: ModelSpec, logits: int, megabytes: int | None, value_bytes: int = 4) -> tuple[int, ...]:
-    """Return the bytes of every exchange of a model's gradients, in the order in which they become ready.
+def buckets_of(
+    spec: ModelSpec, logits: int, megabytes: int | None, value_bytes: int = 4
+) -> tuple[int, ...]:
+    """Return the bytes of every exchange of a model's gradients, in the order in which they become
+    ready.
 
-    Gradients are ready from the last layer to the first. An exchange is closed as soon as it holds `megabytes` MB of
-    float32; None: all gradients in one exchange. `value_bytes` is the size of a value on the wire.
+    Gradients are ready from the last layer to the first. An exchange is closed as soon as it holds
+    `megabytes` MB of float32; None: all gradients in one exchange. `value_bytes` is the size of a
+    value on the wire.
 
     >>> from lockstep.models.architectures import MODELS
     >>> buckets_of(MODELS["resnet50"], 1000, None)
     (102228128,)
     """
-    found, count = [], 0
+    found = []
+    count = 0
     for tensor in reversed([each for each in tensors(spec, logits) if each.is_trained]):
         count += math.prod(tensor.shape)
         if megabytes is not None and 4 * count >= megabytes * 2**20:
@@ -304,11 +356,12 @@ def buckets_of(spec: ModelSpec, logits: int, megabytes: int | None, value_bytes:
 def overlap_of(spec: ModelSpec, logits: int, image_size: int, megabytes: int) -> float:
     """Return the share of the backward pass that is left when the first exchange can begin.
 
-    The backward pass goes from the last layer to the first, and takes as long as its multiply-adds say. The first exchange
-    begins when the layers that are done hold `megabytes` MB of gradients.
+    The backward pass goes from the last layer to the first, and takes as long as its multiply-adds
+    say. The first exchange begins when the layers that are done hold `megabytes` MB of gradients.
     """
     backwards = list(reversed(list(layers(spec, image_size, logits))))
-    done, weights = 0, 0
+    done = 0
+    weights = 0
     for layer in backwards:
         done += layer.macs
         weights += 4 * layer.weights

@@ -1,10 +1,14 @@
-"""Fit the model of `lockstep.benchmark.scaling` to measured steps, and compare it with steps that it was not fitted to.
+"""Fit the model of `lockstep.benchmark.scaling` to measured steps, and compare it with steps that
+it was not fitted to.
 
-The fit has three stages, each a linear least squares of relative errors, with coefficients of at least 0:
+The fit has three stages, each a linear least squares of relative errors, with coefficients of at
+least 0:
 
 1. Steps of one rank at several batches: fixed time and time of an image.
-2. Steps of several ranks on one host: what sharing cores costs, and the cores' time for bytes and messages.
-3. Steps over throttled links: the share of a link's rate that carries gradients, and the overlap with the backward pass.
+2. Steps of several ranks on one host: what sharing cores costs, and the cores' time for bytes and
+   messages.
+3. Steps over throttled links: the share of a link's rate that carries gradients, and the overlap
+   with the backward pass.
 """
 
 import math
@@ -18,7 +22,15 @@ import numpy as np
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, plain_name
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.report_file import BenchmarkReport, read_benchmark
-from lockstep.benchmark.scaling import Cluster, Link, Step, buckets_of, overlap_of, ring_sec, step_time
+from lockstep.benchmark.scaling import (
+    Cluster,
+    Link,
+    Step,
+    buckets_of,
+    overlap_of,
+    ring_sec,
+    step_time,
+)
 from lockstep.models.architectures import MODELS
 from lockstep.recipes import Execution
 from lockstep.recipes.published_speeds import PUBLISHED_SIZE
@@ -26,7 +38,8 @@ from lockstep.system.errors import DataError
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_number, is_positive, parsed
 
-KIND, VERSION = "lockstep-scaling", 1
+KIND = "lockstep-scaling"
+VERSION = 1
 """What the first fields of a file of measured steps say, which `benchmarks/scaling.py` writes."""
 LOGITS = 1000
 
@@ -50,7 +63,8 @@ class Measured:
     fitted: bool = True
     """Whether the model may be fitted to these steps. The others check it."""
     on_gpu: bool = False
-    """Whether each rank has a GPU of its own. Otherwise the ranks share the cores of one processor."""
+    """Whether each rank has a GPU of its own. Otherwise the ranks share the cores of one processor.
+    """
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -71,22 +85,41 @@ class Fit:
     handling: Link = field(default_factory=lambda: Link(math.inf))
     """What the cores of the machine need to handle the messages of one rank."""
     efficiency: float = 1.0
-    """The share of a link's rate that carries gradients. The rest is headers, and pauses of the protocol."""
+    """The share of a link's rate that carries gradients. The rest is headers, and pauses of the
+    protocol."""
     overlap: float = 0.0
     """See `Step.overlap`."""
 
     def step(self, measured: Measured) -> Step:
-        """Return a rank's step. On a GPU the overlap is that of the architecture, on a processor the fitted one."""
+        """Return a rank's step. On a GPU the overlap is that of the architecture, on a processor
+        the fitted one."""
         overlap = self.overlap
         if measured.on_gpu:
-            overlap = overlap_of(MODELS[measured.model], LOGITS, PUBLISHED_SIZE, measured.all_reduce_mb)
-        return Step(self.fixed_sec, self.image_sec, measured.buckets, overlap=overlap, variation=self.variation)
+            overlap = overlap_of(
+                MODELS[measured.model], LOGITS, PUBLISHED_SIZE, measured.all_reduce_mb
+            )
+        return Step(
+            self.fixed_sec,
+            self.image_sec,
+            measured.buckets,
+            overlap=overlap,
+            variation=self.variation,
+        )
 
     def cluster(self, measured: Measured) -> Cluster:
         """Return the machine, whose cores all ranks share, with its links throttled as they were."""
-        rate = math.inf if measured.bits_per_sec is None else measured.bits_per_sec / 8 * self.efficiency
+        rate = (
+            math.inf
+            if measured.bits_per_sec is None
+            else measured.bits_per_sec / 8 * self.efficiency
+        )
         per_host = -(-measured.ranks // measured.hosts)
-        return Cluster(per_host, self.handling, Link(rate), sharing=1.0 if self.sharing is None else self.sharing)
+        return Cluster(
+            per_host,
+            self.handling,
+            Link(rate),
+            sharing=1.0 if self.sharing is None else self.sharing,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +136,8 @@ class Compared:
 
 
 def compared(fit: Fit, rows: Sequence[Measured], gpus: Cluster | None = None) -> list[Compared]:
-    """Return each row with its prediction. `gpus` is the cluster of rows that were measured on GPUs."""
+    """Return each row with its prediction. `gpus` is the cluster of rows that were measured on
+    GPUs."""
     found = []
     for row in rows:
         cluster = gpus if row.on_gpu and gpus is not None else fit.cluster(row)
@@ -114,8 +148,8 @@ def compared(fit: Fit, rows: Sequence[Measured], gpus: Cluster | None = None) ->
 def fitted(rows: Sequence[Measured]) -> Fit:
     """Return the parameters that fit the rows of which `fitted` is true.
 
-    Raises `DataError` if they do not determine the time of one rank: at least two batches of one rank are needed. Parameters
-    of later stages stay at their defaults where nothing was measured.
+    Raises `DataError` if they do not determine the time of one rank: at least two batches of one
+    rank are needed. Parameters of later stages stay at their defaults where nothing was measured.
     """
     used = [row for row in rows if row.fitted and (row.ranks == 1 or not row.on_gpu)]
     fit = _one_rank([row for row in used if row.ranks == 1])
@@ -126,41 +160,60 @@ def fitted(rows: Sequence[Measured]) -> Fit:
 def _one_rank(rows: Sequence[Measured]) -> Fit:
     if len({row.batch for row in rows}) < 2:
         raise DataError(
-            "steps of one rank were measured at fewer than two batches, so the fixed time of a step is not known; measure "
-            "two: lockstep benchmark train -n 1 -b 4,8 -o report.json"
+            "steps of one rank were measured at fewer than two batches, so the fixed time of a step"
+            " is not known; measure two: lockstep benchmark train -n 1 -b 4,8 -o report.json"
         )
-    fixed, image = _least_squares([[1.0, row.batch] for row in rows], [row.step_sec for row in rows])
+    fixed, image = _least_squares(
+        [[1.0, row.batch] for row in rows], [row.step_sec for row in rows]
+    )
     return Fit(fixed, image, float(np.mean([row.variation for row in rows])))
 
 
 def _one_host(fit: Fit, rows: Sequence[Measured]) -> Fit:
-    """Fit T = sharing n (fixed + image b) + n (bytes that a rank sends / bandwidth + its messages * latency)."""
+    """Fit T = sharing n (fixed + image b) + n (bytes that a rank sends / bandwidth + its messages *
+    latency)."""
     if not rows:
         return fit
     terms = []
     for row in rows:
         alone = row.ranks * fit.step(row).compute_sec(row.batch)
-        terms.append([alone, row.ranks * _sent_bytes(row), row.ranks * 2 * (row.ranks - 1) * len(row.buckets)])
+        terms.append(
+            [
+                alone,
+                row.ranks * _sent_bytes(row),
+                row.ranks * 2 * (row.ranks - 1) * len(row.buckets),
+            ]
+        )
     sharing, byte, message = _least_squares(terms, [row.step_sec for row in rows])
     return replace(fit, sharing=sharing, handling=Link(1 / byte if byte else math.inf, message))
 
 
 def _links(fit: Fit, rows: Sequence[Measured]) -> Fit:
-    """Fit T = computing + wire time / efficiency - overlap * backward pass, where the wire is what a step waits for."""
+    """Fit T = computing + wire time / efficiency - overlap * backward pass, where the wire is what
+    a step waits for."""
     if not rows:
         return fit
     if fit.sharing is None:
-        raise DataError("measured steps over links, but none of several ranks on one host; measure those, too")
-    waiting, found = list(rows), fit
+        raise DataError(
+            "measured steps over links, but none of several ranks on one host; measure those, too"
+        )
+    waiting = list(rows)
+    found = fit
     while waiting:
-        terms, exposed = [], []
+        terms = []
+        exposed = []
         for row in waiting:
-            step, cluster = fit.step(row), fit.cluster(row)
+            step = fit.step(row)
+            cluster = fit.cluster(row)
             computing = step_time(step, cluster, row.ranks, row.batch).computing
-            terms.append([_sent_bytes(row) / cluster.network.bytes_per_sec, -computing * step.backward_share])
+            terms.append(
+                [_sent_bytes(row) / cluster.network.bytes_per_sec, -computing * step.backward_share]
+            )
             exposed.append(row.step_sec - computing)
         slowness, overlap = _least_squares(terms, exposed, [row.step_sec for row in waiting])
-        found = replace(fit, efficiency=min(1 / slowness, 1.0) if slowness else 1.0, overlap=min(overlap, 1.0))
+        found = replace(
+            fit, efficiency=min(1 / slowness, 1.0) if slowness else 1.0, overlap=min(overlap, 1.0)
+        )
         still = [row for row in waiting if _waits_for_the_wire(found, row)]
         if len(still) == len(waiting):
             break
@@ -175,17 +228,21 @@ def _sent_bytes(row: Measured) -> float:
 def _waits_for_the_wire(fit: Fit, row: Measured) -> bool:
     """Return whether a step waits for its link, and not only for the cores."""
     on_links = step_time(fit.step(row), fit.cluster(row), row.ranks, row.batch).exchanging
-    handling = step_time(fit.step(row), fit.cluster(replace(row, hosts=1)), row.ranks, row.batch).exchanging
+    handling = step_time(
+        fit.step(row), fit.cluster(replace(row, hosts=1)), row.ranks, row.batch
+    ).exchanging
     return on_links > handling
 
 
 def _least_squares(
     terms: Sequence[Sequence[float]], values: Sequence[float], scales: Sequence[float] | None = None
 ) -> list[float]:
-    """Return coefficients of at least 0 of the terms whose sums are nearest to the values, in shares of `scales`.
+    """Return coefficients of at least 0 of the terms whose sums are nearest to the values, in
+    shares of `scales`.
 
-    `scales` are the values unless given. A coefficient that would be negative is 0, the most negative one first. So is one
-    that the rows do not determine: of terms that are proportional, the first counts.
+    `scales` are the values unless given. A coefficient that would be negative is 0, the most
+    negative one first. So is one that the rows do not determine: of terms that are proportional,
+    the first counts.
     """
     scaled = np.asarray(scales or values, np.float64)
     table = np.asarray(terms, np.float64) / scaled[:, None]
@@ -193,7 +250,9 @@ def _least_squares(
     columns: list[int] = []
     for column in range(table.shape[1]):
         sizes = np.linalg.norm(table[:, [*columns, column]], axis=0)
-        if sizes[-1] and np.linalg.matrix_rank(table[:, [*columns, column]] / sizes, tol=1e-6) > len(columns):
+        if sizes[-1] and np.linalg.matrix_rank(
+            table[:, [*columns, column]] / sizes, tol=1e-6
+        ) > len(columns):
             columns.append(column)
     found = np.zeros(table.shape[1])
     while columns:
@@ -210,23 +269,33 @@ def _least_squares(
 
 
 def read_measured(path: Path) -> list[Measured]:
-    """Return the steps in a file of `benchmarks/scaling.py`, or in a report of `lockstep benchmark train`.
+    """Return the steps in a file of `benchmarks/scaling.py`, or in a report of `lockstep benchmark
+    train`.
 
     Raises `DataError` if the file is neither, or holds something else than such a file.
     """
     try:
         file = parsed(read_regular(path, TEXT))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}; give a report of lockstep benchmark train") from None
+        raise DataError(
+            f"{path} cannot be read as JSON: {error}; give a report of lockstep benchmark train"
+        ) from None
     try:
         if not isinstance(file, dict) or file.get("kind") != KIND:
             return _rows_of_report(read_benchmark(path))
         if file.get("version") != VERSION:
-            raise DataError(f"{path} has version {file.get('version')}, expected {VERSION}; measure again")
+            raise DataError(
+                f"{path} has version {file.get('version')}, expected {VERSION}; measure again"
+            )
         model = file["settings"]["model"]
-        return [_measured(row["times_sec"], model=model, **{name: row[name] for name in _FIELDS}) for row in file["rows"]]
+        return [
+            _measured(row["times_sec"], model=model, **{name: row[name] for name in _FIELDS})
+            for row in file["rows"]
+        ]
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} has a row that is incomplete or wrong ({error}); measure again") from None
+        raise DataError(
+            f"{path} has a row that is incomplete or wrong ({error}); measure again"
+        ) from None
 
 
 _FIELDS = ("ranks", "batch", "hosts", "bits_per_sec", "all_reduce_mb", "fitted")
@@ -251,7 +320,9 @@ def _rows_of_report(report: BenchmarkReport) -> list[Measured]:
 
 def _measured(times_sec: Any, **fields: Any) -> Measured:
     """Return a row. Raises `ValueError` for values that no measurement has."""
-    counts = [fields[name] for name in ("ranks", "batch", "all_reduce_mb")] + [fields.get("hosts", 1)]
+    counts = [fields[name] for name in ("ranks", "batch", "all_reduce_mb")] + [
+        fields.get("hosts", 1)
+    ]
     rate = fields.get("bits_per_sec")
     if not all(map(is_positive, counts)) or fields["model"] not in MODELS:
         raise ValueError(f"unknown model, or a count below 1: {fields}")
@@ -262,7 +333,9 @@ def _measured(times_sec: Any, **fields: Any) -> Measured:
     if not isinstance(times_sec, list) or not times_sec or not all(map(_is_above_0, times_sec)):
         raise ValueError(f"times of steps are {times_sec}")
     times = np.asarray(times_sec, np.float64)
-    return Measured(step_sec=float(np.median(times)), variation=float(times.std() / times.mean()), **fields)
+    return Measured(
+        step_sec=float(np.median(times)), variation=float(times.std() / times.mean()), **fields
+    )
 
 
 def _is_above_0(value: Any) -> bool:

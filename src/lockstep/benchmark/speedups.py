@@ -31,23 +31,30 @@ class Pair:
 
     @property
     def overlap(self) -> bool:
-        """Whether the intervals of both rates overlap. If they do, this pair alone shows no difference."""
+        """Whether the intervals of both rates overlap. If they do, this pair alone shows no
+        difference."""
         return overlap(self.over["interval"], self.under["interval"])
 
     @property
     def scaling(self) -> float | None:
-        """The weak scaling of a pair that differs in ranks: the quotient of the rates over the quotient of the ranks.
+        """The weak scaling of a pair that differs in ranks: the quotient of the rates over the
+        quotient of the ranks.
 
         1 is perfect if every rank has its own device. None for other pairs.
         """
-        return self.quotient * self.under["ranks"] / self.over["ranks"] if self.axis == "ranks" else None
+        return (
+            self.quotient * self.under["ranks"] / self.over["ranks"]
+            if self.axis == "ranks"
+            else None
+        )
 
 
 def claims(cells: list[Entry]) -> list[Pair]:
-    """Return the pairs of cells for the claims of NVIDIA's documents, if these cells show them. All other fields are equal.
+    """Return the pairs of cells for the claims of NVIDIA's documents, if these cells show them. All
+    other fields are equal.
 
-    The claims compare mixed precision with fp32, v1.5 with v1, a compiler with none, NHWC with NCHW, several ranks with one,
-    and another engine of inference with the native one.
+    The claims compare mixed precision with fp32, v1.5 with v1, a compiler with none, NHWC with
+    NCHW, several ranks with one, and another engine of inference with the native one.
     """
     measured = [entry for entry in cells if entry["status"] == OK]
     axes = ("dtype", "model", "compile", "layout", "ranks", "engine")
@@ -85,34 +92,48 @@ class Difference:
     ours: Any
     theirs: Any
     divides: bool
-    """Whether rates may still be divided: both reports measured the same thing on the same machine."""
+    """Whether rates may still be divided: both reports measured the same thing on the same machine.
+    """
 
 
 _SAME = ("recipe", "changes", "execution", "num_examples", "processor", "cores", "gpus")
 """Settings that must be equal if two cells are the same measurement."""
 _PASSING = ("processor_mhz", "gpus")
-"""Fields of an environment that are not compared: clocks of the moment, and what the settings contain already."""
+"""Fields of an environment that are not compared: clocks of the moment, and what the settings
+contain already."""
 
 
 def differences(report: BenchmarkReport, other: BenchmarkReport) -> list[Difference]:
-    """Return the differences of settings, and of environments of backends in both reports. None is a missing value."""
+    """Return the differences of settings, and of environments of backends in both reports. None is
+    a missing value."""
     found = _differences(report.get("settings", {}), other.get("settings", {}), "")
     for backend in dict.fromkeys(map(computes, report["cells"])):
-        ours, theirs = environment_of(report, backend), environment_of(other, backend)
+        ours = environment_of(report, backend)
+        theirs = environment_of(other, backend)
         if ours and theirs:
             of_backend = _differences(ours, theirs, f"{backend}: ")
-            found += [each for each in of_backend if each.name.removeprefix(f"{backend}: ") not in _PASSING]
+            found += [
+                each
+                for each in of_backend
+                if each.name.removeprefix(f"{backend}: ") not in _PASSING
+            ]
     return found
 
 
 def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> list[Difference]:
     names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
-    return [Difference(prefix + name, ours.get(name), theirs.get(name), prefix + name not in _SAME) for name in names]
+    return [
+        Difference(prefix + name, ours.get(name), theirs.get(name), prefix + name not in _SAME)
+        for name in names
+    ]
 
 
 def between(report: BenchmarkReport, other: BenchmarkReport) -> list[Pair]:
-    """Return the cells that have figures in both reports: those of the first over those of the second."""
+    """Return the cells that have figures in both reports: those of the first over those of the
+    second."""
     theirs = {key(entry): entry for entry in other["cells"] if entry["status"] == OK}
     return [
-        Pair("", entry, theirs[key(entry)]) for entry in report["cells"] if entry["status"] == OK and key(entry) in theirs
+        Pair("", entry, theirs[key(entry)])
+        for entry in report["cells"]
+        if entry["status"] == OK and key(entry) in theirs
     ]

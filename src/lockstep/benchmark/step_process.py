@@ -1,4 +1,5 @@
-"""The process that tries one training step (see `lockstep.benchmark.largest_batch`, which starts it).
+"""The process that tries one training step (see `lockstep.benchmark.largest_batch`, which starts
+it).
 
 Its folder holds `task.json`. It writes `result.json` or `failure.json` into it.
 """
@@ -21,16 +22,25 @@ from lockstep.system.files import write_json
 from lockstep.system.machine import peak_memory_bytes
 from lockstep.system.workers import end_with_parent
 
-TASK, RESULT, FAILURE = "task.json", "result.json", "failure.json"
-_STEPS, _STEPS_ON_A_GPU = 2, 5
-"""Steps of a try. With a CUDA graph the first three are taken as they are, and the fourth is captured."""
+TASK = "task.json"
+RESULT = "result.json"
+FAILURE = "failure.json"
+_STEPS = 2
+_STEPS_ON_A_GPU = 5
+"""Steps of a try. With a CUDA graph the first three are taken as they are, and the fourth is
+captured."""
 _RATE = 0.001
 """Learning rate of every step. It is small, so that no weight becomes infinite."""
 
 
 def save_task(folder: Path, recipe: Recipe, execution: Execution, memory_bytes: int | None) -> None:
-    """Write what the process tries. `memory_bytes` is what it may allocate on a CPU; None: there is no limit."""
-    task = {"recipe": recipe.fields(), "execution": execution.fields(), "memory_bytes": memory_bytes}
+    """Write what the process tries. `memory_bytes` is what it may allocate on a CPU; None: there is
+    no limit."""
+    task = {
+        "recipe": recipe.fields(),
+        "execution": execution.fields(),
+        "memory_bytes": memory_bytes,
+    }
     write_json(folder / TASK, task)
 
 
@@ -39,10 +49,15 @@ def work(folder: Path) -> int:
     task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     end_with_parent()
     try:
-        found = measured(Recipe.of(task["recipe"]), Execution.of(task["execution"]), task["memory_bytes"])
+        found = measured(
+            Recipe.of(task["recipe"]), Execution.of(task["execution"]), task["memory_bytes"]
+        )
     except Exception as error:
         status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
-        write_json(folder / FAILURE, {"status": status, "reason": f"{type(error).__name__}: {error!s:.1000}"})
+        write_json(
+            folder / FAILURE,
+            {"status": status, "reason": f"{type(error).__name__}: {error!s:.1000}"},
+        )
         return 1
     write_json(folder / RESULT, found)
     return 0
@@ -51,16 +66,21 @@ def work(folder: Path) -> int:
 def limit_memory(most_bytes: int) -> None:
     """Let this process allocate at most this many bytes.
 
-    The limit is RLIMIT_DATA: what the process may write to and shares with no other. Code of libraries does not count.
+    The limit is RLIMIT_DATA: what the process may write to and shares with no other. Code of
+    libraries does not count.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes if hard < 0 else min(most_bytes, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (most_bytes if hard < 0 else min(most_bytes, hard), hard)
+    )
 
 
 def measured(recipe: Recipe, execution: Execution, memory_bytes: int | None) -> dict[str, Any]:
-    """Train steps on noise, all enqueued before the first is fetched. Return the last one's speed, memory and device.
+    """Train steps on noise, all enqueued before the first is fetched. Return the last one's speed,
+    memory and device.
 
-    On a CPU the process may then allocate at most `memory_bytes`. On a GPU the GPU's own memory is the limit.
+    On a CPU the process may then allocate at most `memory_bytes`. On a GPU the GPU's own memory is
+    the limit.
     """
     backend = backends.load(execution.backend)
     world = backend.world(execution)
@@ -71,7 +91,8 @@ def measured(recipe: Recipe, execution: Execution, memory_bytes: int | None) -> 
         with backend.engine(recipe, np.full(steps, _RATE), world, execution) as engine:
             engine.write(initial_state(recipe))
             batches = noise(recipe, execution.accumulation_steps)
-            began, enqueued = time.perf_counter(), [engine.train([next(batches)], step) for step in range(steps)]
+            began = time.perf_counter()
+            enqueued = [engine.train([next(batches)], step) for step in range(steps)]
             ends = [engine.fetch(handle).finished_at for handle in enqueued]
     finally:
         world.close()
@@ -85,11 +106,16 @@ def measured(recipe: Recipe, execution: Execution, memory_bytes: int | None) -> 
 
 def noise(recipe: Recipe, parts: int) -> Iterator[Batch]:
     """Yield batches of noise, with MixUp if the recipe has it."""
-    images, random = recipe.global_batch_images, np.random.default_rng(0)
+    images = recipe.global_batch_images
+    random = np.random.default_rng(0)
     while True:
-        pixels = random.integers(0, 256, (images, recipe.image_size, recipe.image_size, 3), dtype=np.uint8)
+        pixels = random.integers(
+            0, 256, (images, recipe.image_size, recipe.image_size, 3), dtype=np.uint8
+        )
         labels = random.integers(0, recipe.logits, images)
         if not recipe.mixup_alpha:
             yield Batch(pixels, labels)
             continue
-        yield Batch(pixels, labels, np.full(images, 0.5, np.float32), np.arange(images) % (images // parts))
+        yield Batch(
+            pixels, labels, np.full(images, 0.5, np.float32), np.arange(images) % (images // parts)
+        )

@@ -33,7 +33,9 @@ from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
 
 # Click's exception class. Each version of Typer has it under another name.
-_Misuse: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
+_Misuse: Any = next(
+    each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name="lockstep",
@@ -55,7 +57,10 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_say_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_say_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """ResNet-50 v1.5 and ResNeXt101-32x4d: one recipe, four frameworks, the same numbers."""
@@ -75,16 +80,18 @@ app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(find.app, name="find")
-app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.command)
-app.command("from-nvidia", context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(
-    from_nvidia.command
+app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    launch.command
 )
+app.command(
+    "from-nvidia", context_settings={"allow_extra_args": True, "allow_interspersed_args": False}
+)(from_nvidia.command)
 app.command("doctor", cls=Command)(doctor.command)
 
 
 def run() -> None:
-    """Run the command line and exit. Exit codes: 0 done, 1 failed, 2 wrong use, 3 not finite, 75 saved and stopped,
-    130 interrupted (see `lockstep.system.errors`)."""
+    """Run the command line and exit. Exit codes: 0 done, 1 failed, 2 wrong use, 3 not finite, 75
+    saved and stopped, 130 interrupted (see `lockstep.system.errors`)."""
     follow_launcher()
     heartbeat.begin()
     code = _code()
@@ -106,10 +113,13 @@ def _code() -> int:
         return 1
     except MemoryError as error:
         _complain(
-            f"not enough memory{f': {error}' if str(error) else ''}. Use a smaller batch, image or model, or fewer threads"
+            f"not enough memory{f': {error}' if str(error) else ''}. Use a smaller batch, image or"
+            " model, or fewer threads"
         )
         return 1
-    except OSError as error:  # a full disk, missing permissions: the system's message names file and reason
+    except (
+        OSError
+    ) as error:  # a full disk, missing permissions: the system's message names file and reason
         _complain(error)
         return UserError.exit_code
     except SystemExit as stop:

@@ -21,18 +21,31 @@ app.command("scaling")(benchmark_scaling.command)
 @app.command("loader")
 def loader(
     data: Annotated[
-        Path, typer.Argument(help="A folder of JPEGs, one subfolder for each class, or a data set of such folders.")
+        Path,
+        typer.Argument(
+            help="A folder of JPEGs, one subfolder for each class, or a data set of such folders."
+        ),
     ],
-    loaders: Annotated[str, typer.Option(help="Loaders to compare, comma-separated; the first one is the baseline.")] = (
-        "host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole"
-    ),
+    loaders: Annotated[
+        str,
+        typer.Option(help="Loaders to compare, comma-separated; the first one is the baseline."),
+    ] = "host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole",
     threads: Annotated[
-        int, typer.Option(min=1, help="Threads or worker processes of a loader; it may use this many cores.")
+        int,
+        typer.Option(
+            min=1, help="Threads or worker processes of a loader; it may use this many cores."
+        ),
     ] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Images in each batch.")] = 64,
-    size: Annotated[int, typer.Option(min=1, help="Height and width of the output images, in pixels.")] = 224,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of one measurement, in seconds.")] = 5.0,
-    turns: Annotated[int, typer.Option(min=1, help="Measurements of each loader; the loaders alternate.")] = 3,
+    size: Annotated[
+        int, typer.Option(min=1, help="Height and width of the output images, in pixels.")
+    ] = 224,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Length of one measurement, in seconds.")
+    ] = 5.0,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Measurements of each loader; the loaders alternate.")
+    ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare loaders on the same JPEGs, cores and output.
@@ -44,17 +57,26 @@ def loader(
 
     work = Work(str(data), threads, batch, size, seconds)
     with Reporter() as reporter:
-        found = compare(loaders.split(","), work, turns, None if as_json else reporter.progress("measuring"))
+        found = compare(
+            loaders.split(","), work, turns, None if as_json else reporter.progress("measuring")
+        )
     if as_json:
         print_json(found)
         return
     results = found["results"]
     first = next(iter(results))
-    print(f"{'loader':<16} {'images/s':>9} {'per core':>9} {'CPU ms':>8} {'peak MB':>8}  {first} is faster by")
+    print(
+        f"{'loader':<16} {'images/s':>9} {'per core':>9} {'CPU ms':>8} {'peak MB':>8}  {first} is"
+        " faster by"
+    )
     for name, result in results.items():
         if "missing" in result:
             print(f"{name:<16} cannot run: {result['missing']}")
             continue
-        rate, own = result["images_per_sec"], results[first].get("images_per_sec")
+        rate = result["images_per_sec"]
+        own = results[first].get("images_per_sec")
         ratio = f"{own / rate:>8.2f}" if own else ""
-        print(f"{name:<16} {rate:>9.0f} {rate / threads:>9.0f} {result['cpu_ms']:>8.3f} {result['peak_mb']:>8.0f}  {ratio}")
+        print(
+            f"{name:<16} {rate:>9.0f} {rate / threads:>9.0f} {result['cpu_ms']:>8.3f}"
+            f" {result['peak_mb']:>8.0f}  {ratio}"
+        )

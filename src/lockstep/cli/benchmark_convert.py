@@ -9,7 +9,13 @@ import typer
 def command(
     source: Annotated[Path, typer.Argument(help="A run's folder, or a benchmark report.")],
     form: Annotated[
-        str, typer.Option(help="Format: nvidia-report or timm (of a run), nvidia-benchmark (of a report), dlll (of both).")
+        str,
+        typer.Option(
+            help=(
+                "Format: nvidia-report or timm (of a run), nvidia-benchmark (of a report), dlll (of"
+                " both)."
+            )
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
 ) -> None:
@@ -19,4 +25,6 @@ def command(
     """
     from lockstep.benchmark.foreign_reports import converted
 
-    out.write_text(converted(source, form), encoding="utf-8")  # not renamed into place: the target may be /dev/stdout
+    out.write_text(
+        converted(source, form), encoding="utf-8"
+    )  # not renamed into place: the target may be /dev/stdout

@@ -26,37 +26,75 @@ COMMANDS = {
 }
 """Every command with its help text. docs/benchmarking.md explains how every figure is computed."""
 
-Ranks = Annotated[str, typer.Option("-n", metavar="1,2", help="Numbers of ranks: processes that compute together.")]
-Batches = Annotated[str, typer.Option("-b", metavar="1,2,4", help="Batch sizes: images of one rank in a step.")]
-Dtypes = Annotated[
-    str, typer.Option("--dtype", metavar="fp32,bf16", help="Precisions: fp32, tf32, bf16, fp16; int8 with --engine.")
+Ranks = Annotated[
+    str,
+    typer.Option("-n", metavar="1,2", help="Numbers of ranks: processes that compute together."),
 ]
-Engines = Annotated[str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")]
+Batches = Annotated[
+    str, typer.Option("-b", metavar="1,2,4", help="Batch sizes: images of one rank in a step.")
+]
+Dtypes = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="fp32,bf16",
+        help="Precisions: fp32, tf32, bf16, fp16; int8 with --engine.",
+    ),
+]
+Engines = Annotated[
+    str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")
+]
 Inferring = Annotated[
     str,
-    typer.Option("--engine", metavar="A,B", help="What infers: native (the frameworks) and others; see `lockstep doctor`."),
+    typer.Option(
+        "--engine",
+        metavar="A,B",
+        help="What infers: native (the frameworks) and others; see `lockstep doctor`.",
+    ),
 ]
-Models = Annotated[str, typer.Option("--model", metavar="A,B", help="Models, such as resnet50-v1.5,resnet50-v1.")]
+Models = Annotated[
+    str, typer.Option("--model", metavar="A,B", help="Models, such as resnet50-v1.5,resnet50-v1.")
+]
 Compilers = Annotated[
-    str, typer.Option("--compile", metavar="off,on", help="Compiler, XLA or torch.compile: auto, on, off.")
+    str,
+    typer.Option(
+        "--compile", metavar="off,on", help="Compiler, XLA or torch.compile: auto, on, off."
+    ),
 ]
 Layouts = Annotated[
-    str, typer.Option("--layout", metavar="nhwc,nchw", help="Layouts: auto, nhwc, nchw. PyTorch supports all.")
+    str,
+    typer.Option(
+        "--layout", metavar="nhwc,nchw", help="Layouts: auto, nhwc, nchw. PyTorch supports all."
+    ),
 ]
-Data = Annotated[str, typer.Option(help="Images in any storage format, or synthetic: one batch, reused in every step.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="Images in any storage format, or synthetic: one batch, reused in every step."
+    ),
+]
 Iterations = Annotated[
-    int, typer.Option("-i", help="Iterations of an epoch: training steps or batches of inference.", min=1)
+    int,
+    typer.Option(
+        "-i", help="Iterations of an epoch: training steps or batches of inference.", min=1
+    ),
 ]
 Epochs = Annotated[int, typer.Option("-e", help="Epochs that are measured.", min=1)]
 Warmup = Annotated[int, typer.Option("-w", help="Warm-up epochs before the measured ones.", min=0)]
 Examples = Annotated[
-    int | None, typer.Option("--num-examples", help="Use this many images of the data; by default all.", min=1)
+    int | None,
+    typer.Option("--num-examples", help="Use this many images of the data; by default all.", min=1),
 ]
 Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
 Out = Annotated[
-    Path | None, typer.Option("-o", help="Report file (JSON). Cells with a result in it are not measured again.")
+    Path | None,
+    typer.Option(
+        "-o", help="Report file (JSON). Cells with a result in it are not measured again."
+    ),
 ]
-Compare = Annotated[Path | None, typer.Option("--compare", help="Another report, shown next to this one.")]
+Compare = Annotated[
+    Path | None, typer.Option("--compare", help="Another report, shown next to this one.")
+]
 OnlyInference = Annotated[bool, typer.Option("--only-inference", help="Do not measure training.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
@@ -92,7 +130,10 @@ def measure(
     from lockstep.cli.console import Reporter
     from lockstep.recipes import parse_settings
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: stop the worker and keep the finished cells
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # like Ctrl-C: stop the worker and keep the finished cells
         signal.signal(number, _interrupt)
     other = None if compare is None else read_benchmark(compare)
     changes, execution = parse_settings(assignments or [])
@@ -120,7 +161,9 @@ def measure(
             else:
                 reporter(event)
 
-        report = benchmark(cells, plan, out=out, command=command, listener=None if as_json else listener)
+        report = benchmark(
+            cells, plan, out=out, command=command, listener=None if as_json else listener
+        )
     if as_json:
         print_json(report)
     else:
@@ -140,22 +183,36 @@ def _whats(command: str, only_inference: bool) -> list[str]:
     from lockstep.system.errors import UserError
 
     found = [
-        what for what in ("train", "inference") if command in (what, "all") and not (only_inference and what == "train")
+        what
+        for what in ("train", "inference")
+        if command in (what, "all") and not (only_inference and what == "train")
     ]
     if not found:
-        raise UserError("--only-inference leaves nothing to measure in `benchmark train`; use `benchmark inference`")
+        raise UserError(
+            "--only-inference leaves nothing to measure in `benchmark train`; use `benchmark"
+            " inference`"
+        )
     return found
 
 
 def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
-    """Return a note for each precision of a backend that this processor emulates. On a GPU there are none."""
+    """Return a note for each precision of a backend that this processor emulates. On a GPU there
+    are none."""
     from lockstep.backends.emulation import emulation
     from lockstep.system.machine import gpu
 
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
-    asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells if cell.computes == cell.backend)
-    found = [(backend, emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked]
-    return [f"{backend}: {each}; use --dtype {each.instead}, which is not emulated" for backend, each in found if each]
+    asked = dict.fromkeys(
+        (cell.backend, cell.dtype) for cell in cells if cell.computes == cell.backend
+    )
+    found = [
+        (backend, emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked
+    ]
+    return [
+        f"{backend}: {each}; use --dtype {each.instead}, which is not emulated"
+        for backend, each in found
+        if each
+    ]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -169,7 +226,8 @@ def _words(text: str) -> list[str]:
 
 
 def numbers(text: str, option: str) -> list[int]:
-    """Return the numbers of an option with comma-separated numbers. Raises `UserError` if it holds something else."""
+    """Return the numbers of an option with comma-separated numbers. Raises `UserError` if it holds
+    something else."""
     from lockstep.system.errors import UserError
 
     try:

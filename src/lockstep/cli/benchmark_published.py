@@ -13,14 +13,26 @@ if TYPE_CHECKING:
 _TIMES = ("mean", "p50", "p90", "p95", "p99")
 _LINE = "{:>10}" + " {:>8}" * len(_TIMES) + "  {:<36} {:<22} {:<9} {:>5}  {}"
 _HEAD = _LINE.format(
-    "images/s", *(f"{name} ms" for name in _TIMES), "hardware", "software", "precision", "batch", "ours / theirs, source"
+    "images/s",
+    *(f"{name} ms" for name in _TIMES),
+    "hardware",
+    "software",
+    "precision",
+    "batch",
+    "ours / theirs, source",
 )
 
 
 def command(
-    report: Annotated[Path, typer.Argument(help="A benchmark report, written by `lockstep benchmark train -o`.")],
+    report: Annotated[
+        Path, typer.Argument(help="A benchmark report, written by `lockstep benchmark train -o`.")
+    ],
     everything: Annotated[
-        bool, typer.Option("--all", help="Also show other hardware, other batches and other numbers of accelerators.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Also show other hardware, other batches and other numbers of accelerators.",
+        ),
     ] = False,
 ) -> None:
     """Compare a report with what NVIDIA and MLPerf published.
@@ -39,20 +51,27 @@ def _lines(comparison: "Comparison") -> list[str]:
     from lockstep.benchmark.cells import computes
     from lockstep.recipes.published_speeds import PUBLISHED_SIZE
 
-    cell, size = comparison.cell, comparison.image_size or "unknown"
+    cell = comparison.cell
+    size = comparison.image_size or "unknown"
     times = (_number(cell["latency_ms"][name]) for name in _TIMES)
     ours = (f"{cell['images_per_sec']:.1f}", *times, _counted(comparison.hardware, cell["ranks"]))
     lines = [
         f"{cell['model']}, {cell['what']}, images of {size} pixels (published: {PUBLISHED_SIZE})",
         _HEAD,
-        _LINE.format(*ours, f"Lockstep, {computes(cell)}", cell["dtype"], cell["batch"], "this report").rstrip(),
+        _LINE.format(
+            *ours, f"Lockstep, {computes(cell)}", cell["dtype"], cell["batch"], "this report"
+        ).rstrip(),
     ]
     for beside in comparison.published:
         lines += _published(beside)
     if not comparison.published and not comparison.left_out:
         lines.append("there are no published figures for this model")
     if comparison.left_out:
-        none = "" if comparison.published else f"there are no published figures of {comparison.hardware}; "
+        none = (
+            ""
+            if comparison.published
+            else f"there are no published figures of {comparison.hardware}; "
+        )
         rows = f"{comparison.left_out} rows of other hardware, batches or numbers of accelerators"
         lines.append(f"{none}{rows} are left out; --all shows them")
     return [*lines, ""]
@@ -72,7 +91,9 @@ def _published(beside: "Beside") -> list[str]:
         row.batch_images or "-",
         f"{ratio}{time}{row.document}: {row.table}",
     )
-    return [line] if row.remark is None else [line, f"{'':>{10 + 9 * len(_TIMES) + 2}}({row.remark})"]
+    return (
+        [line] if row.remark is None else [line, f"{'':>{10 + 9 * len(_TIMES) + 2}}({row.remark})"]
+    )
 
 
 def _counted(name: str, count: int | None) -> str:

@@ -18,29 +18,44 @@ if TYPE_CHECKING:
 
 _MOST_GPUS = 1_000_000
 _WIDTH = 500
-"""Columns that a line may take. A table row is one line on any terminal, so that tools can search and cut it."""
+"""Columns that a line may take. A table row is one line on any terminal, so that tools can search
+and cut it."""
 
 
 def command(
     measured: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Measured steps to fit: reports of `benchmark train`, of benchmarks/scaling.py."),
+        typer.Option(
+            metavar="FILE",
+            help="Measured steps to fit: reports of `benchmark train`, of benchmarks/scaling.py.",
+        ),
     ] = None,
-    counts: Annotated[str, typer.Option("-n", metavar="8,64", help="Numbers of GPUs to predict.")] = (
-        "8,16,32,64,128,256,512,1024"
-    ),
-    system: Annotated[str, typer.Option(help="Predict only for dgx-1, dgx-2, dgx-a100 or dgx-h100.")] = "",
+    counts: Annotated[
+        str, typer.Option("-n", metavar="8,64", help="Numbers of GPUs to predict.")
+    ] = "8,16,32,64,128,256,512,1024",
+    system: Annotated[
+        str, typer.Option(help="Predict only for dgx-1, dgx-2, dgx-a100 or dgx-h100.")
+    ] = "",
     global_batch: Annotated[
-        int, typer.Option(min=1, metavar="IMAGES", help="Images of a step in strong scaling, on all GPUs together.")
+        int,
+        typer.Option(
+            min=1,
+            metavar="IMAGES",
+            help="Images of a step in strong scaling, on all GPUs together.",
+        ),
     ] = 2048,
     loader: Annotated[
-        float, typer.Option(min=0, metavar="RATE", help="Images per second that a computer loads; 0: no limit.")
+        float,
+        typer.Option(
+            min=0, metavar="RATE", help="Images per second that a computer loads; 0: no limit."
+        ),
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict the speed of up to 1,024 GPUs.
 
-    Without --measured: from published speeds of one GPU, and next to those of several. With --measured: from your own.
+    Without --measured: from published speeds of one GPU, and next to those of several. With
+    --measured: from your own.
     """
     from lockstep.benchmark.scaling_fit import compared, fitted, read_measured
     from lockstep.benchmark.scaling_published import clusters
@@ -68,20 +83,35 @@ def command(
         _show(found)
 
 
-def _published(systems: "dict[str, Cluster]", ranks: list[int], global_batch: int) -> dict[str, Any]:
-    from lockstep.benchmark.scaling_published import BASES, base_step, mlperf_predictions, published_speedups
+def _published(
+    systems: "dict[str, Cluster]", ranks: list[int], global_batch: int
+) -> dict[str, Any]:
+    from lockstep.benchmark.scaling_published import (
+        BASES,
+        base_step,
+        mlperf_predictions,
+        published_speedups,
+    )
     from lockstep.recipes.published_speeds import published_rows
 
     bases = [base for base in BASES if base.system in systems]
     return {
         "published": published_speedups(published_rows(), systems),
         "mlperf": mlperf_predictions() if "dgx-h100" in systems else [],
-        "predicted": [_scaled(base, base_step(base), systems[base.system], ranks, global_batch) for base in bases],
+        "predicted": [
+            _scaled(base, base_step(base), systems[base.system], ranks, global_batch)
+            for base in bases
+        ],
     }
 
 
 def _own(
-    fit: "Fit", rows: "list[Measured]", name: str, cluster: "Cluster", ranks: list[int], global_batch: int
+    fit: "Fit",
+    rows: "list[Measured]",
+    name: str,
+    cluster: "Cluster",
+    ranks: list[int],
+    global_batch: int,
 ) -> dict[str, Any]:
     """Return predictions from the largest measured batch of one GPU."""
     from lockstep.benchmark.scaling_published import Base
@@ -92,7 +122,9 @@ def _own(
     return _scaled(base, fit.step(largest), cluster, ranks, global_batch)
 
 
-def _scaled(base: "Base", step: "Step", cluster: "Cluster", ranks: list[int], global_batch: int) -> dict[str, Any]:
+def _scaled(
+    base: "Base", step: "Step", cluster: "Cluster", ranks: list[int], global_batch: int
+) -> dict[str, Any]:
     from lockstep.benchmark.scaling import strong_scaling, weak_scaling
 
     return {
@@ -130,17 +162,24 @@ def _show(found: dict[str, Any]) -> None:
     if "fit" in found:
         _show_fit(console, found["fit"], found["measured"])
     if found.get("published"):
-        _titled(console, "published speed-ups, and those predicted from the speed of one GPU in the same table")
+        _titled(
+            console,
+            "published speed-ups, and those predicted from the speed of one GPU in the same table",
+        )
         console.print(_speedups(found["published"]))
     if found.get("mlperf"):
-        _titled(console, "MLPerf's ResNet-50 on H100: the model is fitted to 8 and 64 GPUs, and predicts 3,584")
+        _titled(
+            console,
+            "MLPerf's ResNet-50 on H100: the model is fitted to 8 and 64 GPUs, and predicts 3,584",
+        )
         console.print(_mlperf(found["mlperf"]))
     for each in found.get("predicted", []):
         base = each["base"]
         _titled(
             console,
-            f"predicted: {base.model} on {base.system}, from {base.images_per_sec:.0f} images/s of one GPU ({base.source}); "
-            f"weak scaling: {base.batch} images a GPU; strong scaling: {each['global_batch']} images on all GPUs",
+            f"predicted: {base.model} on {base.system}, from {base.images_per_sec:.0f} images/s of"
+            f" one GPU ({base.source}); weak scaling: {base.batch} images a GPU; strong scaling:"
+            f" {each['global_batch']} images on all GPUs",
         )
         console.print(_predictions(each["weak"], each["strong"]))
 
@@ -165,14 +204,29 @@ def _show_fit(console: "Console", fit: "Fit", rows: "list[Compared]") -> None:
     table.add_row("standard deviation of steps of one rank", f"{fit.variation:.1%}")
     if fit.sharing is not None:
         table.add_row("n ranks that share the cores take n times", f"{fit.sharing:.3f}")
-        table.add_row("bytes of messages that the cores handle", f"{fit.handling.bytes_per_sec / 1e9:.2f} GB/s")
+        table.add_row(
+            "bytes of messages that the cores handle",
+            f"{fit.handling.bytes_per_sec / 1e9:.2f} GB/s",
+        )
         table.add_row("handling of a message", f"{fit.handling.latency_sec * 1e6:.0f} µs")
     if any(row.measured.hosts > 1 and row.measured.fitted for row in rows):
         table.add_row("share of a link's rate that carries gradients", f"{fit.efficiency:.1%}")
-        table.add_row("share of the backward pass in which they are exchanged", f"{fit.overlap:.1%}")
+        table.add_row(
+            "share of the backward pass in which they are exchanged", f"{fit.overlap:.1%}"
+        )
     console.print(table)
     _titled(console, "measured and predicted steps")
-    columns = ("", "ranks", "hosts", "Mbit/s", "batch", "exchange, MB", "measured, s", "predicted, s", "difference")
+    columns = (
+        "",
+        "ranks",
+        "hosts",
+        "Mbit/s",
+        "batch",
+        "exchange, MB",
+        "measured, s",
+        "predicted, s",
+        "difference",
+    )
     table = _table(*columns, words=1)
     for row in rows:
         own = row.measured
@@ -189,7 +243,18 @@ def _show_fit(console: "Console", fit: "Fit", rows: "list[Compared]") -> None:
 
 def _speedups(rows: "list[Scaled]") -> Table:
     table = _table(
-        "", "", "", "", "batch", "GPUs", "images/s of one", "images/s", "published", "predicted", "difference", words=4
+        "",
+        "",
+        "",
+        "",
+        "batch",
+        "GPUs",
+        "images/s of one",
+        "images/s",
+        "published",
+        "predicted",
+        "difference",
+        words=4,
     )
     for each in rows:
         row = each.row
@@ -212,20 +277,29 @@ def _speedups(rows: "list[Scaled]") -> Table:
 def _mlperf(rows: list[Any]) -> Table:
     table = _table("", "GPUs", "batch", "images/s", "predicted", "difference", words=1)
     for number, (row, rate) in enumerate(rows):
-        figures = (f"{row.images_per_sec:.0f}", f"{rate:.0f}", f"{rate / row.images_per_sec - 1:+.1%}")
+        figures = (
+            f"{row.images_per_sec:.0f}",
+            f"{rate:.0f}",
+            f"{rate / row.images_per_sec - 1:+.1%}",
+        )
         table.add_row("fitted" if number < 2 else "check", str(row.gpus), str(row.batch), *figures)
     return table
 
 
 def _predictions(weak: "list[Prediction]", strong: "list[Prediction]") -> Table:
     columns = ("batch", "images/s", "speed-up", "bound by")
-    table = _table("GPUs", *(f"{name} {column}" for name in ("weak:", "strong:") for column in columns))
+    table = _table(
+        "GPUs", *(f"{name} {column}" for name in ("weak:", "strong:") for column in columns)
+    )
     for column in (4, 8):
         table.columns[column].justify = "left"
     of_strong = {each.ranks: each for each in strong}
     for each in weak:
         cells = [str(each.ranks), *_cells(each)]
-        table.add_row(*cells, *(_cells(of_strong[each.ranks]) if each.ranks in of_strong else ("-",) * len(columns)))
+        table.add_row(
+            *cells,
+            *(_cells(of_strong[each.ranks]) if each.ranks in of_strong else ("-",) * len(columns)),
+        )
     return table
 
 

@@ -18,7 +18,8 @@ _OTHERS = 0.05
 """Other programs are mentioned if they used more than this share of the processors."""
 _WORDS = ("", "95 %", "bound by", "over", "intervals")
 _WIDTH = 500
-"""Columns that a line may take. A table row is one line on any terminal, so that tools can search and cut it."""
+"""Columns that a line may take. A table row is one line on any terminal, so that tools can search
+and cut it."""
 
 
 def line(entry: Entry, *, kept: bool) -> str:
@@ -47,7 +48,19 @@ def show(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
 
 
 def _rates(entries: list[Entry]) -> Table:
-    table = _table("", "n", "batch", "images/s", "95 %", *_PERCENTILES, "waits", "bound by", "of limit", "first, s", "MB")
+    table = _table(
+        "",
+        "n",
+        "batch",
+        "images/s",
+        "95 %",
+        *_PERCENTILES,
+        "waits",
+        "bound by",
+        "of limit",
+        "first, s",
+        "MB",
+    )
     for entry in entries:
         share = entry["roofline"]["share_of_limit"]
         table.add_row(
@@ -83,7 +96,10 @@ def _bound(entry: Entry) -> str:
     loading = entry["loader_only_images_per_sec"]
     if loading is None:
         return str(entry["bound_by"])
-    return f"{entry['bound_by']} ({printed(entry['compute_only_images_per_sec'])} | {printed(loading)})"
+    return (
+        f"{entry['bound_by']} ({printed(entry['compute_only_images_per_sec'])} |"
+        f" {printed(loading)})"
+    )
 
 
 def _quotients(pairs: list[Pair]) -> Table:
@@ -102,7 +118,9 @@ def _quotients(pairs: list[Pair]) -> Table:
 def _name_of(pair: Pair) -> str:
     entry = pair.over
     parts = {"engine": computes(entry)} | {name: entry[name] for name in ("model", "dtype")}
-    parts |= {name: f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"}
+    parts |= {
+        name: f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"
+    }
     parts |= {"ranks": f"n {entry['ranks']}", "batch": f"batch {entry['batch']}"}
     return " ".join(value for name, value in parts.items() if name != pair.axis)
 
@@ -112,16 +130,24 @@ def _beside(console: Console, report: BenchmarkReport, other: BenchmarkReport) -
 
     Rates are divided only if both reports are the same measurement.
     """
-    found, pairs = differences(report, other), between(report, other)
+    found = differences(report, other)
+    pairs = between(report, other)
     for each in found:
         console.print(f"{each.name}: {each.ours} here, {each.theirs} there", markup=False)
     hinder = [each.name for each in found if not each.divides]
     if hinder:
-        console.print(f"nothing is divided: the measurements differ in {', '.join(hinder)}", markup=False)
+        console.print(
+            f"nothing is divided: the measurements differ in {', '.join(hinder)}", markup=False
+        )
     console.print(_side_by_side(pairs, divided=not hinder))
-    alone = [sum(entry["status"] == OK for entry in each["cells"]) - len(pairs) for each in (report, other)]
+    alone = [
+        sum(entry["status"] == OK for entry in each["cells"]) - len(pairs)
+        for each in (report, other)
+    ]
     if any(alone):
-        console.print(f"measured only in one report: {alone[0]} cells here, {alone[1]} there", markup=False)
+        console.print(
+            f"measured only in one report: {alone[0]} cells here, {alone[1]} there", markup=False
+        )
 
 
 def _side_by_side(pairs: list[Pair], *, divided: bool) -> Table:
@@ -149,9 +175,9 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
             said.setdefault(f"not steady: {entry['steady_reason']}", []).append(_name(entry))
         if (entry["other_programs_share"] or 0) > _OTHERS:
             share = entry["other_programs_share"]
-            said.setdefault(f"other programs used {share:.0%} of the processors during the measurement", []).append(
-                _name(entry)
-            )
+            said.setdefault(
+                f"other programs used {share:.0%} of the processors during the measurement", []
+            ).append(_name(entry))
         for remark in entry["remarks"]:
             said.setdefault(remark, []).append(_name(entry))
     for what, names in said.items():
@@ -161,7 +187,9 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
 
 def _kind(entry: Entry) -> str:
     parts = [computes(entry), entry["model"], entry["dtype"]]
-    return " ".join(parts + [f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"])
+    return " ".join(
+        parts + [f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"]
+    )
 
 
 def _name(entry: Entry) -> str:

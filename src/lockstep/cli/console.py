@@ -5,7 +5,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from lockstep.cli.terminal import console, in_line
@@ -28,12 +36,15 @@ from lockstep.system.ranks import is_leading
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """Shows the time left that a task reports. If it reports none, the time follows from the speed of its bar."""
+    """Shows the time left that a task reports. If it reports none, the time follows from the speed
+    of its bar."""
 
     def render(self, task: Task) -> Text:
         """Return the text of a task."""
         own = task.fields.get("left")
-        return super().render(task) if own is None else Text(f"{own} left", style="progress.remaining")
+        return (
+            super().render(task) if own is None else Text(f"{own} left", style="progress.remaining")
+        )
 
 
 def time_left(seconds: float) -> str:
@@ -62,32 +73,45 @@ def _accuracy(report: Report) -> list[tuple[str, str]]:
         final = report["final"]["trained"]
         rows = [
             ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
-            *([("top-5", f"{final['top5_percent']:.2f} %")] if top5_tells(len(report["classes"])) else []),
+            *(
+                [("top-5", f"{final['top5_percent']:.2f} %")]
+                if top5_tells(len(report["classes"]))
+                else []
+            ),
             ("loss", as_text(final["loss"])),
             *as_rows(report.get("published")),
         ]
     best = report["best"]
-    return rows if best is None else [*rows, ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}")]
+    return (
+        rows
+        if best is None
+        else [*rows, ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}")]
+    )
 
 
 class Reporter:
     """A listener for `lockstep.train` and `lockstep.evaluate`; a context manager.
 
-    With `to_stderr`, standard output is left to results; if these go to the terminal, there is no bar between them.
+    With `to_stderr`, standard output is left to results; if these go to the terminal, there is no
+    bar between them.
     """
 
     def __init__(self, *, to_stderr: bool = False) -> None:
         self.console = console(soft_wrap=True, stderr=to_stderr)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),  # leaves room for epoch, steps, time left and loss in 80 columns
+            BarColumn(
+                bar_width=20
+            ),  # leaves room for epoch, steps, time left and loss in 80 columns
             MofNCompleteColumn(),
             _TimeLeft(),
             TextColumn("{task.fields[note]}"),
             console=self.console,
             transient=True,
             redirect_stdout=not to_stderr,
-            disable=not self.console.is_terminal or not is_leading() or (to_stderr and sys.stdout.isatty()),
+            disable=not self.console.is_terminal
+            or not is_leading()
+            or (to_stderr and sys.stdout.isatty()),
         )
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}
@@ -111,26 +135,51 @@ class Reporter:
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """Return a function that takes how much is done and the total, and shows the progress."""
-        return lambda done, total: self({"kind": "progress", "what": what, "done": done, "total": total})
+        return lambda done, total: self(
+            {"kind": "progress", "what": what, "done": done, "total": total}
+        )
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
         self.console.print(text, markup=False)
 
-    def _advance(self, what: str, done: int, total: int, note: str = "", left: str | None = None, title: str = "") -> None:
+    def _advance(
+        self,
+        what: str,
+        done: int,
+        total: int,
+        note: str = "",
+        left: str | None = None,
+        title: str = "",
+    ) -> None:
         if what not in self._tasks:
             # Start at the steps done before: a bar that jumps there would count them as speed.
-            self._tasks[what] = self._bar.add_task(what, total=total, completed=done, note="", left=None)
-        self._bar.update(self._tasks[what], total=total, completed=done, note=note, left=left, description=title or what)
+            self._tasks[what] = self._bar.add_task(
+                what, total=total, completed=done, note="", left=None
+            )
+        self._bar.update(
+            self._tasks[what],
+            total=total,
+            completed=done,
+            note=note,
+            left=left,
+            description=title or what,
+        )
         if done == total:
             self._bar.remove_task(self._tasks.pop(what))
 
     def _on_progress(self, event: ProgressEvent) -> None:
         self._advance(event["what"], event["done"], event["total"])
-        # Without a terminal, a long task prints one line for each tenth, to show that it is running.
-        done, total = event["done"], event["total"]
+        # Without a terminal, a long task prints one line for each tenth, to show that it is
+        # running.
+        done = event["done"]
+        total = event["total"]
         tenth = done * 10 // total
-        if not self.console.is_terminal and total >= 1000 and tenth > self._tenths.get(event["what"], 0):
+        if (
+            not self.console.is_terminal
+            and total >= 1000
+            and tenth > self._tenths.get(event["what"], 0)
+        ):
             self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
@@ -142,7 +191,8 @@ class Reporter:
         self.say(f"resuming {event['out']} with {'; '.join(event['taken'].values())}")
 
     def _on_start(self, event: StartEvent) -> None:
-        self._total, about = event["total"], event["environment"]
+        self._total = event["total"]
+        about = event["environment"]
         self._per_epoch = event.get("steps_per_epoch", 0)
         self._epochs = self._total // self._per_epoch if self._per_epoch else 0
         self._first = event["step"]
@@ -156,9 +206,18 @@ class Reporter:
             self.say(self._recipe_line(about.get("recipe", ""), event.get("changed", {})))
         ranks = f", {about['ranks']} ranks" if about["ranks"] > 1 else ""
         without = about.get("execution", {}).get("train_only")
-        images = "training images" if without else f"training and {about['val']['images']} validation images"
-        self.say(f"{about['train']['images']} {images} on {about['device']}{ranks}{', never evaluated' * bool(without)}")
-        bad = [(split, image) for split in ("train", "val") for image in about[split]["quarantined"]]
+        images = (
+            "training images"
+            if without
+            else f"training and {about['val']['images']} validation images"
+        )
+        self.say(
+            f"{about['train']['images']} {images} on"
+            f" {about['device']}{ranks}{', never evaluated' * bool(without)}"
+        )
+        bad = [
+            (split, image) for split in ("train", "val") for image in about[split]["quarantined"]
+        ]
         if bad:
             self.say(f"{len(bad)} bad images are left out:")
         for split, image in bad[:10]:
@@ -167,7 +226,9 @@ class Reporter:
             self.say(f"  ... and {len(bad) - 10} more, all in environment.json")
         if event["step"]:
             self.say(f"resuming after step {event['step']} of {event['total']}")
-        self._advance("training", event["step"], event["total"], title=self._epoch(event["step"] + 1))
+        self._advance(
+            "training", event["step"], event["total"], title=self._epoch(event["step"] + 1)
+        )
 
     def _recipe_line(self, name: str, changed: dict[str, Any]) -> str:
         some = [f"{field}={value}" for field, value in list(changed.items())[:6]]
@@ -183,7 +244,8 @@ class Reporter:
         return f"epoch {min((step - 1) // self._per_epoch + 1, self._epochs)} of {self._epochs}"
 
     def _left(self, step: int, second: float) -> str | None:
-        """Return the time left, estimated from the speed of this process. It includes evaluation and saving."""
+        """Return the time left, estimated from the speed of this process. It includes evaluation
+        and saving."""
         if self._since is None or step <= self._since[0] or step >= self._total:
             return None
         return time_left((second - self._since[1]) / (step - self._since[0]) * (self._total - step))
@@ -192,14 +254,23 @@ class Reporter:
         self.say(f"restart {event['restart']} after a failure: {event['reason']}")
 
     def _on_train(self, event: TrainEvent) -> None:
-        step, second = event["step"], event.get("elapsed_sec", 0.0)
+        step = event["step"]
+        second = event.get("elapsed_sec", 0.0)
         left = self._left(step, second)
         if self._since is not None and self._since[0] == self._first:
-            self._since = (step, second)  # the first steps of a process wait for compilers and caches
-        epoch, note = self._epoch(step), f"loss {event['loss']:.3f}, {event['images_per_sec']:.1f} images/s"
+            self._since = (
+                step,
+                second,
+            )  # the first steps of a process wait for compilers and caches
+        epoch = self._epoch(step)
+        note = f"loss {event['loss']:.3f}, {event['images_per_sec']:.1f} images/s"
         self._advance("training", step, self._total, note, left, epoch)
         if not self.console.is_terminal:
-            where = f"{epoch}, step {step} of {self._total}" if self._per_epoch else f"step {step} of {self._total}"
+            where = (
+                f"{epoch}, step {step} of {self._total}"
+                if self._per_epoch
+                else f"step {step} of {self._total}"
+            )
             self.say(f"{where}: {note}, lr {event['lr']:.4g}" + (f", {left} left" if left else ""))
 
     def _on_evaluate(self, event: EvaluateEvent) -> None:
@@ -218,8 +289,9 @@ class Reporter:
 
     def _on_pause(self, event: PauseEvent) -> None:
         self.say(
-            f"stopped after step {event['step']} of {event['total']} as requested; saved in {event['out']}. "
-            f"The same command resumes there; to train to the end: lockstep train --out {shlex.quote(event['out'])}"
+            f"stopped after step {event['step']} of {event['total']} as requested; saved in"
+            f" {event['out']}. The same command resumes there; to train to the end: lockstep train"
+            f" --out {shlex.quote(event['out'])}"
         )
 
     def _on_already_finished(self, event: FinishEvent) -> None:
@@ -236,11 +308,21 @@ class Reporter:
         if "stopped_early" in report:
             self.say(f"stopped early at step {report['steps']}: {report['stopped_early']}")
             out = shlex.quote(event["out"])
-            self.say(f"to train on: lockstep train --out {out} --set early_stopping_patience=0, or a greater number")
+            self.say(
+                f"to train on: lockstep train --out {out} --set early_stopping_patience=0, or a"
+                " greater number"
+            )
         rows = [
             *_accuracy(report),
             ("training time", f"{report['train_sec']:.1f} s"),
-            ("throughput", f"{speed:.1f} images/s (first steps left out)" if speed else "too few steps to measure"),
+            (
+                "throughput",
+                (
+                    f"{speed:.1f} images/s (first steps left out)"
+                    if speed
+                    else "too few steps to measure"
+                ),
+            ),
             ("bad images left out", str(report["quarantined"])),
             *([("restarts", str(report["restarts"]))] if "restarts" in report else []),
             ("run", event["out"]),

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
-Data = Annotated[Path, typer.Argument(help="A data set with training and validation images, or a folder of images.")]
+Data = Annotated[
+    Path,
+    typer.Argument(help="A data set with training and validation images, or a folder of images."),
+]
 _SHOWN = 5
 """A table lists at most this many findings of a kind."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -25,12 +28,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def pack(
     source: Annotated[Path, typer.Argument(help="The data set to read, in any storage format.")],
     target: Annotated[Path, typer.Argument(help="The folder to write to.")],
-    format: Annotated[str, typer.Option(help="Storage format: recordio, tfrecord, webdataset or folder.")],
-    shards: Annotated[int, typer.Option(min=0, help="Files for each split; 0: one for RecordIO, otherwise by size.")] = 0,
+    format: Annotated[
+        str, typer.Option(help="Storage format: recordio, tfrecord, webdataset or folder.")
+    ],
+    shards: Annotated[
+        int,
+        typer.Option(min=0, help="Files for each split; 0: one for RecordIO, otherwise by size."),
+    ] = 0,
     workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")] = 0,
-    resize: Annotated[int, typer.Option(min=0, help="Reduce the shorter side to this many pixels; 0: copy the bytes.")] = 0,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of reduced images.")] = 95,
-    first_label: Annotated[int, typer.Option(min=0, help="The label of the first class in the source's files.")] = 0,
+    resize: Annotated[
+        int,
+        typer.Option(min=0, help="Reduce the shorter side to this many pixels; 0: copy the bytes."),
+    ] = 0,
+    quality: Annotated[
+        int, typer.Option(min=1, max=100, help="JPEG quality of reduced images.")
+    ] = 95,
+    first_label: Annotated[
+        int, typer.Option(min=0, help="The label of the first class in the source's files.")
+    ] = 0,
 ) -> None:
     """Write a data set in another storage format.
 
@@ -60,14 +75,18 @@ def stage(
 ) -> None:
     """Copy a data set to a disk of this machine, with its index.
 
-    Files that are there already are not copied again. Train with the copy: runs take it for the same data set.
+    Files that are there already are not copied again. Train with the copy: runs take it for the
+    same data set.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.staging import stage
 
     with Reporter() as reporter:
         found = stage(data, to, reporter.progress("copying"))
-    print(f"{found.files} files in {to}, {found.copied} of them copied now: {found.copied_bytes / 1e9:.2f} GB")
+    print(
+        f"{found.files} files in {to}, {found.copied} of them copied now:"
+        f" {found.copied_bytes / 1e9:.2f} GB"
+    )
 
 
 @app.command("index")
@@ -77,7 +96,10 @@ def index(data: Data) -> None:
     An existing index is replaced.
     """
     for split, index in _indexes(data, anew=True):
-        print(f"{split}: {len(index)} images of {len(index.classes)} classes, {len(index.quarantined)} left out")
+        print(
+            f"{split}: {len(index)} images of {len(index.classes)} classes,"
+            f" {len(index.quarantined)} left out"
+        )
         _print_quarantined(index)
 
 
@@ -97,8 +119,10 @@ def info(data: Data, as_json: AsJson = False) -> None:
 
 
 def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
-    sizes, counts = about["shorter_side"], about["images_by_class"]
-    most, least = max(counts.values()), min(counts.values())
+    sizes = about["shorter_side"]
+    counts = about["images_by_class"]
+    most = max(counts.values())
+    least = min(counts.values())
     bar = max(most // 40, 1)
     shown = sorted(counts.items(), key=lambda pair: -pair[1])
     rows = [
@@ -109,7 +133,9 @@ def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("shorter side", f"{sizes['least']} to {sizes['most']} px, median {sizes['median']}"),
         ("digest", about["digest"][:16]),
     ]
-    rows += [(in_line(name)[:18], f"{count:>7} {'#' * (count // bar)}") for name, count in shown[:10]]
+    rows += [
+        (in_line(name)[:18], f"{count:>7} {'#' * (count // bar)}") for name, count in shown[:10]
+    ]
     if len(shown) > 10:
         rows += [("...", f"{len(shown) - 10} more; --json lists all")]
     return rows
@@ -118,9 +144,15 @@ def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
 @app.command("check")
 def check(
     data: Data,
-    logits: Annotated[int, typer.Option(min=0, help="Outputs of the model for these labels; 0: as the data says.")] = 0,
-    smallest: Annotated[int, typer.Option(min=1, help="Report images as tiny if their shorter side is below this.")] = 32,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="List unusable images in quarantine.json.")] = False,
+    logits: Annotated[
+        int, typer.Option(min=0, help="Outputs of the model for these labels; 0: as the data says.")
+    ] = 0,
+    smallest: Annotated[
+        int, typer.Option(min=1, help="Report images as tiny if their shorter side is below this.")
+    ] = 32,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="List unusable images in quarantine.json.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read all images and look for problems that would spoil training.
@@ -151,7 +183,10 @@ def _report_lines(report: "Report") -> Iterator[str]:
 
     for split in report.splits:
         left_out = f", {split.left_out} already left out" if split.left_out else ""
-        what = f"{split.images} images of {split.classes} classes, {split.total_bytes / 1e6:,.1f} MB{left_out}"
+        what = (
+            f"{split.images} images of {split.classes} classes, {split.total_bytes / 1e6:,.1f}"
+            f" MB{left_out}"
+        )
         yield f"{split.name or split.root} ({split.format or 'two formats'}): {what}"
     for kind, count in report.by_kind().items():
         about = KINDS[kind]
@@ -160,7 +195,9 @@ def _report_lines(report: "Report") -> Iterator[str]:
         for finding in found[:_SHOWN]:
             where = f"{finding.split}/{finding.place}" if finding.split else finding.place
             name = f" ({finding.name})" if finding.name and finding.name != finding.place else ""
-            yield f"         {in_line(printable(where + name))}: {in_line(printable(finding.detail))}"
+            yield (
+                f"         {in_line(printable(where + name))}: {in_line(printable(finding.detail))}"
+            )
         if len(found) > _SHOWN:
             yield f"         ... and {len(found) - _SHOWN} more; --json lists all"
         yield f"         -> {about.remedy}"
@@ -173,7 +210,9 @@ def show(
     recipe: Annotated[str, typer.Option(help="A published recipe or a YAML file.")],
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
     images: Annotated[int, typer.Option(min=1, max=1000, help="Number of images.")] = 32,
-    split: Annotated[str, typer.Option(help="train (as the first step sees it) or val (as an evaluation does).")] = "train",
+    split: Annotated[
+        str, typer.Option(help="train (as the first step sees it) or val (as an evaluation does).")
+    ] = "train",
 ) -> None:
     """Draw a contact sheet of images as the model sees them.
 
@@ -186,7 +225,9 @@ def show(
     indexes = dict(_indexes(data))
     if split not in indexes and list(indexes) != [""]:
         raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
-    sheet = contact_sheet(indexes.get(split) or indexes[""], load_recipe(recipe), images, evaluation=split == "val")
+    sheet = contact_sheet(
+        indexes.get(split) or indexes[""], load_recipe(recipe), images, evaluation=split == "val"
+    )
     write_sheet(sheet, out)
     print(f"{out}: {sheet.width} x {sheet.height} pixels")
 
@@ -197,7 +238,10 @@ def sort_val(
     labels: Annotated[
         Path,
         typer.Option(
-            help="A file with a line for each image: its name and class, or only the class, in the order of sorted names."
+            help=(
+                "A file with a line for each image: its name and class, or only the class, in the"
+                " order of sorted names."
+            )
         ),
     ],
 ) -> None:
@@ -217,7 +261,9 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
         for split, source in find_sources(data).items():
             classes = indexes[0][1].classes if indexes else None
             progress = None if quiet else reporter.progress(f"indexing {split}".strip())
-            indexes.append((split, open_index(source, classes=classes, progress=progress, anew=anew)))
+            indexes.append(
+                (split, open_index(source, classes=classes, progress=progress, anew=anew))
+            )
     return indexes
 
 

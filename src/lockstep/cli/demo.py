@@ -17,7 +17,10 @@ IMAGES = 1100
 def command(
     out: Annotated[Path, typer.Option(help="Folder for images and run.")] = Path("demo"),
     images: Annotated[
-        int, typer.Option(help="Training images to draw; validation gets a fifth as many.", min=5 * len(KINDS))
+        int,
+        typer.Option(
+            help="Training images to draw; validation gets a fifth as many.", min=5 * len(KINDS)
+        ),
     ] = IMAGES,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
@@ -31,29 +34,42 @@ def command(
     # Wrong settings and a missing framework are reported before anything is drawn.
     recipe = load_recipe("demo").replace(**({"logits": len(KINDS)} | changes))
     backends.check_installed(execution.backend)
-    data, run = out / "data", out / "run"
+    data = out / "data"
+    run = out / "run"
     data.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported first
     with Reporter() as reporter:
         training = images // len(KINDS) * len(KINDS)
         validation = images // len(KINDS) // 5 * len(KINDS)
-        reporter.say(f"drawing {training} training and {validation} validation images of {len(KINDS)} textures in {data}")
+        reporter.say(
+            f"drawing {training} training and {validation} validation images of {len(KINDS)}"
+            f" textures in {data}"
+        )
         progress = reporter.progress("drawing images")
-        draw_data_set(data, train_images=training, val_images=validation, kinds=KINDS, progress=progress)
+        draw_data_set(
+            data, train_images=training, val_images=validation, kinds=KINDS, progress=progress
+        )
         if "precision" not in changes:
             precision, why = _precision(run, execution)
             reporter.say(f"precision {precision}: {why}")
             recipe = recipe.replace(precision=precision)
         train(recipe, data, run, execution=execution, listener=reporter)
-    pictures = [sorted(folder.iterdir())[0] for folder in sorted((data / "val").iterdir()) if folder.name[0] != "."]
+    pictures = [
+        sorted(folder.iterdir())[0]
+        for folder in sorted((data / "val").iterdir())
+        if folder.name[0] != "."
+    ]
     print("\npredictions:")
-    for picture, found in zip(pictures, predict(run, pictures, top=1, execution=execution), strict=True):
+    for picture, found in zip(
+        pictures, predict(run, pictures, top=1, execution=execution), strict=True
+    ):
         name = picture.relative_to(data)
         print(f"  {name!s:<24} {found.classes[0]:<10} {100 * found.probabilities[0]:6.2f} %")
     print(f"\nimages: {data}\nrun:    {run}\ntry:    lockstep predict {run} {pictures[0]}")
 
 
 def _precision(run: Path, execution: Any) -> tuple[str, str]:
-    """Return the precision to train in, and why: that of an existing run, else one that is fast on this machine."""
+    """Return the precision to train in, and why: that of an existing run, else one that is fast on
+    this machine."""
     from lockstep import backends, load_recipe
     from lockstep.backends.emulation import emulation
     from lockstep.system.machine import fast_precision
@@ -68,4 +84,8 @@ def _precision(run: Path, execution: Any) -> tuple[str, str]:
     if world.on_gpu:  # older GPUs have fp16, but it needs loss scaling
         return "fp32", f"{device} does not multiply bf16 in hardware"
     emulated = emulation("bf16", on_gpu=False, backend=execution.backend)
-    return "fp32", str(emulated) if emulated else "training in bf16 was not measured on processors like this one"
+    return "fp32", (
+        str(emulated)
+        if emulated
+        else "training in bf16 was not measured on processors like this one"
+    )

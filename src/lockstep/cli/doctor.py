@@ -24,7 +24,10 @@ def command() -> None:
 
     about = environment(DEFAULT_BACKEND)
     print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
-    print(f"machine    {about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.1f} GiB")
+    print(
+        f"machine    {about['processor']}, {about['cores']} cores,"
+        f" {about['memory_bytes'] / 2**30:.1f} GiB"
+    )
     print(f"{'multiplies':<10} {multiplies(arithmetic())}")
     if (found_gpu := gpu()) is not None:
         print(f"{'gpu':<10} {found_gpu[0]}: {multiplies(found_gpu[1])}")
@@ -37,23 +40,32 @@ def command() -> None:
         if framework.version() is not None:
             print(f"{name:<10} {found_here(name)}")
         else:
-            print(f"{name:<10} {_found_by(python, name) if python else f'missing; {framework.install}'}")
+            print(
+                f"{name:<10}"
+                f" {_found_by(python, name) if python else f'missing; {framework.install}'}"
+            )
     for name, row in ENGINES.items():
         print(f"{name:<10} {described(row)}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
     print(f"{'memory':<10} lockstep find batch: the largest batch that fits")
-    print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_there() else f'missing; {jpeg.MISSING}'}")
+    print(
+        f"{'jpeg':<10}"
+        f" {'compiled: windows of baseline JPEGs' if jpeg.is_there() else f'missing; {jpeg.MISSING}'}"
+    )
 
 
 def described(row: "Row") -> str:
     """Return the version of an engine of inference and what it computes, or how to install it."""
-    able = "; ".join(f"{device}: {', '.join(precisions)}" for device, precisions in row.precisions.items())
+    able = "; ".join(
+        f"{device}: {', '.join(precisions)}" for device, precisions in row.precisions.items()
+    )
     return f"missing; {row.install}" if row.missing() else f"{row.version()}, inference ({able})"
 
 
 def multiplies(found: "Arithmetic") -> str:
-    """Return which precisions a device multiplies in hardware and which to train in, for a person to read.
+    """Return which precisions a device multiplies in hardware and which to train in, for a person
+    to read.
 
     >>> from lockstep.system.machine import arithmetic_of
     >>> multiplies(arithmetic_of("flags: avx2 fma", {}))
@@ -61,10 +73,15 @@ def multiplies(found: "Arithmetic") -> str:
     """
     limit = f", limited by {found.limit}" if found.limit else ""
     emulated = (
-        f"; {', '.join(found.emulated)} {'are' if len(found.emulated) > 1 else 'is'} emulated" if found.emulated else ""
+        f"; {', '.join(found.emulated)} {'are' if len(found.emulated) > 1 else 'is'} emulated"
+        if found.emulated
+        else ""
     )
     extensions = ", ".join(found.extensions) or "no extension known"
-    return f"{', '.join(found.precisions)} in hardware ({extensions}{limit}){emulated}; train in {found.pays}"
+    return (
+        f"{', '.join(found.precisions)} in hardware ({extensions}{limit}){emulated}; train in"
+        f" {found.pays}"
+    )
 
 
 def found_here(name: str) -> str:
@@ -83,7 +100,9 @@ def _found_by(python: Path, name: str) -> str:
     """Return what `found_here` returns in a framework's own environment."""
     code = f"from lockstep.cli.doctor import found_here; print(found_here({name!r}))"
     try:
-        done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, "-P", "-c", code], capture_output=True, text=True, check=False
+        )
     except OSError as error:
         return f"{python} cannot be run: {error.strerror}"
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines()

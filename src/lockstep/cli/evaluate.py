@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def command(
     source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
-    data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
+    data: Annotated[
+        Path, typer.Option(help="Validation images in any storage format, or a folder of images.")
+    ],
     which: options.Which = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
@@ -23,17 +25,25 @@ def command(
     split: Annotated[
         float | None,
         typer.Option(
-            help="Share of the images to evaluate if the data has no validation part; by default the run's. 0: all."
+            help=(
+                "Share of the images to evaluate if the data has no validation part; by default the"
+                " run's. 0: all."
+            )
         ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Images in a batch on each rank.", min=1)] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole result as JSON.")
+    ] = False,
     engine: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What infers: native (the framework; the default), auto (the fastest installed), program (an export's own "
-            "runtime; it can run code, so trust its writer), or see `lockstep doctor`.",
+            help=(
+                "What infers: native (the framework; the default), auto (the fastest installed),"
+                " program (an export's own "
+                "runtime; it can run code, so trust its writer), or see `lockstep doctor`."
+            ),
         ),
     ] = None,
     backend: options.Backend = DEFAULT_BACKEND,
@@ -50,7 +60,9 @@ def command(
     from lockstep.runs.events import Event
     from lockstep.system.ranks import is_leading
 
-    how = options.for_inference(assignments, backend, like, loader=loader, distributed=distributed) | {"engine": engine}
+    how = options.for_inference(
+        assignments, backend, like, loader=loader, distributed=distributed
+    ) | {"engine": engine}
     with Reporter() as reporter:
 
         def listener(event: Event) -> None:
@@ -58,7 +70,13 @@ def command(
             if not as_json:
                 reporter(event)
 
-        how |= {"model": model, "classes": classes, "split": split, "batch_images": batch, "listener": listener}
+        how |= {
+            "model": model,
+            "classes": classes,
+            "split": split,
+            "batch_images": batch,
+            "listener": listener,
+        }
         result = evaluate(source, data, which=which, ema=ema, **how)
     if not is_leading():
         return
@@ -86,5 +104,12 @@ def speed(found: "Speed", engine: str) -> str:
     '93.3 images/s with decoding; openvino, batch 32: p50 301.2, p99 342.0 ms'
     """
     latency = found["latency_ms"]
-    times = "" if latency is None else ": " + ", ".join(f"{name} {value:.1f}" for name, value in latency.items()) + " ms"
-    return f"{found['images_per_sec']:.1f} images/s with decoding; {engine}, batch {found['batch_images']}{times}"
+    times = (
+        ""
+        if latency is None
+        else ": " + ", ".join(f"{name} {value:.1f}" for name, value in latency.items()) + " ms"
+    )
+    return (
+        f"{found['images_per_sec']:.1f} images/s with decoding; {engine}, batch"
+        f" {found['batch_images']}{times}"
+    )

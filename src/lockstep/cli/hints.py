@@ -1,4 +1,5 @@
-"""Hints for options that a command does not have: options of other programs are often fields of the recipe here."""
+"""Hints for options that a command does not have: options of other programs are often fields of the
+recipe here."""
 
 from typing import Any
 
@@ -11,12 +12,14 @@ class Command(TyperCommand):
     """A command that suggests what to type instead of an option that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line. Raises `UserError` for an unknown option if there is something to suggest."""
+        """Parse a command line. Raises `UserError` for an unknown option if there is something to
+        suggest."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # Some versions of Typer use click, others contain a copy of it. Only the name of the class is the same in both.
+            # Some versions of Typer use click, others contain a copy of it. Only the name of the
+            # class is the same in both.
             if type(error).__name__ != "NoSuchOption":
                 raise
             option = getattr(error, "option_name", "")
@@ -29,7 +32,9 @@ class Command(TyperCommand):
         from lockstep.recipes import Execution, Recipe
         from lockstep.recipes.synonyms import instead_of_option
 
-        options = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+        options = [
+            name for parameter in self.params for name in parameter.opts if name.startswith("--")
+        ]
         known = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []
         return instead_of_option(option, _value_of(option, given), options, known)
 

@@ -25,42 +25,72 @@ LEAST_PATIENCE = 5.0
 
 def command(
     context: typer.Context,
-    processes: Annotated[int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)],
-    backend: Annotated[str | None, typer.Option(help="Framework; by default that of the command.")] = None,
+    processes: Annotated[
+        int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)
+    ],
+    backend: Annotated[
+        str | None, typer.Option(help="Framework; by default that of the command.")
+    ] = None,
     distributed: Annotated[
-        str | None, typer.Option(help="Library that adds up over ranks: native or horovod; by default that of the command.")
+        str | None,
+        typer.Option(
+            help=(
+                "Library that adds up over ranks: native or horovod; by default that of the"
+                " command."
+            )
+        ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Number of machines (nodes). Default: those of the Slurm step, else 1.", min=1)
+        int | None,
+        typer.Option(
+            help="Number of machines (nodes). Default: those of the Slurm step, else 1.", min=1
+        ),
     ] = None,
     node_rank: Annotated[
-        int | None, typer.Option(help="Number of this machine, from 0. Default: that of Slurm.", min=0)
+        int | None,
+        typer.Option(help="Number of this machine, from 0. Default: that of Slurm.", min=0),
     ] = None,
     rendezvous: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the machines meet: node 0's address. Default: that of Slurm."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the machines meet: node 0's address. Default: that of Slurm.",
+        ),
     ] = None,
     bind: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS|INTERFACE",
-            help="Where this machine listens, and nowhere else. Default: its address on the way to node 0.",
+            help=(
+                "Where this machine listens, and nowhere else. Default: its address on the way to"
+                " node 0."
+            ),
         ),
     ] = None,
     secret_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The secret that all machines share; - reads it from standard input."),
+        typer.Option(
+            metavar="FILE",
+            help="The secret that all machines share; - reads it from standard input.",
+        ),
     ] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(metavar="HOST,...", help="Other machines. They are started over ssh, and this one is node 0."),
+        typer.Option(
+            metavar="HOST,...",
+            help="Other machines. They are started over ssh, and this one is node 0.",
+        ),
     ] = None,
     patience: Annotated[
         float,
-        typer.Option(help="Seconds without a sign of life or a batch after which ranks are ended.", min=LEAST_PATIENCE),
+        typer.Option(
+            help="Seconds without a sign of life or a batch after which ranks are ended.",
+            min=LEAST_PATIENCE,
+        ),
     ] = 120.0,
     restarts: Annotated[
-        int, typer.Option(help="Start all ranks again after a failure, at most this many times.", min=0)
+        int,
+        typer.Option(help="Start all ranks again after a failure, at most this many times.", min=0),
     ] = 0,
 ) -> None:
     """Run a command in several processes, one for each GPU.
@@ -76,14 +106,24 @@ def command(
     from lockstep.system.meeting import Asked
 
     if not context.args:
-        raise UserError("nothing to launch; expected a command after --, such as: lockstep launch -n 2 -- train ...")
+        raise UserError(
+            "nothing to launch; expected a command after --, such as: lockstep launch -n 2 --"
+            " train ..."
+        )
     arguments = list(context.args)
     last = _last(arguments)
-    found = {name: _agreed(name, value, arguments) for name, value in (("backend", backend), ("distributed", distributed))}
-    how = Execution.of({name: value for name in found if (value := found[name] or last.get(name)) is not None})
+    found = {
+        name: _agreed(name, value, arguments)
+        for name, value in (("backend", backend), ("distributed", distributed))
+    }
+    how = Execution.of(
+        {name: value for name in found if (value := found[name] or last.get(name)) is not None}
+    )
     options.go_where_installed(how.backend)
     engine = backends.load(how.backend)
-    asked = Asked(nodes, node_rank, rendezvous, bind, secret_file, tuple(hosts.split(",")) if hosts else ())
+    asked = Asked(
+        nodes, node_rank, rendezvous, bind, secret_file, tuple(hosts.split(",")) if hosts else ()
+    )
     with ExitStack() as stack:
         logs = stack.enter_context(logs_of(arguments))
         watch = Watch(patience, restarts, logs, lambda text: print(text, file=sys.stderr))
@@ -95,9 +135,15 @@ def command(
 
 @contextmanager
 def _machines(
-    engine: Any, distributed: str, processes: int, asked: "Asked", watch: "Watch", arguments: list[str]
+    engine: Any,
+    distributed: str,
+    processes: int,
+    asked: "Asked",
+    watch: "Watch",
+    arguments: list[str],
 ) -> "Iterator[tuple[Starting, Link | None]]":
-    """Yield how ranks are started, once the machines have met, and the link to the other machines if there are any."""
+    """Yield how ranks are started, once the machines have met, and the link to the other machines
+    if there are any."""
     from lockstep.system import remote
     from lockstep.system.meeting import STDIN, meeting_of
     from lockstep.system.nodes import one_machine
@@ -111,18 +157,27 @@ def _machines(
         check = None
         if asked.hosts:
             command = remote.follower(meeting, processes, watch, arguments)
-            check = stack.enter_context(remote.launched_over_ssh(asked.hosts, command, meeting.secret)).refuse_loss
+            check = stack.enter_context(
+                remote.launched_over_ssh(asked.hosts, command, meeting.secret)
+            ).refuse_loss
         elif str(asked.secret_file) == STDIN:
             remote.end_with_input()
         link, address = stack.enter_context(met(meeting, watch.patience_sec / 2, check))
-        yield lambda: engine.starting(agree(link, meeting, address, processes, arguments), distributed), link
+        yield (
+            lambda: engine.starting(
+                agree(link, meeting, address, processes, arguments), distributed
+            ),
+            link,
+        )
 
 
 @contextmanager
 def logs_of(arguments: list[str]) -> Iterator[Path | None]:
-    """Yield the folder for the output of the ranks of a launched command: in the folder of the run that it trains.
+    """Yield the folder for the output of the ranks of a launched command: in the folder of the run
+    that it trains.
 
-    Yield None if it trains none, or in a folder with other things. If no run begins, the folder is removed again.
+    Yield None if it trains none, or in a folder with other things. If no run begins, the folder is
+    removed again.
     """
     from lockstep.runs.folder import LOGS, RunFolder
 
@@ -141,28 +196,39 @@ def logs_of(arguments: list[str]) -> Iterator[Path | None]:
 
 
 def _last(arguments: list[str]) -> dict[str, Any]:
-    """Return the last execution of the run that a launched command resumes; empty if the command names a recipe."""
+    """Return the last execution of the run that a launched command resumes; empty if the command
+    names a recipe."""
     from lockstep.runs.resuming import last_execution
 
     out = _said("out", arguments)
-    return last_execution(Path(out)) if arguments[0] == "train" and out and _said("recipe", arguments) is None else {}
+    return (
+        last_execution(Path(out))
+        if arguments[0] == "train" and out and _said("recipe", arguments) is None
+        else {}
+    )
 
 
 def _agreed(name: str, value: str | None, arguments: list[str]) -> str | None:
-    """Return the value of a field from the launch or its command. If only the launch has it, add it to the command."""
+    """Return the value of a field from the launch or its command. If only the launch has it, add it
+    to the command."""
     from lockstep.system.errors import UserError
 
     said = _said(name, arguments)
     if value is not None and said is not None and value != said:
-        raise UserError(f"launch --{name} is {value}, but the command after -- says {said}; give only one of them")
+        raise UserError(
+            f"launch --{name} is {value}, but the command after -- says {said}; give only one of"
+            " them"
+        )
     if value is not None and said is None:
         arguments += [f"--{name}", value]
     return value or said
 
 
 def _said(name: str, arguments: list[str]) -> str | None:
-    """Return the value of an execution's field in a command line: its last --set, else its last option."""
-    given, settings = [], []
+    """Return the value of an execution's field in a command line: its last --set, else its last
+    option."""
+    given = []
+    settings = []
     for argument, following in pairwise([*arguments, ""]):
         option, equals, text = argument.partition("=")
         value = text if equals else following

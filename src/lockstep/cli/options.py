@@ -19,22 +19,35 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME",
-        help="What infers: native (the framework; the default), auto (the fastest installed), or see `lockstep doctor`.",
+        help=(
+            "What infers: native (the framework; the default), auto (the fastest installed), or see"
+            " `lockstep doctor`."
+        ),
     ),
 ]
-Loader = Annotated[str | None, typer.Option(help="Loader of the images: host, dali, dali-gpu or synthetic.")]
-Distributed = Annotated[str | None, typer.Option(help="Library that adds up over ranks: native or horovod.")]
+Loader = Annotated[
+    str | None, typer.Option(help="Loader of the images: host, dali, dali-gpu or synthetic.")
+]
+Distributed = Annotated[
+    str | None, typer.Option(help="Library that adds up over ranks: native or horovod.")
+]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe or execution; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change a field of the recipe or execution; may be repeated.",
+    ),
 ]
 SetForWeights = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Set how images are prepared (image_size=160, mean=[0,0,0], ...), the precision, or a field of the execution; "
-        "may be repeated.",
+        help=(
+            "Set how images are prepared (image_size=160, mean=[0,0,0], ...), the precision, or a"
+            " field of the execution; may be repeated."
+        ),
     ),
 ]
 SetPreprocessing = Annotated[
@@ -42,7 +55,10 @@ SetPreprocessing = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Set how images are prepared (image_size=160, mean=[0,0,0], ...); stored in what is written. May be repeated.",
+        help=(
+            "Set how images are prepared (image_size=160, mean=[0,0,0], ...); stored in what is"
+            " written. May be repeated."
+        ),
     ),
 ]
 AsRecipe = Annotated[
@@ -53,10 +69,14 @@ AsRecipe = Annotated[
         help="Prepare images as in the evaluation of this recipe; --set takes precedence.",
     ),
 ]
-Which = Annotated[str, typer.Option("--checkpoint", help="Checkpoint of a run: newest, best or a step's number.")]
+Which = Annotated[
+    str, typer.Option("--checkpoint", help="Checkpoint of a run: newest, best or a step's number.")
+]
 Model = Annotated[
     str | None,
-    typer.Option("--as", metavar="MODEL", help="The model of a file that fits several, such as resnet50-v1."),
+    typer.Option(
+        "--as", metavar="MODEL", help="The model of a file that fits several, such as resnet50-v1."
+    ),
 ]
 WEIGHTS = "A run's folder, a checkpoint, or weights of another program (docs/weights.md)."
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
@@ -64,13 +84,19 @@ Classes = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Names of the classes, class 0 first: one on each line, or a .json. By default the weights' names.",
+        help=(
+            "Names of the classes, class 0 first: one on each line, or a .json. By default the"
+            " weights' names."
+        ),
     ),
 ]
 
 
-def settings(assignments: list[str] | None, backend: str, **options: Any) -> tuple[dict[str, Any], Any]:
-    """Return the changes of the recipe, and the execution. `options` are its fields; None stands for one not given."""
+def settings(
+    assignments: list[str] | None, backend: str, **options: Any
+) -> tuple[dict[str, Any], Any]:
+    """Return the changes of the recipe, and the execution. `options` are its fields; None stands
+    for one not given."""
     from lockstep.recipes import Execution
 
     recipe, given = fields(assignments, backend=backend, **options)
@@ -99,7 +125,8 @@ def prepare(backend: str) -> None:
 
 
 def show_note(event: "Event") -> None:
-    """Print an event on standard error if it is a note, so that standard output stays machine-readable."""
+    """Print an event on standard error if it is a note, so that standard output stays
+    machine-readable."""
     if event["kind"] == "note":
         print(f"note: {event['message']}", file=sys.stderr)
 
@@ -118,14 +145,16 @@ def traced_steps(text: str | None) -> dict[str, int]:
 
 
 _WENT = "LOCKSTEP_WENT_WHERE_INSTALLED"
-"""Environment variable that is set when a command moves to another Python, so that it moves only once."""
+"""Environment variable that is set when a command moves to another Python, so that it moves only
+once."""
 
 
 def go_where_installed(backend: str) -> None:
-    """Run this command line with the Python that has a backend, if this Python does not have it and another one is found.
+    """Run this command line with the Python that has a backend, if this Python does not have it and
+    another one is found.
 
-    The process stays the same: output, exit code and signals are those of the command. Raises `BackendError` if that Python
-    has no Lockstep.
+    The process stays the same: output, exit code and signals are those of the command. Raises
+    `BackendError` if that Python has no Lockstep.
     """
     from lockstep import backends
     from lockstep.system.errors import BackendError
@@ -136,35 +165,48 @@ def go_where_installed(backend: str) -> None:
     python = backends.interpreter(backend)
     if python is None:
         return
-    if subprocess.run([python, "-P", "-c", "import lockstep"], capture_output=True, check=False).returncode:
-        raise BackendError(f"{python} cannot import lockstep, but must run --backend {backend}; install lockstep there")
+    if subprocess.run(
+        [python, "-P", "-c", "import lockstep"], capture_output=True, check=False
+    ).returncode:
+        raise BackendError(
+            f"{python} cannot import lockstep, but must run --backend {backend}; install lockstep"
+            " there"
+        )
     os.environ[_WENT] = backend
     sys.stdout.flush()
-    os.execv(python, [str(python), "-P", "-m", "lockstep", *sys.argv[1:]])  # -P: nothing is imported from this folder
+    os.execv(
+        python, [str(python), "-P", "-m", "lockstep", *sys.argv[1:]]
+    )  # -P: nothing is imported from this folder
 
 
 def for_inference(
     assignments: list[str] | None, backend: str, like: str | None = None, **options: str | None
 ) -> dict[str, Any]:
-    """Return precision, execution and preprocessing. `like` names a recipe with the preprocessing to begin with.
+    """Return precision, execution and preprocessing. `like` names a recipe with the preprocessing
+    to begin with.
 
     The other fields of the recipe come with the weights; setting one raises `RecipeError`.
     """
     recipe, execution = settings(assignments, backend, **options)
     precision = recipe.pop("precision", None)
-    return {"precision": precision, "execution": execution, "preprocessing": _preprocessing(recipe, like)}
+    return {
+        "precision": precision,
+        "execution": execution,
+        "preprocessing": _preprocessing(recipe, like),
+    }
 
 
 def for_writing(assignments: list[str] | None, like: str | None) -> dict[str, Any]:
-    """Return the preprocessing to write. Raises `RecipeError` for other fields, also of the execution."""
+    """Return the preprocessing to write. Raises `RecipeError` for other fields, also of the
+    execution."""
     from lockstep.system.errors import RecipeError
 
     recipe, execution = fields(assignments)
     computing = [name for name in (*recipe, *execution) if name == "precision" or name in execution]
     if computing:
         raise RecipeError(
-            f"{', '.join(computing)} can be set for evaluate, predict and serve; here --set says only how images are "
-            "prepared (export has --precision)"
+            f"{', '.join(computing)} can be set for evaluate, predict and serve; here --set says"
+            " only how images are prepared (export has --precision)"
         )
     return {"preprocessing": _preprocessing(recipe, like)}
 

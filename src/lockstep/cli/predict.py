@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     Keep = Callable[[Prediction], None]
 
 _IMAGES = (
-    "Image files, folders, quoted patterns ('*.jpg'), lists of paths (@names.txt), files of packed images, or - for "
-    "standard input: an image, or paths."
+    "Image files, folders, quoted patterns ('*.jpg'), lists of paths (@names.txt), files of packed"
+    " images, or - for standard input: an image, or paths."
 )
 
 
@@ -37,19 +37,32 @@ def command(
     classes: options.Classes = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", help="table, csv, jsonl or json; by default that of --output's ending, or a table."),
+        typer.Option(
+            "--format",
+            help="table, csv, jsonl or json; by default that of --output's ending, or a table.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one list of all images.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Write to this file, completely or not at all.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The same as --format json: one list of all images.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write to this file, completely or not at all.")
+    ] = None,
     embeddings: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.npz", help="Write the features before the classifier, and the paths, to this file."),
+        typer.Option(
+            metavar="FILE.npz",
+            help="Write the features before the classifier, and the paths, to this file.",
+        ),
     ] = None,
     explain: Annotated[
         Path | None,
         typer.Option(
             metavar="PNG|FOLDER",
-            help="Draw what speaks for the likeliest class (Grad-CAM): a .png of one image, or a new folder.",
+            help=(
+                "Draw what speaks for the likeliest class (Grad-CAM): a .png of one image, or a new"
+                " folder."
+            ),
         ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
@@ -79,13 +92,20 @@ def command(
     with ExitStack() as open_files:
         predictor = open_files.enter_context(Predictor(run, listener=options.show_note, **how))
         write = open_files.enter_context(_destination(output))
-        keep = [open_files.enter_context(_embeddings(embeddings, predictor.features))] if embeddings is not None else []
+        keep = (
+            [open_files.enter_context(_embeddings(embeddings, predictor.features))]
+            if embeddings is not None
+            else []
+        )
         if explain is not None:
             keep.append(open_files.enter_context(_explanations(explain)))
         failed = _predicted(predictor, named, top, shown, write, keep)
     for path in (output, embeddings, explain):
         if path is not None and path.exists():
-            print(f"wrote {path}: {len(named) - failed} images", file=sys.stdout if output is not None else sys.stderr)
+            print(
+                f"wrote {path}: {len(named) - failed} images",
+                file=sys.stdout if output is not None else sys.stderr,
+            )
     if failed:
         raise LockstepError(f"{failed} of {len(named)} images could not be read")
 
@@ -100,16 +120,28 @@ def _named(arguments: list[str]) -> "NamedImages":
         named.add(argument, sys.stdin.buffer)
     if named.left_out:
         example = in_line(named.left_out[0])
-        print(f"note: files of other kinds are left out: {len(named.left_out)}, such as {example}", file=sys.stderr)
+        print(
+            f"note: files of other kinds are left out: {len(named.left_out)}, such as {example}",
+            file=sys.stderr,
+        )
     if not len(named):
-        raise DataError("no images are named; expected lockstep predict RUN IMAGES: files, folders, 'patterns', @list or -")
+        raise DataError(
+            "no images are named; expected lockstep predict RUN IMAGES: files, folders, 'patterns',"
+            " @list or -"
+        )
     return named
 
 
 def _predicted(
-    predictor: "Predictor", named: "NamedImages", top: int, form: "Form", write: Any, keep: "Sequence[Keep]"
+    predictor: "Predictor",
+    named: "NamedImages",
+    top: int,
+    form: "Form",
+    write: Any,
+    keep: "Sequence[Keep]",
 ) -> int:
-    """Write the predictions of all images, give them to each of `keep`, and return how many could not be read."""
+    """Write the predictions of all images, give them to each of `keep`, and return how many could
+    not be read."""
     from lockstep.cli.console import Reporter
 
     failed = 0
@@ -141,7 +173,9 @@ def _embeddings(path: Path, features: int) -> "Iterator[Keep]":
         yield lambda prediction: file.add(str(prediction.path), prediction.features)  # type: ignore[arg-type]
 
 
-def _check_files(output: Path | None, embeddings: Path | None, explain: Path | None, images: int) -> None:
+def _check_files(
+    output: Path | None, embeddings: Path | None, explain: Path | None, images: int
+) -> None:
     """Raise `UserError` if a file cannot be written under its name, before anything is computed."""
     from lockstep.system.errors import UserError
 
@@ -151,14 +185,19 @@ def _check_files(output: Path | None, embeddings: Path | None, explain: Path | N
     if explain is None:
         return
     if explain.suffix.lower() != ".png" and explain.exists():
-        raise UserError(f"--explain {explain} already exists; name a new folder, or a .png for one image")
+        raise UserError(
+            f"--explain {explain} already exists; name a new folder, or a .png for one image"
+        )
     if explain.suffix.lower() == ".png" and images > 1:
-        raise UserError(f"--explain {explain} is one picture, but there are {images} images; name a new folder")
+        raise UserError(
+            f"--explain {explain} is one picture, but there are {images} images; name a new folder"
+        )
 
 
 @contextmanager
 def _explanations(path: Path) -> "Iterator[Keep]":
-    """Yield a function that draws the explanation of a prediction: to the file `path` if it is a .png, or into a folder."""
+    """Yield a function that draws the explanation of a prediction: to the file `path` if it is a
+    .png, or into a folder."""
     from lockstep.system.files import appearing_folder, replacing
 
     if path.suffix.lower() == ".png":
@@ -189,7 +228,8 @@ def _save(prediction: "Prediction", path: Path) -> None:
 
 @contextmanager
 def _destination(output: Path | None) -> Iterator[Any]:
-    """Yield a function that writes text to a file, or to standard output so that a reader has it at once."""
+    """Yield a function that writes text to a file, or to standard output so that a reader has it at
+    once."""
     from lockstep.system.files import written_text
 
     if output is None:

@@ -33,7 +33,10 @@ class Table(Form):
     def row(self, prediction: Prediction) -> str:
         """Return the lines of a prediction."""
         found = zip(prediction.classes, prediction.probabilities, strict=True)
-        lines = [f"  {100 * probability:6.2f} %  {in_line(described(name))}" for name, probability in found]
+        lines = [
+            f"  {100 * probability:6.2f} %  {in_line(described(name))}"
+            for name, probability in found
+        ]
         return "\n".join([in_line(str(prediction.path)), *lines, ""])
 
 
@@ -48,20 +51,25 @@ class Csv(Form):
         """Return the lines of a prediction."""
         found = enumerate(zip(prediction.classes, prediction.probabilities, strict=True), start=1)
         path = _path_cell(str(prediction.path))
-        return "".join(_csv_line(path, rank, _name_cell(name), f"{share:.6f}") for rank, (name, share) in found)
+        return "".join(
+            _csv_line(path, rank, _name_cell(name), f"{share:.6f}") for rank, (name, share) in found
+        )
 
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""A spreadsheet computes a cell that begins so, also a quoted one: the name of a file could run a command there."""
+"""A spreadsheet computes a cell that begins so, also a quoted one: the name of a file could run a
+command there."""
 
 
 def _path_cell(path: str) -> str:
-    """Return a path that no spreadsheet computes, and that still names the file. Only relative paths can need a change."""
+    """Return a path that no spreadsheet computes, and that still names the file. Only relative
+    paths can need a change."""
     return f"./{path}" if path.startswith(_FORMULAS) and path != STDIN else path
 
 
 def _name_cell(name: str) -> str:
-    """Return a name behind an apostrophe, which spreadsheets take for the mark of a text, if they would compute it."""
+    """Return a name behind an apostrophe, which spreadsheets take for the mark of a text, if they
+    would compute it."""
     return f"'{name}" if name.startswith(_FORMULAS) else name
 
 
@@ -97,14 +105,19 @@ class Json(Form):
 
 def _fields(prediction: Prediction) -> dict[str, object]:
     probabilities = [round(share, 6) for share in prediction.probabilities]
-    return {"path": str(prediction.path), "classes": prediction.classes, "probabilities": probabilities}
+    return {
+        "path": str(prediction.path),
+        "classes": prediction.classes,
+        "probabilities": probabilities,
+    }
 
 
 FORMS: dict[str, type[Form]] = {"table": Table, "csv": Csv, "jsonl": JsonLines, "json": Json}
 
 
 def chosen(name: str | None, output: Path | None) -> Form:
-    """Return the form of a name, or without one that of the ending of `output`; otherwise a table. Raises `UserError`."""
+    """Return the form of a name, or without one that of the ending of `output`; otherwise a table.
+    Raises `UserError`."""
     if name is None:
         ending = output.suffix.removeprefix(".").lower() if output is not None else ""
         return FORMS.get(ending, Table)()

@@ -16,7 +16,8 @@ app = typer.Typer(help="The published recipes.", invoke_without_command=True, ri
 def listing(context: typer.Context) -> None:
     """List the published recipes.
 
-    `show` prints one, `diff` compares two, `table` lists published accuracies, `fields` describes what can be set.
+    `show` prints one, `diff` compares two, `table` lists published accuracies, `fields` describes
+    what can be set.
     """
     from lockstep.recipes.published import RECIPES
 
@@ -27,10 +28,13 @@ def listing(context: typer.Context) -> None:
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")],
+) -> None:
     """Print a recipe, its source and published accuracies.
 
-    Every field is printed as YAML. For a finished run's folder, its top-1 is put next to the published ones.
+    Every field is printed as YAML. For a finished run's folder, its top-1 is put next to the
+    published ones.
     """
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published import RECIPES
@@ -48,7 +52,8 @@ def _accuracies(name: str) -> list[str]:
     """Return lines about the published accuracies of a recipe; none if nobody published one."""
     from lockstep.recipes.published_accuracies import accuracies_of
 
-    lines, document = [], ""
+    lines = []
+    document = ""
     for row in accuracies_of(name):
         if document != (document := row.document):
             lines += ["", f"Published top-1 in percent, {document}:"]
@@ -58,7 +63,8 @@ def _accuracies(name: str) -> list[str]:
 
 
 def _of_run(folder: Path) -> list[str]:
-    """Return the lines that put the top-1 of a finished run next to the published ones; none for anything else."""
+    """Return the lines that put the top-1 of a finished run next to the published ones; none for
+    anything else."""
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published_accuracies import as_rows
     from lockstep.runs.report import published_beside, read_report
@@ -68,14 +74,22 @@ def _of_run(folder: Path) -> list[str]:
     if report is None or not rows:
         return []
     final = report["final"]["trained"]
-    return [f"top-1 {final['top1_percent']:.2f} % of {final['images']} images", *map(" ".join, rows)]
+    return [
+        f"top-1 {final['top1_percent']:.2f} % of {final['images']} images",
+        *map(" ".join, rows),
+    ]
 
 
 @app.command("table")
-def table(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with source and container.")] = False) -> None:
+def table(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with source and container.")
+    ] = False,
+) -> None:
     """Print the published accuracies.
 
-    With hardware, precision, epochs and hours of training. A hyphen stands for what the document does not say.
+    With hardware, precision, epochs and hours of training. A hyphen stands for what the document
+    does not say.
     """
     from lockstep.recipes.published_accuracies import published_accuracies
 
@@ -88,10 +102,14 @@ def table(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with
         gpus = f"{row.accelerators} x {row.accelerator}" if row.accelerator else "-"
         epochs = str(row.epochs or "-")
         hours = "-" if row.hours is None else f"{row.hours:g}"
-        cells.append((row.recipe, row.figure(), row.precision, gpus, epochs, hours, row.variant or ""))
+        cells.append(
+            (row.recipe, row.figure(), row.precision, gpus, epochs, hours, row.variant or "")
+        )
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 @app.command("fields")
@@ -103,13 +121,23 @@ def fields() -> None:
 
     from lockstep.recipes import Execution, Recipe
 
-    for title, settings in (("Recipe: decides the result", Recipe()), ("Execution: how it is run", Execution())):
+    for title, settings in (
+        ("Recipe: decides the result", Recipe()),
+        ("Execution: how it is run", Execution()),
+    ):
         print(title)
         for name, value in settings.fields().items():
             as_yaml = yaml.safe_dump(value, default_flow_style=True, width=math.inf).splitlines()[0]
             print(f"  {name}={as_yaml}")
             about = type(settings).model_fields[name].description or ""
-            print(textwrap.fill(about.replace("\n", " "), 120, initial_indent="      ", subsequent_indent="      "))
+            print(
+                textwrap.fill(
+                    about.replace("\n", " "),
+                    120,
+                    initial_indent="      ",
+                    subsequent_indent="      ",
+                )
+            )
 
 
 @app.command("diff")

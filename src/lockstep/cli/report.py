@@ -9,13 +9,24 @@ from lockstep.cli.terminal import print
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
-    out: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")
+    ],
+    out: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
     plots: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also write each figure into this folder, as PNG and SVG.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Also write each figure into this folder, as PNG and SVG."
+        ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show which parts of mistaken images speak for the wrong class (Grad-CAM).")
+        bool,
+        typer.Option(
+            "--explain",
+            help="Show which parts of mistaken images speak for the wrong class (Grad-CAM).",
+        ),
     ] = False,
 ) -> None:
     """Write one HTML page about one or several runs.

@@ -14,30 +14,60 @@ TOKEN = "LOCKSTEP_SERVE_TOKEN"
 
 
 def command(
-    source: Annotated[str, typer.Argument(metavar="RUN", help=f"{options.WEIGHTS[:-1]}, or an exported ONNX model.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help=f"{options.WEIGHTS[:-1]}, or an exported ONNX model."),
+    ],
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen on. Others than 127.0.0.1 need a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Others than 127.0.0.1 need a token.")
+    ] = "127.0.0.1",
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=f"File with the token that clients must send; or set {TOKEN}."),
+        typer.Option(
+            metavar="FILE", help=f"File with the token that clients must send; or set {TOKEN}."
+        ),
     ] = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Let everyone who reaches the address use the server.")
+        bool,
+        typer.Option("--no-token", help="Let everyone who reaches the address use the server."),
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Another name for the server in requests, such as a proxy's; may be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="Another name for the server in requests, such as a proxy's; may be repeated.",
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model in addresses; by default its architecture's.")] = None,
-    max_batch: Annotated[int, typer.Option(help="Largest batch, and most images of a request.", min=1)] = 32,
-    max_wait_ms: Annotated[float, typer.Option(help="Longest wait of a batch for images on their way.", min=0)] = 2.0,
-    max_queue: Annotated[int, typer.Option(help="Most images in the server at once; others get 429.", min=1)] = 256,
-    max_body_mb: Annotated[int, typer.Option(help="Largest body of a request, in MiB.", min=1)] = 32,
-    max_megapixels: Annotated[float, typer.Option(help="Largest image, in million pixels.", min=1)] = 50.0,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the model in addresses; by default its architecture's."),
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option(help="Largest batch, and most images of a request.", min=1)
+    ] = 32,
+    max_wait_ms: Annotated[
+        float, typer.Option(help="Longest wait of a batch for images on their way.", min=0)
+    ] = 2.0,
+    max_queue: Annotated[
+        int, typer.Option(help="Most images in the server at once; others get 429.", min=1)
+    ] = 256,
+    max_body_mb: Annotated[
+        int, typer.Option(help="Largest body of a request, in MiB.", min=1)
+    ] = 32,
+    max_megapixels: Annotated[
+        float, typer.Option(help="Largest image, in million pixels.", min=1)
+    ] = 50.0,
     max_connections: Annotated[int, typer.Option(help="Most open connections.", min=1)] = 512,
-    timeout_sec: Annotated[float, typer.Option(help="Time to send a body, and to wait for its result.", min=1)] = 30.0,
-    drain_sec: Annotated[float, typer.Option(help="Time to go on, not ready, after a signal to stop.", min=0)] = 1.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Leave requests that succeed out of the log.")] = False,
+    timeout_sec: Annotated[
+        float, typer.Option(help="Time to send a body, and to wait for its result.", min=1)
+    ] = 30.0,
+    drain_sec: Annotated[
+        float, typer.Option(help="Time to go on, not ready, after a signal to stop.", min=0)
+    ] = 1.0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Leave requests that succeed out of the log.")
+    ] = False,
     which: options.Which = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
@@ -49,8 +79,8 @@ def command(
 ) -> None:
     """Serve a model over HTTP, with a page.
 
-    Takes images at /predict, and requests of Triton's clients (docs/serve.md). Ends at SIGTERM or Ctrl-C,
-    with exit code 0 when all taken requests are answered.
+    Takes images at /predict, and requests of Triton's clients (docs/serve.md). Ends at SIGTERM or
+    Ctrl-C, with exit code 0 when all taken requests are answered.
     """
     from lockstep import serve
     from lockstep.inference.serving import Limits
@@ -79,7 +109,8 @@ def command(
 
 
 def _token(file: Path | None) -> str | None:
-    """Return the token in a file, or in the environment; None if there is neither. Raises `UserError`."""
+    """Return the token in a file, or in the environment; None if there is neither. Raises
+    `UserError`."""
     from lockstep.system.errors import UserError
     from lockstep.system.regular_files import SETTINGS, read_regular_text
 
@@ -89,4 +120,6 @@ def _token(file: Path | None) -> str | None:
         return read_regular_text(file, SETTINGS, encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-        raise UserError(f"the token file {file} cannot be read: {reason}; write the token in it as one line") from None
+        raise UserError(
+            f"the token file {file} cannot be read: {reason}; write the token in it as one line"
+        ) from None

@@ -1,7 +1,9 @@
-"""Print safely: all output of the command line goes through here, so that no file name can control the terminal.
+"""Print safely: all output of the command line goes through here, so that no file name can control
+the terminal.
 
-Characters that a terminal obeys instead of showing them are written as escapes: control characters, including those that
-start colours, titles and cursor moves, and marks that reverse the order of letters. Ruff's T20 refuses Python's own `print`.
+Characters that a terminal obeys instead of showing them are written as escapes: control characters,
+including those that start colours, titles and cursor moves, and marks that reverse the order of
+letters. Ruff's T20 refuses Python's own `print`.
 """
 
 import builtins
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
 
 _OBEYED = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f"  # control characters except tab and newline
-    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"  # writing directions, and characters without width
-    "\u2028\u2029\ufeff\ufff9-\ufffb"  # line and paragraph separators, byte order mark, annotation marks
+    # writing directions, and characters without width
+    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
+    # line and paragraph separators, byte order mark, annotation marks
+    "\u2028\u2029\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"  # surrogates, and tags
 )
 
@@ -45,10 +49,13 @@ def print(*values: object, end: str = "\n", file: TextIO | None = None) -> None:
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON. What a terminal obeys becomes a JSON escape, so that it can be read back."""
+    """Return a value as JSON. What a terminal obeys becomes a JSON escape, so that it can be read
+    back."""
     from lockstep.system.strict_json import to_json
 
-    return _OBEYED.sub(lambda found: json.dumps(found[0], allow_nan=False)[1:-1], to_json(value, indent=indent))
+    return _OBEYED.sub(
+        lambda found: json.dumps(found[0], allow_nan=False)[1:-1], to_json(value, indent=indent)
+    )
 
 
 def print_json(value: Any) -> None:
@@ -57,7 +64,8 @@ def print_json(value: Any) -> None:
 
 
 def console(**options: Any) -> "Console":
-    """Return a rich console that escapes texts, tables and bars in the same way. Rich's own colours and moves stay."""
+    """Return a rich console that escapes texts, tables and bars in the same way. Rich's own colours
+    and moves stay."""
     from collections.abc import Iterable
 
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -68,7 +76,9 @@ def console(**options: Any) -> "Console":
         def render_str(self, text: str, **how: Any) -> Text:
             return super().render_str(shown(text), **how)  # before it is laid out
 
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=shown(segment.text))
 
@@ -77,4 +87,6 @@ def console(**options: Any) -> "Console":
 
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
-    return f"\\x{code:02x}" if code < 2**8 else f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}" if code < 2**8 else f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
+    )

@@ -9,66 +9,111 @@ from lockstep.cli import options
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder of the run. An existing run resumes and needs no other option.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the run. An existing run resumes and needs no other option."),
+    ],
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default that of the existing "
-            "run, else one that suits the images and the device (docs/my-images.md)."
+            help=(
+                "A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default"
+                " that of the existing "
+                "run, else one that suits the images and the device (docs/my-images.md)."
+            )
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Training and validation images, in any storage format (docs/data.md).")
+        Path | None,
+        typer.Option(help="Training and validation images, in any storage format (docs/data.md)."),
     ] = None,
     split: Annotated[
         float | None,
         typer.Option(
-            help="Share of the images to use for validation, such as 0.1, if the data set has no validation images."
+            help=(
+                "Share of the images to use for validation, such as 0.1, if the data set has no"
+                " validation images."
+            )
         ),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="Start a new run from the weights of a run, checkpoint or file (docs/weights.md)."),
+        typer.Option(
+            help="Start a new run from the weights of a run, checkpoint or file (docs/weights.md)."
+        ),
     ] = None,
     resume_from: Annotated[
         Path | None,
-        typer.Option(help="Resume from a checkpoint of another program, such as NVIDIA's code (docs/weights.md)."),
+        typer.Option(
+            help=(
+                "Resume from a checkpoint of another program, such as NVIDIA's code"
+                " (docs/weights.md)."
+            )
+        ),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")
+    ] = None,
     loader: options.Loader = None,
-    xla: Annotated[bool, typer.Option("--xla", help="Compile the step: TensorFlow's XLA, or torch.compile.")] = False,
+    xla: Annotated[
+        bool, typer.Option("--xla", help="Compile the step: TensorFlow's XLA, or torch.compile.")
+    ] = False,
     distributed: options.Distributed = None,
     model_prefix: Annotated[
-        str | None, typer.Option(help="Also write every epoch's weights for MXNet: PREFIX-symbol.json, PREFIX-0001.params.")
+        str | None,
+        typer.Option(
+            help=(
+                "Also write every epoch's weights for MXNet: PREFIX-symbol.json,"
+                " PREFIX-0001.params."
+            )
+        ),
     ] = None,
     keep_global_batch: Annotated[
-        bool, typer.Option("--keep-global-batch", help="Resume on fewer ranks in as many parts: each accumulates more.")
+        bool,
+        typer.Option(
+            "--keep-global-batch",
+            help="Resume on fewer ranks in as many parts: each accumulates more.",
+        ),
     ] = False,
     train_only: Annotated[
         bool, typer.Option("--train-only", help="Never evaluate; validation images may be missing.")
     ] = False,
     stop_after_epochs: Annotated[
-        int | None, typer.Option(help="Stop after this many more epochs of the schedule; the same command resumes.")
+        int | None,
+        typer.Option(
+            help="Stop after this many more epochs of the schedule; the same command resumes."
+        ),
     ] = None,
     stop_after_steps: Annotated[
-        int | None, typer.Option(help="Stop after this many more steps of the schedule; the same command resumes.")
+        int | None,
+        typer.Option(
+            help="Stop after this many more steps of the schedule; the same command resumes."
+        ),
     ] = None,
     early_stopping_patience: Annotated[
-        int | None, typer.Option(help="End the run once this many evaluations in a row have not improved top-1.")
+        int | None,
+        typer.Option(
+            help="End the run once this many evaluations in a row have not improved top-1."
+        ),
     ] = None,
     tensorboard: Annotated[
         bool | None,
         typer.Option(
-            "--tensorboard/--no-tensorboard", help="Write events for TensorBoard into the run's folder (default: yes)."
+            "--tensorboard/--no-tensorboard",
+            help="Write events for TensorBoard into the run's folder (default: yes).",
         ),
     ] = None,
     loggers: Annotated[
-        list[str] | None, typer.Option("--logger", help="Also log to mlflow, wandb, dlll or nvidia-report; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--logger", help="Also log to mlflow, wandb, dlll or nvidia-report; may be repeated."
+        ),
     ] = None,
     profile: Annotated[
         str | None,
         typer.Option(
-            metavar="N[:M]", help="Profile M steps (default 1) from step N on; write the trace to the run's folder."
+            metavar="N[:M]",
+            help="Profile M steps (default 1) from step N on; write the trace to the run's folder.",
         ),
     ] = None,
     assignments: options.Set = None,
@@ -120,4 +165,6 @@ def _loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | 
     """Return where metrics go; None if neither option is given."""
     if tensorboard is None and others is None:
         return None
-    return list(dict.fromkeys([*([] if tensorboard is False else ["tensorboard"]), *(others or [])]))
+    return list(
+        dict.fromkeys([*([] if tensorboard is False else ["tensorboard"]), *(others or [])])
+    )

@@ -11,19 +11,33 @@ from lockstep.cli.terminal import console, print, print_json
 
 def command(
     engines: Annotated[
-        str | None, typer.Option("--backends", metavar="A,B", help="Frameworks; by default all that are installed.")
+        str | None,
+        typer.Option(
+            "--backends", metavar="A,B", help="Frameworks; by default all that are installed."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model to use instead of the recipe's.")] = None,
-    recipe: Annotated[str, typer.Option(help="A published recipe or a YAML file.")] = "resnet50-paddle-90ep",
-    steps: Annotated[int | None, typer.Option(help="Steps of the free run; default 20, or 3 with --full.", min=3)] = None,
+    recipe: Annotated[
+        str, typer.Option(help="A published recipe or a YAML file.")
+    ] = "resnet50-paddle-90ep",
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of the free run; default 20, or 3 with --full.", min=3)
+    ] = None,
     precision: Annotated[str, typer.Option(help="Precision: fp32, tf32, bf16 or fp16.")] = "fp32",
-    full: Annotated[bool, typer.Option("--full", help="Use the full-size model, not a narrow variant at 64 px.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Use the full-size model, not a narrow variant at 64 px.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole report as JSON.")
+    ] = False,
 ) -> None:
     """Show that all engines compute the same numbers.
 
-    Each one is compared with a reference in NumPy. The exit code is 1 if a difference is larger than rounding explains.
+    Each one is compared with a reference in NumPy. The exit code is 1 if a difference is larger
+    than rounding explains.
     """
     from lockstep import verify
     from lockstep.cli.console import Reporter
@@ -33,7 +47,10 @@ def command(
         from lockstep.verification.plot import plot as draw
 
         check_path(plot)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: stop the worker and remove its folder
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # like Ctrl-C: stop the worker and remove its folder
         signal.signal(number, _exit)
     names = None if engines is None else [name.strip() for name in engines.split(",")]
     with Reporter() as reporter:
@@ -62,15 +79,26 @@ def _exit(number: int, frame: object) -> NoReturn:
 def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
-    out, recipe = console(), report["recipe"]
+    out = console()
+    recipe = report["recipe"]
     kind = "the model itself" if report["full"] else "a narrow variant"
     out.print(
-        f"{report['steps']} steps of {report['images']} images at {recipe['image_size']} px in {recipe['precision']}, "
-        f"{kind}, against NumPy in float64 ({report['reference']['seconds']:.1f} s)",
+        f"{report['steps']} steps of {report['images']} images at {recipe['image_size']} px in"
+        f" {recipe['precision']}, {kind}, against NumPy in float64"
+        f" ({report['reference']['seconds']:.1f} s)",
         markup=False,
         soft_wrap=True,
     )
-    table = Table("engine", "quantity", "largest difference", "relative", "bound", "", box=None, pad_edge=False)
+    table = Table(
+        "engine",
+        "quantity",
+        "largest difference",
+        "relative",
+        "bound",
+        "",
+        box=None,
+        pad_edge=False,
+    )
     for name, engine in report["engines"].items():
         for row in engine["rows"]:
             table.add_row(name, *_cells(row))
@@ -93,7 +121,9 @@ def _show(report: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     verdict = "ok" if row["passed"] else "FAILED"
-    differences = ["-" if value is None else f"{value:.1e}" for value in (row["largest"], row["relative"])]
+    differences = [
+        "-" if value is None else f"{value:.1e}" for value in (row["largest"], row["relative"])
+    ]
     return [row["quantity"], *differences, f"{row['bound']:.0e}", verdict]
 
 

@@ -19,7 +19,8 @@ class LentImages(Protocol):
     def __len__(self) -> int: ...
 
     def __dlpack__(self, *, stream: int | None = None) -> Any:
-        """Return a DLPack capsule of the images, which are there for work that is enqueued on `stream` from now on."""
+        """Return a DLPack capsule of the images, which are there for work that is enqueued on
+        `stream` from now on."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's type of the device, and the device's number."""
@@ -41,9 +42,11 @@ class Batch:
     partners: np.ndarray | None = None
     """int64 [N]: MixUp's partner, an index into the image's accumulation part of the batch."""
     is_held: bool = False
-    """Whether every batch has the same array of images, so that an engine may keep it on its device."""
+    """Whether every batch has the same array of images, so that an engine may keep it on its
+    device."""
 
     @property
     def pixels(self) -> np.ndarray:
-        """The images in main memory: the array itself, or a copy of images that are lent, for which the host waits."""
+        """The images in main memory: the array itself, or a copy of images that are lent, for which
+        the host waits."""
         return np.asarray(self.images)

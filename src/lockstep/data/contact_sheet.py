@@ -1,4 +1,5 @@
-"""A contact sheet: images of a data set as the model sees them, after the recipe's cropping, flipping and resizing."""
+"""A contact sheet: images of a data set as the model sees them, after the recipe's cropping,
+flipping and resizing."""
 
 from pathlib import Path
 
@@ -10,19 +11,25 @@ from lockstep.data.loading.loaders import loader_of
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 
-_MARGIN, _LINE = 8, 16
+_MARGIN = 8
+_LINE = 16
 
 
 def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -> BatchPlan:
-    """Return the plan of the first images of a run or an evaluation: `images` of them, or all if there are fewer."""
-    images, sizes = min(images, len(index)), index.sizes_for(recipe)
+    """Return the plan of the first images of a run or an evaluation: `images` of them, or all if
+    there are fewer."""
+    images = min(images, len(index))
+    sizes = index.sizes_for(recipe)
     if evaluation:
         return next(evaluation_plans(recipe, sizes, images))
     return next(training_plans(recipe.replace(global_batch_images=images), sizes, 0))
 
 
-def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool = False) -> Image.Image:
-    """Return the first `images` images of a run in a grid, each with its class name below, cut off if it is too long."""
+def contact_sheet(
+    index: Index, recipe: Recipe, images: int, *, evaluation: bool = False
+) -> Image.Image:
+    """Return the first `images` images of a run in a grid, each with its class name below, cut off
+    if it is too long."""
     plan = first_plan(index, recipe, images, evaluation=evaluation)
     size = recipe.eval_crop if evaluation else recipe.image_size
     with loader_of(index, recipe, Execution(), size=size, evaluation=evaluation) as loader:
@@ -30,17 +37,26 @@ def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool
     count = len(batch.pixels)
     columns = min(int(np.ceil(np.sqrt(count * 1.6))), count)
     step = size + _MARGIN
-    sheet = Image.new("RGB", (columns * step + _MARGIN, -(-count // columns) * (step + _LINE) + _MARGIN), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    sheet = Image.new(
+        "RGB", (columns * step + _MARGIN, -(-count // columns) * (step + _LINE) + _MARGIN), "white"
+    )
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default()
     for i, (pixels, label) in enumerate(zip(batch.pixels, batch.labels.tolist(), strict=True)):
-        left, top = _MARGIN + i % columns * step, _MARGIN + i // columns * (step + _LINE)
+        left = _MARGIN + i % columns * step
+        top = _MARGIN + i // columns * (step + _LINE)
         sheet.paste(Image.fromarray(pixels), (left, top))
         name = index.classes[label].replace("\n", " ")
         draw.text((left, top + size + 1), _fitting(name, size, draw, font), fill="black", font=font)
     return sheet
 
 
-def _fitting(text: str, width: int, draw: ImageDraw.ImageDraw, font: "ImageFont.ImageFont | ImageFont.FreeTypeFont") -> str:
+def _fitting(
+    text: str,
+    width: int,
+    draw: ImageDraw.ImageDraw,
+    font: "ImageFont.ImageFont | ImageFont.FreeTypeFont",
+) -> str:
     while text and draw.textlength(text, font=font) > width:
         text = text[:-1]
     return text

@@ -15,7 +15,8 @@ def facts(index: Index) -> dict[str, Any]:
     """
     shorter = index.sizes.min(axis=1)
     counts = np.bincount(index.rows["label"], minlength=len(index.classes)).tolist()
-    # Such names cannot be printed or written as JSON. Replacing the bytes could make two names equal.
+    # Such names cannot be printed or written as JSON. Replacing the bytes could make two names
+    # equal.
     names = [os.fsencode(name).decode(errors="backslashreplace") for name in index.classes]
     return {
         "format": index.source.format,
@@ -23,7 +24,11 @@ def facts(index: Index) -> dict[str, Any]:
         "images": len(index),
         "bytes": int(index.rows["length"].sum(dtype=np.int64)),
         "quarantined": len(index.quarantined),
-        "shorter_side": {"least": int(shorter.min()), "median": int(np.median(shorter)), "most": int(shorter.max())},
+        "shorter_side": {
+            "least": int(shorter.min()),
+            "median": int(np.median(shorter)),
+            "most": int(shorter.max()),
+        },
         "images_by_class": dict(zip(names, counts, strict=True)),
         "digest": index.digest,
     }

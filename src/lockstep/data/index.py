@@ -1,7 +1,9 @@
-"""The index of a split: place, label, size and name of every good image, and the list of bad images.
+"""The index of a split: place, label, size and name of every good image, and the list of bad
+images.
 
-It is built once by decoding every image. It is kept next to the data, or in the user's cache if the data is read-only, and
-is mapped into memory. It takes 33 bytes for each image plus its name, for every storage format.
+It is built once by decoding every image. It is kept next to the data, or in the user's cache if the
+data is read-only, and is mapped into memory. It takes 33 bytes for each image plus its name, for
+every storage format.
 """
 
 import hashlib
@@ -37,12 +39,19 @@ from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
 from lockstep.system.locks import locked
 from lockstep.system.machine import cores
-from lockstep.system.regular_files import ANY_SIZE, RECORDS, open_regular, read_regular, read_regular_text
+from lockstep.system.regular_files import (
+    ANY_SIZE,
+    RECORDS,
+    open_regular,
+    read_regular,
+    read_regular_text,
+)
 
 VERSION = 4
 CACHE = ".lockstep"
 QUARANTINE = "quarantine.json"
-"""The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first byte": reason}}."""
+"""The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first
+byte": reason}}."""
 _ARRAYS = {
     "rows": ROW,
     "names": np.dtype("u1"),
@@ -58,14 +67,16 @@ class Index(Images):
     """Every usable image of a source."""
 
     times: np.ndarray
-    """uint32: in an image folder, the time of each file's last change, in microseconds modulo 2**32; otherwise empty."""
+    """uint32: in an image folder, the time of each file's last change, in microseconds modulo
+    2**32; otherwise empty."""
     orientations: np.ndarray
     """uint8: the EXIF orientation of each image, 1 to 8."""
     states: tuple[tuple[int, int], ...]
     """Size and modification time, at the time of listing, of every file that holds many images."""
     quarantined: tuple[Quarantined, ...]
     digest: str
-    """SHA-256 of labels, lengths, sizes and classes: equal for the same images in the same order in any format."""
+    """SHA-256 of labels, lengths, sizes and classes: equal for the same images in the same order in
+    any format."""
 
     @property
     def root(self) -> Path:
@@ -78,7 +89,8 @@ class Index(Images):
         return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
 
     def sizes_for(self, recipe: Recipe) -> np.ndarray:
-        """Return height and width of every image as a recipe sees it: int64 [images, 2]; see `exif_orientation`."""
+        """Return height and width of every image as a recipe sees it: int64 [images, 2]; see
+        `exif_orientation`."""
         return shown_sizes(self.sizes, self.orientations) if recipe.exif_orientation else self.sizes
 
     def labels(self, samples: np.ndarray) -> np.ndarray:
@@ -86,7 +98,8 @@ class Index(Images):
         return np.where(samples < 0, -1, self.rows["label"][samples]).astype(np.int64)
 
     def listed_quarantine(self) -> list[dict[str, str]]:
-        """Return the bad files and the reasons as plain values; bytes of names that are not UTF-8 are replaced."""
+        """Return the bad files and the reasons as plain values; bytes of names that are not UTF-8
+        are replaced."""
         return [{"file": printable(bad.file), "reason": bad.reason} for bad in self.quarantined]
 
     def read(self, sample: int) -> bytes:
@@ -106,7 +119,9 @@ class Index(Images):
         except ValueError as error:
             raise self.changed(sample, str(error)) from None
         if len(data) != self.rows["length"][sample]:
-            raise self.changed(sample, f"it has {len(data)} bytes instead of {self.rows['length'][sample]}")
+            raise self.changed(
+                sample, f"it has {len(data)} bytes instead of {self.rows['length'][sample]}"
+            )
         if time != self.times[sample]:
             raise self.changed(sample, "it was written after indexing")
         return data
@@ -115,8 +130,9 @@ class Index(Images):
         """Return the error that says how a file differs from the indexed one, and what to do."""
         name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
         return DataError(
-            f"{self.root}/{self.place(sample)}{name} is not the image that was indexed: {how}. "
-            f"Put it back, or index the images again: lockstep data index {shlex.quote(str(self.root))}"
+            f"{self.root}/{self.place(sample)}{name} is not the image that was indexed: {how}. Put"
+            " it back, or index the images again: lockstep data index"
+            f" {shlex.quote(str(self.root))}"
         )
 
 
@@ -127,18 +143,24 @@ def open_index(
     progress: Progress | None = None,
     anew: bool = False,
 ) -> Index:
-    """Return the index of a source or of all images in a folder. Build it if there is none or the images changed.
+    """Return the index of a source or of all images in a folder. Build it if there is none or the
+    images changed.
 
-    These changes are noticed: added and removed files, and size and time of files that hold many images. An image file that
-    was overwritten in place is refused when it is read. `anew` builds the index in any case. Labels are the positions of the
-    classes in `classes`, or in the source's own list. Several processes may call this at the same time, also on several
-    machines that share the data; one builds the index, the others wait. `progress` is called with the number of images done
-    and of all images, also while another process builds. Raises `DataError` if the layout of the images does not fit any
-    format.
+    These changes are noticed: added and removed files, and size and time of files that hold many
+    images. An image file that was overwritten in place is refused when it is read. `anew` builds
+    the index in any case. Labels are the positions of the classes in `classes`, or in the source's
+    own list. Several processes may call this at the same time, also on several machines that share
+    the data; one builds the index, the others wait. `progress` is called with the number of images
+    done and of all images, also while another process builds. Raises `DataError` if the layout of
+    the images does not fit any format.
     """
     source = where if isinstance(where, Source) else find_source(Path(where))
     _check_folders(source, classes)
-    index = None if anew else next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
+    index = (
+        None
+        if anew
+        else next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
+    )
     if index is None:
         cache = _writable_folder(source)
         with locked(cache / "indexing.lock", progress) as lock:
@@ -152,9 +174,11 @@ def open_index(
 
 
 def stored_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
-    """Return the index of a source as `open_index` does if there is one and the images have not changed; otherwise None.
+    """Return the index of a source as `open_index` does if there is one and the images have not
+    changed; otherwise None.
 
-    Nothing is decoded or written. Raises `DataError` if the images have classes that are not in `classes`.
+    Nothing is decoded or written. Raises `DataError` if the images have classes that are not in
+    `classes`.
     """
     _check_folders(source, classes)
     index = next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
@@ -169,15 +193,20 @@ def _of_classes(index: Index, classes: tuple[str, ...]) -> Index:
 
 
 def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
-    """Raise `DataError` if a class folder is not in `classes`. This is checked before all images are decoded."""
+    """Raise `DataError` if a class folder is not in `classes`. This is checked before all images
+    are decoded."""
     if source.format == FOLDER and classes is not None:
         unknown = sorted(set(class_folders(source.root)) - set(classes))
         if unknown:
-            raise DataError(f"{source.named} has classes that the training images do not have: {', '.join(unknown[:5])}")
+            raise DataError(
+                f"{source.named} has classes that the training images do not have:"
+                f" {', '.join(unknown[:5])}"
+            )
 
 
 def subset(index: Index, samples: np.ndarray) -> Index:
-    """Return the index of some images of another index. `samples` are their numbers in order: int64 [images]."""
+    """Return the index of some images of another index. `samples` are their numbers in order: int64
+    [images]."""
     rows = np.array(index.rows[samples])
     return replace(
         index,
@@ -190,14 +219,17 @@ def subset(index: Index, samples: np.ndarray) -> Index:
 
 
 def _stamp(source: Source) -> str:
-    """Return a text that changes when an image is added, removed or renamed. For a folder, its own time shows this."""
+    """Return a text that changes when an image is added, removed or renamed. For a folder, its own
+    time shows this."""
     names = class_folders(source.root) if source.format == FOLDER else source.files
     states = [(name, _state(source.root / name)) for name in names]
     lists = [(source.root / name).with_suffix(".lst") for name in source.files]
     states += [(path.name, _state(path)) for path in lists if path.is_file()]
     beside = [_contents(source.root / QUARANTINE)]
     beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
-    return hashlib.sha256(json.dumps([VERSION, states, beside], allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([VERSION, states, beside], allow_nan=False).encode()
+    ).hexdigest()
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -227,14 +259,15 @@ def _writable_folder(source: Source) -> Path:
         of_user.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"the index of {source.root} cannot be written to {beside} or {of_user}: {error.strerror}. "
-            "Set XDG_CACHE_HOME to a writable folder"
+            f"the index of {source.root} cannot be written to {beside} or {of_user}:"
+            f" {error.strerror}. Set XDG_CACHE_HOME to a writable folder"
         ) from None
     return of_user
 
 
 def quarantine_of(source: Source) -> dict[str, str]:
-    """Return the images that a source's quarantine leaves out, and why. Raises `DataError` if the file is invalid."""
+    """Return the images that a source's quarantine leaves out, and why. Raises `DataError` if the
+    file is invalid."""
     path = source.root / QUARANTINE
     if not path.is_file():
         return {}
@@ -242,20 +275,26 @@ def quarantine_of(source: Source) -> dict[str, str]:
         images = json.loads(read_regular_text(path, RECORDS, errors="surrogateescape"))["images"]
         return {str(place): str(reason) for place, reason in images.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f'{path} is not a quarantine; expected {{"images": {{"class/image": "reason", ...}}}}') from None
+        raise DataError(
+            f'{path} is not a quarantine; expected {{"images": {{"class/image": "reason", ...}}}}'
+        ) from None
 
 
 def _build(source: Source, progress: Progress) -> Index:
     # Taken before the listing: a file that is written in the meantime is noticed when it is read.
     states = tuple(_state(source.root / name) for name in source.files)
     listing = list_images(source, quarantine=quarantine_of(source), progress=progress)
-    # Pillow warns about large and odd images. The filters are set here because they are per process, not per thread.
+    # Pillow warns about large and odd images. The filters are set here because they are per
+    # process, not per thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         times, orientations, bad = _inspected(listing, progress)
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
-        raise DataError(f"{source.named}: none of {len(listing) + len(listing.left_out) or 'its'} images can be read")
+        raise DataError(
+            f"{source.named}: none of {len(listing) + len(listing.left_out) or 'its'} images can be"
+            " read"
+        )
     return Index(
         source,
         rows := listing.rows[good],
@@ -268,15 +307,22 @@ def _build(source: Source, progress: Progress) -> Index:
         quarantined=(
             *(Quarantined(listing.place(i), bad[i]) for i in sorted(bad)),
             *listing.damaged,
-            *(Quarantined(each.file, f"left out by {QUARANTINE}: {each.reason}") for each in listing.left_out),
+            *(
+                Quarantined(each.file, f"left out by {QUARANTINE}: {each.reason}")
+                for each in listing.left_out
+            ),
         ),
         digest=_digest(rows, listing.classes),
     )
 
 
-def _inspected(listing: Listing, progress: Progress) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """Decode all images and fill in height, width and length; return times, orientations, and reasons of bad images."""
-    rows, is_folder = listing.rows, listing.source.format == FOLDER
+def _inspected(
+    listing: Listing, progress: Progress
+) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+    """Decode all images and fill in height, width and length; return times, orientations, and
+    reasons of bad images."""
+    rows = listing.rows
+    is_folder = listing.source.format == FOLDER
     times = np.zeros(len(rows) if is_folder else 0, np.uint32)
     orientations = np.full(len(rows), UPRIGHT, np.uint8)
     bad: dict[int, str] = {}
@@ -302,7 +348,8 @@ def _inspected(listing: Listing, progress: Progress) -> tuple[np.ndarray, np.nda
 
     # One task for each image would take 2 GB for ImageNet.
     tasks = [range(first, min(first + 64, len(rows))) for first in range(0, len(rows), 64)]
-    # `inspected` is closed before the pool, so that an interruption does not wait for tasks not begun.
+    # `inspected` is closed before the pool, so that an interruption does not wait for tasks not
+    # begun.
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done in inspected:
             progress(done, len(rows))
@@ -329,7 +376,9 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
 
 
 def _store(index: Index, cache: Path, stamp: str) -> None:
-    arrays = {name: np.ascontiguousarray(array, _ARRAYS[name]) for name, array in _arrays(index).items()}
+    arrays = {
+        name: np.ascontiguousarray(array, _ARRAYS[name]) for name, array in _arrays(index).items()
+    }
     for name, array in arrays.items():
         with replacing(cache / name) as partial:
             array.tofile(partial)
@@ -355,7 +404,8 @@ def _load(source: Source, cache: Path) -> Index | None:
         if _checksum(arrays) != about["checksum"]:
             return None
         quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
-        names, classes = Names(arrays["names"], arrays["name_ends"]), tuple(about["classes"])
+        names = Names(arrays["names"], arrays["name_ends"])
+        classes = tuple(about["classes"])
         states = tuple((size, time) for size, time in about["states"])
         return Index(
             source,

@@ -1,4 +1,5 @@
-"""The folder that a pack is written to: held by one process, and noted so that only the same pack resumes in it."""
+"""The folder that a pack is written to: held by one process, and noted so that only the same pack
+resumes in it."""
 
 import fcntl
 import io
@@ -19,8 +20,14 @@ from lockstep.system.regular_files import RECORDS, TEXT, open_regular, read_regu
 
 def states_of(listing: Listing) -> np.ndarray:
     """Return length and time of each file that a listing names: int64 [files, 2]."""
-    files = map(listing.name, range(len(listing))) if listing.source.format == FOLDER else listing.source.files
-    return np.array([_state(f"{listing.source.root}/{file}") for file in files], np.int64).reshape(-1, 2)
+    files = (
+        map(listing.name, range(len(listing)))
+        if listing.source.format == FOLDER
+        else listing.source.files
+    )
+    return np.array([_state(f"{listing.source.root}/{file}") for file in files], np.int64).reshape(
+        -1, 2
+    )
 
 
 def _state(file: str) -> tuple[int, int]:
@@ -33,13 +40,18 @@ def _state(file: str) -> tuple[int, int]:
 
 @contextmanager
 def locked(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
-    """Lock the target for one pack. Raises `DataError` if it has other files, or if another process writes to it."""
+    """Lock the target for one pack. Raises `DataError` if it has other files, or if another process
+    writes to it."""
     target.mkdir(parents=True, exist_ok=True)
-    cache, unfinished = target / CACHE, target / UNFINISHED
-    about, states_before = cache / "pack.json", cache / "pack.states.npy"
+    cache = target / CACHE
+    unfinished = target / UNFINISHED
+    about = cache / "pack.json"
+    states_before = cache / "pack.states.npy"
     strange = [path.name for path in target.iterdir() if path.name != CACHE]
     if strange and not about.exists():
-        raise DataError(f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder")
+        raise DataError(
+            f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder"
+        )
     cache.mkdir(exist_ok=True)
     with (cache / "pack.lock").open("w") as file:
         try:
@@ -51,19 +63,31 @@ def locked(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
             _save_states(states_before, states)
             with written_text(about) as note:
                 note.write(identity)
-        elif not (begun_with := read_regular(about, TEXT).strip(b"\0")) or (before := _saved_states(states_before)) is None:
-            raise DataError(f"{target} has lost its record of what is written to it; remove it, or choose an empty folder")
+        elif (
+            not (begun_with := read_regular(about, TEXT).strip(b"\0"))
+            or (before := _saved_states(states_before)) is None
+        ):
+            raise DataError(
+                f"{target} has lost its record of what is written to it; remove it, or choose an"
+                " empty folder"
+            )
         elif begun_with != identity.encode():
-            raise DataError(f"{target} holds other images, or was begun with other options; choose an empty folder")
+            raise DataError(
+                f"{target} holds other images, or was begun with other options; choose an empty"
+                " folder"
+            )
         # A file that could not be read then (0, 0) may be readable now.
         elif (before != states)[before.any(axis=1)].any():
-            raise DataError(f"{target} holds images from before some were overwritten; choose an empty folder")
+            raise DataError(
+                f"{target} holds images from before some were overwritten; choose an empty folder"
+            )
         yield
         unfinished.unlink(missing_ok=True)
 
 
 def _save_states(path: Path, states: np.ndarray) -> None:
-    # Through memory: if NumPy 2.4 writes to a file, it does not report a full disk at the end of the file.
+    # Through memory: if NumPy 2.4 writes to a file, it does not report a full disk at the end of
+    # the file.
     memory = io.BytesIO()
     np.save(memory, states)
     with naming(path):

@@ -19,7 +19,10 @@ ALIASES = {"train": ("train",), "val": ("val", "validation")}
 _NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})(?:\.\w+)?$")
 IS_OF: dict[str, Callable[[str], bool]] = {
     "recordio": lambda name: name.endswith(".rec"),
-    "tfrecord": lambda name: name.endswith((".tfrecord", ".tfrecords")) or re.search(r"-\d{5}-of-\d{5}$", name) is not None,
+    "tfrecord": lambda name: (
+        name.endswith((".tfrecord", ".tfrecords"))
+        or re.search(r"-\d{5}-of-\d{5}$", name) is not None
+    ),
     "webdataset": lambda name: name.endswith(".tar"),
 }
 """Whether a name is that of a file of a format, for each format."""
@@ -27,7 +30,8 @@ FORMATS = (FOLDER, *IS_OF)
 UNFINISHED = Path(".lockstep") / "pack.unfinished"
 """A file in a folder to which a data set is being written, until the data set is complete."""
 FINISHED = Path(".lockstep") / "pack.finished"
-"""A file with a line of JSON for each written file: the lengths, by name, of this file and of those that describe it."""
+"""A file with a line of JSON for each written file: the lengths, by name, of this file and of those
+that describe it."""
 _DALI_INDEXES = "idx"
 """The folder of DALI's indexes next to TFRecord files."""
 
@@ -48,14 +52,19 @@ class Source:
     @property
     def named(self) -> str:
         """The name of the source in messages."""
-        return str(self.root) if self.format == FOLDER else f"{self.root}/{self.files[0]}" + " ..." * (len(self.files) > 1)
+        return (
+            str(self.root)
+            if self.format == FOLDER
+            else f"{self.root}/{self.files[0]}" + " ..." * (len(self.files) > 1)
+        )
 
 
 def find_split(data: Path, split: str) -> Source:
-    """Return the source of "train" or "val" in a data set: a folder of that name, or files with that word in their names.
+    """Return the source of "train" or "val" in a data set: a folder of that name, or files with
+    that word in their names.
 
-    Raises `DataError` if there is none, if a numbered file is missing, if there are two formats, or if the data set was not
-    completely written.
+    Raises `DataError` if there is none, if a numbered file is missing, if there are two formats, or
+    if the data set was not completely written.
     """
     if not data.is_dir():
         raise DataError(f"there is no folder {data}; expected {_layouts(data, split)}")
@@ -77,7 +86,9 @@ def find_source(root: Path) -> Source:
         raise DataError(f"there is no folder {root}; expected images in {root}/<class>/<image>")
     _check_written(root)
     with os.scandir(root) as entries:
-        folders = {entry.name for entry in entries if is_folder(entry) and not entry.name.startswith(".")}
+        folders = {
+            entry.name for entry in entries if is_folder(entry) and not entry.name.startswith(".")
+        }
     if folders - {_DALI_INDEXES}:
         return Source(FOLDER, root)
     return _of_files(root, _visible_files(root), "") or Source(FOLDER, root)
@@ -87,11 +98,14 @@ def holds_split(data: Path, split: str) -> bool:
     """Return whether there is a folder or a file of this split, complete or not."""
     if not data.is_dir():
         return False
-    return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(files_of_split(data, split))
+    return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(
+        files_of_split(data, split)
+    )
 
 
 def find_sources(data: Path) -> dict[str, Source]:
-    """Return the sources of a data set by split; for a folder without splits, its source under an empty name.
+    """Return the sources of a data set by split; for a folder without splits, its source under an
+    empty name.
 
     Raises `DataError` as `find_split` does.
     """
@@ -101,7 +115,10 @@ def find_sources(data: Path) -> dict[str, Source]:
 
 def _layouts(data: Path, split: str) -> str:
     word = ALIASES[split][-1]
-    return f"{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or {data}/{split}-000000.tar"
+    return (
+        f"{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or"
+        f" {data}/{split}-000000.tar"
+    )
 
 
 def files_of_split(data: Path, split: str) -> list[str]:
@@ -113,7 +130,9 @@ def files_of_split(data: Path, split: str) -> list[str]:
 
 def _visible_files(root: Path) -> list[str]:
     with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_file(entry))
+        return sorted(
+            entry.name for entry in entries if not entry.name.startswith(".") and _is_file(entry)
+        )
 
 
 def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
@@ -124,7 +143,10 @@ def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
         return None
     if len(by_format) > 1:
         examples = ", ".join(f"{files[0]} ({format})" for format, files in by_format.items())
-        raise DataError(f"{root} holds images in more than one format: {examples}. Put each format in a separate folder")
+        raise DataError(
+            f"{root} holds images in more than one format: {examples}. Put each format in a"
+            " separate folder"
+        )
     [(format, files)] = by_format.items()
     _check_written(root)
     _check_complete(root, files)
@@ -133,12 +155,13 @@ def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
 
 
 def _check_written(root: Path) -> None:
-    """Raise `DataError` if a data set is not completely written: its part would look like a smaller data set."""
+    """Raise `DataError` if a data set is not completely written: its part would look like a smaller
+    data set."""
     for folder in (root, root.parent):
         if (folder / UNFINISHED).exists():
             raise DataError(
-                f"{folder} is not complete: lockstep data pack is writing to it, or was interrupted. "
-                "Run the same command again"
+                f"{folder} is not complete: lockstep data pack is writing to it, or was"
+                " interrupted. Run the same command again"
             )
 
 
@@ -151,12 +174,15 @@ def _check_complete(root: Path, files: tuple[str, ...]) -> None:
     for (prefix, count), numbers in present.items():
         missing = sorted(set(range(count)) - numbers)
         if missing:
-            names = ", ".join(f"{prefix}-{i:05d}-of-{count:05d}" for i in missing[:3]) + " ..." * (len(missing) > 3)
+            names = ", ".join(f"{prefix}-{i:05d}-of-{count:05d}" for i in missing[:3]) + " ..." * (
+                len(missing) > 3
+            )
             raise DataError(f"{root} lacks {len(missing)} of {count} files: {names}. Put them back")
 
 
 def noted_lengths(root: Path) -> dict[str, dict[str, int]]:
-    """Return the recorded lengths of each file that was written to a folder, and of the files that describe it."""
+    """Return the recorded lengths of each file that was written to a folder, and of the files that
+    describe it."""
     notes: dict[str, dict[str, int]] = {}
     with suppress(FileNotFoundError):
         for line in read_regular_text(root / FINISHED, RECORDS, errors="replace").split("\n"):
@@ -170,11 +196,13 @@ def _check_lengths(root: Path, files: tuple[str, ...]) -> None:
     """Raise `DataError` if a file lost its end: the rest would look like a smaller data set."""
     notes = noted_lengths(root)
     for name in files:
-        length, written = (root / name).stat().st_size, notes.get(name, {}).get(name, 0)
+        length = (root / name).stat().st_size
+        written = notes.get(name, {}).get(name, 0)
         if length < written:
             raise DataError(
-                f"{root / name} has only {length} of the {written} bytes that were written. Restore it, or run the command "
-                f"that wrote it again (lockstep data pack). If this length is intended, remove {root / FINISHED}"
+                f"{root / name} has only {length} of the {written} bytes that were written. Restore"
+                " it, or run the command that wrote it again (lockstep data pack). If this length"
+                f" is intended, remove {root / FINISHED}"
             )
 
 
@@ -190,14 +218,16 @@ def class_folders(root: Path) -> list[str]:
         files = sum(map(_is_file, visible))
         found = f"{files} files and no folders" if files else "nothing"
         raise DataError(
-            f"{root} holds {found}; expected one folder for each class with its images inside. Sort ImageNet's "
-            f"validation images into their classes with: lockstep data sort-val {shlex.quote(str(root))} --labels FILE"
+            f"{root} holds {found}; expected one folder for each class with its images inside. Sort"
+            " ImageNet's validation images into their classes with: lockstep data sort-val"
+            f" {shlex.quote(str(root))} --labels FILE"
         )
     return folders
 
 
 def class_files(folder: Path) -> tuple[list[str], set[str]]:
-    """Return the names of the images of a class folder, sorted by their bytes, and which of them are links that loop.
+    """Return the names of the images of a class folder, sorted by their bytes, and which of them
+    are links that loop.
 
     Raises `DataError` if it is empty or holds a folder.
     """
@@ -205,15 +235,22 @@ def class_files(folder: Path) -> tuple[list[str], set[str]]:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     folders = sorted(entry.name for entry in visible if is_folder(entry))
     if folders:
-        raise DataError(f"{folder} holds a folder, {folders[0]}; expected images in {folder.parent}/<class>/<image>")
+        raise DataError(
+            f"{folder} holds a folder, {folders[0]}; expected images in"
+            f" {folder.parent}/<class>/<image>"
+        )
     if not visible:
-        raise DataError(f"{folder} is empty; expected the images of a class. Remove the folder if there are none")
+        raise DataError(
+            f"{folder} is empty; expected the images of a class. Remove the folder if there are"
+            " none"
+        )
     looping = {entry.name for entry in visible if entry.is_symlink() and _loops(entry)}
     return sorted((entry.name for entry in visible), key=os.fsencode), looping
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or a link to one. A link that cannot be followed is not a folder."""
+    """Return whether an entry is a folder or a link to one. A link that cannot be followed is not a
+    folder."""
     try:
         return entry.is_dir()
     except OSError:
@@ -228,7 +265,8 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _loops(link: os.DirEntry[str]) -> bool:
-    """Return whether a link leads back to itself. A link to nothing does not: its target may be on an unmounted disk."""
+    """Return whether a link leads back to itself. A link to nothing does not: its target may be on
+    an unmounted disk."""
     try:
         link.stat()
     except OSError as error:

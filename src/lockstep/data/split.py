@@ -1,9 +1,10 @@
-"""The training and validation images of a run: those of a data set with both, or a share of its images set apart.
+"""The training and validation images of a run: those of a data set with both, or a share of its
+images set apart.
 
-An image is set apart for validation if the hash of its class and name is within the share of all hashes. So it stays on its
-side when other images are added. Every class keeps an image on both sides: if the hashes leave none for validation, the
-image with the smallest hash is taken; if they leave none for training, the one with the largest. The only image of a class
-is for training.
+An image is set apart for validation if the hash of its class and name is within the share of all
+hashes. So it stays on its side when other images are added. Every class keeps an image on both
+sides: if the hashes leave none for validation, the image with the smallest hash is taken; if they
+leave none for training, the one with the largest. The only image of a class is for training.
 """
 
 import hashlib
@@ -17,7 +18,14 @@ import numpy as np
 
 from lockstep.data.index import Index, open_index, stored_index, subset
 from lockstep.data.listing import Progress
-from lockstep.data.sources import ALIASES, Source, class_folders, find_source, find_split, holds_split
+from lockstep.data.sources import (
+    ALIASES,
+    Source,
+    class_folders,
+    find_source,
+    find_split,
+    holds_split,
+)
 from lockstep.system.errors import DataError
 
 TYPICAL_SHARE = 0.1
@@ -38,42 +46,63 @@ class Sets(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A text that identifies the images: the digests of both indices, with `UNREAD` for validation images that were not
-        read."""
-        return f"{self.training.digest} {self.validation.digest if len(self.validation) else UNREAD}"
+        """A text that identifies the images: the digests of both indices, with `UNREAD` for
+        validation images that were not read."""
+        return (
+            f"{self.training.digest} {self.validation.digest if len(self.validation) else UNREAD}"
+        )
 
 
 def same_images(digest: str, other: str) -> bool:
-    """Return whether two digests of sets are of the same images. Validation images that were not read can be any.
+    """Return whether two digests of sets are of the same images. Validation images that were not
+    read can be any.
 
     >>> same_images("a b", "a -"), same_images("a b", "a c"), same_images("a b", "x -")
     (True, False, False)
     """
     training, _, validation = digest.partition(" ")
     others, _, other_validation = other.partition(" ")
-    return training == others and (validation == other_validation or UNREAD in (validation, other_validation))
+    return training == others and (
+        validation == other_validation or UNREAD in (validation, other_validation)
+    )
 
 
-def open_sets(data: Path, share: float, progress: Callable[[str], Progress], *, validates: bool = True) -> Sets:
-    """Return the training and validation images of a data set, or of one split of it that is given in its place.
+def open_sets(
+    data: Path, share: float, progress: Callable[[str], Progress], *, validates: bool = True
+) -> Sets:
+    """Return the training and validation images of a data set, or of one split of it that is given
+    in its place.
 
-    A share above 0 is set apart from the training images, or from all images of a folder of classes. `progress` takes the
-    name of a task and returns the function to call with its progress. Without `validates`, validation images are not read:
-    their index is empty, and a folder of classes has only training images. Raises `DataError` if there are no validation
-    images, or if there are and a share is requested.
+    A share above 0 is set apart from the training images, or from all images of a folder of
+    classes. `progress` takes the name of a task and returns the function to call with its progress.
+    Without `validates`, validation images are not read: their index is empty, and a folder of
+    classes has only training images. Raises `DataError` if there are no validation images, or if
+    there are and a share is requested.
     """
     if share:
         whole = open_index(whole_source(data), progress=progress("indexing"))
         return Sets(*divided(whole, share), data, [])
     whole_set = _of_which_it_is_a_split(data)
-    notes = [] if whole_set is None else [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole_set}"]
+    notes = (
+        []
+        if whole_set is None
+        else [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole_set}"]
+    )
     data = whole_set or data
     if not validates:
-        source = find_source(data) if not holds_split(data, "train") and _holds_classes(data) else find_split(data, "train")
+        source = (
+            find_source(data)
+            if not holds_split(data, "train") and _holds_classes(data)
+            else find_split(data, "train")
+        )
         training = open_index(source, progress=progress("indexing train"))
-        return Sets(training, replace(subset(training, np.zeros(0, np.int64)), quarantined=()), data, notes)
+        return Sets(
+            training, replace(subset(training, np.zeros(0, np.int64)), quarantined=()), data, notes
+        )
     training = open_index(_split_of(data, "train"), progress=progress("indexing train"))
-    validation = open_index(_split_of(data, "val"), classes=training.classes, progress=progress("indexing val"))
+    validation = open_index(
+        _split_of(data, "val"), classes=training.classes, progress=progress("indexing val")
+    )
     return Sets(training, validation, data, notes)
 
 
@@ -81,10 +110,16 @@ def _split_of(data: Path, split: str) -> Source:
     try:
         return find_split(data, split)
     except DataError as error:
-        if not data.is_dir() or holds_split(data, "val") or not (holds_split(data, "train") or _holds_classes(data)):
+        if (
+            not data.is_dir()
+            or holds_split(data, "val")
+            or not (holds_split(data, "train") or _holds_classes(data))
+        ):
             raise
         where = "the training images" if holds_split(data, "train") else f"the classes in {data}"
-        raise DataError(f"{error}. To set a share of {where} apart for validation, use --split {TYPICAL_SHARE}") from None
+        raise DataError(
+            f"{error}. To set a share of {where} apart for validation, use --split {TYPICAL_SHARE}"
+        ) from None
 
 
 def _holds_classes(data: Path) -> bool:
@@ -95,29 +130,38 @@ def _holds_classes(data: Path) -> bool:
 
 
 def _of_which_it_is_a_split(data: Path) -> Path | None:
-    """Return the data set if `data` is only its training or validation images, such as DATA/train; otherwise None."""
+    """Return the data set if `data` is only its training or validation images, such as DATA/train;
+    otherwise None."""
     parent = data.parent if data.name else data.absolute().parent
-    named = data.absolute().name.lower() in {alias for aliases in ALIASES.values() for alias in aliases}
-    if named and not holds_split(data, "train") and all(holds_split(parent, split) for split in ALIASES):
+    named = data.absolute().name.lower() in {
+        alias for aliases in ALIASES.values() for alias in aliases
+    }
+    if (
+        named
+        and not holds_split(data, "train")
+        and all(holds_split(parent, split) for split in ALIASES)
+    ):
         return parent
     return None
 
 
 def whole_source(data: Path) -> Source:
-    """Return the source of which a share is set apart: the training images, or all images of a folder of classes.
+    """Return the source of which a share is set apart: the training images, or all images of a
+    folder of classes.
 
     Raises `DataError` if the data set has validation images.
     """
     if holds_split(data, "val"):
         raise DataError(
-            f"{data} has validation images, which --split does not allow: leave out --split, or use --data "
-            f"{data / ALIASES['train'][0]} to set a share of the training images apart"
+            f"{data} has validation images, which --split does not allow: leave out --split, or use"
+            f" --data {data / ALIASES['train'][0]} to set a share of the training images apart"
         )
     return find_split(data, "train") if holds_split(data, "train") else find_source(data)
 
 
 def stored_validation(data: Path, share: float, classes: tuple[str, ...]) -> Index | None:
-    """Return the index of a run's validation images, or None if no index fits; see `lockstep.data.index.stored_index`."""
+    """Return the index of a run's validation images, or None if no index fits; see
+    `lockstep.data.index.stored_index`."""
     if not share:
         return stored_index(find_split(data, "val"), classes=classes)
     whole = stored_index(whole_source(data), classes=classes)
@@ -132,8 +176,8 @@ def divided(index: Index, share: float) -> tuple[Index, Index]:
     apart = _set_apart(index, share)
     if not apart.any():
         raise DataError(
-            f"{index.source.named} has {len(index)} images of {len(index.classes)} classes, one of each class: none can be "
-            "set apart for validation; add images"
+            f"{index.source.named} has {len(index)} images of {len(index.classes)} classes, one of"
+            " each class: none can be set apart for validation; add images"
         )
     training, validation = (subset(index, np.flatnonzero(chosen)) for chosen in (~apart, apart))
     return training, replace(validation, quarantined=())
@@ -154,7 +198,8 @@ def _set_apart(index: Index, share: float) -> np.ndarray:
 
 
 def _places(index: Index, labels: np.ndarray) -> np.ndarray:
-    """Return the hash of every image's class and name as a share of all hashes: float64 [images], from 0 to 1."""
+    """Return the hash of every image's class and name as a share of all hashes: float64 [images],
+    from 0 to 1."""
     classes = [os.fsencode(name) for name in index.classes]
     places = np.empty(len(index))
     for i, (name, label) in enumerate(zip(index.names, labels.tolist(), strict=True)):

@@ -1,6 +1,8 @@
-"""Copy a data set to a disk of this machine, so that training does not read it from a network file system.
+"""Copy a data set to a disk of this machine, so that training does not read it from a network file
+system.
 
-Names, bytes and times stay the same. So the index of the original is the index of the copy, and a run resumes with either.
+Names, bytes and times stay the same. So the index of the original is the index of the copy, and a
+run resumes with either.
 """
 
 import hashlib
@@ -24,7 +26,8 @@ from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 _PART = 2**20
 _THREADS = 16
-"""Files that are copied at the same time: a network file system answers many requests faster than one after the other."""
+"""Files that are copied at the same time: a network file system answers many requests faster than
+one after the other."""
 _NOT_COPIED = ("indexing.lock", "staging.lock", "pack.lock")
 
 
@@ -50,16 +53,21 @@ class Staged:
 def stage(data: Path, target: Path, progress: Progress | None = None) -> Staged:
     """Copy a data set to `target`, with its index. What is there already is not copied again.
 
-    Several processes may call this at the same time: one copies, the others wait. Machines copy in different orders, so that
-    they do not all read the same file at once. `progress` is called with the bytes done and all bytes.
+    Several processes may call this at the same time: one copies, the others wait. Machines copy in
+    different orders, so that they do not all read the same file at once. `progress` is called with
+    the bytes done and all bytes.
 
-    Raises `DataError` if the target holds other files, has not enough space, or if the data set changes meanwhile.
+    Raises `DataError` if the target holds other files, has not enough space, or if the data set
+    changes meanwhile.
     """
     digests = _digests(data)
     _refuse_overlap(data, target)
     try:
         files = list(_files(data))
-        times = {folder: (data / folder).stat().st_mtime_ns for folder in {Path(file.name).parent for file in files}}
+        times = {
+            folder: (data / folder).stat().st_mtime_ns
+            for folder in {Path(file.name).parent for file in files}
+        }
         (target / CACHE).mkdir(parents=True, exist_ok=True)
         with locked(target / CACHE / "staging.lock", progress) as lock:
             _refuse_other_files(target, files)
@@ -68,13 +76,19 @@ def stage(data: Path, target: Path, progress: Progress | None = None) -> Staged:
             _check_space(target, total)
             for done in _copied(data, target, missing):
                 lock.tell(done, max(total, 1))  # the only missing file can be empty
-            # By these an index notices images that were added. The deepest folders come first, since writing changes times.
+            # By these an index notices images that were added. The deepest folders come first,
+            # since writing changes times.
             for folder in sorted(times, reverse=True):
                 os.utime(target / folder, ns=(times[folder],) * 2)
     except OSError as error:
-        raise DataError(f"{data} cannot be copied to {target}: {error.strerror}: {error.filename}") from None
+        raise DataError(
+            f"{data} cannot be copied to {target}: {error.strerror}: {error.filename}"
+        ) from None
     if digests != _digests(target):
-        raise DataError(f"{target} does not hold the images of {data}, which has changed meanwhile; copy it again")
+        raise DataError(
+            f"{target} does not hold the images of {data}, which has changed meanwhile; copy it"
+            " again"
+        )
     return Staged(len(files), len(missing), total)
 
 
@@ -84,9 +98,12 @@ def _digests(data: Path) -> dict[str, str]:
 
 
 def _refuse_overlap(data: Path, target: Path) -> None:
-    inner, outer = target.resolve(), data.resolve()
+    inner = target.resolve()
+    outer = data.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise DataError(f"{target} and {data} are the same folder, or one is in the other; choose another --to")
+        raise DataError(
+            f"{target} and {data} are the same folder, or one is in the other; choose another --to"
+        )
 
 
 def _files(data: Path) -> Iterator[_File]:
@@ -94,7 +111,9 @@ def _files(data: Path) -> Iterator[_File]:
     for folder, folders, names in os.walk(data, followlinks=True):
         folders.sort()
         if len(Path(folder).relative_to(data).parts) > 40:
-            raise DataError(f"{folder} is nested too deep; does a link in it lead to a folder around it?")
+            raise DataError(
+                f"{folder} is nested too deep; does a link in it lead to a folder around it?"
+            )
         for name in sorted(names):
             if name in _NOT_COPIED:
                 continue
@@ -104,11 +123,17 @@ def _files(data: Path) -> Iterator[_File]:
 
 
 def _refuse_other_files(target: Path, files: list[_File]) -> None:
-    """Raise `DataError` if the target has files that are not of the data set: they could be taken for images."""
+    """Raise `DataError` if the target has files that are not of the data set: they could be taken
+    for images."""
     known = {file.name for file in files}
     for file in _files(target):
-        if file.name not in known and not any(part.startswith(".") for part in Path(file.name).parts):
-            raise DataError(f"{target} holds {file.name}, which is not in the data set; remove it, or choose another --to")
+        if file.name not in known and not any(
+            part.startswith(".") for part in Path(file.name).parts
+        ):
+            raise DataError(
+                f"{target} holds {file.name}, which is not in the data set; remove it, or choose"
+                " another --to"
+            )
 
 
 def _is_there(target: Path, file: _File) -> bool:
@@ -122,14 +147,19 @@ def _is_there(target: Path, file: _File) -> bool:
 def _check_space(target: Path, needed: int) -> None:
     free = shutil.disk_usage(target).free
     if needed > free:
-        raise DataError(f"{target} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are missing there; free space")
+        raise DataError(
+            f"{target} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are missing there;"
+            " free space"
+        )
 
 
 def _rotated(files: list[_File]) -> list[_File]:
     """Return the files in an order that begins elsewhere on every machine."""
     if not files:
         return files
-    place = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:8], "big") % len(files)
+    place = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:8], "big") % len(
+        files
+    )
     return files[place:] + files[:place]
 
 

@@ -1,7 +1,8 @@
-"""A small synthetic data set: ten kinds of texture as JPEGs in an image folder, for the demo and the tests.
+"""A small synthetic data set: ten kinds of texture as JPEGs in an image folder, for the demo and
+the tests.
 
-Every image is a function of (seed, split, number): a pattern with random angle, period, phase, two colours, shading and
-noise, 96 pixels on its shorter side and up to 144 on the other.
+Every image is a function of (seed, split, number): a pattern with random angle, period, phase, two
+colours, shading and noise, 96 pixels on its shorter side and up to 144 on the other.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -60,7 +61,10 @@ def _spiral(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
 
 def _blobs(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
     angles = 2 * np.pi * chance[:6]
-    waves = (np.sin(0.8 * (x * np.cos(a) + y * np.sin(a)) + 9 * b) for a, b in zip(angles, chance[6:], strict=True))
+    waves = (
+        np.sin(0.8 * (x * np.cos(a) + y * np.sin(a)) + 9 * b)
+        for a, b in zip(angles, chance[6:], strict=True)
+    )
     return np.tanh(2 * sum(waves, start=np.zeros_like(x)))
 
 
@@ -79,24 +83,33 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def draw_texture(kind: str, number: int, seed: int = 0) -> np.ndarray:
-    """Return an image of a kind: uint8 RGB [height, width, 3]. Different numbers give different images."""
+    """Return an image of a kind: uint8 RGB [height, width, 3]. Different numbers give different
+    images."""
     stream = sorted(PATTERNS).index(kind)
     chance = uniform(draw(seed, Purpose.TEXTURE, 0, 8, epoch=number, attempt=stream)).reshape(-1)
     longer = SHORTER_PIXELS + int(chance[0] * 49)
     height, width = (SHORTER_PIXELS, longer) if chance[1] < 0.5 else (longer, SHORTER_PIXELS)
-    rows, columns = np.mgrid[:height, :width] - np.array([height, width]).reshape(2, 1, 1) * (0.3 + 0.4 * chance[2])
-    angle, period = 2 * np.pi * chance[3], 10 + 14 * chance[4]
+    rows, columns = np.mgrid[:height, :width] - np.array([height, width]).reshape(2, 1, 1) * (
+        0.3 + 0.4 * chance[2]
+    )
+    angle = 2 * np.pi * chance[3]
+    period = 10 + 14 * chance[4]
     x = (columns * np.cos(angle) + rows * np.sin(angle)) * (2 * np.pi / period)
     y = (rows * np.cos(angle) - columns * np.sin(angle)) * (2 * np.pi / period)
     centred = kind in ("rings", "rays", "spiral")
     shift = 0.0 if centred else 2 * np.pi * chance[5]
     share = (1 + PATTERNS[kind](x + shift, y + shift, chance[16:28])) / 2
-    dark, bright = 90 * chance[6:9], 140 + 115 * chance[9:12]
+    dark = 90 * chance[6:9]
+    bright = 140 + 115 * chance[9:12]
     if chance[12] < 0.5:
         dark, bright = bright, dark
     shade = 1 - 0.4 * chance[13] * columns / width
-    noise = uniform(draw(seed, Purpose.TEXTURE, 8, -(-height * width * 3 // 4), epoch=number, attempt=stream))
-    noise = (noise.reshape(-1)[: height * width * 3].reshape(height, width, 3) - 0.5) * (10 + 40 * chance[14])
+    noise = uniform(
+        draw(seed, Purpose.TEXTURE, 8, -(-height * width * 3 // 4), epoch=number, attempt=stream)
+    )
+    noise = (noise.reshape(-1)[: height * width * 3].reshape(height, width, 3) - 0.5) * (
+        10 + 40 * chance[14]
+    )
     pixels = (dark + (bright - dark) * share[..., None]) * shade[..., None] + noise
     return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
 
@@ -110,7 +123,8 @@ def draw_data_set(
     kinds: Collection[str] = tuple(PATTERNS),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, with equally many images of each kind. Existing files stay.
+    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, with equally many images of each
+    kind. Existing files stay.
 
     The numbers of validation images follow those of the training images, so no image is in both.
     """
@@ -121,7 +135,9 @@ def draw_data_set(
                 progress(done, len(jobs))
 
 
-def _jobs(root: Path, kinds: Collection[str], train_images: int, val_images: int) -> Iterator[tuple[Path, str, int]]:
+def _jobs(
+    root: Path, kinds: Collection[str], train_images: int, val_images: int
+) -> Iterator[tuple[Path, str, int]]:
     each = {"train": train_images // len(kinds), "val": val_images // len(kinds)}
     for split, first, count in (("train", 0, each["train"]), ("val", each["train"], each["val"])):
         for kind in kinds:

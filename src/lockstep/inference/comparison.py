@@ -1,4 +1,5 @@
-"""Compare what was exported with an engine: the same photos, once in the program's own runtime, once in the engine.
+"""Compare what was exported with an engine: the same photos, once in the program's own runtime,
+once in the engine.
 
 The photos have several sizes and shapes. The engine gets what `predict` makes of them.
 """
@@ -23,7 +24,8 @@ from lockstep.weights import certificate
 from lockstep.weights.opening import Opened
 
 BOUNDS = {"fp32": certificate.BOUND, "bf16": 5e-2, "fp16": 6e-3, "int8": 0.3, "int8, trained": 5e-2}
-"""By precision: logits may differ from the engine's, which computes in fp32, by this share of the largest logit.
+"""By precision: logits may differ from the engine's, which computes in fp32, by this share of the
+largest logit.
 
 | precision | why |
 |---|---|
@@ -35,7 +37,8 @@ BOUNDS = {"fp32": certificate.BOUND, "bf16": 5e-2, "fp16": 6e-3, "int8": 0.3, "i
 _PIXEL_BOUND = 5e-3
 """The bound if a program rounds some pixels differently, by one level of 255."""
 _SMALLEST = 0.1
-"""Differences are a share of at least this logit: float32 does not resolve probabilities that differ by less than 1e-5."""
+"""Differences are a share of at least this logit: float32 does not resolve probabilities that
+differ by less than 1e-5."""
 _UNLIKELY = 1e-30
 """Smaller probabilities are taken for this one: float32 soon has no numbers below it."""
 
@@ -49,9 +52,11 @@ class Comparison(TypedDict):
     """Name and version of the engine's framework."""
     images: int
     sizes: list[list[int]]
-    """Height and width of what the program got, in pixels: of all photos, or of the squares that it takes."""
+    """Height and width of what the program got, in pixels: of all photos, or of the squares that it
+    takes."""
     largest_difference: float
-    """The largest difference of two logits, or logarithms of probabilities, as a share of the largest logit."""
+    """The largest difference of two logits, or logarithms of probabilities, as a share of the
+    largest logit."""
     bound: float
     top1_agreement: float
     """Share of the images whose most likely class is the same."""
@@ -60,10 +65,12 @@ class Comparison(TypedDict):
 
 
 def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Comparison:
-    """Compare the program in `folder` with an engine in fp32, which quantises if the weights have scales.
+    """Compare the program in `folder` with an engine in fp32, which quantises if the weights have
+    scales.
 
-    The engine is that of the framework that the format belongs to; for ONNX it is PyTorch's, or another one that is
-    installed. Raises `CheckpointError` if they differ by more than the bound of `precision`.
+    The engine is that of the framework that the format belongs to; for ONNX it is PyTorch's, or
+    another one that is installed. Raises `CheckpointError` if they differ by more than the bound of
+    `precision`.
     """
     began = time.perf_counter()
     weights = wanted.weights.in_precision("fp32")
@@ -73,15 +80,18 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     logits = _logits(weights, backend, squares)
     if not np.isfinite(logits).all():
         raise CheckpointError(
-            f"{weights.source} computes logits that are not finite numbers, so the export cannot be compared. Nothing is "
-            "written; --no-compare writes it anyway"
+            f"{weights.source} computes logits that are not finite numbers, so the export cannot be"
+            " compared. Nothing is written; --no-compare writes it anyway"
         )
     batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
     with target.open_program(wanted.inputs(), folder) as program:
         answers = [program(batch) for batch in batches]
     classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
-    found, expected = _as_logarithms(values, is_logits=wanted.bare), _as_logarithms(logits, is_logits=True)
-    largest = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()) / max(float(np.abs(logits).max()), _SMALLEST)
+    found = _as_logarithms(values, is_logits=wanted.bare)
+    expected = _as_logarithms(logits, is_logits=True)
+    largest = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()) / max(
+        float(np.abs(logits).max()), _SMALLEST
+    )
     bound = BOUNDS["int8, trained" if weights.scales else precision]
     if not target.has_equal_pixels(wanted):
         bound = max(bound, _PIXEL_BOUND)
@@ -89,11 +99,14 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     engine = f"{backend} {FRAMEWORKS[backend].version()}"
     if not largest <= bound:
         raise CheckpointError(
-            f"the export differs from the weights: {runtime} and the engine {engine} differ by {largest:.1e} of the largest "
-            f"logit, expected at most {bound:.0e}. Nothing is written; --no-compare writes it anyway"
+            f"the export differs from the weights: {runtime} and the engine {engine} differ by"
+            f" {largest:.1e} of the largest logit, expected at most {bound:.0e}. Nothing is"
+            " written; --no-compare writes it anyway"
         )
     if not (np.take_along_axis(values, classes[:, None], 1)[:, 0] == values.max(axis=1)).all():
-        raise CheckpointError(f"the export's classes are not its most likely ones ({runtime}). Nothing is written")
+        raise CheckpointError(
+            f"the export's classes are not its most likely ones ({runtime}). Nothing is written"
+        )
     return {
         "runtime": str(runtime),
         "engine": engine,
@@ -107,11 +120,13 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
 
 
 def photos_of_several_sizes(recipe: Recipe) -> list[np.ndarray]:
-    """Return photos, uint8 [H, W, 3]: of the crop's size, smaller, up to four times as large, wide and tall.
+    """Return photos, uint8 [H, W, 3]: of the crop's size, smaller, up to four times as large, wide
+    and tall.
 
     They show the textures of certificates.
     """
-    crop, resize = recipe.eval_crop, recipe.eval_resize
+    crop = recipe.eval_crop
+    resize = recipe.eval_resize
     sizes = (
         (crop, crop),
         (resize, resize),
@@ -139,10 +154,19 @@ def _squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
 
 
 def _engine_for(backend: str | None, *, quantises: bool) -> str:
-    """Return the engine to compare with: `backend`, or the first that is installed; the reference in NumPy is the last."""
+    """Return the engine to compare with: `backend`, or the first that is installed; the reference
+    in NumPy is the last."""
     last = "reference"
-    names = [backend] if backend else [DEFAULT_BACKEND, *sorted(FRAMEWORKS, key=lambda name: name == last)]
-    usable = [name for name in names if FRAMEWORKS[name].version() and (FRAMEWORKS[name].quantises or not quantises)]
+    names = (
+        [backend]
+        if backend
+        else [DEFAULT_BACKEND, *sorted(FRAMEWORKS, key=lambda name: name == last)]
+    )
+    usable = [
+        name
+        for name in names
+        if FRAMEWORKS[name].version() and (FRAMEWORKS[name].quantises or not quantises)
+    ]
     return [*usable, last][0]
 
 

@@ -1,4 +1,5 @@
-"""What evaluations and predictions compute with: an engine that holds the weights, in a precision that the machine has."""
+"""What evaluations and predictions compute with: an engine that holds the weights, in a precision
+that the machine has."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,15 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends.emulation import emulation
 from lockstep.data import Batch
-from lockstep.inference.engines import AUTO, ENGINES, NATIVE, check_engine, device_of, open_engine, refusal
+from lockstep.inference.engines import (
+    AUTO,
+    ENGINES,
+    NATIVE,
+    check_engine,
+    device_of,
+    open_engine,
+    refusal,
+)
 from lockstep.inference.engines.choosing import fastest
 from lockstep.inference.engines.exported import Exported, exported_file, open_exported
 from lockstep.inference.engines.scoring import scores
@@ -61,10 +70,12 @@ def computing(
     exported: Exported | None = None,
     shares_cores: bool = False,
 ) -> Iterator[Computing]:
-    """Yield an engine that holds the weights, or runs an exported model. `engine` is a name, or "auto".
+    """Yield an engine that holds the weights, or runs an exported model. `engine` is a name, or
+    "auto".
 
-    `precision` is the one that was asked for; None: the recipe's, or fp32 if that is not in hardware, with a note.
-    `most_images` is the largest batch. `shares_cores`: other threads need the cores between two batches.
+    `precision` is the one that was asked for; None: the recipe's, or fp32 if that is not in
+    hardware, with a note. `most_images` is the largest batch. `shares_cores`: other threads need
+    the cores between two batches.
     """
     recorder = Recorder(listener if is_leading() else None)
     if exported is not None and engine == AUTO:
@@ -80,18 +91,25 @@ def computing(
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BackendError(
-            f"the engine {engine} computes in one process; start it without a launcher, or use --engine {NATIVE}"
+            f"the engine {engine} computes in one process; start it without a launcher, or use"
+            f" --engine {NATIVE}"
         )
     weights = in_precision_of(engine, weights, precision, execution, recorder)
     model = None if exported is None else exported.model
-    how: dict[str, Any] = {"most_images": most_images, "exported": model, "shares_cores": shares_cores}
+    how: dict[str, Any] = {
+        "most_images": most_images,
+        "exported": model,
+        "shares_cores": shares_cores,
+    }
     with open_engine(engine, weights, execution, **how) as opened:
         evaluate = partial(scores, opened)
         yield Computing(engine, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu)
 
 
 @contextmanager
-def _native(weights: Opened, precision: str | None, execution: Execution, listener: Listener | None) -> Iterator[Computing]:
+def _native(
+    weights: Opened, precision: str | None, execution: Execution, listener: Listener | None
+) -> Iterator[Computing]:
     """Yield the backend's engine. All ranks of its world take part."""
     world = backends.load(execution.backend).world(execution)
     try:
@@ -105,8 +123,11 @@ def _native(weights: Opened, precision: str | None, execution: Execution, listen
 
 
 def export_to_run(source: Path, engine: str | None, execution: Execution) -> Exported | None:
-    """Return the exported model at a path; None if it is none, or if the backend's engine computes with its weights."""
-    if engine == NATIVE or (engine is None and (execution.backend != DEFAULT_BACKEND or not engines_of_exports())):
+    """Return the exported model at a path; None if it is none, or if the backend's engine computes
+    with its weights."""
+    if engine == NATIVE or (
+        engine is None and (execution.backend != DEFAULT_BACKEND or not engines_of_exports())
+    ):
         return None
     file = exported_file(source)
     return None if file is None else open_exported(file)
@@ -114,11 +135,18 @@ def export_to_run(source: Path, engine: str | None, execution: Execution) -> Exp
 
 def engines_of_exports() -> list[str]:
     """Return the installed engines that run ONNX models on a CPU."""
-    return [name for name, row in ENGINES.items() if row.runs_onnx and "cpu" in row.precisions and not row.missing()]
+    return [
+        name
+        for name, row in ENGINES.items()
+        if row.runs_onnx and "cpu" in row.precisions and not row.missing()
+    ]
 
 
-def in_fast_precision(weights: Opened, asked: str | None, execution: Execution, recorder: Recorder) -> Opened:
-    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if that would be emulated.
+def in_fast_precision(
+    weights: Opened, asked: str | None, execution: Execution, recorder: Recorder
+) -> Opened:
+    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if
+    that would be emulated.
 
     No framework is loaded for it.
     """
@@ -127,12 +155,17 @@ def in_fast_precision(weights: Opened, asked: str | None, execution: Execution, 
     emulated = emulation(precision, on_gpu=on_gpu, backend=execution.backend)
     if emulated is None or asked is not None:
         return weights.in_precision(asked)
-    recorder.note(f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}")
+    recorder.note(
+        f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
+    )
     return weights.in_precision("fp32")
 
 
-def in_precision_of(engine: str, weights: Opened, asked: str | None, execution: Execution, recorder: Recorder) -> Opened:
-    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if the engine lacks that.
+def in_precision_of(
+    engine: str, weights: Opened, asked: str | None, execution: Execution, recorder: Recorder
+) -> Opened:
+    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if the
+    engine lacks that.
 
     Raises `BackendError` if the engine lacks the requested one.
     """
@@ -141,5 +174,8 @@ def in_precision_of(engine: str, weights: Opened, asked: str | None, execution: 
     if why and asked is not None:
         raise BackendError(why)
     if why:
-        recorder.note(f"computes in fp32, not in the recipe's {weights.recipe.precision}: {why.partition(';')[0]}")
+        recorder.note(
+            f"computes in fp32, not in the recipe's {weights.recipe.precision}:"
+            f" {why.partition(';')[0]}"
+        )
     return weights.in_precision("fp32" if why else asked)

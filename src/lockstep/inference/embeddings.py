@@ -1,4 +1,5 @@
-"""Features before the classifier: weights whose logits include them, and the file that `lockstep predict` writes."""
+"""Features before the classifier: weights whose logits include them, and the file that `lockstep
+predict` writes."""
 
 import os
 import tempfile
@@ -27,12 +28,15 @@ def width(weights: Opened) -> int:
 
 
 def with_features(weights: Opened) -> Opened:
-    """Return weights with more logits: first the features before the classifier, then the logits of the given weights.
+    """Return weights with more logits: first the features before the classifier, then the logits of
+    the given weights.
 
-    The classifier gets an identity matrix above its own rows. So every engine returns the features as its classifier
-    receives them, rounded as the precision or quantisation has it, in the same computation as the logits.
+    The classifier gets an identity matrix above its own rows. So every engine returns the features
+    as its classifier receives them, rounded as the precision or quantisation has it, in the same
+    computation as the logits.
     """
-    count, tensors = width(weights), dict(weights.tensors)
+    count = width(weights)
+    tensors = dict(weights.tensors)
     tensors["fc.weight"] = np.concatenate([np.eye(count, dtype=np.float32), tensors["fc.weight"]])
     tensors["fc.bias"] = np.concatenate([np.zeros(count, np.float32), tensors["fc.bias"]])
     recipe = weights.recipe.replace(logits=count + weights.recipe.logits)
@@ -40,10 +44,13 @@ def with_features(weights: Opened) -> Opened:
 
 
 class Embeddings:
-    """Features and paths of images, kept on disk until `write`, so that they may be more than fit in memory."""
+    """Features and paths of images, kept on disk until `write`, so that they may be more than fit
+    in memory."""
 
     def __init__(self, features: int, rows: IO[bytes], names: IO[bytes]) -> None:
-        self._features, self._rows, self._names = features, rows, names
+        self._features = features
+        self._rows = rows
+        self._names = names
         self._images = self._longest = 0
 
     def add(self, path: str, row: np.ndarray) -> None:
@@ -54,7 +61,8 @@ class Embeddings:
         self._longest = max(self._longest, len(path))
 
     def write(self, path: Path) -> None:
-        """Write a file of `numpy.load`: `features`, float32 [images, features], and `paths`, text [images]."""
+        """Write a file of `numpy.load`: `features`, float32 [images, features], and `paths`, text
+        [images]."""
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             with archive.open("features.npy", "w", force_zip64=True) as member:
                 _write_header(member, "<f4", (self._images, self._features))
@@ -62,7 +70,9 @@ class Embeddings:
                 while piece := self._rows.read(_AT_ONCE):
                     member.write(piece)
             about = zipfile.ZipInfo("paths.npy")
-            about.compress_type = zipfile.ZIP_DEFLATED  # NumPy makes all texts as long as the longest one
+            about.compress_type = (
+                zipfile.ZIP_DEFLATED
+            )  # NumPy makes all texts as long as the longest one
             with archive.open(about, "w", force_zip64=True) as member:
                 text = f"<U{max(self._longest, 1)}"
                 _write_header(member, text, (self._images,))
@@ -80,14 +90,18 @@ class Embeddings:
 
 
 def _write_header(file: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None:
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
 
 
 @contextmanager
 def embeddings_file(path: Path, features: int) -> Iterator[Embeddings]:
-    """Yield what collects features. When the block ends, the file `path` appears complete; after an error it does not.
+    """Yield what collects features. When the block ends, the file `path` appears complete; after an
+    error it does not.
 
-    Until then, hidden files in the same folder hold them. They take as much room as the file. Raises `OSError`.
+    Until then, hidden files in the same folder hold them. They take as much room as the file.
+    Raises `OSError`.
     """
     with (
         replacing(path) as partial,

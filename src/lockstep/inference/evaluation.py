@@ -56,35 +56,42 @@ def evaluate(
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has none.
+    """Return accuracy, loss and per-class counts on the validation images of `data`, or on all
+    images if it has none.
 
-    If `data` has no validation images and the weights come from a run that set a share of its images apart for validation,
-    that share is evaluated. `split` is a different share; 0 evaluates all images.
+    If `data` has no validation images and the weights come from a run that set a share of its
+    images apart for validation, that share is evaluated. `split` is a different share; 0 evaluates
+    all images.
 
-    Every image counts once. `classes` replaces the names of the weights' classes: names, class 0 first, or a file that lists
-    them. If the images have names of classes too, an image's label is the output with that name.
+    Every image counts once. `classes` replaces the names of the weights' classes: names, class 0
+    first, or a file that lists them. If the images have names of classes too, an image's label is
+    the output with that name.
 
-    `engine` is "native" (the execution's backend; the default), another engine of inference such as "onnxruntime", or
-    "auto": the fastest installed one that keeps the bound (docs/deploy.md). An ONNX model that `export` wrote is run as it
-    is, by default with the first of ONNX Runtime and OpenVINO that is installed. "native", or an execution with another
-    backend than the default, reads the weights in it instead.
+    `engine` is "native" (the execution's backend; the default), another engine of inference such as
+    "onnxruntime", or "auto": the fastest installed one that keeps the bound (docs/deploy.md). An
+    ONNX model that `export` wrote is run as it is, by default with the first of ONNX Runtime and
+    OpenVINO that is installed. "native", or an execution with another backend than the default,
+    reads the weights in it instead.
 
-    "program" runs the program of any target of `export` in its own runtime as it is deployed: one that takes photos gets
-    whole photos. It is the default for "triton" and "openvino", whose programs can only compute. Programs of the other
-    targets can run code, so they are run only if asked for: do it if you trust who wrote them.
+    "program" runs the program of any target of `export` in its own runtime as it is deployed: one
+    that takes photos gets whole photos. It is the default for "triton" and "openvino", whose
+    programs can only compute. Programs of the other targets can run code, so they are run only if
+    asked for: do it if you trust who wrote them.
 
-    `speed` of the result is how fast images were evaluated (`lockstep.inference.engines.scoring.Speed`).
-    `published` of the result is its top-1 next to those published for the weights' recipe
-    (`lockstep.recipes.published_accuracies.Comparison`), or None if nobody published one.
+    `speed` of the result is how fast images were evaluated
+    (`lockstep.inference.engines.scoring.Speed`). `published` of the result is its top-1 next to
+    those published for the weights' recipe (`lockstep.recipes.published_accuracies.Comparison`), or
+    None if nobody published one.
 
     `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
-    `preprocessing` is how images are prepared, where the weights do not say it: fields of a recipe such as
-    `{"image_size": 48}`, or a recipe whose evaluation is used.
-    `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates, and
-    `listener` gets a note about it. "native" evaluates in fp32 instead of fp16. With several processes (torchrun), every
-    process calls this and gets the result.
+    `preprocessing` is how images are prepared, where the weights do not say it: fields of a recipe
+    such as `{"image_size": 48}`, or a recipe whose evaluation is used. `precision` replaces the
+    recipe's precision. By default, fp32 replaces a precision that this processor only emulates, and
+    `listener` gets a note about it. "native" evaluates in fp32 instead of fp16. With several
+    processes (torchrun), every process calls this and gets the result.
 
-    Raises `DivergedError` if a loss is not a finite number, and `DataError` if images or `classes` do not fit the weights.
+    Raises `DivergedError` if a loss is not a finite number, and `DataError` if images or `classes`
+    do not fit the weights.
 
     >>> import lockstep
     >>> result = lockstep.evaluate("run", "data", which="best")
@@ -94,33 +101,58 @@ def evaluate(
     execution = execution or Execution()
     runs_files = which == "newest" and not ema and model is None and preprocessing is None
     if engine == PROGRAM and not runs_files:
-        raise BackendError(f"an exported program holds what it computes; leave out --engine {PROGRAM}, or what changes it")
-    exported = export_to_run(Path(source), engine, execution) if runs_files and engine != PROGRAM else None
-    program = program_to_run(Path(source), engine, execution) if runs_files and exported is None else None
+        raise BackendError(
+            f"an exported program holds what it computes; leave out --engine {PROGRAM}, or what"
+            " changes it"
+        )
+    exported = (
+        export_to_run(Path(source), engine, execution) if runs_files and engine != PROGRAM else None
+    )
+    program = (
+        program_to_run(Path(source), engine, execution) if runs_files and exported is None else None
+    )
     if program is not None:
-        how: dict[str, Any] = {"classes": classes, "split": split, "batch_images": batch_images, "listener": listener}
+        how: dict[str, Any] = {
+            "classes": classes,
+            "split": split,
+            "batch_images": batch_images,
+            "listener": listener,
+        }
         return _evaluate_program(program, Path(data), execution, precision, **how)
     name = engine or (NATIVE if exported is None else AUTO)
-    chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
+    chosen: dict[str, Any] = {
+        "which": which,
+        "ema": ema,
+        "model": model,
+        "preprocessing": preprocessing,
+    }
     opened = open_weights_or_advise(source, **chosen) if exported is None else exported.about
     opened = opened.with_classes(classes)
     data = Path(data)
     images, share = _evaluated(data, opened.recipe, split)
     pace = Pace()
-    with computing(name, opened, precision, execution, listener, most_images=batch_images, exported=exported) as found:
-        weights, recorder, recipe = found.weights, found.recorder, found.weights.recipe
+    with computing(
+        name, opened, precision, execution, listener, most_images=batch_images, exported=exported
+    ) as found:
+        weights = found.weights
+        recorder = found.recorder
+        recipe = found.weights.recipe
         index, remarks = _indexed(images, share, weights, recorder)
         if exported is None:
             remarks += remarks_on_weights(Path(source), engine)
         total = math.ceil(len(index) / (batch_images * found.ranks))
-        plans = evaluation_plans(recipe, index.sizes_for(recipe), batch_images, rank=found.rank, ranks=found.ranks)
+        plans = evaluation_plans(
+            recipe, index.sizes_for(recipe), batch_images, rank=found.rank, ranks=found.ranks
+        )
         with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
             batches = recorder.watched("evaluating", loader.batches(plans), total)
             scores = found.evaluate(pace.watched(batches))
     return {
         "remarks": remarks,
         "engine": found.engine,
-        "precision": recipe.for_evaluation().precision if found.engine == NATIVE else recipe.precision,
+        "precision": (
+            recipe.for_evaluation().precision if found.engine == NATIVE else recipe.precision
+        ),
         **_described(scores, opened, images, index),
         "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
     }
@@ -137,14 +169,18 @@ def _evaluate_program(
     batch_images: int,
     listener: Listener | None,
 ) -> dict[str, Any]:
-    """Return what `evaluate` does, from a program in its own runtime. It gets whole photos if it takes them."""
+    """Return what `evaluate` does, from a program in its own runtime. It gets whole photos if it
+    takes them."""
     if precision is not None:
         raise BackendError(
-            f"{program.folder} computes in {program.precision}; leave out precision, or add --engine {NATIVE}"
+            f"{program.folder} computes in {program.precision}; leave out precision, or add"
+            f" --engine {NATIVE}"
         )
     check_alone(int(os.environ.get("WORLD_SIZE", "1")))
     weights = program.about.with_classes(classes)
-    recipe, recorder, pace = weights.recipe, Recorder(listener), Pace()
+    recipe = weights.recipe
+    recorder = Recorder(listener)
+    pace = Pace()
     images, share = _evaluated(data, recipe, split)
     index, remarks = _indexed(images, share, weights, recorder)
     groups = group_photos(index.sizes_for(recipe), batch_images)
@@ -164,7 +200,9 @@ def _evaluate_program(
     }
 
 
-def _load_squares(index: Index, recipe: Recipe, execution: Execution, batch_images: int) -> Iterator[Batch]:
+def _load_squares(
+    index: Index, recipe: Recipe, execution: Execution, batch_images: int
+) -> Iterator[Batch]:
     """Yield the squares of all images."""
     plans = evaluation_plans(recipe, index.sizes_for(recipe), batch_images)
     with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
@@ -172,9 +210,12 @@ def _load_squares(index: Index, recipe: Recipe, execution: Execution, batch_imag
 
 
 def _described(scores: Scores, weights: Opened, images: Source, index: Index) -> dict[str, Any]:
-    """Return the part of a result that follows from the scores. Raises `DivergedError` if one is not finite."""
+    """Return the part of a result that follows from the scores. Raises `DivergedError` if one is
+    not finite."""
     if infinite := not_finite(scores):
-        raise DivergedError(f"the loss of {weights.source} on {images.named} is not finite: {infinite}. {ADVICE}")
+        raise DivergedError(
+            f"the loss of {weights.source} on {images.named} is not finite: {infinite}. {ADVICE}"
+        )
     summary = scores.counts().summary()
     return {
         "source": str(weights.source),
@@ -188,7 +229,8 @@ def _described(scores: Scores, weights: Opened, images: Source, index: Index) ->
 
 
 def _published(weights: Opened, summary: Summary, classes: int) -> Comparison | None:
-    """Return a top-1 next to the published ones of the weights' recipe. Other programs' files do not say their precision."""
+    """Return a top-1 next to the published ones of the weights' recipe. Other programs' files do
+    not say their precision."""
     return beside_published(
         weights.recipe,
         top1_percent=summary["top1_percent"],
@@ -200,34 +242,52 @@ def _published(weights: Opened, summary: Summary, classes: int) -> Comparison | 
 
 
 def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source, float]:
-    """Return the images, and the share of them that is set apart for validation; 0 means all are evaluated."""
+    """Return the images, and the share of them that is set apart for validation; 0 means all are
+    evaluated."""
     if split is None and holds_split(data, "val"):
         return find_split(data, "val"), 0.0
-    share = recipe.validation_share if split is None else recipe.replace(validation_share=split).validation_share
+    share = (
+        recipe.validation_share
+        if split is None
+        else recipe.replace(validation_share=split).validation_share
+    )
     return whole_source(data) if share or split is not None else find_source(data), share
 
 
-def _indexed(images: Source, share: float, weights: Opened, recorder: Recorder) -> tuple[Index, list[str]]:
+def _indexed(
+    images: Source, share: float, weights: Opened, recorder: Recorder
+) -> tuple[Index, list[str]]:
     """Return the index of the images to evaluate, and remarks on them and on the weights."""
-    index = open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing"))
+    index = open_index(
+        images, classes=weights.classes or None, progress=recorder.progress("indexing")
+    )
     remarks = list(weights.remarks)
     if not weights.classes and len(index.classes) < weights.recipe.logits:
         if assumed_classes(weights.recipe) and set(index.classes) <= set(imagenet_synsets()):
             # A part of ImageNet: the numbers of the folders are not those of the outputs.
-            index = open_index(images, classes=imagenet_synsets(), progress=recorder.progress("indexing"))
-            remarks.append("the weights name no classes; the folders are synsets of ImageNet, so its classes are assumed")
+            index = open_index(
+                images, classes=imagenet_synsets(), progress=recorder.progress("indexing")
+            )
+            remarks.append(
+                "the weights name no classes; the folders are synsets of ImageNet, so its classes"
+                " are assumed"
+            )
         else:
             remarks.append(
-                f"the weights name no classes: the {len(index.classes)} folders, in alphabetical order, are taken for the "
-                f"first of {weights.recipe.logits} outputs; --classes FILE names the outputs"
+                f"the weights name no classes: the {len(index.classes)} folders, in alphabetical"
+                f" order, are taken for the first of {weights.recipe.logits} outputs; --classes"
+                " FILE names the outputs"
             )
     if share:
-        images_in_all, index = len(index), divided(index, share)[1]
+        images_in_all = len(index)
+        index = divided(index, share)[1]
         remarks.append(
-            f"evaluates the share of {share:g} that is set apart for validation, {len(index)} of {images_in_all} "
-            "images; --split 0 evaluates all"
+            f"evaluates the share of {share:g} that is set apart for validation, {len(index)} of"
+            f" {images_in_all} images; --split 0 evaluates all"
         )
     logits = weights.recipe.logits
     if len(index.classes) > logits:
-        raise DataError(f"{images.named} has {len(index.classes)} classes, but the model has {logits} logits")
+        raise DataError(
+            f"{images.named} has {len(index.classes)} classes, but the model has {logits} logits"
+        )
     return index, remarks

@@ -11,14 +11,16 @@ from lockstep.system.errors import BackendError
 from lockstep.weights.opening import Opened
 
 _SHOWN = 0.6
-"""The share of the colour in a pixel where the heat is largest; elsewhere it is less in proportion."""
+"""The share of the colour in a pixel where the heat is largest; elsewhere it is less in proportion.
+"""
 
 
 class Explainer(Protocol):
     """Computes Grad-CAM with a framework."""
 
     def heat(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return float32 [N, height, width] of uint8 images [N, size, size, 3] and classes int64 [N]; at least 0."""
+        """Return float32 [N, height, width] of uint8 images [N, size, size, 3] and classes int64
+        [N]; at least 0."""
 
 
 def explainer_of(weights: Opened, backend: str, world: backends.World | None) -> Explainer:
@@ -29,7 +31,9 @@ def explainer_of(weights: Opened, backend: str, world: backends.World | None) ->
     if world is None:
         raise BackendError("only a framework computes Grad-CAM; leave out --engine")
     if not backends.FRAMEWORKS[backend].explains:
-        able = " or ".join(name for name, framework in backends.FRAMEWORKS.items() if framework.explains)
+        able = " or ".join(
+            name for name, framework in backends.FRAMEWORKS.items() if framework.explains
+        )
         raise BackendError(f"the {backend} engine computes no Grad-CAM; use --backend {able}")
     module: Any = importlib.import_module(f"lockstep.backends.{backend}.explaining")
     return cast(Explainer, module.Explainer(weights.recipe, weights.tensors, world))
@@ -38,14 +42,16 @@ def explainer_of(weights: Opened, backend: str, world: backends.World | None) ->
 def overlaid(images: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """Return images with heat in colours over them: uint8 RGB [N, size, size, 3], as `images`.
 
-    `heat` is float32 [N, height, width]. The largest heat of each image is bright yellow; where there is none, the image is
-    as it was.
+    `heat` is float32 [N, height, width]. The largest heat of each image is bright yellow; where
+    there is none, the image is as it was.
     """
     return np.stack([_overlaid(image, each) for image, each in zip(images, heat, strict=True)])
 
 
 def _overlaid(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     share = cv2.resize(heat / max(float(heat.max()), np.finfo(np.float32).tiny), image.shape[1::-1])
-    colours = cv2.applyColorMap(np.rint(255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO)[:, :, ::-1]
+    colours = cv2.applyColorMap(np.rint(255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO)[
+        :, :, ::-1
+    ]
     part = _SHOWN * share[:, :, None]
     return np.rint((1 - part) * image + part * colours).astype(np.uint8)

@@ -1,4 +1,5 @@
-"""Images to predict, of any kind: paths, encoded bytes, arrays and images of Pillow. Each becomes what a model sees."""
+"""Images to predict, of any kind: paths, encoded bytes, arrays and images of Pillow. Each becomes
+what a model sees."""
 
 import math
 import os
@@ -29,13 +30,19 @@ class Encoded:
     """Returns the bytes. Raises `OSError`, or `ValueError` with the reason."""
 
 
-Image = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | PIL.Image.Image | Encoded
+Image = (
+    str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | PIL.Image.Image | Encoded
+)
 _KINDS = (str, os.PathLike, bytes, bytearray, memoryview, np.ndarray, PIL.Image.Image, Encoded)
-TAKEN = "a path, the bytes of an image file, a uint8 RGB array [height, width, 3], an image of Pillow, or several of them"
+TAKEN = (
+    "a path, the bytes of an image file, a uint8 RGB array [height, width, 3], an image of Pillow,"
+    " or several of them"
+)
 
 
 def each_image(images: Image | Iterable[Image]) -> Iterator[Image]:
-    """Yield one image or all of several. Raises `DataError` if something is not an image, with what is taken."""
+    """Yield one image or all of several. Raises `DataError` if something is not an image, with what
+    is taken."""
     if isinstance(images, _KINDS) and not (isinstance(images, np.ndarray) and images.ndim == 4):
         yield _checked(images)
     elif isinstance(images, Iterable):
@@ -69,24 +76,33 @@ def path_of(image: Image) -> Path | None:
 def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
     """Write an image to `out`, uint8 [eval_crop, eval_crop, 3], as the recipe's evaluation has it.
 
-    An array has no EXIF orientation and is used as it is. Raises `OSError` if the image cannot be read, and `ValueError` if
-    it is damaged or not an image; `TooManyPixels`, which is one, if it is too large.
+    An array has no EXIF orientation and is used as it is. Raises `OSError` if the image cannot be
+    read, and `ValueError` if it is damaged or not an image; `TooManyPixels`, which is one, if it is
+    too large.
     """
     data, orientation = _content(image, recipe)
     stored = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
     size = shown_size(stored, orientation)
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
-    window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
+    window, resized, offset = (
+        tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets)
+    )
     most = max(MOST_RESIZED, 4 * recipe.eval_resize**2)
     if math.prod(resized) > most:  # a narrow strip of few pixels can become any number of them
-        too_narrow = f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x {resized[0]}"
+        too_narrow = (
+            f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x"
+            f" {resized[0]}"
+        )
         raise TooManyPixels(too_narrow)
     how = resampling(recipe, evaluation=True)
-    decode_into(data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out)
+    decode_into(
+        data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out
+    )
 
 
 def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
-    """Return all of an image, uint8 [height, width, 3], turned by its EXIF orientation if the recipe says so.
+    """Return all of an image, uint8 [height, width, 3], turned by its EXIF orientation if the
+    recipe says so.
 
     It is decoded at its whole size. Raises `OSError` and `ValueError` as `read_square` does.
     """
@@ -96,7 +112,8 @@ def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
 
 
 def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
-    """Return an image's pixels, uint8 [height, width, 3], and the EXIF orientation by which they are still to be turned.
+    """Return an image's pixels, uint8 [height, width, 3], and the EXIF orientation by which they
+    are still to be turned.
 
     If a file is to be decoded in reduced size, return its bytes.
     """

@@ -1,4 +1,5 @@
-"""What every use of trained weights needs: the precision to compute in, an engine that holds the weights, a module."""
+"""What every use of trained weights needs: the precision to compute in, an engine that holds the
+weights, a module."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -20,14 +21,21 @@ ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or 
 
 
 def load(
-    source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "newest", ema: bool = False, model: str | None = None
+    source: str | Path,
+    *,
+    backend: str = DEFAULT_BACKEND,
+    which: str = "newest",
+    ema: bool = False,
+    model: str | None = None,
 ) -> Any:
-    """Return the framework's own module with the weights of a run, a checkpoint or another program's file (docs/weights.md).
+    """Return the framework's own module with the weights of a run, a checkpoint or another
+    program's file (docs/weights.md).
 
-    For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode. It maps normalised
-    float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` loads the
-    moving average. `model` names the model of a file that fits several, such as resnet50 and
-    resnet50-v1. The module computes without quantisation, also if the weights were trained with it.
+    For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode.
+    It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest",
+    "best" or a step's number; `ema` loads the moving average. `model` names the model of a file
+    that fits several, such as resnet50 and resnet50-v1. The module computes without quantisation,
+    also if the weights were trained with it.
 
     >>> import lockstep, torch
     >>> module = lockstep.load("run")
@@ -39,9 +47,14 @@ def load(
 
 
 def in_usable_precision(
-    weights: Opened, asked: str | None, world: backends.World, execution: Execution, recorder: Recorder
+    weights: Opened,
+    asked: str | None,
+    world: backends.World,
+    execution: Execution,
+    recorder: Recorder,
 ) -> Opened:
-    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if that would be emulated."""
+    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if
+    that would be emulated."""
     precision = asked or weights.recipe.fields()["precision"]
     emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
     if emulated is None:
@@ -49,7 +62,9 @@ def in_usable_precision(
     if asked is not None:
         recorder.note(f"{emulated}: --set precision=fp32 gives the same results within rounding")
         return weights.in_precision(asked)
-    recorder.note(f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}")
+    recorder.note(
+        f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
+    )
     return weights.in_precision("fp32")
 
 

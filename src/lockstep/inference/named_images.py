@@ -1,4 +1,5 @@
-"""What a command line names as images: files, folders, patterns, lists, standard input, and files that hold many images."""
+"""What a command line names as images: files, folders, patterns, lists, standard input, and files
+that hold many images."""
 
 import errno
 import glob
@@ -18,16 +19,35 @@ from lockstep.system.regular_files import IMAGE, NAMES, read_regular, read_strea
 
 STDIN = "-"
 LIST = "@"
-"""The first letter of an argument that is a list: a file with a path on each line, or with a NUL after each path."""
+"""The first letter of an argument that is a list: a file with a path on each line, or with a NUL
+after each path."""
 _NUL = b"\0"
 _MOST_PATH_BYTES = 4095
 """Linux opens no longer path."""
 SUFFIXES = frozenset(
-    ("", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
+    (
+        "",
+        ".bmp",
+        ".gif",
+        ".jfif",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".pbm",
+        ".pgm",
+        ".png",
+        ".pnm",
+        ".ppm",
+        ".tif",
+        ".tiff",
+        ".webp",
+    )
 )
-"""Files with these endings are taken from folders, and files of a storage format (`lockstep.data.sources.IS_OF`)."""
+"""Files with these endings are taken from folders, and files of a storage format
+(`lockstep.data.sources.IS_OF`)."""
 _BEGINS_AS_IMAGE = re.compile(
-    rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|P[1-6]\s+(?:#[^\n]*\n\s*)*\d", re.DOTALL
+    rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|P[1-6]\s+(?:#[^\n]*\n\s*)*\d",
+    re.DOTALL,
 )
 _BEGIN = 2**16
 """This many bytes of standard input decide whether it is an image."""
@@ -57,7 +77,8 @@ class NamedImages:
                 yield from part
 
     def add(self, argument: str, stdin: BinaryIO) -> None:
-        """Add what an argument of the command line names. Raises `DataError` if it is a list that cannot be read."""
+        """Add what an argument of the command line names. Raises `DataError` if it is a list that
+        cannot be read."""
         if argument == STDIN:
             self._add_stdin(stdin)
         elif argument.startswith(LIST):
@@ -65,8 +86,14 @@ class NamedImages:
             try:
                 content = read_regular(path, NAMES)
             except OSError as error:
-                advice = f"; give its paths through standard input: {STDIN}" if "pipe" in str(error.strerror) else ""
-                raise DataError(f"the list {path} cannot be read: {error.strerror}{advice}") from None
+                advice = (
+                    f"; give its paths through standard input: {STDIN}"
+                    if "pipe" in str(error.strerror)
+                    else ""
+                )
+                raise DataError(
+                    f"the list {path} cannot be read: {error.strerror}{advice}"
+                ) from None
             self._add_list(path, content)
         elif not os.path.lexists(argument) and glob.has_magic(argument):
             self._add_pattern(argument)
@@ -86,18 +113,26 @@ class NamedImages:
             self._add_list("standard input", content)
 
     def _add_list(self, source: str, content: bytes) -> None:
-        """Add the paths in a list. One that no file can have is added as an image that fails, by the number of its line."""
-        # `find -print0` ends every path with a NUL. A line may hold one by mistake, but the last one then has a newline.
+        """Add the paths in a list. One that no file can have is added as an image that fails, by
+        the number of its line."""
+        # `find -print0` ends every path with a NUL. A line may hold one by mistake, but the last
+        # one then has a newline.
         separator, unit = (_NUL, "path") if content.endswith(_NUL) else (b"\n", "line")
         for number, line in enumerate(_split(content, separator), start=1):
             name = line if separator == _NUL else line.rstrip(b"\r")
             if not name:
                 continue
             if _NUL in name:
-                why = "a NUL in a line; a list of paths with a NUL after each ends with one, as find -print0 writes it"
+                why = (
+                    "a NUL in a line; a list of paths with a NUL after each ends with one, as find"
+                    " -print0 writes it"
+                )
                 self._add_failing(f"{source}, {unit} {number}", why)
             elif len(name) > _MOST_PATH_BYTES:
-                why = f"{len(name):,} bytes are too many for a path; expected at most {_MOST_PATH_BYTES:,}"
+                why = (
+                    f"{len(name):,} bytes are too many for a path; expected at most"
+                    f" {_MOST_PATH_BYTES:,}"
+                )
                 self._add_failing(f"{source}, {unit} {number}", why)
             else:
                 self._add_path(os.fsdecode(name))
@@ -107,7 +142,9 @@ class NamedImages:
         if not found:
             self._add_failing(pattern, "no file matches")
         for path in found:
-            if "**" not in pattern or not Path(path).is_dir():  # "**" also finds what is in the folder
+            if (
+                "**" not in pattern or not Path(path).is_dir()
+            ):  # "**" also finds what is in the folder
                 self._add_path(path)
 
     def _add_path(self, path: str) -> None:
@@ -137,7 +174,9 @@ class NamedImages:
             self._add_failing(folder, str(error.strerror))
             return
         if status.st_dev in _devices_of_system():
-            self._add_failing(folder, f"a folder of the system ({' or '.join(_OF_SYSTEM)}), which has no images")
+            self._add_failing(
+                folder, f"a folder of the system ({' or '.join(_OF_SYSTEM)}), which has no images"
+            )
             return
         within = (*above, (status.st_dev, status.st_ino))
         if within[-1] in above:  # a link to a folder that it is in
@@ -173,7 +212,8 @@ class NamedImages:
 
 
 def _split(content: bytes, separator: bytes) -> Iterator[bytes]:
-    """Yield the parts of a content one after the other, since a list of all takes several times its memory."""
+    """Yield the parts of a content one after the other, since a list of all takes several times its
+    memory."""
     begin = 0
     while begin < len(content):
         end = content.find(separator, begin)
@@ -197,12 +237,18 @@ def _failing(why: str) -> Callable[[], bytes]:
 
 
 def _format(path: str) -> str | None:
-    """Return the storage format of a file that holds many images, by its name; None for other files."""
+    """Return the storage format of a file that holds many images, by its name; None for other
+    files."""
     return next((format for format, is_of in IS_OF.items() if is_of(Path(path).name)), None)
 
 
 def _member(listing: Listing, sample: int) -> Encoded:
-    """Return an image of a file that holds many. It is called by its name in the file, else by its first byte."""
+    """Return an image of a file that holds many. It is called by its name in the file, else by its
+    first byte."""
     name = printable(listing.name(sample))
-    path = Path(listing.path(sample), name) if name else Path(listing.source.root, listing.place(sample))
+    path = (
+        Path(listing.path(sample), name)
+        if name
+        else Path(listing.source.root, listing.place(sample))
+    )
     return Encoded(path, lambda: listing.encoded(sample))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 1024
 """Arrays from this size on may be apart from a model."""
-OPSET, IR = 17, 8
+OPSET = 17
+IR = 8
 """The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
 
 
@@ -31,10 +32,12 @@ class Form:
     batch: int | None = None
     """The number of images of every batch; None: any."""
     bare: bool = False
-    """Whether the model takes `input`, normalised float32 [N, 3, S, S], and returns `logits`, float32 [N, logits]."""
+    """Whether the model takes `input`, normalised float32 [N, 3, S, S], and returns `logits`,
+    float32 [N, logits]."""
     folded: bool = False
-    """Whether batch norms are folded into convolutions. They always are in fp16, and never with scales: ONNX Runtime rounds
-    the biases of folded ones to int32, which changes what training fitted."""
+    """Whether batch norms are folded into convolutions. They always are in fp16, and never with
+    scales: ONNX Runtime rounds the biases of folded ones to int32, which changes what training
+    fitted."""
 
 
 def model_of(
@@ -46,43 +49,63 @@ def model_of(
 ) -> "onnx.ModelProto":
     """Return a model with the weights inside.
 
-    The model takes `images`, squares after resize and crop: uint8 RGB [N, S, S, 3], where S is the recipe's `eval_crop`
-    (`lockstep.inference.onnx_photos` makes it take photos). It returns `classes`, int64 [N], and `probabilities`, float32
-    [N, logits]. The class names are in its metadata, as a JSON list. The metadata also has the preprocessing of an
-    evaluation (`lockstep.weights.formats.onnx_metadata`).
+    The model takes `images`, squares after resize and crop: uint8 RGB [N, S, S, 3], where S is the
+    recipe's `eval_crop` (`lockstep.inference.onnx_photos` makes it take photos). It returns
+    `classes`, int64 [N], and `probabilities`, float32 [N, logits]. The class names are in its
+    metadata, as a JSON list. The metadata also has the preprocessing of an evaluation
+    (`lockstep.weights.formats.onnx_metadata`).
 
-    In fp16, weights are float16, and everything between the normalised images and the logits is computed in it.
+    In fp16, weights are float16, and everything between the normalised images and the logits is
+    computed in it.
 
-    With `scales` of the inputs of all layers (`lockstep.models.quantisation`), the input of every convolution and of the
-    classifier passes through QuantizeLinear and DequantizeLinear. Weights are int8 and pass through DequantizeLinear, with
-    a scale for each output channel. Batch norms are not folded.
+    With `scales` of the inputs of all layers (`lockstep.models.quantisation`), the input of every
+    convolution and of the classifier passes through QuantizeLinear and DequantizeLinear. Weights
+    are int8 and pass through DequantizeLinear, with a scale for each output channel. Batch norms
+    are not folded.
 
-    Raises `CheckpointError` if the recipe's precision is neither fp32 nor fp16 or the tensors do not fit, `BackendError` if
-    the package onnx is missing.
+    Raises `CheckpointError` if the recipe's precision is neither fp32 nor fp16 or the tensors do
+    not fit, `BackendError` if the package onnx is missing.
     """
     if recipe.precision not in ("fp32", "fp16") or (scales and recipe.precision != "fp32"):
         raise CheckpointError(
-            f"an ONNX model is in fp32, fp16 or int8, not in {recipe.precision}; leave out precision: the program that runs "
-            "the model can choose its own"
+            f"an ONNX model is in fp32, fp16 or int8, not in {recipe.precision}; leave out"
+            " precision: the program that runs the model can choose its own"
         )
-    check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
-    onnx, form = _onnx(), form or Form()
-    graph = _Graph(onnx, recipe, tensors, scales or {}, in_half=recipe.precision == "fp16", folded=form.folded)
+    check_fit(
+        {each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)},
+        tensors,
+        "weights",
+    )
+    onnx = _onnx()
+    form = form or Form()
+    graph = _Graph(
+        onnx, recipe, tensors, scales or {}, in_half=recipe.precision == "fp16", folded=form.folded
+    )
     model = graph.model(classes, form)
     onnx.checker.check_model(model)
     return model
 
 
 def logits_model(
-    recipe: Recipe, tensors: Mapping[str, np.ndarray], scales: Mapping[str, float] | None = None, *, folded: bool = False
+    recipe: Recipe,
+    tensors: Mapping[str, np.ndarray],
+    scales: Mapping[str, float] | None = None,
+    *,
+    folded: bool = False,
 ) -> bytes:
-    """Return a model from `images`, uint8 RGB [N, S, S, 3], to `logits`, float32 [N, logits]; S is the `eval_crop`.
+    """Return a model from `images`, uint8 RGB [N, S, S, 3], to `logits`, float32 [N, logits]; S is
+    the `eval_crop`.
 
-    It is the model of `export` without softmax and metadata. `folded` is that of `Form`. In fp16, convolutions, batch norms
-    and the classifier compute in float16, unless they are quantised; other precisions are for the program that runs the
-    model to choose. Raises `CheckpointError` if the tensors do not fit, `BackendError` if the package onnx is missing.
+    It is the model of `export` without softmax and metadata. `folded` is that of `Form`. In fp16,
+    convolutions, batch norms and the classifier compute in float16, unless they are quantised;
+    other precisions are for the program that runs the model to choose. Raises `CheckpointError` if
+    the tensors do not fit, `BackendError` if the package onnx is missing.
     """
-    check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
+    check_fit(
+        {each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)},
+        tensors,
+        "weights",
+    )
     in_half = recipe.precision == "fp16" and not scales
     graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=in_half, folded=folded)
     found: bytes = graph.logits_model().SerializeToString()
@@ -90,14 +113,24 @@ def logits_model(
 
 
 def logits_model_apart(
-    recipe: Recipe, tensors: Mapping[str, np.ndarray], scales: Mapping[str, float] | None = None, *, as_inputs: bool
+    recipe: Recipe,
+    tensors: Mapping[str, np.ndarray],
+    scales: Mapping[str, float] | None = None,
+    *,
+    as_inputs: bool,
 ) -> tuple[bytes, dict[str, np.ndarray]]:
-    """Return the model of `logits_model` without its weights, and these by name, so that nobody copies or parses them.
+    """Return the model of `logits_model` without its weights, and these by name, so that nobody
+    copies or parses them.
 
-    In the model they are inputs after `images`, with `as_inputs`; otherwise initializers whose data are elsewhere. The
-    program that runs the model must put them there. Small arrays are in the model.
+    In the model they are inputs after `images`, with `as_inputs`; otherwise initializers whose data
+    are elsewhere. The program that runs the model must put them there. Small arrays are in the
+    model.
     """
-    check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
+    check_fit(
+        {each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)},
+        tensors,
+        "weights",
+    )
     in_half = recipe.precision == "fp16" and not scales
     graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=in_half)
     return graph.logits_model_apart(as_inputs=as_inputs)
@@ -107,12 +140,15 @@ def _onnx() -> Any:
     try:
         import onnx
     except ImportError:
-        raise BackendError("exporting to ONNX needs the package onnx: pip install onnx==1.23.2") from None
+        raise BackendError(
+            "exporting to ONNX needs the package onnx: pip install onnx==1.23.2"
+        ) from None
     return onnx
 
 
 class _Graph:
-    """Nodes in the order of computation. Values are named after the canonical tensors and convolutions they come from."""
+    """Nodes in the order of computation. Values are named after the canonical tensors and
+    convolutions they come from."""
 
     def __init__(
         self,
@@ -124,8 +160,12 @@ class _Graph:
         in_half: bool = False,
         folded: bool = False,
     ) -> None:
-        self._onnx, self._recipe, self._spec, self._scales = onnx, recipe, model_spec(recipe.model), scales
-        self._in_half, self._folded = in_half, folded or in_half
+        self._onnx = onnx
+        self._recipe = recipe
+        self._spec = model_spec(recipe.model)
+        self._scales = scales
+        self._in_half = in_half
+        self._folded = folded or in_half
         self._nodes: list[onnx.NodeProto] = []
         values = {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
         if self._folded:
@@ -143,7 +183,8 @@ class _Graph:
                 values.pop(f"{conv.bn_name}.{suffix}").astype(np.float64)
                 for suffix in ("weight", "bias", "running_mean", "running_var")
             )
-            factor, kernel = scale / np.sqrt(variance + self._recipe.bn_epsilon), f"{conv.name}.weight"
+            factor = scale / np.sqrt(variance + self._recipe.bn_epsilon)
+            kernel = f"{conv.name}.weight"
             values[kernel] = (values[kernel] * factor[:, None, None, None]).astype(np.float32)
             values[f"{conv.name}.bias"] = (shift - mean * factor).astype(np.float32)
 
@@ -151,8 +192,12 @@ class _Graph:
         """Replace weights by integers, and add the scale of every output channel."""
         weight = values[name]
         scale = weight_scales(weight)
-        with np.errstate(invalid="ignore"):  # the scale of a channel with NaN or infinity is that too
-            integers = np.clip(np.rint(weight / scale.reshape(-1, *(1,) * (weight.ndim - 1))), LOWEST, LARGEST)
+        with np.errstate(
+            invalid="ignore"
+        ):  # the scale of a channel with NaN or infinity is that too
+            integers = np.clip(
+                np.rint(weight / scale.reshape(-1, *(1,) * (weight.ndim - 1))), LOWEST, LARGEST
+            )
             values[name], values[f"{name}.scale"] = integers.astype(np.int8), scale
         values[f"{name}.zero"] = np.zeros(scale.shape, np.int8)
 
@@ -163,8 +208,10 @@ class _Graph:
         return self._made(self._images("N", side, side), [self._described_logits("logits", "N")])
 
     def logits_model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
-        """Return the same model without large arrays, and these: as inputs, or as initializers with data elsewhere."""
-        onnx, values = self._onnx, self._values
+        """Return the same model without large arrays, and these: as inputs, or as initializers with
+        data elsewhere."""
+        onnx = self._onnx
+        values = self._values
         apart = {name: value for name, value in values.items() if value.nbytes >= _LARGE_BYTES}
         self._values = {name: value for name, value in values.items() if name not in apart}
         graph = (model := self.logits_model()).graph
@@ -176,15 +223,21 @@ class _Graph:
                 elsewhere = [onnx.StringStringEntryProto(key="location", value="memory")]
                 where = onnx.TensorProto.EXTERNAL
                 graph.initializer.add(
-                    name=name, data_type=kind, dims=value.shape, data_location=where, external_data=elsewhere
+                    name=name,
+                    data_type=kind,
+                    dims=value.shape,
+                    data_location=where,
+                    external_data=elsewhere,
                 )
         data: bytes = model.SerializeToString()
         return data, apart
 
     def model(self, classes: tuple[str, ...], form: Form) -> "onnx.ModelProto":
         """Return the model."""
-        helper, kinds = self._onnx.helper, self._onnx.TensorProto
-        count, side = form.batch or "N", self._recipe.eval_crop
+        helper = self._onnx.helper
+        kinds = self._onnx.TensorProto
+        count = form.batch or "N"
+        side = self._recipe.eval_crop
         if form.bare:
             self._computed("input")
             images = helper.make_tensor_value_info("input", kinds.FLOAT, [count, 3, side, side])
@@ -221,7 +274,9 @@ class _Graph:
         if not self._in_half:
             return self._logits(x)
         x = self._add("Cast", [x], "NCHW in half", to=self._onnx.TensorProto.FLOAT16)
-        return self._add("Cast", [self._logits(x, "logits in half")], "logits", to=self._onnx.TensorProto.FLOAT)
+        return self._add(
+            "Cast", [self._logits(x, "logits in half")], "logits", to=self._onnx.TensorProto.FLOAT
+        )
 
     def _made(self, images: Any, outputs: list[Any]) -> "onnx.ModelProto":
         """Return a model of the nodes, with this input and these outputs."""
@@ -231,25 +286,37 @@ class _Graph:
             self._recipe.model if isinstance(self._recipe.model, str) else "model",
             [images],
             outputs,
-            [self._onnx.numpy_helper.from_array(value, name) for name, value in self._values.items()],
+            [
+                self._onnx.numpy_helper.from_array(value, name)
+                for name, value in self._values.items()
+            ],
         )
         return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="lockstep"
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR,
+            producer_name="lockstep",
         )
 
     def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self._nodes.append(self._onnx.helper.make_node(operator, inputs, [output], output, **attributes))
+        self._nodes.append(
+            self._onnx.helper.make_node(operator, inputs, [output], output, **attributes)
+        )
         return output
 
     def _normalised(self, images: str) -> str:
-        self._values |= {name: np.array(getattr(self._recipe, name), np.float32) for name in ("mean", "std")}
+        self._values |= {
+            name: np.array(getattr(self._recipe, name), np.float32) for name in ("mean", "std")
+        }
         x = self._add("Cast", [images], "float images", to=self._onnx.TensorProto.FLOAT)
         x = self._add("Div", [self._add("Sub", [x, "mean"], "centred"), "std"], "normalised")
         return self._add("Transpose", [x], "NCHW", perm=[0, 3, 1, 2])
 
     def _logits(self, x: str, output: str = "logits") -> str:
         x = self._convolution(x, stem(self._spec), relu=True)
-        x = self._add("MaxPool", [x], "pooled", kernel_shape=[3, 3], strides=[2, 2], **self._padding(3, 2))
+        x = self._add(
+            "MaxPool", [x], "pooled", kernel_shape=[3, 3], strides=[2, 2], **self._padding(3, 2)
+        )
         for block in blocks(self._spec):
             x = self._block(x, block)
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x], "average")], "features")
@@ -273,25 +340,44 @@ class _Graph:
             **self._padding(conv.kernel, conv.stride),
         )
         if not self._folded:
-            of_batch_norm = [f"{conv.bn_name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
-            x = self._add("BatchNormalization", [x, *of_batch_norm], conv.bn_name, epsilon=self._recipe.bn_epsilon)
+            of_batch_norm = [
+                f"{conv.bn_name}.{suffix}"
+                for suffix in ("weight", "bias", "running_mean", "running_var")
+            ]
+            x = self._add(
+                "BatchNormalization",
+                [x, *of_batch_norm],
+                conv.bn_name,
+                epsilon=self._recipe.bn_epsilon,
+            )
         return self._add("Relu", [x], f"{conv.bn_name}.relu") if relu else x
 
     def _factors(self, x: str, layer: str) -> list[str]:
-        """Return the input and the weight of a layer, the input rounded to int8 if there are scales."""
+        """Return the input and the weight of a layer, the input rounded to int8 if there are
+        scales."""
         weight = f"{layer}.weight"
         if not self._scales:
             return [x, weight]
-        scale, zero = f"{layer}.input.scale", "zero"
-        self._values |= {scale: np.array(self._scales[layer], np.float32), zero: np.zeros((), np.int8)}
+        scale = f"{layer}.input.scale"
+        zero = "zero"
+        self._values |= {
+            scale: np.array(self._scales[layer], np.float32),
+            zero: np.zeros((), np.int8),
+        }
         integers = self._add("QuantizeLinear", [x, scale, zero], f"{layer}.input.int8")
         return [
             self._add("DequantizeLinear", [integers, scale, zero], f"{layer}.input.rounded"),
-            self._add("DequantizeLinear", [weight, f"{weight}.scale", f"{weight}.zero"], f"{weight}.rounded", axis=0),
+            self._add(
+                "DequantizeLinear",
+                [weight, f"{weight}.scale", f"{weight}.zero"],
+                f"{weight}.rounded",
+                axis=0,
+            ),
         ]
 
     def _padding(self, kernel: int, stride: int) -> dict[str, Any]:
-        """Return a window's attributes for the recipe's padding; at stride 1 both kinds of padding are the same."""
+        """Return a window's attributes for the recipe's padding; at stride 1 both kinds of padding
+        are the same."""
         if self._recipe.padding == "symmetric" or stride == 1:
             return {"pads": [kernel // 2] * 4}
         return {"auto_pad": "SAME_UPPER"}

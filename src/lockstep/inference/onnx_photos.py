@@ -1,4 +1,5 @@
-"""The resize and crop of evaluation as nodes of an ONNX model, in front of a model that takes squares."""
+"""The resize and crop of evaluation as nodes of an ONNX model, in front of a model that takes
+squares."""
 
 from typing import Any
 
@@ -13,7 +14,8 @@ _OPERATORS = {"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div
 
 
 def take_photos(model: Any, recipe: Recipe) -> Any:
-    """Return a copy of a model of squares, uint8 [N, S, S, 3], that takes photos of any size, uint8 [N, H, W, 3]."""
+    """Return a copy of a model of squares, uint8 [N, S, S, 3], that takes photos of any size, uint8
+    [N, H, W, 3]."""
     import onnx
 
     result = onnx.ModelProto()
@@ -21,14 +23,17 @@ def take_photos(model: Any, recipe: Recipe) -> Any:
     rename_input(result.graph.node, IMAGES, SQUARES)
     nodes = _Nodes()
     pixels = crop_centre(_Number(nodes, IMAGES, np.uint8), geometry_of(recipe), _Operations(nodes))
-    pixels = nodes.add("Cast", [nodes.add("Transpose", [pixels], np.float32, perm=[0, 2, 3, 1])], np.uint8)
+    pixels = nodes.add(
+        "Cast", [nodes.add("Transpose", [pixels], np.float32, perm=[0, 2, 3, 1])], np.uint8
+    )
     nodes.made[-1].output[0] = SQUARES
     core = list(result.graph.node)
     del result.graph.node[:]
     result.graph.node.extend([*nodes.made, *core])
     result.graph.initializer.extend(nodes.constants)
     height, width = result.graph.input[0].type.tensor_type.shape.dim[1:3]
-    height.dim_param, width.dim_param = "H", "W"
+    height.dim_param = "H"
+    width.dim_param = "W"
     return result
 
 
@@ -39,14 +44,20 @@ class _Nodes:
         self.made: list[Any] = []
         self.constants: list[Any] = []
 
-    def add(self, operator: str, operands: list["_Number"], kind: Any, **attributes: Any) -> "_Number":
+    def add(
+        self, operator: str, operands: list["_Number"], kind: Any, **attributes: Any
+    ) -> "_Number":
         """Add a node; return its output, which has a NumPy type."""
         import onnx
 
         name = f"{PREPROCESSING}{len(self.made)}"
         if operator == "Cast":
             attributes["to"] = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-        self.made.append(onnx.helper.make_node(operator, [operand.name for operand in operands], [name], name, **attributes))
+        self.made.append(
+            onnx.helper.make_node(
+                operator, [operand.name for operand in operands], [name], name, **attributes
+            )
+        )
         return _Number(self, name, kind)
 
     def constant(self, value: Any, kind: Any) -> "_Number":
@@ -87,8 +98,13 @@ class _Operations:
         return length
 
     def count(self, first: _Number | int, end: _Number | int) -> _Number:
-        bounds = [bound if isinstance(bound, _Number) else self._nodes.constant(bound, np.int64) for bound in (first, end)]
-        return self.real(self._nodes.add("Range", [*bounds, self._nodes.constant(1, np.int64)], np.int64))
+        bounds = [
+            bound if isinstance(bound, _Number) else self._nodes.constant(bound, np.int64)
+            for bound in (first, end)
+        ]
+        return self.real(
+            self._nodes.add("Range", [*bounds, self._nodes.constant(1, np.int64)], np.int64)
+        )
 
     def real(self, value: _Number) -> _Number:
         return self._nodes.add("Cast", [value], np.float64)
@@ -116,13 +132,17 @@ class _Operations:
         return self._nodes.add("Clip", [value, *bounds], value.kind)
 
     def total(self, value: _Number, axis: int) -> _Number:
-        return self._nodes.add("ReduceSum", [value, self._nodes.constant([axis], np.int64)], value.kind, keepdims=1)
+        return self._nodes.add(
+            "ReduceSum", [value, self._nodes.constant([axis], np.int64)], value.kind, keepdims=1
+        )
 
     def take(self, pixels: _Number, index: _Number, axis: int) -> _Number:
         return self._nodes.add("Gather", [pixels, index], pixels.kind, axis=axis)
 
     def reshape(self, value: _Number, shape: tuple[int, ...]) -> _Number:
-        return self._nodes.add("Reshape", [value, self._nodes.constant(shape, np.int64)], value.kind)
+        return self._nodes.add(
+            "Reshape", [value, self._nodes.constant(shape, np.int64)], value.kind
+        )
 
     def transpose(self, value: _Number, axes: tuple[int, ...]) -> _Number:
         return self._nodes.add("Transpose", [value], value.kind, perm=list(axes))

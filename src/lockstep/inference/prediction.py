@@ -45,13 +45,14 @@ class Prediction:
     path: Path | None
     """The image's path; None for images that were given as bytes, arrays or images of Pillow."""
     classes: tuple[str, ...]
-    """Class names, or numbers as text where the names are unknown. Names of a run are those of its folders of images."""
+    """Class names, or numbers as text where the names are unknown. Names of a run are those of its
+    folders of images."""
     probabilities: tuple[float, ...]
     features: np.ndarray | None = field(default=None, compare=False, repr=False)
     """The features before the classifier, float32 [features], of a `Predictor` with `features`."""
     explanation: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The image as the model sees it, with Grad-CAM of the likeliest class over it, of a `Predictor` with `explain`: uint8
-    RGB [size, size, 3]."""
+    """The image as the model sees it, with Grad-CAM of the likeliest class over it, of a
+    `Predictor` with `explain`: uint8 RGB [size, size, 3]."""
 
 
 class Predictor:
@@ -64,9 +65,10 @@ class Predictor:
     >>> len(found.classes), logits.shape
     (3, (10,))
 
-    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image of Pillow. One image or
-    any number of them may be given. Threads decode `batch_images` at a time, while the engine computes the batch before.
-    Images are taken, and results given, as they are asked for: at most three batches are in memory.
+    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
+    of Pillow. One image or any number of them may be given. Threads decode `batch_images` at a
+    time, while the engine computes the batch before. Images are taken, and results given, as they
+    are asked for: at most three batches are in memory.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Predictor:
     ) -> None:
         """Open weights as `lockstep.predict` does, with the same arguments and errors.
 
-        With `features`, every prediction has the features of its image. With `explain`, it has a picture of what speaks for
-        the likeliest class. Raises `BackendError` if the backend cannot explain, or another engine would predict.
+        With `features`, every prediction has the features of its image. With `explain`, it has a
+        picture of what speaks for the likeliest class. Raises `BackendError` if the backend cannot
+        explain, or another engine would predict.
         """
         if batch_images < 1:
             raise UserError(f"batch_images is {batch_images}; expected at least 1")
@@ -98,7 +101,9 @@ class Predictor:
         recorder = Recorder(listener if is_leading() else None)
         chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "classes": classes}
         chosen["preprocessing"] = preprocessing
-        weights, exported = to_predict(source, engine, execution, recorder, **chosen, as_exported=not (features or explain))
+        weights, exported = to_predict(
+            source, engine, execution, recorder, **chosen, as_exported=not (features or explain)
+        )
         self._weights = weights
         self._batch_images = batch_images
         self.features = width(weights) if features else 0
@@ -106,16 +111,27 @@ class Predictor:
         name = engine or (AUTO if exported else NATIVE)
         computed = with_features(weights) if features else weights
         with ExitStack() as opened:
-            how = computing(name, computed, precision, execution, listener, most_images=batch_images, exported=exported)
+            how = computing(
+                name,
+                computed,
+                precision,
+                execution,
+                listener,
+                most_images=batch_images,
+                exported=exported,
+            )
             found = opened.enter_context(how)
             self._logits = found.predict
             self.engine = found.engine
             """The name of the engine."""
-            self._explainer = explainer_of(weights, execution.backend, found.world) if explain else None
+            self._explainer = (
+                explainer_of(weights, execution.backend, found.world) if explain else None
+            )
             self._threads = execution.loader_threads or share_of_cores()
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
             opened.callback(pool.shutdown, wait=True, cancel_futures=True)
-            self._pool, self._opened = pool, opened.pop_all()
+            self._pool = pool
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -132,23 +148,30 @@ class Predictor:
     ) -> Generator[Prediction, None, None]:
         """Yield the `top` likeliest classes of every image, in order.
 
-        `on_error` is called with the name and the reason for every image that cannot be read; the other images are
-        predicted. Without it, the first such image raises `DataError`. Raises `DivergedError` if a logit is not a finite
-        number.
+        `on_error` is called with the name and the reason for every image that cannot be read; the
+        other images are predicted. Without it, the first such image raises `DataError`. Raises
+        `DivergedError` if a logit is not a finite number.
         """
         names = dict(enumerate(self._weights.classes))
         for batch in self._batches(images, on_error):
             outputs = self._logits(batch.pixels)
             for label, row in zip(batch.labels, outputs, strict=True):
                 if not np.isfinite(row).all():
-                    raise DivergedError(f"{label}: the logits of {self._weights.source} are not finite numbers. {ADVICE}")
+                    raise DivergedError(
+                        f"{label}: the logits of {self._weights.source} are not finite numbers."
+                        f" {ADVICE}"
+                    )
             features, logits = np.split(outputs, [self.features], axis=1)
             pictures = self._explained(batch.pixels, logits)
             for i, path in enumerate(batch.paths):
                 best, likelihoods = likeliest(logits[i], top)
                 found = tuple(names.get(number, str(number)) for number in best)
-                own = features[i].copy() if self.features else None  # a part of the array would keep all of it
-                yield Prediction(path, found, likelihoods, own, None if pictures is None else pictures[i])
+                own = (
+                    features[i].copy() if self.features else None
+                )  # a part of the array would keep all of it
+                yield Prediction(
+                    path, found, likelihoods, own, None if pictures is None else pictures[i]
+                )
 
     def _explained(self, pixels: np.ndarray, logits: np.ndarray) -> np.ndarray | None:
         if self._explainer is None:
@@ -158,13 +181,17 @@ class Predictor:
     def logits(
         self, images: Image | Iterable[Image], *, on_error: OnError | None = None
     ) -> Generator[np.ndarray, None, None]:
-        """Yield the logits of every image, float32 [logits], in order. `on_error` is that of `predict`."""
+        """Yield the logits of every image, float32 [logits], in order. `on_error` is that of
+        `predict`."""
         for batch in self._batches(images, on_error):
             yield from self._logits(batch.pixels)[:, self.features :]
 
-    def _batches(self, images: Image | Iterable[Image], on_error: OnError | None) -> Iterator["_Batch"]:
+    def _batches(
+        self, images: Image | Iterable[Image], on_error: OnError | None
+    ) -> Iterator["_Batch"]:
         """Yield batches of images that could be read, decoded ahead."""
-        given, numbers = each_image(images), count(0, self._batch_images)
+        given = each_image(images)
+        numbers = count(0, self._batch_images)
         groups = iter(lambda: list(islice(given, self._batch_images)), [])
         started = deque(self._start(group, next(numbers)) for group in islice(groups, _AHEAD))
         try:
@@ -187,12 +214,17 @@ class Predictor:
     def _start(self, images: list[Image], first: int) -> "_Batch":
         size = self._weights.recipe.eval_crop
         paths = [path_of(image) for image in images]
-        labels = [f"images[{first + i}]" if path is None else str(path) for i, path in enumerate(paths)]
+        labels = [
+            f"images[{first + i}]" if path is None else str(path) for i, path in enumerate(paths)
+        ]
         batch = _Batch(labels, paths, np.empty((len(images), size, size, 3), np.uint8))
-        # One task for each image wastes the threads' time; too few tasks leave threads idle at the end of a batch.
+        # One task for each image wastes the threads' time; too few tasks leave threads idle at the
+        # end of a batch.
         each = math.ceil(len(images) / (4 * self._threads))
         for begin in range(0, len(images), each):
-            batch.work.append(self._pool.submit(self._read, batch, images[begin : begin + each], begin))
+            batch.work.append(
+                self._pool.submit(self._read, batch, images[begin : begin + each], begin)
+            )
         return batch
 
     def _read(self, batch: "_Batch", images: list[Image], first: int) -> None:
@@ -223,7 +255,9 @@ class _Batch:
         if not self.reasons:
             return self
         kept = [i for i in range(len(self.labels)) if i not in self.reasons]
-        return _Batch([self.labels[i] for i in kept], [self.paths[i] for i in kept], self.pixels[kept])
+        return _Batch(
+            [self.labels[i] for i in kept], [self.paths[i] for i in kept], self.pixels[kept]
+        )
 
 
 def predict(
@@ -242,27 +276,30 @@ def predict(
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> list[Prediction]:
-    """Return the `top` likeliest classes of every image. Images are preprocessed as in the recipe's evaluation.
+    """Return the `top` likeliest classes of every image. Images are preprocessed as in the recipe's
+    evaluation.
 
-    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image of Pillow. One image or
-    any number of them may be given. `lockstep.Predictor` keeps the engine for further images, and gives results one by one.
+    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
+    of Pillow. One image or any number of them may be given. `lockstep.Predictor` keeps the engine
+    for further images, and gives results one by one.
 
     >>> import lockstep
     >>> [found] = lockstep.predict("run", "data/val/dots/00006.jpg", top=3)
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
-    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1. `preprocessing` is how images are
-    prepared, as in `lockstep.evaluate`.
-    `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. By default they are those
-    of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed. `precision` replaces the
-    recipe's precision. By default, fp32 replaces a precision that this processor only emulates. `engine` is "native" (the
-    execution's backend; the default), another engine of inference such as "onnxruntime", or "auto", the fastest one that is
-    installed. An exported ONNX model runs as it is, unless `engine` is "native". `listener` gets notes about the weights,
-    names that are assumed, the precision and the engine.
+    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+    `preprocessing` is how images are prepared, as in `lockstep.evaluate`. `classes` replaces the
+    names of the classes: names, class 0 first, or a file that lists them. By default they are those
+    of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed.
+    `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this
+    processor only emulates. `engine` is "native" (the execution's backend; the default), another
+    engine of inference such as "onnxruntime", or "auto", the fastest one that is installed. An
+    exported ONNX model runs as it is, unless `engine` is "native". `listener` gets notes about the
+    weights, names that are assumed, the precision and the engine.
 
-    Raises `DataError` that names the first file that is not an image, or if `classes` does not fit the weights, and
-    `DivergedError` if a logit is not a finite number.
+    Raises `DataError` that names the first file that is not an image, or if `classes` does not fit
+    the weights, and `DivergedError` if a logit is not a finite number.
     """
     with Predictor(
         source,
@@ -293,14 +330,20 @@ def to_predict(
     preprocessing: Preprocessing | None = None,
     as_exported: bool = True,
 ) -> tuple[Opened, Exported | None]:
-    """Return weights with names of classes, and the exported model if the source is one and is to run as it is.
+    """Return weights with names of classes, and the exported model if the source is one and is to
+    run as it is.
 
-    Such a model has no weights. Notes tell remarks on the weights, and names that are assumed. The arguments and errors are
-    those of `predict`.
+    Such a model has no weights. Notes tell remarks on the weights, and names that are assumed. The
+    arguments and errors are those of `predict`.
     """
     runs_file = as_exported and which == "newest" and not (ema or model or preprocessing)
     exported = export_to_run(Path(source), engine, execution) if runs_file else None
-    opened: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
+    opened: dict[str, Any] = {
+        "which": which,
+        "ema": ema,
+        "model": model,
+        "preprocessing": preprocessing,
+    }
     weights = exported.about if exported else open_weights_or_advise(source, **opened)
     for remark in weights.remarks:
         recorder.note(remark)
@@ -308,7 +351,8 @@ def to_predict(
 
 
 def likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
-    """Return the numbers of the `top` likeliest classes of an image, and their probabilities, from its logits [logits]."""
+    """Return the numbers of the `top` likeliest classes of an image, and their probabilities, from
+    its logits [logits]."""
     powers = np.exp(logits.astype(np.float64) - logits.max())
     powers /= powers.sum()
     best = np.argsort(-powers, kind="stable")[:top]
@@ -320,8 +364,13 @@ def _with_names(weights: Opened, recorder: Recorder) -> Opened:
     assumed = () if weights.classes else assumed_classes(weights.recipe)
     if not assumed:
         return weights
-    which = "1000 outputs" if weights.recipe.logits == 1000 else "1001 outputs as NVIDIA's TensorFlow model, the last unused"
+    which = (
+        "1000 outputs"
+        if weights.recipe.logits == 1000
+        else "1001 outputs as NVIDIA's TensorFlow model, the last unused"
+    )
     recorder.note(
-        f"the weights name no classes and have {which}; shows ImageNet's names. If these are other classes: --classes FILE"
+        f"the weights name no classes and have {which}; shows ImageNet's names. If these are other"
+        " classes: --classes FILE"
     )
     return replace(weights, classes=assumed)

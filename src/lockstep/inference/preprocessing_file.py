@@ -1,4 +1,5 @@
-"""`preprocessing.py` next to a model that takes squares only: how photos become them, in words and as a program.
+"""`preprocessing.py` next to a model that takes squares only: how photos become them, in words and
+as a program.
 
 The program needs NumPy and Pillow, and nothing of Lockstep. Its arithmetic is the source of
 `lockstep.backends.shared.resizing`.
@@ -57,10 +58,16 @@ if __name__ == "__main__":
 
 
 def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> None:
-    """Write the file. With `normalises`, the model takes normalised float32 [N, 3, S, S], else uint8 [N, S, S, 3]."""
+    """Write the file. With `normalises`, the model takes normalised float32 [N, 3, S, S], else
+    uint8 [N, S, S, 3]."""
     source = inspect.getsource(resizing).split('"""', 2)[2]  # without the docstring of the module
     geometry = resizing.geometry_of(recipe)
-    values = {"GEOMETRY": geometry, "MEAN": tuple(recipe.mean), "STD": tuple(recipe.std), "NORMALISES": normalises}
+    values = {
+        "GEOMETRY": geometry,
+        "MEAN": tuple(recipe.mean),
+        "STD": tuple(recipe.std),
+        "NORMALISES": normalises,
+    }
     values["TURNS"] = recipe.exif_orientation
     constants = "\n\n" + "".join(f"{name} = {value!r}\n" for name, value in values.items())
     imports = "import sys\n\nimport numpy as np\nfrom PIL import Image, ImageOps\n"
@@ -71,7 +78,11 @@ def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> No
 def _describe(recipe: Recipe, *, normalises: bool) -> str:
     """Return the preprocessing in words."""
     side = recipe.eval_crop
-    how = "filtered as by Pillow" if recipe.eval_antialias else "sampled as by OpenCV, without a filter"
+    how = (
+        "filtered as by Pillow"
+        if recipe.eval_antialias
+        else "sampled as by OpenCV, without a filter"
+    )
     sides = f"the shorter side to {recipe.eval_resize} pixels, the other in proportion"
     steps = [
         "Decode the photo to RGB, 8 bits a colour"
@@ -82,12 +93,14 @@ def _describe(recipe: Recipe, *, normalises: bool) -> str:
     result = f"uint8 [1, {side}, {side}, 3]"
     if normalises:
         steps.append(
-            f"Subtract {tuple(recipe.mean)} from red, green and blue (0 to 255), and divide by {tuple(recipe.std)}."
+            f"Subtract {tuple(recipe.mean)} from red, green and blue (0 to 255), and divide by"
+            f" {tuple(recipe.std)}."
         )
         steps.append("Put the colours first.")
         result = f"float32 [1, 3, {side}, {side}]"
     numbered = "".join(f"{number}. {step}\n" for number, step in enumerate(steps, start=1))
     return (
-        f"Turn photos into what the model takes: {result} each.\n\n{numbered}\n"
-        "    python preprocessing.py PHOTO... OUTPUT.npy\n\nThe fields of `Geometry` are those of Lockstep's recipe.\n"
+        f"Turn photos into what the model takes: {result} each.\n\n{numbered}\n    python"
+        " preprocessing.py PHOTO... OUTPUT.npy\n\nThe fields of `Geometry` are those of Lockstep's"
+        " recipe.\n"
     )

@@ -1,4 +1,5 @@
-"""Exported programs as they are deployed: found by their description, opened in their own runtime, evaluated on photos.
+"""Exported programs as they are deployed: found by their description, opened in their own runtime,
+evaluated on photos.
 
 `export.json`, which `lockstep export` writes next to every program, describes it.
 """
@@ -31,11 +32,13 @@ PROGRAM = "program"
 _UNLIKELY = 1e-45
 """Smaller probabilities are taken for this one: float32 has no numbers below it."""
 _MOST_PIXELS = 2**24
-"""Photos of a batch have at most this many pixels together, unless one has more: three bytes each."""
+"""Photos of a batch have at most this many pixels together, unless one has more: three bytes each.
+"""
 
 
 def write_description(folder: Path, target: Target, wanted: Wanted, precision: str) -> None:
-    """Write `export.json`: the target, what the program takes, its preprocessing, precision and classes."""
+    """Write `export.json`: the target, what the program takes, its preprocessing, precision and
+    classes."""
     recipe = wanted.weights.recipe
     description = {
         "target": target.name,
@@ -73,10 +76,13 @@ class ExportedProgram:
     def load(self) -> Iterator["ProgramEngine"]:
         """Yield the program in its own runtime.
 
-        Raises `BackendError` if the runtime is missing, and `CheckpointError` if it cannot run the program.
+        Raises `BackendError` if the runtime is missing, and `CheckpointError` if it cannot run the
+        program.
         """
         if self.target.runtime() is None:
-            raise BackendError(f"{self.folder} needs {self.target.distributions[0]}: {self.target.install}")
+            raise BackendError(
+                f"{self.folder} needs {self.target.distributions[0]}: {self.target.install}"
+            )
         self._check_files()
         with ExitStack() as opened:
             with self.refusing():
@@ -101,7 +107,9 @@ class ExportedProgram:
             raise
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise CheckpointError(f"{self.engine} cannot run {self.folder}: {reason:.300}; export it again") from error
+            raise CheckpointError(
+                f"{self.engine} cannot run {self.folder}: {reason:.300}; export it again"
+            ) from error
 
 
 class ProgramEngine:
@@ -112,30 +120,36 @@ class ProgramEngine:
         self._program = program
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, or logarithms of probabilities, float64 [N, logits], of uint8 images of one size."""
+        """Return logits, or logarithms of probabilities, float64 [N, logits], of uint8 images of
+        one size."""
         with self._about.refusing():
             _, values = self._program(images)
         expected = len(images), self._about.about.recipe.logits
         if values.shape != expected:
             raise CheckpointError(
-                f"{self._about.folder} returns an array {list(values.shape)}, expected {list(expected)} as its {FILE} says; "
-                "export it again"
+                f"{self._about.folder} returns an array {list(values.shape)}, expected"
+                f" {list(expected)} as its {FILE} says; export it again"
             )
         if self._about.inputs.bare:
             return values.astype(np.float64)
         return np.log(np.maximum(values.astype(np.float64), _UNLIKELY))
 
 
-def program_to_run(source: Path, engine: str | None, execution: Execution) -> ExportedProgram | None:
-    """Return the program to run at a path; None if it has none, or if another engine computes with its weights.
+def program_to_run(
+    source: Path, engine: str | None, execution: Execution
+) -> ExportedProgram | None:
+    """Return the program to run at a path; None if it has none, or if another engine computes with
+    its weights.
 
-    Programs that can run code are run only if `engine` is `PROGRAM`. Raises `CheckpointError` if it is, but the path is no
-    export.
+    Programs that can run code are run only if `engine` is `PROGRAM`. Raises `CheckpointError` if it
+    is, but the path is no export.
     """
     program = find_program(source)
     if engine == PROGRAM:
         if program is None:
-            raise CheckpointError(f"{source!s:.200} is not a folder of lockstep export; leave out --engine {PROGRAM}")
+            raise CheckpointError(
+                f"{source!s:.200} is not a folder of lockstep export; leave out --engine {PROGRAM}"
+            )
         return program
     if program is None or engine not in (None, AUTO) or execution.backend != DEFAULT_BACKEND:
         return None
@@ -143,25 +157,35 @@ def program_to_run(source: Path, engine: str | None, execution: Execution) -> Ex
 
 
 def open_weights_or_advise(source: str | Path, **chosen: Any) -> Opened:
-    """Return `open_weights` of the arguments. For an export whose weights cannot be read, the error says what runs it."""
+    """Return `open_weights` of the arguments. For an export whose weights cannot be read, the error
+    says what runs it."""
     try:
         return open_weights(source, **chosen)
     except CheckpointError as error:
         program = find_program(Path(source))
         if program is None:
             raise
-        trust = ", if you trust who wrote it, because it can run code" if program.target.can_run_code else ""
+        trust = (
+            ", if you trust who wrote it, because it can run code"
+            if program.target.can_run_code
+            else ""
+        )
         raise CheckpointError(
-            f"{source} is a program ({program.target.name}), whose weights cannot be read; `lockstep evaluate FOLDER "
-            f"--engine {PROGRAM}` runs it{trust}. Other commands take the run, or its export to onnx ({error})"
+            f"{source} is a program ({program.target.name}), whose weights cannot be read;"
+            f" `lockstep evaluate FOLDER --engine {PROGRAM}` runs it{trust}. Other commands take"
+            f" the run, or its export to onnx ({error})"
         ) from error
 
 
 def remarks_on_weights(source: Path, engine: str | None) -> list[str]:
-    """Return a remark if the weights of an export are evaluated, and not its program, without being asked for."""
+    """Return a remark if the weights of an export are evaluated, and not its program, without being
+    asked for."""
     if engine is not None or find_program(source) is None:
         return []
-    return [f"evaluates the weights in this export; --engine {PROGRAM} runs the program, if you trust who wrote it"]
+    return [
+        f"evaluates the weights in this export; --engine {PROGRAM} runs the program, if you trust"
+        " who wrote it"
+    ]
 
 
 def find_program(source: Path) -> ExportedProgram | None:
@@ -175,11 +199,14 @@ def find_program(source: Path) -> ExportedProgram | None:
     try:
         return _read(file)
     except (OSError, ValueError, LookupError, TypeError, RecipeError) as error:
-        raise CheckpointError(f"{file} does not describe an export: {error}; export the weights again") from None
+        raise CheckpointError(
+            f"{file} does not describe an export: {error}; export the weights again"
+        ) from None
 
 
 def _read(file: Path) -> ExportedProgram:
-    """Return the program that a file describes. Raises the errors that `find_program` turns into one."""
+    """Return the program that a file describes. Raises the errors that `find_program` turns into
+    one."""
     values: Any = parsed(read_regular(file, TEXT))
     target = TARGETS[values["target"]]
     batch = values["batch"]
@@ -191,23 +218,33 @@ def _read(file: Path) -> ExportedProgram:
         raise ValueError(f"batch is {batch!r:.40}, expected a number of images or null")
     preprocessing = values["preprocessing"]
     colours = {name: preprocessing[name] for name in ("mean", "std")}
-    recipe = Recipe.of({"precision": "fp32", **{name: values[name] for name in ("logits", "validation_share")}} | colours)
+    recipe = Recipe.of(
+        {"precision": "fp32", **{name: values[name] for name in ("logits", "validation_share")}}
+        | colours
+    )
     recipe = onnx_metadata.with_preprocessing(recipe, to_json(preprocessing))
     if len(classes) > recipe.logits:
-        raise ValueError(f"it names {len(classes)} classes, but the model has {recipe.logits} logits")
+        raise ValueError(
+            f"it names {len(classes)} classes, but the model has {recipe.logits} logits"
+        )
     about = Opened(recipe, State(0, {}, {}), tuple(classes), file.parent, LOCKSTEP)
     inputs = Inputs(batch, values["bare"], recipe.mean, recipe.std)
-    return ExportedProgram(target, file.parent, about, inputs, values["takes"] == "photos", values["precision"])
+    return ExportedProgram(
+        target, file.parent, about, inputs, values["takes"] == "photos", values["precision"]
+    )
 
 
 def check_alone(ranks: int) -> None:
     """Raise `BackendError` if several processes evaluate."""
     if ranks > 1:
-        raise BackendError("an exported program computes in one process; start it without a launcher")
+        raise BackendError(
+            "an exported program computes in one process; start it without a launcher"
+        )
 
 
 def group_photos(sizes: np.ndarray, most: int) -> list[np.ndarray]:
-    """Return the places of photos that follow each other and have one size, at most `most` together, and `_MOST_PIXELS`.
+    """Return the places of photos that follow each other and have one size, at most `most`
+    together, and `_MOST_PIXELS`.
 
     `sizes` are heights and widths: int64 [N, 2].
 
@@ -223,7 +260,8 @@ def group_photos(sizes: np.ndarray, most: int) -> list[np.ndarray]:
 
 
 def load_photos(index: Index, recipe: Recipe, groups: list[np.ndarray]) -> Iterator[Batch]:
-    """Yield batches of whole photos, turned as the recipe says. Raises `DataError` that names the file."""
+    """Yield batches of whole photos, turned as the recipe says. Raises `DataError` that names the
+    file."""
     for group in groups:
         photos = []
         for sample in group.tolist():

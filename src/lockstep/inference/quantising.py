@@ -1,8 +1,10 @@
-"""Int8 after training: an ONNX model that is calibrated on training images, and what it loses on validation images.
+"""Int8 after training: an ONNX model that is calibrated on training images, and what it loses on
+validation images.
 
-ONNX Runtime's static quantiser does the work. It measures the range of every value on the calibration images, and puts pairs
-of QuantizeLinear and DequantizeLinear where a convolution, a sum, a pool or the classifier takes or gives values. Weights
-have a scale for each output channel. Batch norms are folded first, so that ONNX Runtime computes convolutions in integers.
+ONNX Runtime's static quantiser does the work. It measures the range of every value on the
+calibration images, and puts pairs of QuantizeLinear and DequantizeLinear where a convolution, a
+sum, a pool or the classifier takes or gives values. Weights have a scale for each output channel.
+Batch norms are folded first, so that ONNX Runtime computes convolutions in integers.
 
 The logits themselves stay float32: 8 bits would make many of them equal.
 """
@@ -36,11 +38,13 @@ from lockstep.weights.class_names import assumed_classes, imagenet_synsets
 from lockstep.weights.opening import Opened
 
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
-"""How the range of a value is found, with ONNX Runtime's names. Entropy and percentile leave out the rarest values."""
+"""How the range of a value is found, with ONNX Runtime's names. Entropy and percentile leave out
+the rarest values."""
 KEY = "lockstep_int8"
 """The property of an ONNX model that holds what `Loss` describes, as JSON."""
 BATCH_IMAGES = 8
-"""Images that are calibrated on together: entropy and percentile keep all values of a batch in memory."""
+"""Images that are calibrated on together: entropy and percentile keep all values of a batch in
+memory."""
 _QUANTISED = ["Conv", "Relu", "Add", "MaxPool", "GlobalAveragePool", "Flatten", "Gemm"]
 """The operators between the normalised images and the logits."""
 
@@ -69,29 +73,39 @@ class Loss(TypedDict):
     top1_after: float
 
 
-def quantised(target: Target, wanted: Wanted, how: Calibration, recorder: Recorder) -> tuple[Any, Loss]:
+def quantised(
+    target: Target, wanted: Wanted, how: Calibration, recorder: Recorder
+) -> tuple[Any, Loss]:
     """Return an ONNX model in int8, with what it loses in its metadata, and the same.
 
-    Raises `BackendError` without ONNX Runtime, `DataError` if images are missing, and `CheckpointError` if more than the
-    tolerance is lost.
+    Raises `BackendError` without ONNX Runtime, `DataError` if images are missing, and
+    `CheckpointError` if more than the tolerance is lost.
     """
     if how.method not in METHODS:
-        raise CheckpointError(f"there is no method {how.method!r} to calibrate with. {nearest(how.method, METHODS)}")
+        raise CheckpointError(
+            f"there is no method {how.method!r} to calibrate with. {nearest(how.method, METHODS)}"
+        )
     weights = wanted.weights
     training, validation = _sets(how.data, weights, recorder)
-    chosen = np.unique(np.linspace(0, len(training) - 1, min(how.images, len(training))).astype(np.int64))
+    chosen = np.unique(
+        np.linspace(0, len(training) - 1, min(how.images, len(training))).astype(np.int64)
+    )
     form = onnx_model.Form(None, wanted.bare, folded=True)
     plain = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, None, form)
-    calibrating = recorder.watched("calibrating", _batches(subset(training, chosen), weights), _count(len(chosen)))
-    symmetric, inputs = target.takes_symmetric_int8, (wanted.inputs().of(batch.pixels) for batch in calibrating)
+    calibrating = recorder.watched(
+        "calibrating", _batches(subset(training, chosen), weights), _count(len(chosen))
+    )
+    symmetric = target.takes_symmetric_int8
+    inputs = (wanted.inputs().of(batch.pixels) for batch in calibrating)
     model = _static(plain, inputs, len(chosen), how.method, symmetric=symmetric)
     hits = _hits(wanted, [plain, model], validation, recorder)
     before, after = (100.0 * count / len(validation) for count in hits)
     if not before - after <= how.tolerance:
         raise CheckpointError(
-            f"int8 loses {before - after:.2f} points of top-1: {before:.2f} % before and {after:.2f} % after, of "
-            f"{len(validation)} images; expected to lose at most {how.tolerance:g} (--tolerance). Nothing is written. Try "
-            f"another --method ({', '.join(METHODS)}), more --calibration-images, or train with quantisation"
+            f"int8 loses {before - after:.2f} points of top-1: {before:.2f} % before and"
+            f" {after:.2f} % after, of {len(validation)} images; expected to lose at most"
+            f" {how.tolerance:g} (--tolerance). Nothing is written. Try another --method"
+            f" ({', '.join(METHODS)}), more --calibration-images, or train with quantisation"
         )
     loss: Loss = {
         "method": how.method,
@@ -106,21 +120,33 @@ def quantised(target: Target, wanted: Wanted, how: Calibration, recorder: Record
 
 def _sets(data: Path, weights: Opened, recorder: Recorder) -> tuple[Index, Index]:
     """Return the training and the validation images, with labels that are outputs of the weights."""
-    share, classes = weights.recipe.validation_share, weights.classes or None
+    share = weights.recipe.validation_share
+    classes = weights.classes or None
     if holds_split(data, "val") or not share:
         sources = [find_split(data, split) for split in ("train", "val")]
     else:
         sources = [whole_source(data)]
-    found = [open_index(source, classes=classes, progress=recorder.progress("indexing")) for source in sources]
-    if classes is None and assumed_classes(weights.recipe) and set(found[0].classes) <= set(imagenet_synsets()):
+    found = [
+        open_index(source, classes=classes, progress=recorder.progress("indexing"))
+        for source in sources
+    ]
+    if (
+        classes is None
+        and assumed_classes(weights.recipe)
+        and set(found[0].classes) <= set(imagenet_synsets())
+    ):
         found = [open_index(source, classes=imagenet_synsets()) for source in sources]
     if len(found[0].classes) > weights.recipe.logits:
         raise DataError(
-            f"{found[0].source.named} has {len(found[0].classes)} classes, but the model has {weights.recipe.logits} logits"
+            f"{found[0].source.named} has {len(found[0].classes)} classes, but the model has"
+            f" {weights.recipe.logits} logits"
         )
     training, validation = found if len(found) == 2 else divided(found[0], share)
     if not len(training) or not len(validation):
-        raise DataError(f"{data} has no images to calibrate on or to evaluate; int8 needs training and validation images")
+        raise DataError(
+            f"{data} has no images to calibrate on or to evaluate; int8 needs training and"
+            " validation images"
+        )
     return training, validation
 
 
@@ -142,13 +168,17 @@ class _Reader:
     """Gives ONNX Runtime's quantiser one batch after another."""
 
     def __init__(self, name: str, batches: Iterator[np.ndarray], count: int) -> None:
-        self._name, self._batches, self._count, self._left = name, batches, count, count
+        self._name = name
+        self._batches = batches
+        self._count = count
+        self._left = count
 
     def __len__(self) -> int:
         return self._count
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Give these batches only, until the next call. The quantiser asks for all of them in order."""
+        """Give these batches only, until the next call. The quantiser asks for all of them in
+        order."""
         self._left = end_index - start_index
 
     def get_next(self) -> dict[str, np.ndarray] | None:
@@ -160,13 +190,20 @@ class _Reader:
 
 
 def for_speed(weights: Opened, images: np.ndarray, *, symmetric: bool) -> bytes:
-    """Return an ONNX model in int8 from `images` to `logits`, to measure how fast int8 is: that does not depend on values.
+    """Return an ONNX model in int8 from `images` to `logits`, to measure how fast int8 is: that
+    does not depend on values.
 
-    It is quantised as exports are, on a few uint8 images [N, S, S, 3] of any kind. `symmetric` is that of
-    `Target.takes_symmetric_int8`. Raises `BackendError` without ONNX Runtime.
+    It is quantised as exports are, on a few uint8 images [N, S, S, 3] of any kind. `symmetric` is
+    that of `Target.takes_symmetric_int8`. Raises `BackendError` without ONNX Runtime.
     """
     plain = onnx_model.logits_model(weights.recipe, weights.tensors, folded=True)
-    model = _static(_library("onnx").load_from_string(plain), iter([images]), len(images), "minmax", symmetric=symmetric)
+    model = _static(
+        _library("onnx").load_from_string(plain),
+        iter([images]),
+        len(images),
+        "minmax",
+        symmetric=symmetric,
+    )
     found: bytes = model.SerializeToString()
     return found
 
@@ -175,12 +212,17 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BackendError(f"int8 after training needs onnxruntime: pip install onnxruntime==1.31.1 ({error})") from None
+        raise BackendError(
+            f"int8 after training needs onnxruntime: pip install onnxruntime==1.31.1 ({error})"
+        ) from None
 
 
-def _static(plain: Any, batches: Iterator[np.ndarray], images: int, method: str, *, symmetric: bool) -> Any:
+def _static(
+    plain: Any, batches: Iterator[np.ndarray], images: int, method: str, *, symmetric: bool
+) -> Any:
     """Return a model in int8, calibrated on some images."""
-    onnx, library = _library("onnx"), _library("onnxruntime.quantization")
+    onnx = _library("onnx")
+    library = _library("onnxruntime.quantization")
     kinds = library.QuantType
     reader = _Reader(plain.graph.input[0].name, batches, _count(images))
     with tempfile.TemporaryDirectory(prefix="lockstep-int8-") as name, _quiet():
@@ -193,15 +235,16 @@ def _static(plain: Any, batches: Iterator[np.ndarray], images: int, method: str,
             quant_format=library.QuantFormat.QDQ,
             op_types_to_quantize=_QUANTISED,
             per_channel=True,
-            # Processors with AVX2 and without VNNI add up pairs of products in 16 bits. With weights of 8 bits these
-            # overflow, and ONNX Runtime's results are wrong.
+            # Processors with AVX2 and without VNNI add up pairs of products in 16 bits. With
+            # weights of 8 bits these overflow, and ONNX Runtime's results are wrong.
             reduce_range=not symmetric,
             activation_type=kinds.QInt8 if symmetric else kinds.QUInt8,
             weight_type=kinds.QInt8,
             calibrate_method=getattr(library.CalibrationMethod, METHODS[method]),
             extra_options={
                 "ActivationSymmetric": symmetric,
-                "CalibStridedMinMax": 1,  # of all methods: batch after batch, so that memory does not grow with images
+                # of all methods: batch after batch, so that memory does not grow with images
+                "CalibStridedMinMax": 1,
                 "OpTypesToExcludeOutputQuantization": ["Gemm"],
             },
         )
@@ -223,7 +266,8 @@ def _quiet() -> Iterator[None]:
 
 def _hits(wanted: Wanted, models: list[Any], validation: Index, recorder: Recorder) -> list[int]:
     """Return the number of images that each model classifies right."""
-    sessions, hits = [Session(model.SerializeToString()) for model in models], [0] * len(models)
+    sessions = [Session(model.SerializeToString()) for model in models]
+    hits = [0] * len(models)
     batches = _batches(validation, wanted.weights)
     for batch in recorder.watched("evaluating before and after", batches, _count(len(validation))):
         inputs = wanted.inputs().of(batch.pixels)

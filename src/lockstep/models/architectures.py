@@ -1,10 +1,12 @@
 """The architectures as data: what a model consists of, not how a framework computes it.
 
-A `ModelSpec` is a row of numbers. `blocks` turns it into convolutions with names, shapes and strides. `tensors` turns it
-into the name, shape and role of every tensor. Each backend builds its modules from these. No other module of Lockstep
-describes a ResNet. Names are torchvision's, kernels are OIHW, the classifier is (out, in).
+A `ModelSpec` is a row of numbers. `blocks` turns it into convolutions with names, shapes and
+strides. `tensors` turns it into the name, shape and role of every tensor. Each backend builds its
+modules from these. No other module of Lockstep describes a ResNet. Names are torchvision's, kernels
+are OIHW, the classifier is (out, in).
 
-Sources: ResNet, arXiv:1512.03385; v1.5 (stride in the 3x3), NVIDIA's ResNet-50 v1.5 pages; ResNeXt, arXiv:1611.05431.
+Sources: ResNet, arXiv:1512.03385; v1.5 (stride in the 3x3), NVIDIA's ResNet-50 v1.5 pages; ResNeXt,
+arXiv:1611.05431.
 """
 
 import math
@@ -29,10 +31,10 @@ TRAINED_ROLES: tuple[Role, ...] = ("conv_weight", "bn_scale", "bn_bias", "fc_wei
 class ModelSpec:
     """One architecture.
 
-    `widths` are the channels of the four stages before expansion. `groups` are the groups of a bottleneck's 3x3 convolution
-    (1: an ordinary convolution). `stride_in` says which convolution of a bottleneck block halves the resolution: "3x3" is
-    v1.5, "1x1" is v1. A basic block always has the stride in its first 3x3. Raises `RecipeError` for numbers that do not
-    make a model.
+    `widths` are the channels of the four stages before expansion. `groups` are the groups of a
+    bottleneck's 3x3 convolution (1: an ordinary convolution). `stride_in` says which convolution of
+    a bottleneck block halves the resolution: "3x3" is v1.5, "1x1" is v1. A basic block always has
+    the stride in its first 3x3. Raises `RecipeError` for numbers that do not make a model.
     """
 
     block: Literal["basic", "bottleneck"]
@@ -45,20 +47,32 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         if min(*self.layers, *self.widths, self.stem_width, self.groups, self.expansion) < 1:
-            raise RecipeError("layers, widths, stem_width, groups and expansion of a model must be at least 1")
-        if max(self.layers) > MOST_LAYERS or max(*self.widths, self.stem_width, self.expansion) > MOST_CHANNELS:
             raise RecipeError(
-                f"layers of a model must be at most {MOST_LAYERS} a stage, and widths, stem_width and expansion at most "
-                f"{MOST_CHANNELS}: all of its tensors are listed before a run starts"
+                "layers, widths, stem_width, groups and expansion of a model must be at least 1"
+            )
+        if (
+            max(self.layers) > MOST_LAYERS
+            or max(*self.widths, self.stem_width, self.expansion) > MOST_CHANNELS
+        ):
+            raise RecipeError(
+                f"layers of a model must be at most {MOST_LAYERS} a stage, and widths, stem_width"
+                f" and expansion at most {MOST_CHANNELS}: all of its tensors are listed before a"
+                " run starts"
             )
         if self.block == "basic" and self.groups > 1:
-            raise RecipeError(f"a basic block has no grouped convolution, but groups is {self.groups}; expected 1")
+            raise RecipeError(
+                f"a basic block has no grouped convolution, but groups is {self.groups}; expected 1"
+            )
         for width in self.widths:
             if width % self.groups:
-                raise RecipeError(f"a width of {width} channels does not divide into {self.groups} groups")
+                raise RecipeError(
+                    f"a width of {width} channels does not divide into {self.groups} groups"
+                )
 
 
-_RESNEXT101 = ModelSpec(block="bottleneck", layers=(3, 4, 23, 3), groups=32, widths=(128, 256, 512, 1024), expansion=2)
+_RESNEXT101 = ModelSpec(
+    block="bottleneck", layers=(3, 4, 23, 3), groups=32, widths=(128, 256, 512, 1024), expansion=2
+)
 
 MODELS: dict[str, ModelSpec] = {
     "resnet18": ModelSpec(block="basic", layers=(2, 2, 2, 2), expansion=1),
@@ -88,19 +102,33 @@ def model_spec(model: str | ModelSpec) -> ModelSpec:
 def narrowed(spec: ModelSpec) -> ModelSpec:
     """Return a small model of the same kind, for fast checks.
 
-    It has the same blocks, strides and groups, an eighth of the width, and at most two blocks a stage.
+    It has the same blocks, strides and groups, an eighth of the width, and at most two blocks a
+    stage.
 
     >>> narrowed(MODELS["resnext101-32x4d"]).widths
     (32, 32, 64, 128)
     """
-    first, second, third, fourth = (max(spec.groups, width // 8 // spec.groups * spec.groups) for width in spec.widths)
-    layers = (min(spec.layers[0], 2), min(spec.layers[1], 2), min(spec.layers[2], 2), min(spec.layers[3], 2))
-    return replace(spec, layers=layers, stem_width=max(spec.stem_width // 8, 1), widths=(first, second, third, fourth))
+    first, second, third, fourth = (
+        max(spec.groups, width // 8 // spec.groups * spec.groups) for width in spec.widths
+    )
+    layers = (
+        min(spec.layers[0], 2),
+        min(spec.layers[1], 2),
+        min(spec.layers[2], 2),
+        min(spec.layers[3], 2),
+    )
+    return replace(
+        spec,
+        layers=layers,
+        stem_width=max(spec.stem_width // 8, 1),
+        widths=(first, second, third, fourth),
+    )
 
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution without bias, followed by a batch norm. `kernel` and `stride` are the same on both axes."""
+    """A convolution without bias, followed by a batch norm. `kernel` and `stride` are the same on
+    both axes."""
 
     name: str
     bn_name: str
@@ -118,7 +146,8 @@ class Conv:
 
 @dataclass(frozen=True)
 class Block:
-    """A residual block: `convs` in order with ReLU between them, then `shortcut` (or the identity) is added, then ReLU."""
+    """A residual block: `convs` in order with ReLU between them, then `shortcut` (or the identity)
+    is added, then ReLU."""
 
     name: str
     convs: tuple[Conv, ...]
@@ -131,7 +160,8 @@ def stem(spec: ModelSpec) -> Conv:
 
 
 def blocks(spec: ModelSpec) -> Iterator[Block]:
-    """Yield the residual blocks in order. Stage s (1 to 4) is called `layer{s}`, and its blocks `layer{s}.{i}`."""
+    """Yield the residual blocks in order. Stage s (1 to 4) is called `layer{s}`, and its blocks
+    `layer{s}.{i}`."""
     inputs = spec.stem_width
     for stage, (depth, width) in enumerate(zip(spec.layers, spec.widths, strict=True), start=1):
         for i in range(depth):
@@ -141,7 +171,14 @@ def blocks(spec: ModelSpec) -> Iterator[Block]:
             convs = _convs(spec, name, inputs, width, outputs, stride)
             needs_projection = stride != 1 or inputs != outputs
             shortcut = (
-                Conv(f"{name}.downsample.0", f"{name}.downsample.1", inputs, outputs, kernel=1, stride=stride)
+                Conv(
+                    f"{name}.downsample.0",
+                    f"{name}.downsample.1",
+                    inputs,
+                    outputs,
+                    kernel=1,
+                    stride=stride,
+                )
                 if needs_projection
                 else None
             )
@@ -149,12 +186,18 @@ def blocks(spec: ModelSpec) -> Iterator[Block]:
             inputs = outputs
 
 
-def _convs(spec: ModelSpec, name: str, inputs: int, width: int, outputs: int, stride: int) -> tuple[Conv, ...]:
+def _convs(
+    spec: ModelSpec, name: str, inputs: int, width: int, outputs: int, stride: int
+) -> tuple[Conv, ...]:
     if spec.block == "basic":
         shapes = [(inputs, width, 3, stride, 1), (width, outputs, 3, 1, 1)]
     else:
         first, middle = (stride, 1) if spec.stride_in == "1x1" else (1, stride)
-        shapes = [(inputs, width, 1, first, 1), (width, width, 3, middle, spec.groups), (width, outputs, 1, 1, 1)]
+        shapes = [
+            (inputs, width, 1, first, 1),
+            (width, width, 3, middle, spec.groups),
+            (width, outputs, 1, 1, 1),
+        ]
     return tuple(
         Conv(f"{name}.conv{i}", f"{name}.bn{i}", c_in, c_out, kernel, stride, groups)
         for i, (c_in, c_out, kernel, stride, groups) in enumerate(shapes, start=1)
@@ -189,12 +232,15 @@ class Tensor:
         return self.role in TRAINED_ROLES
 
     def is_listed(self, roles: Collection[ListedRole]) -> bool:
-        """Return whether a list of roles includes it: by its role or, in a shortcut, by `shortcut_` and its role.
+        """Return whether a list of roles includes it: by its role or, in a shortcut, by `shortcut_`
+        and its role.
 
         >>> Tensor("layer1.0.downsample.1.weight", (64,), "bn_scale").is_listed(["shortcut_bn_scale"])
         True
         """
-        return self.role in roles or (".downsample." in self.name and f"shortcut_{self.role}" in roles)
+        return self.role in roles or (
+            ".downsample." in self.name and f"shortcut_{self.role}" in roles
+        )
 
 
 def tensors(spec: ModelSpec, logits: int) -> Iterator[Tensor]:
@@ -227,10 +273,13 @@ def parameter_count(spec: ModelSpec, logits: int) -> int:
 def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
     """Return the name of the model with exactly these tensors, and its number of logits.
 
-    v1 and v1.5 have the same tensors. The name of v1.5 is returned. Raises `RecipeError` if no model fits.
+    v1 and v1.5 have the same tensors. The name of v1.5 is returned. Raises `RecipeError` if no
+    model fits.
     """
     logits = math.prod(shapes.get("fc.bias", (0,)))
     for name, spec in MODELS.items():
         if {tensor.name: tensor.shape for tensor in tensors(spec, logits)} == shapes:
             return name, logits
-    raise RecipeError(f"these {len(shapes)} tensors fit no known model. Known: {', '.join(MODELS)}.")
+    raise RecipeError(
+        f"these {len(shapes)} tensors fit no known model. Known: {', '.join(MODELS)}."
+    )

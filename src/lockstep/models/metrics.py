@@ -1,4 +1,5 @@
-"""Sums and counts. A mean is computed only where it is printed, so that any number of ranks and batches can be added up."""
+"""Sums and counts. A mean is computed only where it is printed, so that any number of ranks and
+batches can be added up."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from lockstep.system.event_log import Summary
 
 
 def top5_tells(classes: int) -> bool:
-    """Return whether top-5 is informative for this many classes. With five or fewer, nearly every prediction is a hit."""
+    """Return whether top-5 is informative for this many classes. With five or fewer, nearly every
+    prediction is a hit."""
     return classes > 5
 
 
@@ -26,7 +28,10 @@ class Counts:
 
     def __add__(self, other: Self) -> "Counts":
         return Counts(
-            self.loss_sum + other.loss_sum, self.top1 + other.top1, self.top5 + other.top5, self.images + other.images
+            self.loss_sum + other.loss_sum,
+            self.top1 + other.top1,
+            self.top5 + other.top5,
+            self.images + other.images,
         )
 
     def summary(self) -> Summary:
@@ -57,14 +62,16 @@ Z_95 = 1.959963984540054
 
 
 def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), within 0 to 1.
+    """Return Wilson's score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953),
+    within 0 to 1.
 
     >>> [round(bound, 4) for bound in wilson(81, 263)]
     [0.2553, 0.3662]
     """
     if images == 0:
         return 0.0, 1.0
-    share, shrink = hits / images, 1 + z * z / images
+    share = hits / images
+    shrink = 1 + z * z / images
     centre = (share + z * z / (2 * images)) / shrink
     half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
     # At the ends the bound is the share itself, except for rounding.
@@ -88,7 +95,8 @@ class Scores:
     losses: np.ndarray
     """float32: cross-entropy with the label, without label smoothing."""
     ranks: np.ndarray
-    """int32: number of classes that the model ranks above the label (0: the prediction is right)."""
+    """int32: number of classes that the model ranks above the label (0: the prediction is right).
+    """
     predictions: np.ndarray
     """int32: the predicted class."""
     labels: np.ndarray
@@ -98,8 +106,8 @@ class Scores:
 
     @classmethod
     def of_table(cls, table: np.ndarray) -> "Scores":
-        """Return the scores in a table of [images, 5], with the columns in the order above. Rows with a label below 0 are
-        padding and are left out.
+        """Return the scores in a table of [images, 5], with the columns in the order above. Rows
+        with a label below 0 are padding and are left out.
 
         >>> Scores.of_table(np.array([[0.5, 0, 2, 2, 0.6], [9.0, 1, 3, -1, 0.9]])).labels
         array([2], dtype=int32)
@@ -114,7 +122,8 @@ class Scores:
         )
 
     def placed(self, samples: np.ndarray) -> "Scores":
-        """Return the scores in the order of the index. `samples` is the sample of each row: int64 [images]."""
+        """Return the scores in the order of the index. `samples` is the sample of each row: int64
+        [images]."""
         order = np.argsort(samples)
         return Scores(*(getattr(self, each.name)[order] for each in fields(self)))
 
@@ -141,10 +150,11 @@ PERCENTILES = (50, 90, 95, 99, 100)
 
 
 def latency_ms(times_sec: Sequence[float]) -> dict[str, float]:
-    """Return mean and percentiles in milliseconds, by "mean", "p50", "p90", "p95", "p99" and "p100" (the longest).
+    """Return mean and percentiles in milliseconds, by "mean", "p50", "p90", "p95", "p99" and "p100"
+    (the longest).
 
-    A percentile is the smallest time that at least that percentage of the times do not exceed (nearest rank). It is a
-    measured time, never a value between two.
+    A percentile is the smallest time that at least that percentage of the times do not exceed
+    (nearest rank). It is a measured time, never a value between two.
 
     >>> latency_ms([0.001, 0.002, 0.003, 0.006])["p50"], latency_ms([0.001, 0.002, 0.003, 0.006])["mean"]
     (2.0, 3.0)
@@ -160,7 +170,8 @@ WARMUP_STEPS = 10
 
 
 class Throughput:
-    """Images per second of training without its first steps, which compile, allocate and fill caches."""
+    """Images per second of training without its first steps, which compile, allocate and fill
+    caches."""
 
     def __init__(self, warmup_steps: int = WARMUP_STEPS) -> None:
         self._warmup_left = warmup_steps

@@ -1,8 +1,8 @@
 """The work for one image: operations and bytes, counted from the architecture.
 
-Operations are those of convolutions and the classifier; a multiply-add is two operations. Bytes are what the kernels of a
-step read and write if each kernel reads its inputs once and nothing stays in a cache between two kernels.
-docs/benchmarking.md explains both.
+Operations are those of convolutions and the classifier; a multiply-add is two operations. Bytes are
+what the kernels of a step read and write if each kernel reads its inputs once and nothing stays in
+a cache between two kernels. docs/benchmarking.md explains both.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from lockstep.models.architectures import Conv, ModelSpec, blocks, features, par
 VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Bytes of an activation, by precision."""
 UPDATE_BYTES = 20
-"""Bytes for the update of a parameter: weight, velocity and gradient (float32) are read, weight and velocity written."""
+"""Bytes for the update of a parameter: weight, velocity and gradient (float32) are read, weight and
+velocity written."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of one image: numbers of multiply-adds, input values, output values and kernel values."""
+    """A convolution of one image: numbers of multiply-adds, input values, output values and kernel
+    values."""
 
     macs: int
     inputs: int
@@ -35,7 +37,8 @@ class Layer:
 
 
 def layers(spec: ModelSpec, image_size: int, logits: int) -> Iterator[Layer]:
-    """Yield every convolution of an image of `image_size` pixels a side, from the stem on, and finally the classifier."""
+    """Yield every convolution of an image of `image_size` pixels a side, from the stem on, and
+    finally the classifier."""
     first = stem(spec)
     yield _layer(first, image_size)
     size = _halved(_after(first, image_size))  # the max pool
@@ -61,7 +64,8 @@ def _after(conv: Conv, size: int) -> int:
 
 
 def _halved(size: int) -> int:
-    """Return the size after a stride of 2. It is the same with symmetric padding and with TensorFlow's."""
+    """Return the size after a stride of 2. It is the same with symmetric padding and with
+    TensorFlow's."""
     return -(-size // 2)
 
 
@@ -75,27 +79,38 @@ def forward_macs(spec: ModelSpec, image_size: int, logits: int) -> int:
     return sum(layer.macs for layer in layers(spec, image_size, logits))
 
 
-def work(spec: ModelSpec, image_size: int, logits: int, *, precision: str, batch: int, training: bool) -> Work:
+def work(
+    spec: ModelSpec, image_size: int, logits: int, *, precision: str, batch: int, training: bool
+) -> Work:
     """Return operations and bytes of one image in a batch of `batch` images.
 
-    - Inference: every convolution reads its input and writes its output. Batch norm, ReLU and addition are part of it. An
-      addition also reads the value of the shortcut.
-    - Training: the forward pass and both gradients have the same multiply-adds, except that the gradient of the images is
-      not needed. Batch norm reads its input twice and writes its output. In the backward pass it reads two tensors twice
-      and writes one. Each gradient of a convolution reads its own inputs.
+    - Inference: every convolution reads its input and writes its output. Batch norm, ReLU and
+      addition are part of it. An addition also reads the value of the shortcut.
+    - Training: the forward pass and both gradients have the same multiply-adds, except that the
+      gradient of the images is not needed. Batch norm reads its input twice and writes its output.
+      In the backward pass it reads two tensors twice and writes one. Each gradient of a convolution
+      reads its own inputs.
 
     The batch shares the weights.
     """
     found = list(layers(spec, image_size, logits))
-    convolutions, classifier = found[:-1], found[-1]
-    macs, weights = sum(layer.macs for layer in found), sum(layer.weights for layer in found)
+    convolutions = found[:-1]
+    classifier = found[-1]
+    macs = sum(layer.macs for layer in found)
+    weights = sum(layer.weights for layer in found)
     added = sum(_added(spec, image_size))
     if training:
         first = convolutions[0]
         macs = 3 * macs - first.macs
-        values = sum(3 * layer.inputs + 11 * layer.outputs for layer in convolutions) - first.inputs - first.outputs
+        values = (
+            sum(3 * layer.inputs + 11 * layer.outputs for layer in convolutions)
+            - first.inputs
+            - first.outputs
+        )
         values += 3 * (classifier.inputs + classifier.outputs) + 2 * added
-        of_batch = 3 * weights * VALUE_BYTES[precision] + UPDATE_BYTES * parameter_count(spec, logits)
+        of_batch = 3 * weights * VALUE_BYTES[precision] + UPDATE_BYTES * parameter_count(
+            spec, logits
+        )
     else:
         values = sum(layer.inputs + layer.outputs for layer in found) + added
         of_batch = weights * VALUE_BYTES[precision]

@@ -1,4 +1,5 @@
-"""The training state in canonical form: torchvision's names, OIHW kernels, (out, in) classifier, float32."""
+"""The training state in canonical form: torchvision's names, OIHW kernels, (out, in) classifier,
+float32."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,15 +22,22 @@ class State:
     ema: dict[str, np.ndarray] = field(default_factory=dict)
     """Moving averages of `tensors`; empty if the recipe has no moving average."""
     scaler: dict[str, float] = field(default_factory=dict)
-    """Loss scaling: `scale`, and the numbers of consecutive `good_steps` and `bad_steps`; empty without dynamic scaling."""
+    """Loss scaling: `scale`, and the numbers of consecutive `good_steps` and `bad_steps`; empty
+    without dynamic scaling."""
 
 
-def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str) -> None:
+def check_fit(
+    expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str
+) -> None:
     """Raise `CheckpointError` unless arrays have exactly these names and shapes."""
-    missing, unknown = sorted(expected.keys() - values.keys()), sorted(values.keys() - expected.keys())
+    missing = sorted(expected.keys() - values.keys())
+    unknown = sorted(values.keys() - expected.keys())
     if missing or unknown:
         hint = nearest(unknown[0], expected) if unknown else ""
-        raise CheckpointError(f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}. {hint}")
+        raise CheckpointError(
+            f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}."
+            f" {hint}"
+        )
     for name, shape in expected.items():
         if values[name].shape != shape:
             raise CheckpointError(f"{what}: {name} is {values[name].shape}, expected {shape}")
@@ -39,6 +47,8 @@ def check_masks(parameters: Mapping[str, tuple[int, ...]], masks: Mapping[str, n
     """Raise `CheckpointError` unless every mask belongs to a parameter and has its shape."""
     for name, mask in masks.items():
         if name not in parameters:
-            raise CheckpointError(f"masks: there is no parameter {name!r}. {nearest(name, parameters)}")
+            raise CheckpointError(
+                f"masks: there is no parameter {name!r}. {nearest(name, parameters)}"
+            )
         if mask.shape != parameters[name]:
             raise CheckpointError(f"masks: {name} is {mask.shape}, expected {parameters[name]}")

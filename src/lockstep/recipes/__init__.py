@@ -1,4 +1,5 @@
-"""What decides the result of a run before it starts: recipe, learning rates, initial weights, and the order of images."""
+"""What decides the result of a run before it starts: recipe, learning rates, initial weights, and
+the order of images."""
 
 from lockstep.recipes.execution import Execution
 from lockstep.recipes.recipe import Recipe, difference

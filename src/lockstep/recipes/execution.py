@@ -1,4 +1,5 @@
-"""Execution: how a run is carried out. The choices that decide its result are in `lockstep.recipes.recipe`."""
+"""Execution: how a run is carried out. The choices that decide its result are in
+`lockstep.recipes.recipe`."""
 
 from typing import Annotated, Literal, Self
 
@@ -15,100 +16,115 @@ def _switch(value: object) -> object:
 
 
 class Execution(Settings):
-    """How a run is carried out. Backend, device and compiler change only rounding. Accumulation and the number of ranks also
-    change which images a local batch norm normalises together."""
+    """How a run is carried out. Backend, device and compiler change only rounding. Accumulation and
+    the number of ranks also change which images a local batch norm normalises together."""
 
     backend: str = DEFAULT_BACKEND
     """The framework that trains. `lockstep doctor` shows which are installed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device that the run computes on. "auto": a GPU if there is one."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    """Whether the framework's compiler is used. "auto": where it makes the run faster. That is on GPUs, for Paddle and MXNet
-    on every device, and for PyTorch on processors without AVX-512 if an epoch in fp32 is long enough to make up for the
-    time it takes to compile (docs/numerics.md)."""
+    """Whether the framework's compiler is used. "auto": where it makes the run faster. That is on
+    GPUs, for Paddle and MXNet on every device, and for PyTorch on processors without AVX-512 if an
+    epoch in fp32 is long enough to make up for the time it takes to compile (docs/numerics.md)."""
     fused: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    """Whether PyTorch's engine trains with Lockstep's own fused kernels, which need an NVIDIA GPU and Triton (docs/gpu.md).
-    "auto": where they were measured to be faster, which is nowhere yet. Other engines refuse "on"."""
+    """Whether PyTorch's engine trains with Lockstep's own fused kernels, which need an NVIDIA GPU
+    and Triton (docs/gpu.md). "auto": where they were measured to be faster, which is nowhere yet.
+    Other engines refuse "on"."""
     cuda_graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    """Whether PyTorch's engine captures a step on a GPU as a CUDA graph and replays it. It does not change numbers.
-    "auto": off, until it was measured on a GPU (docs/gpu.md). "on" is refused on CPUs, with several ranks and by the other
-    engines."""
+    """Whether PyTorch's engine captures a step on a GPU as a CUDA graph and replays it. It does not
+    change numbers. "auto": off, until it was measured on a GPU (docs/gpu.md). "on" is refused on
+    CPUs, with several ranks and by the other engines."""
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
-    """Layout of activations in memory. "nhwc": channels are the last axis. "auto": the layout that suits engine and device.
-    PyTorch's engine supports both. The others support only the layout that suits them and refuse the other one."""
-    recompute: Annotated[Literal["off", "blocks"], BeforeValidator(lambda value: "off" if value is False else value)] = "off"
-    """What is computed again in the backward pass to save memory. "off": nothing; all activations are kept. "blocks":
-    residual blocks, of which only the inputs are kept. A step then takes about a third more operations, and has the same
-    numbers. PyTorch's and TensorFlow's engines support it. The others refuse it."""
+    """Layout of activations in memory. "nhwc": channels are the last axis. "auto": the layout that
+    suits engine and device. PyTorch's engine supports both. The others support only the layout that
+    suits them and refuse the other one."""
+    recompute: Annotated[
+        Literal["off", "blocks"], BeforeValidator(lambda value: "off" if value is False else value)
+    ] = "off"
+    """What is computed again in the backward pass to save memory. "off": nothing; all activations
+    are kept. "blocks": residual blocks, of which only the inputs are kept. A step then takes about
+    a third more operations, and has the same numbers. PyTorch's and TensorFlow's engines support
+    it. The others refuse it."""
     reference_dtype: Literal["float64", "float32"] = "float64"
     """The type that the reference engine computes in. Other engines ignore it."""
     deterministic: bool = True
-    """Whether only kernels that give the same bits every time are used on a GPU. If false, a resumed run is equal within
-    rounding."""
+    """Whether only kernels that give the same bits every time are used on a GPU. If false, a
+    resumed run is equal within rounding."""
     distributed: Literal["native", "horovod"] = "native"
-    """What adds up over ranks. "native": the framework's own way. "horovod": Horovod, which TensorFlow's and MXNet's engines
-    also support."""
+    """What adds up over ranks. "native": the framework's own way. "horovod": Horovod, which
+    TensorFlow's and MXNet's engines also support."""
     all_reduce_mb: Annotated[int, Field(ge=1), limits.EXCHANGE_MB] = 25
-    """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet ignore it: they add up all gradients
-    in one exchange."""
+    """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet ignore it:
+    they add up all gradients in one exchange."""
     all_reduce_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """The type in which gradients are sent between ranks and added up. "bf16" and "fp16" halve the bytes and round every
-    gradient, so weights differ from those of one process by more than fp32's rounding; ranks still hold equal weights. With
-    "fp16", gradients below 6e-8 are lost, unless the recipe has a loss scale. Some engines have only "fp32"."""
+    """The type in which gradients are sent between ranks and added up. "bf16" and "fp16" halve the
+    bytes and round every gradient, so weights differ from those of one process by more than fp32's
+    rounding; ranks still hold equal weights. With "fp16", gradients below 6e-8 are lost, unless the
+    recipe has a loss scale. Some engines have only "fp32"."""
     accumulation_steps: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 1
     """Number of parts in which a rank computes its share of a step, one after the other."""
     keep_global_batch: bool = False
-    """Whether a run that resumes on another number of ranks computes its global batches in the same parts as before: on half
-    as many ranks with twice as many accumulation steps. The global batches themselves are the same in any case."""
+    """Whether a run that resumes on another number of ranks computes its global batches in the same
+    parts as before: on half as many ranks with twice as many accumulation steps. The global batches
+    themselves are the same in any case."""
     loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"
-    """What decodes images. "host": Lockstep's own threads. "dali" and "dali-gpu": NVIDIA's DALI on the CPU or the GPU.
-    "synthetic": nothing; the images are noise."""
+    """What decodes images. "host": Lockstep's own threads. "dali" and "dali-gpu": NVIDIA's DALI on
+    the CPU or the GPU. "synthetic": nothing; the images are noise."""
     loader_threads: Annotated[int, Field(ge=0), limits.THREADS] = 0
-    """Number of threads that decode images in a rank. 0: the rank's equal share of the machine's cores."""
+    """Number of threads that decode images in a rank. 0: the rank's equal share of the machine's
+    cores."""
     loader_batches: Annotated[int, Field(ge=1), limits.BATCHES_AHEAD] = 2
     """Number of batches that are decoded ahead."""
     profile_step: Annotated[int, Field(ge=0), limits.STEPS] | None = None
-    """The first step that the framework's profiler traces. Steps count from 0. None: no step is traced."""
+    """The first step that the framework's profiler traces. Steps count from 0. None: no step is
+    traced."""
     profile_steps: Annotated[int, Field(ge=1), limits.TRACED_STEPS] = 1
     """Number of steps that the profiler traces, from `profile_step` on."""
-    loggers: tuple[Literal["tensorboard", "mlflow", "wandb", "dlll", "nvidia-report"], ...] = ("tensorboard",)
-    """Where figures are logged in addition to the run's own log. "dlll": the lines that NVIDIA's examples log.
-    "nvidia-report": the JSON document of NVIDIA's MXNet example."""
+    loggers: tuple[Literal["tensorboard", "mlflow", "wandb", "dlll", "nvidia-report"], ...] = (
+        "tensorboard",
+    )
+    """Where figures are logged in addition to the run's own log. "dlll": the lines that NVIDIA's
+    examples log. "nvidia-report": the JSON document of NVIDIA's MXNet example."""
     dlll_file: str = ""
-    """Path of the file of the logger dlll, which a path turns on. If it is empty: dlll.json in the run's folder."""
+    """Path of the file of the logger dlll, which a path turns on. If it is empty: dlll.json in the
+    run's folder."""
     nvidia_report_file: str = ""
-    """Path of the file of the logger nvidia-report, which a path turns on. If it is empty: nvidia-report.json in the run's
-    folder."""
+    """Path of the file of the logger nvidia-report, which a path turns on. If it is empty:
+    nvidia-report.json in the run's folder."""
     log_every_steps: Annotated[int, Field(ge=1), limits.STEPS] = 10
     """Number of steps after which losses are read from the device and logged."""
     save_every_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
-    """Number of steps after which a checkpoint is saved, in addition to the end of every epoch. 0: only at the end of every
-    epoch."""
+    """Number of steps after which a checkpoint is saved, in addition to the end of every epoch. 0:
+    only at the end of every epoch."""
     evaluate_every_epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 1
     """Number of epochs after which the model is evaluated. The last epoch is always evaluated."""
     keep_checkpoints: Annotated[int, Field(ge=1), limits.STEPS] = 2
     """Number of newest checkpoints that are kept. The best one is kept, too."""
     stop_after_epochs: Annotated[int, Field(ge=0), limits.EPOCHS] = 0
-    """Number of epochs that one command trains, as `--run-epochs` of NVIDIA's code: it stops at the end of this many epochs
-    after the last complete one. The schedule stays that of the whole run. 0: the command trains to the end."""
+    """Number of epochs that one command trains, as `--run-epochs` of NVIDIA's code: it stops at the
+    end of this many epochs after the last complete one. The schedule stays that of the whole run.
+    0: the command trains to the end."""
     stop_after_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
-    """Number of steps that one command trains, counted from the step that it resumes at. 0: the command trains to the
-    end."""
+    """Number of steps that one command trains, counted from the step that it resumes at. 0: the
+    command trains to the end."""
     early_stopping_patience: Annotated[int, Field(ge=0), limits.EPOCHS] = 0
-    """The run ends as soon as this many evaluations in a row have no higher top-1 than the best one before them. 0: the run
-    ends with its last epoch."""
+    """The run ends as soon as this many evaluations in a row have no higher top-1 than the best one
+    before them. 0: the run ends with its last epoch."""
     train_only: bool = False
     """Whether the run is never evaluated. Validation images are not read and may be missing."""
     model_prefix: str = ""
-    """Prefix of files to which the weights at the end of every epoch are also written, in the format of MXNet's Module:
-    PREFIX-symbol.json and PREFIX-0001.params, counted from 1. If it is empty, they are not written."""
+    """Prefix of files to which the weights at the end of every epoch are also written, in the
+    format of MXNet's Module: PREFIX-symbol.json and PREFIX-0001.params, counted from 1. If it is
+    empty, they are not written."""
 
     @model_validator(mode="after")
     def _needs_evaluations(self) -> Self:
         if self.train_only and self.early_stopping_patience:
             raise ValueError(
-                "train_only and early_stopping_patience are both set, but early stopping needs evaluations; set only one "
-                "(--set train_only=false, or --set early_stopping_patience=0)"
+                "train_only and early_stopping_patience are both set, but early stopping needs"
+                " evaluations; set only one (--set train_only=false, or --set"
+                " early_stopping_patience=0)"
             )
         return self
 
@@ -116,9 +132,15 @@ class Execution(Settings):
     def loggers_used(self) -> tuple[str, ...]:
         """The loggers that are named, and those whose file is."""
         files = {"dlll": self.dlll_file, "nvidia-report": self.nvidia_report_file}
-        return tuple(dict.fromkeys([*self.loggers, *(name for name, file in files.items() if file)]))
+        return tuple(
+            dict.fromkeys([*self.loggers, *(name for name, file in files.items() if file)])
+        )
 
     @property
     def traced_steps(self) -> range:
         """The steps that the profiler traces."""
-        return range(0) if self.profile_step is None else range(self.profile_step, self.profile_step + self.profile_steps)
+        return (
+            range(0)
+            if self.profile_step is None
+            else range(self.profile_step, self.profile_step + self.profile_steps)
+        )

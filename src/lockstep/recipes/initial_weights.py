@@ -9,28 +9,39 @@ from lockstep.models.state import State
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 from lockstep.recipes.recipe import Recipe
 
-# Standard deviation of a standard normal distribution that is cut off at ±2. TensorFlow's VarianceScaling divides by it.
+# Standard deviation of a standard normal distribution that is cut off at ±2. TensorFlow's
+# VarianceScaling divides by it.
 _TRUNCATED_STD = 0.87962566103423978
 
 
 def initial_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return every tensor of the recipe's model at step 0: name -> float32 array, in the model's order."""
+    """Return every tensor of the recipe's model at step 0: name -> float32 array, in the model's
+    order."""
     spec = model_spec(recipe.model)
-    zeroed = {f"{block.convs[-1].bn_name}.weight" for block in blocks(spec)} if recipe.zero_init_last_bn else set()
+    zeroed = (
+        {f"{block.convs[-1].bn_name}.weight" for block in blocks(spec)}
+        if recipe.zero_init_last_bn
+        else set()
+    )
     return {
-        tensor.name: np.zeros(tensor.shape, np.float32) if tensor.name in zeroed else _values(recipe, tensor, i)
+        tensor.name: np.zeros(tensor.shape, np.float32)
+        if tensor.name in zeroed
+        else _values(recipe, tensor, i)
         for i, tensor in enumerate(tensors(spec, recipe.logits))
     }
 
 
 def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return a zero velocity for every trained tensor: name -> float32 array."""
-    trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
+    trained = [
+        tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained
+    ]
     return {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
-    """Return the state before the first step, with these tensors or, if none are given, with the recipe's initial ones."""
+    """Return the state before the first step, with these tensors or, if none are given, with the
+    recipe's initial ones."""
     values = values or initial_tensors(recipe)
     return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
@@ -61,7 +72,8 @@ def _he(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
 
 
 def _truncated_normal(seed: int, count: int, stream: int) -> np.ndarray:
-    # 4.6 % of normal numbers lie beyond two standard deviations. With 8 % more numbers drawn, enough remain for any tensor.
+    # 4.6 % of normal numbers lie beyond two standard deviations. With 8 % more numbers drawn,
+    # enough remain for any tensor.
     drawn = normal(seed, Purpose.WEIGHT, count + count // 12 + 256, stream=stream)
     kept = drawn[np.abs(drawn) <= 2][:count]
     assert len(kept) == count

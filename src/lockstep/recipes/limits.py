@@ -1,7 +1,7 @@
 """Upper limits for the fields of a recipe and of an execution, with the reasons.
 
-The limits lie far above what any training uses. Beyond them a run would fail with an error of the allocator, or would need
-hours to start.
+The limits lie far above what any training uses. Beyond them a run would fail with an error of the
+allocator, or would need hours to start.
 """
 
 from pydantic import AfterValidator
@@ -10,7 +10,8 @@ MOST_STEPS = 50_000_000
 """Steps of a run: a week at 80 steps a second, and 400 MB of learning rates."""
 MOST_EPOCHS = 1_000_000
 MOST_PARAMETERS = 1_000_000_000
-"""Parameters of a model: 4 GB in float32, and as much again for each of gradients, velocities and what is saved."""
+"""Parameters of a model: 4 GB in float32, and as much again for each of gradients, velocities and
+what is saved."""
 
 
 def at_most(most: int, reason: str) -> AfterValidator:

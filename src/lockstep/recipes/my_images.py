@@ -1,4 +1,5 @@
-"""The recipe `my-images`: ResNet-50 v1.5 on your own images. Its values are chosen from the images and the device."""
+"""The recipe `my-images`: ResNet-50 v1.5 on your own images. Its values are chosen from the images
+and the device."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +10,8 @@ from lockstep.recipes.recipe import Recipe
 
 NAME = "my-images"
 _MANY = 100_000
-"""With at least this many training images, the crops and the weight decay of the published recipes are used."""
+"""With at least this many training images, the crops and the weight decay of the published recipes
+are used."""
 _LEAST_STEPS = 16
 """An epoch has at least this many steps if there are enough images."""
 
@@ -29,7 +31,8 @@ class Facts:
     decodes_small: bool = True
     """Whether the loader can decode JPEGs at a fraction of their size."""
     units: int = 1
-    """Number of equal parts that the images of a step must divide into: ranks times accumulation steps."""
+    """Number of equal parts that the images of a step must divide into: ranks times accumulation
+    steps."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,14 @@ def given_fields(changes: Mapping[str, Any]) -> Recipe:
 
     `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
     """
-    return Recipe.of({name: value for name, value in changes.items() if name not in ("eval_resize", "eval_crop")})
+    return Recipe.of(
+        {name: value for name, value in changes.items() if name not in ("eval_resize", "eval_crop")}
+    )
 
 
 def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe for some images and a device. Given fields are kept, and the others follow from them.
+    """Return the recipe for some images and a device. Given fields are kept, and the others follow
+    from them.
 
     Raises `RecipeError` if a given field is wrong.
     """
@@ -67,9 +73,13 @@ def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
     def choose(name: str, own: Any) -> Any:
         return getattr(chosen, name) if name in changes else own
 
-    size = choose("image_size", min(max(32 * round(facts.shorter_side / 32), 64), device.image_size))
+    size = choose(
+        "image_size", min(max(32 * round(facts.shorter_side / 32), 64), device.image_size)
+    )
     batch = choose("global_batch_images", _batch(facts, device))
-    epochs = choose("epochs", min(max(round(device.passes / facts.images), device.epochs[0]), device.epochs[1]))
+    epochs = choose(
+        "epochs", min(max(round(device.passes / facts.images), device.epochs[0]), device.epochs[1])
+    )
     few = facts.images < _MANY
     return Recipe(
         logits=facts.classes,
@@ -91,28 +101,33 @@ def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def _batch(facts: Facts, device: _Device) -> int:
-    """Return the images of a step: a power of two that leaves an epoch several steps, rounded up to a multiple of units."""
+    """Return the images of a step: a power of two that leaves an epoch several steps, rounded up to
+    a multiple of units."""
     wanted = min(max(facts.images // _LEAST_STEPS, 8), device.batch, max(facts.images, 1))
     power = 2 ** int(math.log2(wanted))
     return -(-power // facts.units) * facts.units
 
 
 def my_images() -> Recipe:
-    """ResNet-50 v1.5 on your own images: values chosen from images and device before the run (docs/my-images.md).
+    """ResNet-50 v1.5 on your own images: values chosen from images and device before the run
+    (docs/my-images.md).
 
-    Shown for 1,000 photos of 10 classes on a CPU without bf16. `lockstep train --data DATA --out RUN` chooses the values for
-    your images.
-    Source: Lockstep's own, from the published recipes and the demo. Tested on small samples only.
+    Shown for 1,000 photos of 10 classes on a CPU without bf16. `lockstep train --data DATA --out
+    RUN` chooses the values for your images. Source: Lockstep's own, from the published recipes and
+    the demo. Tested on small samples only.
 
     - logits: the number of classes.
     - precision: bf16 where the device multiplies it in hardware, else fp32.
-    - image_size: the shorter side of a typical image in steps of 32 px; 64 to 224 (published) on a GPU, 64 (demo) on a CPU.
-    - global_batch_images: 1/16 of the images as a power of two; 8 to 128 on a GPU, 8 to 32 on a CPU.
-    - epochs: 2,000,000 image passes in 90 (published) to 200 epochs on a GPU, 50,000 in 10 to 100 epochs on a CPU.
+    - image_size: the shorter side of a typical image in steps of 32 px; 64 to 224 (published) on a
+      GPU, 64 (demo) on a CPU.
+    - global_batch_images: 1/16 of the images as a power of two; 8 to 128 on a GPU, 8 to 32 on a
+      CPU.
+    - epochs: 2,000,000 image passes in 90 (published) to 200 epochs on a GPU, 50,000 in 10 to 100
+      epochs on a CPU.
     - lr: 0.256 at 256 images, in proportion to the batch (published).
     - warmup_epochs: 5 of 90 (published), in proportion; 1 to 5.
-    - crop_area and weight_decay: as published for 100,000 images or more. For fewer images, the crop area is from 35 %
-      (demo) and weight decay is 1e-4 (arXiv:1512.03385).
+    - crop_area and weight_decay: as published for 100,000 images or more. For fewer images, the
+      crop area is from 35 % (demo) and weight decay is 1e-4 (arXiv:1512.03385).
     - antialias: true, because photos shrink a lot.
     - dct_scaling: true for images that are at least four times as large as image_size.
     - exif_orientation: true, because phones store photos on their side.

@@ -1,11 +1,14 @@
-"""The images of a step, with their crops, flips and MixUp: pure functions of (seed, epoch, position).
+"""The images of a step, with their crops, flips and MixUp: pure functions of (seed, epoch,
+position).
 
-The images of an epoch have one random order. Step s takes positions s*B to (s+1)*B - 1 of it, for any number of ranks. A
-step is divided into units of equal size, one for each rank and accumulation part. A unit takes consecutive positions from
-the front of the step and the mirrored positions from the back. Reversing a unit then pairs the same images as reversing the
-whole step, so that MixUp by reversal is the same for one rank and for many.
+The images of an epoch have one random order. Step s takes positions s*B to (s+1)*B - 1 of it, for
+any number of ranks. A step is divided into units of equal size, one for each rank and accumulation
+part. A unit takes consecutive positions from the front of the step and the mirrored positions from
+the back. Reversing a unit then pairs the same images as reversing the whole step, so that MixUp by
+reversal is the same for one rank and for many.
 
-Training and evaluation crop and resize an image in the same way: window -> resize -> square at an offset.
+Training and evaluation crop and resize an image in the same way: window -> resize -> square at an
+offset.
 """
 
 import math
@@ -36,7 +39,8 @@ class BatchPlan:
     coefficients: np.ndarray | None = None
     """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
     partners: np.ndarray | None = None
-    """int64 [N]: MixUp's partner of the image, as an index into the image's unit of the batch; None without MixUp."""
+    """int64 [N]: MixUp's partner of the image, as an index into the image's unit of the batch; None
+    without MixUp."""
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
@@ -46,7 +50,8 @@ def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
 
 
 def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
-    """Return the positions within a step that belong to a unit: int64 [step_images / units], in increasing order.
+    """Return the positions within a step that belong to a unit: int64 [step_images / units], in
+    increasing order.
 
     A unit of odd size also takes one position from the middle.
 
@@ -61,14 +66,16 @@ def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
 
 
 def steps_per_epoch(recipe: Recipe, images: int) -> int:
-    """Return the optimizer steps of an epoch. Images that do not fill a last step are left out (others in each epoch).
+    """Return the optimizer steps of an epoch. Images that do not fill a last step are left out
+    (others in each epoch).
 
     Raises `RecipeError` if the images do not fill one step.
     """
     if images < recipe.global_batch_images:
         raise RecipeError(
-            f"global_batch_images is {recipe.global_batch_images}, but there are only {images} training images. "
-            f"Use a smaller value: --set global_batch_images={max(images // 8, 1)}"
+            f"global_batch_images is {recipe.global_batch_images}, but there are only {images}"
+            " training images. Use a smaller value: --set"
+            f" global_batch_images={max(images // 8, 1)}"
         )
     return images // recipe.global_batch_images
 
@@ -81,48 +88,67 @@ def check_shares(recipe: Recipe, units: int) -> None:
     """Raise `RecipeError` if the images of a step do not divide into this many units of equal size."""
     if recipe.global_batch_images % units:
         raise RecipeError(
-            f"global_batch_images ({recipe.global_batch_images}) must be a multiple of ranks times accumulation steps "
-            f"({units})"
+            f"global_batch_images ({recipe.global_batch_images}) must be a multiple of ranks times"
+            f" accumulation steps ({units})"
         )
 
 
 def check_batch_norm(recipe: Recipe, ranks: int, parts: int) -> None:
     """Raise `RecipeError` if batch norm gets a single value of each channel, which has no variance.
 
-    A step is computed on this many ranks, each in this many accumulation parts. Statistics over all ranks are still those of
-    one part.
+    A step is computed on this many ranks, each in this many accumulation parts. Statistics over all
+    ranks are still those of one part.
     """
     images = recipe.global_batch_images // (parts * (ranks if recipe.batch_norm == "local" else 1))
     if images * math.ceil(recipe.image_size / STRIDE) ** 2 == 1:
         raise RecipeError(
-            f"one image of {recipe.image_size} pixels leaves a single value of each channel, which batch norm cannot "
-            f"normalise; expected two images or more on each rank and accumulation part, or image_size above {STRIDE}"
+            f"one image of {recipe.image_size} pixels leaves a single value of each channel, which"
+            " batch norm cannot normalise; expected two images or more on each rank and"
+            f" accumulation part, or image_size above {STRIDE}"
         )
 
 
 def training_plans(
-    recipe: Recipe, sizes: np.ndarray, first_step: int, *, rank: int = 0, ranks: int = 1, parts: int = 1
+    recipe: Recipe,
+    sizes: np.ndarray,
+    first_step: int,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    parts: int = 1,
 ) -> Iterator[BatchPlan]:
     """Yield one rank's plan for every step from `first_step` to the end of the run.
 
-    `sizes` is [images, 2]: height and width of every image of the index. A plan has N = global_batch_images / ranks images:
-    `parts` units, one after the other.
+    `sizes` is [images, 2]: height and width of every image of the index. A plan has N =
+    global_batch_images / ranks images: `parts` units, one after the other.
     """
-    step_images, units = recipe.global_batch_images, ranks * parts
+    step_images = recipe.global_batch_images
+    units = ranks * parts
     check_shares(recipe, units)
     per_epoch = steps_per_epoch(recipe, len(sizes))
-    mine = [unit_positions(unit, units, step_images) for unit in range(rank * parts, (rank + 1) * parts)]
+    mine = [
+        unit_positions(unit, units, step_images) for unit in range(rank * parts, (rank + 1) * parts)
+    ]
     for epoch in range(first_step // per_epoch, recipe.epochs):
         order = epoch_order(recipe.seed, epoch, len(sizes))
         for step in range(max(first_step - epoch * per_epoch, 0), per_epoch):
             start = step * step_images
-            yield _joined([_training_unit(recipe, sizes, order, epoch, start, start + rows) for rows in mine])
+            yield _joined(
+                [_training_unit(recipe, sizes, order, epoch, start, start + rows) for rows in mine]
+            )
 
 
 def _training_unit(
-    recipe: Recipe, sizes: np.ndarray, order: np.ndarray, epoch: int, start: int, positions: np.ndarray
+    recipe: Recipe,
+    sizes: np.ndarray,
+    order: np.ndarray,
+    epoch: int,
+    start: int,
+    positions: np.ndarray,
 ) -> BatchPlan:
-    samples, count, size = order[positions], len(positions), recipe.image_size
+    samples = order[positions]
+    count = len(positions)
+    size = recipe.image_size
     numbers = _Numbers(recipe.seed, epoch, positions)
     mixed = recipe.mixup_alpha > 0
     return BatchPlan(
@@ -140,38 +166,50 @@ def _joined(units: list[BatchPlan]) -> BatchPlan:
     if len(units) == 1:
         return units[0]
     names = [field.name for field in fields(BatchPlan) if getattr(units[0], field.name) is not None]
-    return BatchPlan(**{name: np.concatenate([getattr(unit, name) for unit in units]) for name in names})
+    return BatchPlan(
+        **{name: np.concatenate([getattr(unit, name) for unit in units]) for name in names}
+    )
 
 
 class _Numbers:
     """Random numbers for a list of positions. Numbers of consecutive positions are drawn together."""
 
     def __init__(self, seed: int, epoch: int, positions: np.ndarray) -> None:
-        self.seed, self.epoch = seed, epoch
+        self.seed = seed
+        self.epoch = epoch
         self.count = len(positions)
         runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
         self.runs = [(int(run[0]), len(run)) for run in runs]
 
     def __call__(self, purpose: Purpose, attempt: int = 0) -> np.ndarray:
-        drawn = [draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs]
+        drawn = [
+            draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs
+        ]
         return np.concatenate(drawn)
 
 
 def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.ndarray:
     """Return a random crop window for every image: int32 [N, 4] (top, left, height, width).
 
-    The share of the area is uniform in `crop_area`, the logarithm of the aspect ratio is uniform in `crop_aspect`, and the
-    place is uniform where the window fits. If no window fits in `crop_attempts` attempts, the window is the largest centred
-    one with an allowed aspect ratio (arXiv:1409.4842; torchvision, DALI).
+    The share of the area is uniform in `crop_area`, the logarithm of the aspect ratio is uniform in
+    `crop_aspect`, and the place is uniform where the window fits. If no window fits in
+    `crop_attempts` attempts, the window is the largest centred one with an allowed aspect ratio
+    (arXiv:1409.4842; torchvision, DALI).
     """
-    heights, widths = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
+    heights = sizes[:, 0].astype(np.int64)
+    widths = sizes[:, 1].astype(np.int64)
     windows = _centred_windows(recipe, heights, widths)
     waiting = np.ones(len(sizes), bool)
     low, high = np.log(recipe.crop_aspect)
     for attempt in range(recipe.crop_attempts):
         u = uniform(numbers(Purpose.CROP, attempt))
-        area = heights * widths * (recipe.crop_area[0] + (recipe.crop_area[1] - recipe.crop_area[0]) * u[:, 0])
-        # The last bit of exp can differ between NumPy builds. Rounded to float32, the value is the same.
+        area = (
+            heights
+            * widths
+            * (recipe.crop_area[0] + (recipe.crop_area[1] - recipe.crop_area[0]) * u[:, 0])
+        )
+        # The last bit of exp can differ between NumPy builds. Rounded to float32, the value is the
+        # same.
         aspect = np.exp(low + (high - low) * u[:, 1]).astype(np.float32).astype(np.float64)
         height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
         width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
@@ -218,10 +256,13 @@ def _partners(recipe: Recipe, numbers: _Numbers) -> np.ndarray:
     return np.argsort(numbers(Purpose.MIXUP_PARTNER)[:, 0], kind="stable")
 
 
-def evaluation_plans(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int = 0, ranks: int = 1) -> Iterator[BatchPlan]:
+def evaluation_plans(
+    recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int = 0, ranks: int = 1
+) -> Iterator[BatchPlan]:
     """Yield one rank's plans for an evaluation. All ranks together have every image once.
 
-    All ranks get the same number of plans, each with `batch` images. The last plans are padded with -1.
+    All ranks get the same number of plans, each with `batch` images. The last plans are padded with
+    -1.
     """
     for samples in _evaluation_shares(len(sizes), batch, ranks)[rank]:
         yield centre_plan(recipe, samples, sizes[samples])
@@ -230,8 +271,8 @@ def evaluation_plans(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int
 def evaluated_samples(images: int, batch: int, ranks: int) -> np.ndarray:
     """Return the samples in the order in which an evaluation scores them: int64 [images].
 
-    An engine returns the scores of the first rank's plans, then the scores of the second rank's plans, and so on, without
-    padding.
+    An engine returns the scores of the first rank's plans, then the scores of the second rank's
+    plans, and so on, without padding.
     """
     samples = _evaluation_shares(images, batch, ranks).reshape(-1)
     return samples[samples >= 0]
@@ -245,18 +286,22 @@ def _evaluation_shares(images: int, batch: int, ranks: int) -> np.ndarray:
 
 
 def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> BatchPlan:
-    """Return the evaluation plan of some images: resize the shorter side to `eval_resize`, then crop the centre.
+    """Return the evaluation plan of some images: resize the shorter side to `eval_resize`, then
+    crop the centre.
 
     Sides and offsets are rounded as `eval_side_rounding` and `eval_offset_rounding` say.
     """
-    heights, widths = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
+    heights = sizes[:, 0].astype(np.int64)
+    widths = sizes[:, 1].astype(np.int64)
     whole = np.stack([np.zeros_like(heights), np.zeros_like(heights), heights, widths], axis=1)
     resized = _evaluated_sides(recipe, np.stack([heights, widths], axis=1))
     return BatchPlan(
         samples=samples,
         windows=whole.astype(np.int32),
         resized=resized.astype(np.int32),
-        offsets=_OFFSETS[recipe.eval_offset_rounding]((resized - recipe.eval_crop) / 2).astype(np.int32),
+        offsets=_OFFSETS[recipe.eval_offset_rounding]((resized - recipe.eval_crop) / 2).astype(
+            np.int32
+        ),
         flips=np.zeros(len(samples), bool),
     )
 

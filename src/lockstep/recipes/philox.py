@@ -1,8 +1,10 @@
-"""Random numbers by position: a number depends on its position, and not on the numbers that were drawn before it.
+"""Random numbers by position: a number depends on its position, and not on the numbers that were
+drawn before it.
 
-NumPy's Philox4x64-10 (Salmon et al., SC'11) is a function of a key and a counter. The key is the run's seed. The counter is
-(position, epoch, attempt, purpose). NumPy keeps the raw stream of a bit generator fixed (NEP 19). Only this raw output is
-used here, and none of NumPy's distributions. So the numbers are the same with any version, thread count or number of ranks.
+NumPy's Philox4x64-10 (Salmon et al., SC'11) is a function of a key and a counter. The key is the
+run's seed. The counter is (position, epoch, attempt, purpose). NumPy keeps the raw stream of a bit
+generator fixed (NEP 19). Only this raw output is used here, and none of NumPy's distributions. So
+the numbers are the same with any version, thread count or number of ranks.
 """
 
 from enum import IntEnum
@@ -11,7 +13,8 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What numbers are drawn for. Purposes never share a number. Never change the values: they are part of a run."""
+    """What numbers are drawn for. Purposes never share a number. Never change the values: they are
+    part of a run."""
 
     ORDER = 1
     CROP = 2
@@ -22,8 +25,11 @@ class Purpose(IntEnum):
     TEXTURE = 7
 
 
-def draw(seed: int, purpose: Purpose, first: int, count: int, *, epoch: int = 0, attempt: int = 0) -> np.ndarray:
-    """Return four numbers for each of the positions `first` to `first + count - 1`: uint64 [count, 4]."""
+def draw(
+    seed: int, purpose: Purpose, first: int, count: int, *, epoch: int = 0, attempt: int = 0
+) -> np.ndarray:
+    """Return four numbers for each of the positions `first` to `first + count - 1`: uint64 [count,
+    4]."""
     bits = np.random.Philox(counter=[first, epoch, attempt, purpose], key=[seed, 0])
     return np.asarray(bits.random_raw(4 * count)).reshape(count, 4)
 
@@ -34,7 +40,8 @@ def uniform(raw: np.ndarray) -> np.ndarray:
 
 
 def normal(seed: int, purpose: Purpose, count: int, *, stream: int) -> np.ndarray:
-    """Return standard normal numbers by the Box-Muller transform: float64 [count]. Streams are independent."""
+    """Return standard normal numbers by the Box-Muller transform: float64 [count]. Streams are
+    independent."""
     u = uniform(draw(seed, purpose, 0, -(-count // 4), epoch=stream)).reshape(-1, 2)
     radius = np.sqrt(-2 * np.log1p(-u[:, 0]))
     angle = 2 * np.pi * u[:, 1]

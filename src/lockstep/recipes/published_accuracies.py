@@ -1,7 +1,9 @@
-"""Published accuracies as data: the rows of `published_accuracies.yaml`, and a run's top-1 next to those of its recipe.
+"""Published accuracies as data: the rows of `published_accuracies.yaml`, and a run's top-1 next to
+those of its recipe.
 
-A run is compared only on data like ImageNet's validation images: 1,000 classes and 50,000 images. The interval of a run is
-Wilson's, of 95 %. It covers only the choice of validation images; another seed of training also changes accuracy.
+A run is compared only on data like ImageNet's validation images: 1,000 classes and 50,000 images.
+The interval of a run is Wilson's, of 95 %. It covers only the choice of validation images; another
+seed of training also changes accuracy.
 """
 
 from functools import cache
@@ -23,9 +25,11 @@ IMAGES = 50_000
 """Number of validation images that all rows were measured on."""
 ROWS = Path(__file__).with_suffix(".yaml")
 _OWN = ("seed", "precision")
-"""Fields in which a run may differ from its recipe and still be a run of it. Precision selects the rows."""
+"""Fields in which a run may differ from its recipe and still be a run of it. Precision selects the
+rows."""
 _OF_PRECISION = {"precision", "loss_scaling", "global_batch_images", "stem_channels"}
-"""Fields in which the originals' variants in TF32 and FP32 differ from the recipe in mixed precision."""
+"""Fields in which the originals' variants in TF32 and FP32 differ from the recipe in mixed
+precision."""
 _HALF = {"fp16": True, "bf16": True, "mixed": True, "fp32": False, "tf32": False}
 """Whether a precision computes in 16 bits."""
 _WORDS = {"mixed": "mixed precision", "fp16": "FP16", "fp32": "FP32", "tf32": "TF32"}
@@ -64,12 +68,14 @@ class Accuracy(BaseModel):
     """Hours of the whole training."""
 
     def figure(self) -> str:
-        """Return top-1 in percent with its spread, with two digits or three as printed, such as "76.93 ± 0.14"."""
+        """Return top-1 in percent with its spread, with two digits or three as printed, such as
+        "76.93 ± 0.14"."""
         top1 = f"{self.top1_percent:.3f}".removesuffix("0")
         return top1 if self.spread_percent is None else f"{top1} ± {self.spread_percent:.2f}"
 
     def conditions(self) -> str:
-        """Return how the accuracy was reached, such as "PaddlePaddle, 8 x A100 80GB, 90 epochs, mixed precision"."""
+        """Return how the accuracy was reached, such as "PaddlePaddle, 8 x A100 80GB, 90 epochs,
+        mixed precision"."""
         gpus = f"{self.accelerators} x {self.accelerator}" if self.accelerator else None
         epochs = f"{self.epochs} epochs" if self.epochs else None
         parts = (self.framework, gpus, epochs, _WORDS[self.precision], self.variant)
@@ -77,17 +83,20 @@ class Accuracy(BaseModel):
 
 
 class Comparison(TypedDict):
-    """The top-1 of a run next to the published ones of its recipe, as JSON files and outputs hold it."""
+    """The top-1 of a run next to the published ones of its recipe, as JSON files and outputs hold
+    it."""
 
     recipe: str
     """The name in `published.RECIPES`."""
     changed: list[str]
-    """The fields in which the run's recipe differs from the published one, other than seed and precision."""
+    """The fields in which the run's recipe differs from the published one, other than seed and
+    precision."""
     interval_percent: list[float]
-    """The ends of Wilson's 95 % interval of the run's top-1, in percent; empty if it is not compared."""
+    """The ends of Wilson's 95 % interval of the run's top-1, in percent; empty if it is not
+    compared."""
     accuracies: list[dict[str, Any]]
-    """The fields of each `Accuracy`, its `figure` and `conditions` as texts, and its `position`: "below", "within" or
-    "above" the interval. Empty if the run is not compared."""
+    """The fields of each `Accuracy`, its `figure` and `conditions` as texts, and its `position`:
+    "below", "within" or "above" the interval. Empty if the run is not compared."""
     not_compared: str
     """Why the run is not compared; "" if it is."""
 
@@ -102,24 +111,34 @@ def published_accuracies(path: Path = ROWS) -> tuple[Accuracy, ...]:
             try:
                 found.append(Accuracy(**shared | dict(zip(table["columns"], cells, strict=True))))
             except (ValueError, ValidationError) as error:
-                raise DataError(f"published accuracies, table {table.get('table')!r}, row {cells}: {error}") from None
+                raise DataError(
+                    f"published accuracies, table {table.get('table')!r}, row {cells}: {error}"
+                ) from None
     return tuple(found)
 
 
 @cache
 def accuracies_of(name: str) -> tuple[Accuracy, ...]:
-    """Return the published accuracies of a recipe, in the order of the data; empty if there are none.
+    """Return the published accuracies of a recipe, in the order of the data; empty if there are
+    none.
 
-    A document has one table for all precisions of a training, and its rows have the name of the recipe in mixed precision. A
-    variant in another precision, such as `resnet50-paddle-tf32-90ep`, has those of these rows that are in its precision.
+    A document has one table for all precisions of a training, and its rows have the name of the
+    recipe in mixed precision. A variant in another precision, such as `resnet50-paddle-tf32-90ep`,
+    has those of these rows that are in its precision.
     """
     own = tuple(row for row in published_accuracies() if row.recipe == name)
     if own or name not in RECIPES:
         return own
     recipe = RECIPES[name]()
     others = {row.recipe for row in published_accuracies()}
-    same = {other for other in others if difference(RECIPES[other](), recipe).keys() <= _OF_PRECISION}
-    return tuple(row for row in published_accuracies() if row.recipe in same and row.precision == recipe.precision)
+    same = {
+        other for other in others if difference(RECIPES[other](), recipe).keys() <= _OF_PRECISION
+    }
+    return tuple(
+        row
+        for row in published_accuracies()
+        if row.recipe in same and row.precision == recipe.precision
+    )
 
 
 def beside_published(
@@ -131,44 +150,63 @@ def beside_published(
     precision: str | None = None,
     epochs: int | None = None,
 ) -> Comparison | None:
-    """Return a top-1 next to the published ones of its recipe; None if nobody published an accuracy of the recipe.
+    """Return a top-1 next to the published ones of its recipe; None if nobody published an accuracy
+    of the recipe.
 
-    `images` and `classes` are those of the evaluation. `precision` is the one of training: 16-bit precisions are put next to
-    mixed precision and FP16, others next to TF32 and FP32; None, or a precision without rows, selects all rows. `epochs` are
-    the whole epochs that the weights were trained for, if known.
+    `images` and `classes` are those of the evaluation. `precision` is the one of training: 16-bit
+    precisions are put next to mixed precision and FP16, others next to TF32 and FP32; None, or a
+    precision without rows, selects all rows. `epochs` are the whole epochs that the weights were
+    trained for, if known.
     """
     name = _published_name(recipe)
     if name is None:
         return None
     changed = [field for field in difference(RECIPES[name](), recipe) if field not in _OWN]
-    found: Comparison = {"recipe": name, "changed": changed, "interval_percent": [], "accuracies": [], "not_compared": ""}
+    found: Comparison = {
+        "recipe": name,
+        "changed": changed,
+        "interval_percent": [],
+        "accuracies": [],
+        "not_compared": "",
+    }
     if (classes, images) != (CLASSES, IMAGES):
         reason = (
-            f"published accuracies are of ImageNet's {CLASSES:,} classes and {IMAGES:,} validation images; "
-            f"these are {classes:,} and {images:,}"
+            f"published accuracies are of ImageNet's {CLASSES:,} classes and {IMAGES:,} validation"
+            f" images; these are {classes:,} and {images:,}"
         )
         return found | {"not_compared": reason}
     if epochs is not None and epochs < recipe.epochs:
-        return found | {"not_compared": f"these weights were trained for {epochs} of {recipe.epochs} epochs"}
+        return found | {
+            "not_compared": f"these weights were trained for {epochs} of {recipe.epochs} epochs"
+        }
     low, high = (100 * bound for bound in wilson(round(top1_percent * images / 100), images))
     rows = [
         row.model_dump(exclude_none=True)
-        | {"figure": row.figure(), "conditions": row.conditions(), "position": _position(row.top1_percent, low, high)}
+        | {
+            "figure": row.figure(),
+            "conditions": row.conditions(),
+            "position": _position(row.top1_percent, low, high),
+        }
         for row in _in_precision(accuracies_of(name), precision)
     ]
     return found | {"interval_percent": [low, high], "accuracies": rows}
 
 
 def _published_name(recipe: Recipe) -> str | None:
-    """Return the recipe with published accuracies that a recipe is based on, or else equals in all fields but `_OWN`."""
+    """Return the recipe with published accuracies that a recipe is based on, or else equals in all
+    fields but `_OWN`."""
     if accuracies_of(recipe.based_on):
         return recipe.based_on
     names = filter(accuracies_of, RECIPES)
-    return next((name for name in names if difference(RECIPES[name](), recipe).keys() <= set(_OWN)), None)
+    return next(
+        (name for name in names if difference(RECIPES[name](), recipe).keys() <= set(_OWN)), None
+    )
 
 
 def _in_precision(rows: tuple[Accuracy, ...], precision: str | None) -> tuple[Accuracy, ...]:
-    same = tuple(row for row in rows if precision is not None and _HALF[row.precision] == _HALF[precision])
+    same = tuple(
+        row for row in rows if precision is not None and _HALF[row.precision] == _HALF[precision]
+    )
     return same or rows
 
 
@@ -193,18 +231,28 @@ def as_rows(comparison: Comparison | None) -> list[tuple[str, str]]:
         for row in comparison["accuracies"]
     ]
     if comparison["changed"]:
-        rows.append(("recipe", f"differs from {comparison['recipe']} in {', '.join(comparison['changed'])}"))
+        rows.append(
+            ("recipe", f"differs from {comparison['recipe']} in {', '.join(comparison['changed'])}")
+        )
     return rows
 
 
 def is_comparison(value: Any) -> bool:
-    """Return whether a value of a JSON file is a `Comparison`. Of an accuracy, only the texts to show are checked."""
+    """Return whether a value of a JSON file is a `Comparison`. Of an accuracy, only the texts to
+    show are checked."""
     if not isinstance(value, dict):
         return False
-    interval, rows, compared = (value.get(name) for name in ("interval_percent", "accuracies", "not_compared"))
-    texts_are_right = is_text(value.get("recipe")) and is_text(compared) and is_list_of(is_text)(value.get("changed"))
+    interval, rows, compared = (
+        value.get(name) for name in ("interval_percent", "accuracies", "not_compared")
+    )
+    texts_are_right = (
+        is_text(value.get("recipe"))
+        and is_text(compared)
+        and is_list_of(is_text)(value.get("changed"))
+    )
     rows_are_right = isinstance(rows, list) and all(
-        isinstance(row, dict) and all(is_text(row.get(name)) for name in ("figure", "conditions", "position"))
+        isinstance(row, dict)
+        and all(is_text(row.get(name)) for name in ("figure", "conditions", "position"))
         for row in rows
     )
     return (

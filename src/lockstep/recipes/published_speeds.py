@@ -1,7 +1,8 @@
-"""Published speeds of others as data: the rows of `published_speeds.yaml`, and when our speed is divided by one of them.
+"""Published speeds of others as data: the rows of `published_speeds.yaml`, and when our speed is
+divided by one of them.
 
-There are no claims across hardware. By default, a speed is shown next to rows of the same chip. Speeds are divided only if
-both ran on the same number of accelerators of one name.
+There are no claims across hardware. By default, a speed is shown next to rows of the same chip.
+Speeds are divided only if both ran on the same number of accelerators of one name.
 """
 
 import re
@@ -44,7 +45,8 @@ class Row(BaseModel):
     """Number of accelerators; for processors, of sockets."""
     precision: Literal["fp32", "tf32", "fp16", "mixed", "int8"] | None = None
     variant: str | None = None
-    """What distinguishes the row from others of its table, such as a compiler, a server or a round."""
+    """What distinguishes the row from others of its table, such as a compiler, a server or a round.
+    """
     batch_images: Count | None = None
     """Images of one accelerator in a step."""
     images_per_sec: Positive | None = None
@@ -69,7 +71,11 @@ class Row(BaseModel):
 
     @model_validator(mode="after")
     def _measures(self) -> "Row":
-        if self.images_per_sec is None and self.minutes_to_target is None and not self.percentiles_ms():
+        if (
+            self.images_per_sec is None
+            and self.minutes_to_target is None
+            and not self.percentiles_ms()
+        ):
             raise ValueError("expected images_per_sec, minutes_to_target or a latency")
         if self.remark is None and list(self.percentiles_ms()) != sorted(self.percentiles_ms()):
             raise ValueError("percentiles of latency fall; check them, or explain them in a remark")
@@ -84,12 +90,19 @@ class Row(BaseModel):
 @cache
 def published_rows(path: Path = ROWS) -> tuple[Row, ...]:
     """Return all rows. Raises `DataError` for a wrong row; the message names the table and the row."""
-    return tuple(row for table in read_yaml(path.read_text(encoding="utf-8")) for row in _rows_of(dict(table)))
+    return tuple(
+        row
+        for table in read_yaml(path.read_text(encoding="utf-8"))
+        for row in _rows_of(dict(table))
+    )
 
 
 def _rows_of(table: dict[str, Any]) -> list[Row]:
-    columns, values, remarks = table.pop("columns"), table.pop("rows"), table.pop("remarks", [])
-    used, rows = set(), []
+    columns = table.pop("columns")
+    values = table.pop("rows")
+    remarks = table.pop("remarks", [])
+    used = set()
+    rows = []
     for cells in values:
         try:
             fields = table | dict(zip(columns, cells, strict=True))
@@ -99,7 +112,9 @@ def _rows_of(table: dict[str, Any]) -> list[Row]:
                     fields = fields | {"remark": each["remark"]}
             rows.append(Row(**fields))
         except (ValueError, ValidationError) as error:
-            raise DataError(f"published rows, table {table.get('table')!r}, row {cells}: {error}") from None
+            raise DataError(
+                f"published rows, table {table.get('table')!r}, row {cells}: {error}"
+            ) from None
     if len(used) < len(remarks):
         raise DataError(f"published rows, table {table.get('table')!r}: a remark fits no row")
     return rows
@@ -130,30 +145,50 @@ class Measured:
 
     def is_on_same_hardware(self, row: Row) -> bool:
         """Return whether a published row is of the same number of the same accelerators."""
-        return _plain(self.hardware) == _plain(row.accelerator) and row.accelerators == self.accelerators
+        return (
+            _plain(self.hardware) == _plain(row.accelerator)
+            and row.accelerators == self.accelerators
+        )
 
     def is_on_like_hardware(self, row: Row) -> bool:
-        """Return whether a published row is of the same number of accelerators of the same chip, whatever their memory."""
-        return _chip(self.hardware) == _chip(row.accelerator) and row.accelerators == self.accelerators
+        """Return whether a published row is of the same number of accelerators of the same chip,
+        whatever their memory."""
+        return (
+            _chip(self.hardware) == _chip(row.accelerator) and row.accelerators == self.accelerators
+        )
 
     def is_in_same_precision(self, row: Row) -> bool:
         """Return whether a published row is of the same precision. Mixed precision is fp16 or bf16."""
-        return self.precision in {"mixed": ("fp16", "bf16")}.get(row.precision or "", (row.precision,))
+        return self.precision in {"mixed": ("fp16", "bf16")}.get(
+            row.precision or "", (row.precision,)
+        )
 
     def ratio(self, row: Row) -> float | None:
         """Return our images per second divided by theirs.
 
         None unless hardware, batch, precision and image size are the same.
         """
-        same = self.is_on_same_hardware(row) and self.is_in_same_precision(row) and self.image_size == PUBLISHED_SIZE
-        if not same or row.batch_images is None or row.batch_images != self.batch_images or row.images_per_sec is None:
+        same = (
+            self.is_on_same_hardware(row)
+            and self.is_in_same_precision(row)
+            and self.image_size == PUBLISHED_SIZE
+        )
+        if (
+            not same
+            or row.batch_images is None
+            or row.batch_images != self.batch_images
+            or row.images_per_sec is None
+        ):
             return None
         return self.images_per_sec / row.images_per_sec
 
 
 def _plain(name: str) -> str:
-    """Return the name of an accelerator without its maker, because only some drivers include the maker."""
-    return " ".join(word for word in name.lower().split() if word not in ("nvidia", "tesla", "amd", "intel"))
+    """Return the name of an accelerator without its maker, because only some drivers include the
+    maker."""
+    return " ".join(
+        word for word in name.lower().split() if word not in ("nvidia", "tesla", "amd", "intel")
+    )
 
 
 def _chip(name: str) -> str:

@@ -1,13 +1,22 @@
-"""Recipe: every choice that decides the result of a run. How a run is carried out is in `lockstep.recipes.execution`.
+"""Recipe: every choice that decides the result of a run. How a run is carried out is in
+`lockstep.recipes.execution`.
 
-The published recipes are in `lockstep.recipes.published`. The meaning of each field is documented here alone.
+The published recipes are in `lockstep.recipes.published`. The meaning of each field is documented
+here alone.
 """
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from lockstep.models.architectures import ListedRole, ModelSpec, Tensor, model_spec, parameter_count, tensors
+from lockstep.models.architectures import (
+    ListedRole,
+    ModelSpec,
+    Tensor,
+    model_spec,
+    parameter_count,
+    tensors,
+)
 from lockstep.recipes import limits
 from lockstep.recipes.settings import Settings
 from lockstep.system.errors import nearest
@@ -26,7 +35,8 @@ PREPROCESSING = (
 """The fields that are the preprocessing of an evaluation; `antialias` is that of training."""
 
 GEOMETRY = ("eval_side_rounding", "eval_offset_rounding", "eval_sampling")
-"""The fields of the geometry of evaluation. Their defaults are the geometry of torchvision and timm."""
+"""The fields of the geometry of evaluation. Their defaults are the geometry of torchvision and
+timm."""
 
 
 class Recipe(Settings):
@@ -36,195 +46,230 @@ class Recipe(Settings):
     model: str | ModelSpec = "resnet50"
     """Name of a model in `lockstep.models.architectures.MODELS`, or the fields of a `ModelSpec`."""
     logits: Annotated[int, Field(ge=1), limits.LOGITS] = 1000
-    """Number of outputs of the classifier, at least the number of classes. NVIDIA's TensorFlow model has 1001 and leaves the
-    last unused."""
+    """Number of outputs of the classifier, at least the number of classes. NVIDIA's TensorFlow
+    model has 1001 and leaves the last unused."""
     padding: Literal["symmetric", "same"] = "symmetric"
-    """"symmetric": all sides are padded equally. "same": TensorFlow's SAME, which pads one row and one column more at the
-    end than at the start where the stride is 2."""
+    """"symmetric": all sides are padded equally. "same": TensorFlow's SAME, which pads one row and
+    one column more at the end than at the start where the stride is 2."""
     bn_momentum: Fraction = 0.1
-    """Weight of the new batch in the running statistics, as in PyTorch. Other frameworks write 0.9 for PyTorch's 0.1."""
+    """Weight of the new batch in the running statistics, as in PyTorch. Other frameworks write 0.9
+    for PyTorch's 0.1."""
     bn_epsilon: Positive = 1e-5
     """Value that batch norm adds to the variance."""
     batch_norm: Literal["local", "synchronised"] = "local"
-    """"local": statistics over one rank's share of a step, as in the originals. "synchronised": statistics over the global
-    batch of all ranks."""
+    """"local": statistics over one rank's share of a step, as in the originals. "synchronised":
+    statistics over the global batch of all ranks."""
     conv_init: Literal["normal", "truncated_normal"] = "normal"
-    """Distribution of the initial kernels: He initialisation with variance 2 / fan. "truncated_normal" is cut off at two
-    standard deviations and widened to the same variance."""
+    """Distribution of the initial kernels: He initialisation with variance 2 / fan.
+    "truncated_normal" is cut off at two standard deviations and widened to the same variance."""
     conv_init_fan: Literal["in", "out"] = "in"
-    """The fan in the variance of initial kernels. "in": the number of values that enter an output. "out": the number of
-    values that leave an input."""
+    """The fan in the variance of initial kernels. "in": the number of values that enter an output.
+    "out": the number of values that leave an input."""
     fc_init: Literal["uniform", "as_conv"] = "uniform"
-    """Initial weight of the classifier. "uniform": uniform in ±1/sqrt(fan in). "as_conv": drawn like the kernels of
-    convolutions."""
+    """Initial weight of the classifier. "uniform": uniform in ±1/sqrt(fan in). "as_conv": drawn
+    like the kernels of convolutions."""
     fc_bias_init: Literal["zero", "uniform"] = "zero"
-    """Initial bias of the classifier. "zero": 0. "uniform": uniform in ±1/sqrt(fan in), PyTorch's default."""
+    """Initial bias of the classifier. "zero": 0. "uniform": uniform in ±1/sqrt(fan in), PyTorch's
+    default."""
     stem_channels: Literal[3, 4] = 3
-    """Number of input channels of the stem in the original. 4: the original pads images with a channel of zeros. A model has
-    three channels here in both cases, because weights of the fourth have no effect: they get no gradient, and weight decay
-    makes them a millionth of their initial values in 90 epochs. But they count twice. Initial kernels of the stem have a fan
-    in of 196 instead of 147. And 2:4 sparsity prunes the stem too: its groups are red, green, blue and a weight of 0. By
-    mask_1d, the smallest of the three colours becomes 0."""
+    """Number of input channels of the stem in the original. 4: the original pads images with a
+    channel of zeros. A model has three channels here in both cases, because weights of the fourth
+    have no effect: they get no gradient, and weight decay makes them a millionth of their initial
+    values in 90 epochs. But they count twice. Initial kernels of the stem have a fan in of 196
+    instead of 147. And 2:4 sparsity prunes the stem too: its groups are red, green, blue and a
+    weight of 0. By mask_1d, the smallest of the three colours becomes 0."""
     zero_init_last_bn: bool = False
-    """Whether the last batch norm of every block starts with scale 0. A block then starts as the identity."""
+    """Whether the last batch norm of every block starts with scale 0. A block then starts as the
+    identity."""
 
     # How long, how much, how fast.
     epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 90
-    """Number of passes over the training images. In every epoch, the images of a last step that is not full are left out.
-    NVIDIA's PaddlePaddle and MXNet code fill that step with images that they train on twice."""
+    """Number of passes over the training images. In every epoch, the images of a last step that is
+    not full are left out. NVIDIA's PaddlePaddle and MXNet code fill that step with images that they
+    train on twice."""
     global_batch_images: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 256
     """Number of images in one optimizer step, over all ranks and accumulation steps."""
     lr: Positive = 0.256
-    """Peak learning rate. If `lr_scaling` is "linear", it is the peak for `lr_batch_images` images a step."""
+    """Peak learning rate. If `lr_scaling` is "linear", it is the peak for `lr_batch_images` images
+    a step."""
     lr_scaling: Literal["linear", "none"] = "linear"
     """"linear": the peak is lr * global_batch_images / lr_batch_images. "none": the peak is lr."""
     lr_batch_images: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 256
-    """Number of images in a step for which `lr` is meant. It is used if `lr_scaling` is "linear"."""
+    """Number of images in a step for which `lr` is meant. It is used if `lr_scaling` is "linear".
+    """
     lr_unit: Literal["step", "epoch"] = "step"
     """"step": the learning rate changes every step. "epoch": it stays the same through an epoch."""
     warmup_epochs: Annotated[NotNegative, limits.EPOCHS] = 5.0
-    """Length of the warm-up in epochs: the learning rate rises linearly from `warmup_start_lr` to the peak. 0: none."""
+    """Length of the warm-up in epochs: the learning rate rises linearly from `warmup_start_lr` to
+    the peak. 0: none."""
     warmup_start_lr: NotNegative = 0.0
     """Learning rate at which the warm-up begins."""
     warmup_counts_from: Literal[0, 1] = 0
-    """Position of the first step (or epoch, as in `lr_unit`) on the line of the warm-up. 0: at `warmup_start_lr`. 1: one
-    increment above it."""
+    """Position of the first step (or epoch, as in `lr_unit`) on the line of the warm-up. 0: at
+    `warmup_start_lr`. 1: one increment above it."""
     warmup_from_batch_images: Annotated[int, Field(ge=0), limits.COUNTED] = 0
-    """The warm-up is used only if a step has at least this many images ("512 and up" on NVIDIA's pages)."""
+    """The warm-up is used only if a step has at least this many images ("512 and up" on NVIDIA's
+    pages)."""
     lr_decay: Literal["cosine", "linear", "polynomial", "exponential", "step"] = "cosine"
-    """How the learning rate falls from the peak. The formulas are in `lockstep.recipes.schedule`."""
+    """How the learning rate falls from the peak. The formulas are in `lockstep.recipes.schedule`.
+    """
     lr_decay_from: Literal["warmup_end", "start"] = "warmup_end"
-    """Where the decay begins, unless it is "step". "warmup_end": where the warm-up ends. "start": at the first step, so the
-    rate jumps down where the warm-up ends."""
+    """Where the decay begins, unless it is "step". "warmup_end": where the warm-up ends. "start":
+    at the first step, so the rate jumps down where the warm-up ends."""
     lr_end: NotNegative = 0.0
-    """Learning rate at which the decay ends, unless it is "step". The decay "exponential" needs one above 0."""
+    """Learning rate at which the decay ends, unless it is "step". The decay "exponential" needs one
+    above 0."""
     lr_power: Positive = 2.0
     """Power of the decay "polynomial". 1 is the decay "linear"."""
     lr_step_epochs: tuple[Annotated[NotNegative, limits.EPOCHS], ...] = ()
     """Epochs after which the decay "step" multiplies the learning rate by `lr_step_factor`."""
     lr_step_factor: Positive = 0.1
-    """Factor by which the decay "step" multiplies the learning rate after each of `lr_step_epochs`."""
+    """Factor by which the decay "step" multiplies the learning rate after each of `lr_step_epochs`.
+    """
 
-    # The optimizer: SGD with momentum, the learning rate outside the velocity (v = m*v + g; w -= lr*v).
+    # The optimizer: SGD with momentum, the learning rate outside the velocity (v = m*v + g; w -=
+    # lr*v).
     momentum: Fraction = 0.875
     """Momentum m of SGD: v = m*v + g; w -= lr*v."""
     nesterov: bool = False
-    """Whether weights move by Nesterov's momentum: w -= lr*(g + m*v), with the velocity v = m*v + g after this step. It is
-    `--nesterov` of NVIDIA's PyTorch code. No published recipe uses it."""
+    """Whether weights move by Nesterov's momentum: w -= lr*(g + m*v), with the velocity v = m*v + g
+    after this step. It is `--nesterov` of NVIDIA's PyTorch code. No published recipe uses it."""
     weight_decay: NotNegative = 1 / 32768
-    """Coupled weight decay: weight_decay * w is added to the gradient, only for tensors whose role is in
-    `weight_decay_roles`."""
+    """Coupled weight decay: weight_decay * w is added to the gradient, only for tensors whose role
+    is in `weight_decay_roles`."""
     weight_decay_roles: tuple[ListedRole, ...] = ("conv_weight", "fc_weight", "fc_bias")
-    """Roles of the tensors that weight decay applies to. `bn_scale` and `bn_bias` are the scales and biases of all batch
-    norms; `shortcut_bn_scale` and `shortcut_bn_bias` are only those of the batch norms in shortcuts."""
+    """Roles of the tensors that weight decay applies to. `bn_scale` and `bn_bias` are the scales
+    and biases of all batch norms; `shortcut_bn_scale` and `shortcut_bn_bias` are only those of the
+    batch norms in shortcuts."""
     label_smoothing: Fraction = 0.1
     """Label smoothing s: target = (1 - s) * one-hot + s / logits."""
     mixup_alpha: Annotated[float, Field(ge=0, le=4)] = 0.0
-    """Alpha of MixUp (arXiv:1710.09412): coefficients are drawn from Beta(alpha, alpha). 0: no MixUp."""
+    """Alpha of MixUp (arXiv:1710.09412): coefficients are drawn from Beta(alpha, alpha). 0: no
+    MixUp."""
     mixup_coefficient: Literal["batch", "sample"] = "batch"
-    """MixUp's coefficients. "batch": one for all images of a step, the same on every rank. "sample": one for each image."""
+    """MixUp's coefficients. "batch": one for all images of a step, the same on every rank.
+    "sample": one for each image."""
     mixup_pairing: Literal["permutation", "reverse"] = "permutation"
-    """How MixUp chooses an image's partner in the batch. "permutation": by a random permutation. "reverse": by reversing the
-    batch."""
+    """How MixUp chooses an image's partner in the batch. "permutation": by a random permutation.
+    "reverse": by reversing the batch."""
     ema_decay: Fraction = 0.0
-    """Decay of the moving average of weights and statistics: mu_t = min(ema_decay, (1 + t) / (10 + t)). 0: no average. It is
-    updated once in a step, with any number of accumulation parts. NVIDIA's PyTorch code updates it after every part, so that
-    its average follows the weights faster if it accumulates."""
+    """Decay of the moving average of weights and statistics: mu_t = min(ema_decay, (1 + t) / (10 +
+    t)). 0: no average. It is updated once in a step, with any number of accumulation parts.
+    NVIDIA's PyTorch code updates it after every part, so that its average follows the weights
+    faster if it accumulates."""
 
     # Pruning.
     sparsity: Literal["none", "mask_1d", "mask_2d_greedy", "mask_2d_best"] = "none"
-    """2:4 structured sparsity (arXiv:2104.08378). This algorithm of `lockstep.weights.sparsity` prunes the weights that a
-    run starts from. Pruned weights stay 0. It needs trained weights to start from (`train --weights`)."""
+    """2:4 structured sparsity (arXiv:2104.08378). This algorithm of `lockstep.weights.sparsity`
+    prunes the weights that a run starts from. Pruned weights stay 0. It needs trained weights to
+    start from (`train --weights`)."""
     sparsity_excluded: tuple[str, ...] = ("fc.weight",)
-    """Names of tensors that are not pruned. NVIDIA's PaddlePaddle code does not prune the classifier."""
+    """Names of tensors that are not pruned. NVIDIA's PaddlePaddle code does not prune the
+    classifier."""
 
     # Quantisation.
     quantisation: Literal["none", "int8"] = "none"
-    """"int8": convolutions and the classifier compute with weights and inputs rounded to int8, in training and evaluation
-    (`lockstep.models.quantisation`). It needs trained weights to start from (`train --weights`)."""
+    """"int8": convolutions and the classifier compute with weights and inputs rounded to int8, in
+    training and evaluation (`lockstep.models.quantisation`). It needs trained weights to start from
+    (`train --weights`)."""
     calibration_images: Annotated[int, Field(ge=1), limits.COUNTED] = 512
-    """Number of training images, in the order of the first epoch, from which the scales of inputs are found before the first
-    step. It is used if `quantisation` is "int8"."""
+    """Number of training images, in the order of the first epoch, from which the scales of inputs
+    are found before the first step. It is used if `quantisation` is "int8"."""
 
     # Precision.
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp16"
-    """Precision of convolutions and matrix products. Weights, statistics and updates are always float32. "tf32" is float32
-    with TensorFloat-32 products where a GPU has them. With "fp16", evaluations are in fp32."""
+    """Precision of convolutions and matrix products. Weights, statistics and updates are always
+    float32. "tf32" is float32 with TensorFloat-32 products where a GPU has them. With "fp16",
+    evaluations are in fp32."""
     loss_scaling: Literal["none", "static", "dynamic"] = "none"
-    """Loss scaling, applied in fp16 only. "static": the scale is constant. "dynamic": a step with a gradient that is not
-    finite is skipped, and the scale is adapted."""
+    """Loss scaling, applied in fp16 only. "static": the scale is constant. "dynamic": a step with a
+    gradient that is not finite is skipped, and the scale is adapted."""
     loss_scale: Positive = 128.0
     """The loss scale. With dynamic loss scaling, the initial one."""
     loss_scale_growth: Annotated[float, Field(gt=1)] = 2.0
-    """Factor by which a dynamic loss scale is multiplied after `loss_scale_growth_steps` steps without overflow."""
+    """Factor by which a dynamic loss scale is multiplied after `loss_scale_growth_steps` steps
+    without overflow."""
     loss_scale_growth_steps: Annotated[int, Field(ge=1), limits.COUNTED] = 1000
-    """Number of consecutive steps without overflow after which a dynamic loss scale is multiplied by `loss_scale_growth`."""
+    """Number of consecutive steps without overflow after which a dynamic loss scale is multiplied
+    by `loss_scale_growth`."""
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Factor by which a dynamic loss scale is multiplied after `loss_scale_backoff_steps` steps with overflow."""
+    """Factor by which a dynamic loss scale is multiplied after `loss_scale_backoff_steps` steps
+    with overflow."""
     loss_scale_backoff_steps: Annotated[int, Field(ge=1), limits.COUNTED] = 1
-    """Number of consecutive steps with overflow after which a dynamic loss scale is multiplied by `loss_scale_backoff`."""
+    """Number of consecutive steps with overflow after which a dynamic loss scale is multiplied by
+    `loss_scale_backoff`."""
 
     # The images.
     image_size: Annotated[int, Field(ge=32), limits.SIDE] = 224
-    """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor `eval_crop` is, evaluation
-    follows it: `eval_crop` is this size and `eval_resize` is 256/224 of it."""
+    """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
+    `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of
+    it."""
     crop_area: tuple[Positive, Positive] = (0.08, 1.0)
     """Range of the random crop's area, as a share of the image's area."""
     crop_aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
-    """Range of the random crop's aspect ratio, width over height. The logarithm of the ratio is drawn uniformly."""
+    """Range of the random crop's aspect ratio, width over height. The logarithm of the ratio is
+    drawn uniformly."""
     crop_attempts: Annotated[int, Field(ge=1), limits.ATTEMPTS] = 100
-    """Number of times that area and aspect ratio are drawn until a crop fits into the image. If none fits, the largest
-    centred crop is used."""
+    """Number of times that area and aspect ratio are drawn until a crop fits into the image. If
+    none fits, the largest centred crop is used."""
     flip_probability: Fraction = 0.5
     """Probability that a training image is mirrored left to right."""
     mean: Colour = (123.675, 116.28, 103.53)
-    """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std."""
+    """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std.
+    """
     std: Colour = (58.395, 57.12, 57.375)
-    """Standard deviation of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std."""
+    """Standard deviation of red, green and blue on the scale 0 to 255. Images are normalised as (x
+    - mean) / std."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """Interpolation of the resize, in training and in evaluation. With `antialias` it is Pillow's filter of this name, else
-    OpenCV's: "bilinear" weighs 4 pixels and "bicubic" 16, with a = -0.75 in the cubic (Pillow: a = -0.5)."""
+    """Interpolation of the resize, in training and in evaluation. With `antialias` it is Pillow's
+    filter of this name, else OpenCV's: "bilinear" weighs 4 pixels and "bicubic" 16, with a = -0.75
+    in the cubic (Pillow: a = -0.5)."""
     antialias: bool = False
-    """Whether the resize filters when it shrinks an image, as Pillow does. If false, it samples 4 or 16 pixels, as OpenCV
-    does (see `interpolation`). If it is set and `eval_antialias` is not, evaluation follows it."""
+    """Whether the resize filters when it shrinks an image, as Pillow does. If false, it samples 4
+    or 16 pixels, as OpenCV does (see `interpolation`). If it is set and `eval_antialias` is not,
+    evaluation follows it."""
     dct_scaling: bool = False
-    """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or 1/8 of its size, as
-    libjpeg can. This is faster for large photos and filters while it shrinks. It changes the pixels that training and
-    evaluation see."""
+    """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or
+    1/8 of its size, as libjpeg can. This is faster for large photos and filters while it shrinks.
+    It changes the pixels that training and evaluation see."""
     exif_orientation: bool = False
-    """Whether a photo is turned or mirrored as its EXIF orientation says, in training and in evaluation. If false, it is
-    used as it is stored."""
+    """Whether a photo is turned or mirrored as its EXIF orientation says, in training and in
+    evaluation. If false, it is used as it is stored."""
     eval_resize: Annotated[int, Field(ge=32), limits.SIDE] = 256
-    """Evaluation: the shorter side of an image is resized to this many pixels, the other in proportion (rounded as in
-    `eval_side_rounding`)."""
+    """Evaluation: the shorter side of an image is resized to this many pixels, the other in
+    proportion (rounded as in `eval_side_rounding`)."""
     eval_crop: Annotated[int, Field(ge=32), limits.SIDE] = 224
     """Evaluation: after the resize, a centred square of this many pixels a side is cut out."""
     eval_antialias: bool = False
     """Evaluation: whether the resize filters, as `antialias` says for training."""
     eval_side_rounding: Literal["down", "nearest", "float32_down"] = "down"
-    """Evaluation: how the sides are rounded after the resize. "down": as torchvision. "nearest": to the nearest number,
-    halves up, as DALI. "float32_down": down, computed in float32 as NVIDIA's TensorFlow code; a side of 376 pixels then
-    becomes 255 instead of 256."""
+    """Evaluation: how the sides are rounded after the resize. "down": as torchvision. "nearest": to
+    the nearest number, halves up, as DALI. "float32_down": down, computed in float32 as NVIDIA's
+    TensorFlow code; a side of 376 pixels then becomes 255 instead of 256."""
     eval_offset_rounding: Literal["even", "up", "down"] = "even"
-    """Evaluation: how half a pixel in the place of the crop is rounded. "even": to the even number, as torchvision. "up": as
-    DALI. "down": as NVIDIA's TensorFlow code."""
+    """Evaluation: how half a pixel in the place of the crop is rounded. "even": to the even number,
+    as torchvision. "up": as DALI. "down": as NVIDIA's TensorFlow code."""
     eval_sampling: Literal["half_pixel", "half_pixel_symmetric", "asymmetric"] = "half_pixel"
-    """Evaluation: where the resize samples, in ONNX's words. "half_pixel": the image fills the rounded sides, as with Pillow
-    and OpenCV. "half_pixel_symmetric": both directions have the scale of the shorter side, from the image's centre, as
-    DALI's `subpixel_scale`. "asymmetric": pixel i is sampled at i times the scale, as TensorFlow 1's `resize_bilinear`."""
+    """Evaluation: where the resize samples, in ONNX's words. "half_pixel": the image fills the
+    rounded sides, as with Pillow and OpenCV. "half_pixel_symmetric": both directions have the scale
+    of the shorter side, from the image's centre, as DALI's `subpixel_scale`. "asymmetric": pixel i
+    is sampled at i times the scale, as TensorFlow 1's `resize_bilinear`."""
 
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the images that `train --split` sets aside for validation if a data set has no validation images. The hash of
-    each image's name decides (`lockstep.data.split`). 0: none, because the data set has validation images."""
+    """Share of the images that `train --split` sets aside for validation if a data set has no
+    validation images. The hash of each image's name decides (`lockstep.data.split`). 0: none,
+    because the data set has validation images."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the random numbers. It decides initial weights, order, crops, flips and MixUp. Nothing else is random."""
+    """Seed of the random numbers. It decides initial weights, order, crops, flips and MixUp.
+    Nothing else is random."""
 
     _based_on: str = PrivateAttr(default="")
 
     @property
     def based_on(self) -> str:
-        """Name of the recipe that this one is or was changed from: a published name, or a file's name without suffix.
+        """Name of the recipe that this one is or was changed from: a published name, or a file's
+        name without suffix.
 
         "" if it is unknown. The name changes no result: recipes with the same fields are equal.
         """
@@ -244,10 +289,12 @@ class Recipe(Settings):
         return super().replace(**changes | eval_fields(changes)).named(self.based_on)
 
     def for_evaluation(self) -> Self:
-        """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise this one.
+        """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise
+        this one.
 
-        Until batch norm's running statistics have settled, activations of a deep model exceed 65,504, the largest number of
-        fp16. Then logits and losses are NaN, or wrong where a framework's ReLU turns NaN into 0.
+        Until batch norm's running statistics have settled, activations of a deep model exceed
+        65,504, the largest number of fp16. Then logits and losses are NaN, or wrong where a
+        framework's ReLU turns NaN into 0.
         """
         return self.replace(precision="fp32") if self.precision == "fp16" else self
 
@@ -268,32 +315,41 @@ class Recipe(Settings):
         count = parameter_count(model_spec(self.model), self.logits)
         if count > limits.MOST_PARAMETERS:
             raise ValueError(
-                f"the model has {count:,} parameters with {self.logits} logits; expected at most {limits.MOST_PARAMETERS:,} "
-                "(4 GB, and as much for gradients and velocities)"
+                f"the model has {count:,} parameters with {self.logits} logits; expected at most"
+                f" {limits.MOST_PARAMETERS:,} (4 GB, and as much for gradients and velocities)"
             )
         if self.crop_area[0] > self.crop_area[1] or self.crop_area[1] > 1:
-            raise ValueError(f"crop_area must be a rising range within 0 to 1, not {list(self.crop_area)}")
+            raise ValueError(
+                f"crop_area must be a rising range within 0 to 1, not {list(self.crop_area)}"
+            )
         if self.crop_aspect[0] > self.crop_aspect[1]:
             raise ValueError(f"crop_aspect must be a rising range, not {list(self.crop_aspect)}")
         if self.eval_crop > self.eval_resize:
-            raise ValueError(f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize})")
+            raise ValueError(
+                f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize})"
+            )
         if 0 < self.mixup_alpha < 0.01:
             raise ValueError(f"mixup_alpha must be 0 or at least 0.01, not {self.mixup_alpha}")
         if self.lr_decay == "exponential" and self.lr_end == 0:
-            raise ValueError('lr_decay "exponential" needs an lr_end above 0, such as a thousandth of the peak')
+            raise ValueError(
+                'lr_decay "exponential" needs an lr_end above 0, such as a thousandth of the peak'
+            )
         if self.lr_decay == "step" and not self.lr_step_epochs:
             raise ValueError('lr_decay "step" needs lr_step_epochs, such as [30, 60, 80]')
         known = [tensor.name for tensor in tensors(model_spec(self.model), self.logits)]
         for name in self.sparsity_excluded:
             if name not in known:
-                raise ValueError(f"sparsity_excluded: the model has no tensor {name!r}. {nearest(name, known)}")
+                raise ValueError(
+                    f"sparsity_excluded: the model has no tensor {name!r}. {nearest(name, known)}"
+                )
         return self
 
 
 def eval_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of evaluation that follow from others of these fields.
 
-    `eval_resize` and `eval_crop` follow `image_size` if neither is set, and `eval_antialias` follows `antialias`.
+    `eval_resize` and `eval_crop` follow `image_size` if neither is set, and `eval_antialias`
+    follows `antialias`.
     """
     followed: dict[str, Any] = {}
     if "antialias" in fields and "eval_antialias" not in fields:
@@ -306,10 +362,15 @@ def eval_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 def own_geometry(recipe: Recipe) -> dict[str, str]:
     """Return the fields of `GEOMETRY` that do not have their defaults, with their values."""
-    return {name: getattr(recipe, name) for name in GEOMETRY if getattr(recipe, name) != Recipe.model_fields[name].default}
+    return {
+        name: getattr(recipe, name)
+        for name in GEOMETRY
+        if getattr(recipe, name) != Recipe.model_fields[name].default
+    }
 
 
 def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return the fields in which two recipes differ, with both values, in the order of the fields."""
-    left, right = a.fields(), b.fields()
+    left = a.fields()
+    right = b.fields()
     return {name: (left[name], right[name]) for name in left if left[name] != right[name]}

@@ -18,7 +18,8 @@ def load_recipe(source: str | Path | Recipe) -> Recipe:
     A YAML file holds fields of `Recipe` and two optional keys:
 
     - `base` is the recipe that it starts from: a published name, or a path relative to this file.
-    - `based_on` is a name and changes no result. In a run's folder it names the recipe that the run was started with.
+    - `based_on` is a name and changes no result. In a run's folder it names the recipe that the run
+      was started with.
 
     Raises `RecipeError`.
     """
@@ -26,7 +27,8 @@ def load_recipe(source: str | Path | Recipe) -> Recipe:
 
 
 def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
-    """Load a published recipe or a file in `folder`. `seen` are the files that have it as base, directly or indirectly."""
+    """Load a published recipe or a file in `folder`. `seen` are the files that have it as base,
+    directly or indirectly."""
     if source in RECIPES:
         return RECIPES[source]().named(source)
     path = folder / source
@@ -35,12 +37,19 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"there is no recipe and no file {source!r}. {nearest(source, RECIPES)}")
     if path.resolve() in seen:
-        raise RecipeError(f"{path} is its own base, directly or through other files; change its key `base`")
+        raise RecipeError(
+            f"{path} is its own base, directly or through other files; change its key `base`"
+        )
     try:
         fields = _fields_in(path)
-        base, name = fields.pop("base", None), _name_of(path, fields.pop("based_on", None))
+        base = fields.pop("base", None)
+        name = _name_of(path, fields.pop("based_on", None))
         if base is not None:
-            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields | eval_fields(fields)
+            fields = (
+                _load(str(base), path.parent, (*seen, path.resolve())).fields()
+                | fields
+                | eval_fields(fields)
+            )
         return Recipe.of(fields).named(name)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
@@ -64,12 +73,15 @@ def _fields_in(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RecipeError(f"cannot be read as YAML: {error}") from None
     if not isinstance(fields, dict):
-        raise RecipeError(f"expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")
+        raise RecipeError(
+            f"expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}"
+        )
     return fields
 
 
 def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split `field=value` texts into changes to a recipe and changes to an execution. Values are YAML.
+    """Split `field=value` texts into changes to a recipe and changes to an execution. Values are
+    YAML.
 
     >>> parse_settings(["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1"])
     ({'epochs': 2, 'mean': [1, 2, 3]}, {'log_every_steps': 1})
@@ -90,5 +102,7 @@ def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]
             execution[name] = value
         else:
             hint = instead_of_setting(name, text, [*Recipe.model_fields, *Execution.model_fields])
-            raise RecipeError(f"there is no field {name!r}. {hint or '`lockstep recipes fields` describes all.'}")
+            raise RecipeError(
+                f"there is no field {name!r}. {hint or '`lockstep recipes fields` describes all.'}"
+            )
     return recipe, execution

@@ -1,6 +1,8 @@
-"""The learning rate of every step, and the decay of the moving average, computed before a run starts.
+"""The learning rate of every step, and the decay of the moving average, computed before a run
+starts.
 
-u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run, in the same unit:
+u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run,
+in the same unit:
 
     warm-up      start + (peak - start) * (u + counts_from) / W       for u < W
     cosine       end + (peak - end) * (1 + cos(pi * x)) / 2           x = (u - W) / (E - W), or u / E from the start
@@ -9,9 +11,10 @@ u is the index of the unit (step or epoch), W the length of the warm-up and E th
     exponential  peak * (end / peak) ^ x
     step         peak * factor ^ (number of step epochs that have begun)
 
-Sources: NVIDIA's PyTorch code (image_classification/optimizers.py) has cosine, linear, step and exponential; its main.py
-offers the first three, and its exponential decay ends at peak / 1000. NVIDIA's PaddlePaddle and TensorFlow code have cosine,
-the latter from the start and also step; its MXNet code of 2019 has step and polynomial (`--lr-step-epochs pow2`).
+Sources: NVIDIA's PyTorch code (image_classification/optimizers.py) has cosine, linear, step and
+exponential; its main.py offers the first three, and its exponential decay ends at peak / 1000.
+NVIDIA's PaddlePaddle and TensorFlow code have cosine, the latter from the start and also step; its
+MXNet code of 2019 has step and polynomial (`--lr-step-epochs pow2`).
 """
 
 import numpy as np
@@ -31,20 +34,23 @@ def peak_lr(recipe: Recipe) -> float:
 def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
     """Return the learning rate of every step of the run: float64 [epochs * steps_per_epoch].
 
-    A warm-up longer than the run is cut to the run's length. Raises `RecipeError` for more than `limits.MOST_STEPS` steps.
+    A warm-up longer than the run is cut to the run's length. Raises `RecipeError` for more than
+    `limits.MOST_STEPS` steps.
     """
     count = recipe.epochs * steps_per_epoch
     if count > MOST_STEPS:
         raise RecipeError(
-            f"{recipe.epochs} epochs of {steps_per_epoch} steps are {count:,} steps; expected at most {MOST_STEPS:,}, "
-            "because the learning rates of all steps are held in memory. Use fewer epochs or more images in a step "
-            "(global_batch_images)"
+            f"{recipe.epochs} epochs of {steps_per_epoch} steps are {count:,} steps; expected at"
+            f" most {MOST_STEPS:,}, because the learning rates of all steps are held in memory. Use"
+            " fewer epochs or more images in a step (global_batch_images)"
         )
     steps = np.arange(count)
     if recipe.lr_unit == "epoch":
-        units, per_epoch = steps // steps_per_epoch, 1
+        units = steps // steps_per_epoch
+        per_epoch = 1
     else:
-        units, per_epoch = steps, steps_per_epoch
+        units = steps
+        per_epoch = steps_per_epoch
     length = recipe.epochs * per_epoch
     warmup = min(round(warmup_epochs(recipe) * per_epoch), length)
     peak = peak_lr(recipe)
@@ -56,10 +62,11 @@ def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
 
 
 def ema_decays(recipe: Recipe, steps: int) -> np.ndarray:
-    """Return the decay of the moving average at every step t: min(ema_decay, (1 + t) / (10 + t)), float64 [steps].
+    """Return the decay of the moving average at every step t: min(ema_decay, (1 + t) / (10 + t)),
+    float64 [steps].
 
-    The average becomes `decay * average + (1 - decay) * weights`. NVIDIA's PyTorch code has the same low decays in the
-    first steps, so that the initial weights are soon forgotten.
+    The average becomes `decay * average + (1 - decay) * weights`. NVIDIA's PyTorch code has the
+    same low decays in the first steps, so that the initial weights are soon forgotten.
     """
     counted = np.arange(steps)
     return np.minimum(recipe.ema_decay, (1 + counted) / (10 + counted))
@@ -67,10 +74,16 @@ def ema_decays(recipe: Recipe, steps: int) -> np.ndarray:
 
 def warmup_epochs(recipe: Recipe) -> float:
     """Return the length of the warm-up in epochs; 0 if a step has too few images for a warm-up."""
-    return recipe.warmup_epochs if recipe.global_batch_images >= recipe.warmup_from_batch_images else 0.0
+    return (
+        recipe.warmup_epochs
+        if recipe.global_batch_images >= recipe.warmup_from_batch_images
+        else 0.0
+    )
 
 
-def _decay(recipe: Recipe, units: np.ndarray, warmup: int, length: int, per_epoch: int, peak: float) -> np.ndarray:
+def _decay(
+    recipe: Recipe, units: np.ndarray, warmup: int, length: int, per_epoch: int, peak: float
+) -> np.ndarray:
     if recipe.lr_decay == "step":
         boundaries = np.sort(np.array(recipe.lr_step_epochs)) * per_epoch
         return peak * recipe.lr_step_factor ** np.searchsorted(boundaries, units, side="right")

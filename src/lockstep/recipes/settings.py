@@ -1,6 +1,7 @@
 """Sets of fields with clear errors: the base of recipes and executions.
 
-Both are frozen pydantic models. `recipe.replace(epochs=50)` returns a variant. A wrong value raises `RecipeError`.
+Both are frozen pydantic models. `recipe.replace(epochs=50)` returns a variant. A wrong value raises
+`RecipeError`.
 """
 
 import dataclasses
@@ -17,7 +18,9 @@ from lockstep.system.errors import RecipeError, nearest
 class Settings(BaseModel):
     """A frozen set of fields with clear errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     def __init__(self, /, **fields: Any) -> None:
         try:
@@ -46,14 +49,18 @@ class Settings(BaseModel):
 
     def to_yaml(self) -> str:
         """Return the fields as YAML, in order."""
-        return yaml.safe_dump(self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        return yaml.safe_dump(
+            self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True
+        )
 
 
 _MOST_SHOWN = 100
 """Number of characters of a wrong value that a message shows."""
 _MOST_PROBLEMS = 10
-"""Number of problems of one recipe that are reported. For each of them, the nearest names are searched."""
-# pydantic also reports that a model given by its fields is not a name. Only the problems of the fields help the user.
+"""Number of problems of one recipe that are reported. For each of them, the nearest names are
+searched."""
+# pydantic also reports that a model given by its fields is not a name. Only the problems of the
+# fields help the user.
 _NOT_A_NAME = ("model", "str")
 
 
@@ -63,7 +70,11 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
         del place[1]
     where = ".".join(place)
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = [field.name for field in dataclasses.fields(ModelSpec)] if len(place) > 1 else list(cls.model_fields)
+        known = (
+            [field.name for field in dataclasses.fields(ModelSpec)]
+            if len(place) > 1
+            else list(cls.model_fields)
+        )
         meant = fields_meant(place[-1], known)
         hint = f"Did you mean {' or '.join(meant)}?" if meant else nearest(place[-1], known)
         return f"there is no field {where!r}. {hint}"

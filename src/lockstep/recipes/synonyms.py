@@ -1,6 +1,8 @@
-"""Names that other programs use for Lockstep's fields and options, so that a message can name the right one.
+"""Names that other programs use for Lockstep's fields and options, so that a message can name the
+right one.
 
-The names are from torchvision's and timm's training scripts, Keras, Ultralytics, fastai and NVIDIA's examples.
+The names are from torchvision's and timm's training scripts, Keras, Ultralytics, fastai and
+NVIDIA's examples.
 """
 
 import difflib
@@ -8,8 +10,10 @@ import shlex
 from collections.abc import Collection
 
 _FIELDS = {
-    "accumulation_steps": "accum accum_iter accumulate accumulate_grad_batches grad_accum grad_accum_steps "
-    "gradient_accumulation gradient_accumulation_steps",
+    "accumulation_steps": (
+        "accum accum_iter accumulate accumulate_grad_batches grad_accum grad_accum_steps "
+        "gradient_accumulation gradient_accumulation_steps"
+    ),
     "antialias": "resize_antialias",
     "batch_norm": "sync_batchnorm sync_bn syncbn",
     "bn_epsilon": "batchnorm_eps bn_eps eps epsilon",
@@ -26,18 +30,29 @@ _FIELDS = {
     "eval_resize": "data_val_resize resize resize_size val_resize val_resize_size",
     "evaluate_every_epochs": "eval_every eval_interval val_freq val_interval",
     "flip_probability": "flip fliplr hflip random_mirror",
-    "global_batch_images": "b batch batch_size batchsize bs global_batch global_batch_size mini_batch_size minibatch_size "
-    "per_device_train_batch_size total_batch_size train_batch_size",
-    "image_size": "crop_size data_image_size image_shape img_size imgsz input_shape input_size resolution size "
-    "train_crop_size",
-    "interpolation": "interp interpolation_mode resample resampling resize_interpolation train_interpolation",
+    "global_batch_images": (
+        "b batch batch_size batchsize bs global_batch global_batch_size mini_batch_size"
+        " minibatch_size per_device_train_batch_size total_batch_size train_batch_size"
+    ),
+    "image_size": (
+        "crop_size data_image_size image_shape img_size imgsz input_shape input_size resolution"
+        " size train_crop_size"
+    ),
+    "interpolation": (
+        "interp interpolation_mode resample resampling resize_interpolation train_interpolation"
+    ),
     "keep_checkpoints": "checkpoint_hist keep_last max_to_keep save_total_limit",
     "label_smoothing": "label_smooth smoothing",
     "layout": "channels_last data_format data_layout memory_format",
     "loader": "data_backend dataloader",
     "loader_batches": "prefetch prefetch_factor",
-    "loader_threads": "dali_threads data_nthreads data_workers j num_threads num_workers nworkers threads workers",
-    "log_every_steps": "disp_batches log_every log_every_n_steps log_interval logging_steps print_freq print_interval",
+    "loader_threads": (
+        "dali_threads data_nthreads data_workers j num_threads num_workers nworkers threads workers"
+    ),
+    "log_every_steps": (
+        "disp_batches log_every log_every_n_steps log_interval logging_steps print_freq"
+        " print_interval"
+    ),
     "logits": "class_count classes n_classes nb_classes nc num_class num_classes num_labels",
     "loss_scale": "static_loss_scale",
     "loss_scaling": "dynamic_loss_scale",
@@ -53,7 +68,9 @@ _FIELDS = {
     "nvidia_report_file": "report",
     "quantisation": "int8 qat quantization quantize",
     "precision": "amp amp_dtype bf16 bfloat16 dtype float16 fp16 fp32 half mixed_precision tf32",
-    "save_every_steps": "checkpoint_every save_every save_freq save_frequency save_interval save_steps",
+    "save_every_steps": (
+        "checkpoint_every save_every save_freq save_frequency save_interval save_steps"
+    ),
     "seed": "manual_seed random_seed rng_seed",
     "sparsity": "asp prune pruning sparse",
     "stop_after_epochs": "run_epochs",
@@ -69,17 +86,28 @@ _OPTIONS = {
     "--batch": "b batch_size bs",
     "--data": "data_dir data_path data_root dataset dataset_dir imagenet input input_dir",
     "--loader": "data_backend dataloader",
-    "--out": "experiment log_dir logdir model_dir o output output_dir results_dir run_dir save_dir workspace",
+    "--out": (
+        "experiment log_dir logdir model_dir o output output_dir results_dir run_dir save_dir"
+        " workspace"
+    ),
     "--profile": "trace",
     "--recipe": "cfg config hyp yaml",
     "--split": "val_ratio val_share val_split validation_split",
-    "--weights": "checkpoint ckpt finetune fine_tune from_pretrained init_checkpoint init_from initial_checkpoint load "
-    "load_weights pretrained",
+    "--weights": (
+        "checkpoint ckpt finetune fine_tune from_pretrained init_checkpoint init_from"
+        " initial_checkpoint load load_weights pretrained"
+    ),
 }
 _ADVICE = {
-    "A run resumes by itself: lockstep train --out RUN": "auto_resume continue load_epoch restart resume resume_from",
-    "One process for each GPU: lockstep launch -n N -- train ...": "devices gpus n_gpus ngpus nproc nproc_per_node num_gpus",
-    "Use another command: lockstep evaluate RUN --data DATA": "eval eval_only evaluate only_inference test_only validate",
+    "A run resumes by itself: lockstep train --out RUN": (
+        "auto_resume continue load_epoch restart resume resume_from"
+    ),
+    "One process for each GPU: lockstep launch -n N -- train ...": (
+        "devices gpus n_gpus ngpus nproc nproc_per_node num_gpus"
+    ),
+    "Use another command: lockstep evaluate RUN --data DATA": (
+        "eval eval_only evaluate only_inference test_only validate"
+    ),
 }
 _REMARKS = {"global_batch_images": " (images of a step, over all ranks)"}
 
@@ -88,7 +116,9 @@ def _turned(table: dict[str, str]) -> dict[str, str]:
     return {word: meant for meant, words in table.items() for word in words.split()}
 
 
-_FIELD_OF, _OPTION_OF, _ADVICE_OF = _turned(_FIELDS), _turned(_OPTIONS), _turned(_ADVICE)
+_FIELD_OF = _turned(_FIELDS)
+_OPTION_OF = _turned(_OPTIONS)
+_ADVICE_OF = _turned(_ADVICE)
 
 
 def _plain(name: str) -> str:
@@ -96,7 +126,8 @@ def _plain(name: str) -> str:
 
 
 def fields_meant(name: str, known: Collection[str]) -> list[str]:
-    """Return the fields of `known` that a name can mean, the likeliest first. There are at most three and maybe none.
+    """Return the fields of `known` that a name can mean, the likeliest first. There are at most
+    three and maybe none.
 
     >>> fields_meant("Batch-Size", ["epochs", "global_batch_images"]), fields_meant("epoch", ["epochs", "seed"])
     (['global_batch_images'], ['epochs'])
@@ -113,13 +144,20 @@ def fields_meant(name: str, known: Collection[str]) -> list[str]:
 
 
 def instead_of_setting(name: str, value: str, known: Collection[str]) -> str:
-    """Return a sentence that says what to type instead of a setting of an unknown field; "" if no field is similar."""
-    found = [f"--set {shlex.quote(f'{field}={value}')}{_REMARKS.get(field, '')}" for field in fields_meant(name, known)]
+    """Return a sentence that says what to type instead of a setting of an unknown field; "" if no
+    field is similar."""
+    found = [
+        f"--set {shlex.quote(f'{field}={value}')}{_REMARKS.get(field, '')}"
+        for field in fields_meant(name, known)
+    ]
     return f"Did you mean {' or '.join(found)}?" if found else ""
 
 
-def instead_of_option(option: str, value: str, options: Collection[str], known: Collection[str]) -> str:
-    """Return a sentence that says what to type instead of an option that a command does not have; "" if none is similar.
+def instead_of_option(
+    option: str, value: str, options: Collection[str], known: Collection[str]
+) -> str:
+    """Return a sentence that says what to type instead of an option that a command does not have;
+    "" if none is similar.
 
     `options` are the options of the command, `known` the fields that it can set.
     """

@@ -14,13 +14,15 @@ def report(
     plots: str | Path | None = None,
     explain: bool = False,
 ) -> Path:
-    """Write one HTML page about one or several runs, and return its path. It needs no network and no other file.
+    """Write one HTML page about one or several runs, and return its path. It needs no network and
+    no other file.
 
-    A run that is still training, or was stopped, is shown as far as it went. Several runs are drawn over each other. With
-    `plots`, the figures are also written into that folder, each as PNG and SVG.
+    A run that is still training, or was stopped, is shown as far as it went. Several runs are drawn
+    over each other. With `plots`, the figures are also written into that folder, each as PNG and
+    SVG.
 
-    With `explain`, the page also shows which parts of a mistaken image speak for the class that was predicted (Grad-CAM).
-    This opens the checkpoints that were evaluated last, in PyTorch.
+    With `explain`, the page also shows which parts of a mistaken image speak for the class that was
+    predicted (Grad-CAM). This opens the checkpoints that were evaluated last, in PyTorch.
 
     Raises `CheckpointError` if a folder holds no run, `UserError` if the page cannot be written.
 
@@ -34,7 +36,8 @@ def report(
     given = [runs] if isinstance(runs, str | Path) else runs
     if not given:
         raise UserError("expected the folder of at least one run, found none")
-    out, opened = Path(out), open_runs([Path(run) for run in given])
+    out = Path(out)
+    opened = open_runs([Path(run) for run in given])
     page = render(opened, explain=explain)
     try:
         write_text(out, page)

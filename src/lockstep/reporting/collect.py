@@ -7,7 +7,8 @@ from lockstep.system.errors import CheckpointError
 
 
 def open_runs(folders: list[Path]) -> list[Run]:
-    """Return the runs in some folders. Raises `CheckpointError` if one holds no run, or if its content cannot be read."""
+    """Return the runs in some folders. Raises `CheckpointError` if one holds no run, or if its
+    content cannot be read."""
     return [read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
 
 
@@ -19,4 +20,6 @@ def _names(folders: list[Path]) -> list[str]:
         names = ["/".join(path.parts[-count:]) for path in whole]
         if len(set(names)) == len(names):
             return names
-    raise CheckpointError(f"the same run is given twice: {', '.join(map(str, folders))}; name each once")
+    raise CheckpointError(
+        f"the same run is given twice: {', '.join(map(str, folders))}; name each once"
+    )

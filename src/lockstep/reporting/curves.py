@@ -48,7 +48,8 @@ _EQUAL = "No difference in these steps."
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and others if there is data."""
+    """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and
+    others if there is data."""
     found = [
         Chart("loss", "Loss", "", [*_each(runs, _losses), *_each(runs, _evaluated("loss"))]),
         Chart(
@@ -59,15 +60,20 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
         ),
         Chart("difference", _DIFFERENCE, "", _differences(runs), logarithmic=True, note=_EQUAL),
         Chart("lr", "Learning rate", "", _each(runs, _logged("lr"))),
-        Chart("throughput", "Training throughput", " images/s", _each(runs, _timed("images_per_sec"))),
+        Chart(
+            "throughput", "Training throughput", " images/s", _each(runs, _timed("images_per_sec"))
+        ),
         Chart("wait", "Waiting for data", " %", _each(runs, _timed("data_wait_share", 100))),
         Chart("scale", "Loss scale", "", _each(runs, _scales), logarithmic=True),
     ]
     return [chart for chart in found if chart.curves]
 
 
-def thinned(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tuple[list[int], list[float | None]]:
-    """Return at most `most` points: means of groups of neighbours, at the last step of each. Few points stay as they are."""
+def thinned(
+    steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS
+) -> tuple[list[int], list[float | None]]:
+    """Return at most `most` points: means of groups of neighbours, at the last step of each. Few
+    points stay as they are."""
     size = -(-len(steps) // most)
     if size > 1:
         first = np.arange(0, len(steps), size)
@@ -79,8 +85,14 @@ def thinned(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> t
 
 def step_losses(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Return the training loss of every logged step: steps done, int64, and losses, float64."""
-    losses = [(entry["first_step"] + i + 1, loss) for entry in run.training for i, loss in enumerate(entry["losses"])]
-    return np.array([step for step, _ in losses], np.int64), np.array([loss for _, loss in losses], np.float64)
+    losses = [
+        (entry["first_step"] + i + 1, loss)
+        for entry in run.training
+        for i, loss in enumerate(entry["losses"])
+    ]
+    return np.array([step for step, _ in losses], np.int64), np.array(
+        [loss for _, loss in losses], np.float64
+    )
 
 
 def _curve(number: int, kind: Kind, points: Sequence[tuple[int, float]]) -> list[Curve]:
@@ -101,14 +113,18 @@ def _losses(number: int, run: Run) -> list[Curve]:
 
 def _logged(field: Literal["top1_percent", "lr"]) -> Of:
     return lambda number, run: _curve(
-        number, "training", [(entry["step"], entry[field]) for entry in run.training if field in entry]
+        number,
+        "training",
+        [(entry["step"], entry[field]) for entry in run.training if field in entry],
     )
 
 
 def _timed(field: Literal["images_per_sec", "data_wait_share"], factor: float = 1) -> Of:
     """Return the curves of a speed figure. Profiled steps are left out."""
     return lambda number, run: _curve(
-        number, "training", [(entry["step"], factor * entry[field]) for entry in run.training if "traced" not in entry]
+        number,
+        "training",
+        [(entry["step"], factor * entry[field]) for entry in run.training if "traced" not in entry],
     )
 
 
@@ -117,7 +133,11 @@ def _evaluated(field: Literal["loss", "top1_percent"]) -> Of:
     return lambda number, run: [
         curve
         for weights, kind in kinds.items()
-        for curve in _curve(number, kind, [(e["step"], e[field]) for e in run.evaluations if e["weights"] == weights])
+        for curve in _curve(
+            number,
+            kind,
+            [(e["step"], e[field]) for e in run.evaluations if e["weights"] == weights],
+        )
     ]
 
 
@@ -127,7 +147,8 @@ def _scales(number: int, run: Run) -> list[Curve]:
 
 
 def _differences(runs: Sequence[Run]) -> list[Curve]:
-    """Return how far the loss of every step is from the first run's, relative to it, for steps that both have."""
+    """Return how far the loss of every step is from the first run's, relative to it, for steps that
+    both have."""
     if len(runs) < 2:
         return []
     steps, expected = step_losses(runs[0])

@@ -1,4 +1,5 @@
-"""Compute calibration and confusion from the results of single images. All are pure functions of arrays."""
+"""Compute calibration and confusion from the results of single images. All are pure functions of
+arrays."""
 
 from dataclasses import dataclass
 
@@ -25,43 +26,63 @@ class Bin:
         return self.right / self.images if self.images else 0.0
 
 
-def reliability(confidences: np.ndarray, right: np.ndarray, bins: int = CALIBRATION_BINS) -> list[Bin]:
-    """Return bins of equal width over the confidences, [images], with how many of each bin are `right`, bool [images].
+def reliability(
+    confidences: np.ndarray, right: np.ndarray, bins: int = CALIBRATION_BINS
+) -> list[Bin]:
+    """Return bins of equal width over the confidences, [images], with how many of each bin are
+    `right`, bool [images].
 
     Confidences that are NaN or infinite are left out.
     """
     known = np.isfinite(confidences)
-    values, hits = confidences[known].astype(np.float64), right[known]
+    values = confidences[known].astype(np.float64)
+    hits = right[known]
     numbers = np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
     images = np.bincount(numbers, minlength=bins)
     of_right = np.bincount(numbers[hits], minlength=bins)
     sums = np.bincount(numbers, weights=values, minlength=bins)
     return [
-        Bin(i / bins, (i + 1) / bins, int(images[i]), int(of_right[i]), float(sums[i] / images[i]) if images[i] else 0.0)
+        Bin(
+            i / bins,
+            (i + 1) / bins,
+            int(images[i]),
+            int(of_right[i]),
+            float(sums[i] / images[i]) if images[i] else 0.0,
+        )
         for i in range(bins)
     ]
 
 
 def expected_calibration_error(bins: list[Bin]) -> float | None:
-    """Return the mean over images of the gap between a bin's accuracy and mean confidence; None if there are no images."""
+    """Return the mean over images of the gap between a bin's accuracy and mean confidence; None if
+    there are no images."""
     total = sum(each.images for each in bins)
-    return sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / total if total else None
+    return (
+        sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / total
+        if total
+        else None
+    )
 
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
-    """Return how many images of each class (row) were taken for each class (column): int64 [classes, classes]."""
-    return np.bincount(labels.astype(np.int64) * classes + predictions, minlength=classes**2).reshape(classes, classes)
+    """Return how many images of each class (row) were taken for each class (column): int64
+    [classes, classes]."""
+    return np.bincount(
+        labels.astype(np.int64) * classes + predictions, minlength=classes**2
+    ).reshape(classes, classes)
 
 
 def grouped(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
-    """Return a square matrix with neighbouring classes added up to at most `most` groups, and the classes in each group."""
+    """Return a square matrix with neighbouring classes added up to at most `most` groups, and the
+    classes in each group."""
     size = -(-len(matrix) // most)
     first = np.arange(0, len(matrix), size)
     return np.add.reduceat(np.add.reduceat(matrix, first, axis=0), first, axis=1), size
 
 
 def most_taken_for(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each class the other class its images were most often taken for, and how often: int64 [classes] each."""
+    """Return for each class the other class its images were most often taken for, and how often:
+    int64 [classes] each."""
     mistakes = _mistakes(matrix)
     return mistakes.argmax(axis=1), mistakes.max(axis=1)
 
@@ -71,7 +92,8 @@ def _mistakes(matrix: np.ndarray) -> np.ndarray:
 
 
 def confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """Return at most `count` of the most frequent mistakes as (class, taken for, images), the most frequent first."""
+    """Return at most `count` of the most frequent mistakes as (class, taken for, images), the most
+    frequent first."""
     mistakes = _mistakes(matrix)
     order = np.argsort(-mistakes, axis=None, kind="stable")[:count]
     rows, columns = np.unravel_index(order, mistakes.shape)
@@ -80,6 +102,7 @@ def confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]
 
 
 def most_confident_mistakes(confidences: np.ndarray, right: np.ndarray, count: int) -> list[int]:
-    """Return at most `count` wrong images, the most confident first. Images of equal confidence keep their order."""
+    """Return at most `count` wrong images, the most confident first. Images of equal confidence
+    keep their order."""
     wrong = np.flatnonzero(~right & np.isfinite(confidences))
     return wrong[np.argsort(-confidences[wrong], kind="stable")][:count].tolist()

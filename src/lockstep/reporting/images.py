@@ -1,4 +1,5 @@
-"""The images of a report: images that a model got wrong are read again from the data set and put into the page."""
+"""The images of a report: images that a model got wrong are read again from the data set and put
+into the page."""
 
 import base64
 import io
@@ -27,27 +28,39 @@ class ImagesGone(Exception):
 
 
 def open_images(run: Run) -> Index:
-    """Return the index of the images that a run was evaluated on. Raises `ImagesGone` if they are gone."""
+    """Return the index of the images that a run was evaluated on. Raises `ImagesGone` if they are
+    gone."""
     assert run.results is not None
     assert run.report is not None
     if run.environment.get("execution", {}).get("loader") == "synthetic":
-        raise ImagesGone("The images are not shown: the run was evaluated on noise (loader: synthetic).")
+        raise ImagesGone(
+            "The images are not shown: the run was evaluated on noise (loader: synthetic)."
+        )
     data = run.environment.get("data")
     if data is None:
         raise ImagesGone("The images are not shown: environment.json does not say where they are.")
     try:
-        index = stored_validation(Path(data), run.recipe.validation_share, tuple(run.report["classes"]))
+        index = stored_validation(
+            Path(data), run.recipe.validation_share, tuple(run.report["classes"])
+        )
     except (DataError, OSError) as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     if index is None:
-        raise ImagesGone(f"The images are not shown: {printable(data)} has changed since the run, or its index is missing.")
+        raise ImagesGone(
+            f"The images are not shown: {printable(data)} has changed since the run, or its index"
+            " is missing."
+        )
     if index.digest != run.results.digest:
-        raise ImagesGone(f"The images are not shown: {printable(data)} holds other images than the run was evaluated on.")
+        raise ImagesGone(
+            f"The images are not shown: {printable(data)} holds other images than the run was"
+            " evaluated on."
+        )
     return index
 
 
 def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
-    """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was overwritten."""
+    """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was
+    overwritten."""
     try:
         images = as_evaluated(index, run.recipe, np.array(samples, np.int64))
     except DataError as error:
@@ -56,10 +69,12 @@ def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]
 
 
 def explained_images(run: Run, weights: str, index: Index, samples: list[int]) -> dict[int, str]:
-    """Return images with what speaks for the predicted class over them (Grad-CAM), as `data:` addresses.
+    """Return images with what speaks for the predicted class over them (Grad-CAM), as `data:`
+    addresses.
 
-    `weights` are the "trained" ones or the "ema". Raises `ImagesGone` if an image was overwritten, `CheckpointError` if the
-    checkpoint that was evaluated is gone, and `BackendError` if no framework that computes Grad-CAM is installed.
+    `weights` are the "trained" ones or the "ema". Raises `ImagesGone` if an image was overwritten,
+    `CheckpointError` if the checkpoint that was evaluated is gone, and `BackendError` if no
+    framework that computes Grad-CAM is installed.
     """
     assert run.results is not None
     opened = open_weights(run.folder, which=str(run.results.step), ema=weights == "ema")

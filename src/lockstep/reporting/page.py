@@ -24,16 +24,23 @@ MISSING = "\N{EN DASH}"
 def render(runs: Sequence[Run], *, explain: bool = False) -> str:
     """Return the page of some runs. With `explain`, it shows Grad-CAM over the images of mistakes.
 
-    Names of classes, files and folders are texts of a user. The template escapes them (autoescape). Its `tojson` filter
-    writes the characters of tags as JSON escapes. A content security policy lets the browser run only the one script whose
-    hash it names, and lets it fetch nothing and send nothing.
+    Names of classes, files and folders are texts of a user. The template escapes them (autoescape).
+    Its `tojson` filter writes the characters of tags as JSON escapes. A content security policy
+    lets the browser run only the one script whose hash it names, and lets it fetch nothing and send
+    nothing.
     """
     found, images = with_images(runs, views(runs), explain=explain)
-    script, style = "".join(map(_file, SCRIPTS)), colours() + _file("report.css")
+    script = "".join(map(_file, SCRIPTS))
+    style = colours() + _file("report.css")
     speeds = summary.speeds(runs)
     data = {
-        "runs": [{"name": run.name, "steps": run.steps, "epochs": run.recipe.epochs} for run in runs],
-        "charts": [vars(chart) | {"curves": [vars(curve) for curve in chart.curves]} for chart in charts(runs)],
+        "runs": [
+            {"name": run.name, "steps": run.steps, "epochs": run.recipe.epochs} for run in runs
+        ],
+        "charts": [
+            vars(chart) | {"curves": [vars(curve) for curve in chart.curves]}
+            for chart in charts(runs)
+        ],
         "views": [as_data(view) for view in found],
         "images": images,
     }
@@ -102,7 +109,11 @@ def _counted(count: int, what: str) -> str:
 
 
 def _number(value: float | None, digits: int = 1) -> str:
-    return MISSING if value is None else f"{value:,.{digits}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return (
+        MISSING
+        if value is None
+        else f"{value:,.{digits}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -129,6 +140,7 @@ def _interval_scale(found: list[summary.Result]) -> tuple[float, float]:
     """Return the range of shares in which all intervals of top-1 are drawn."""
     if not found:
         return 0.0, 1.0
-    low, high = min(each.top1_interval[0] for each in found), max(each.top1_interval[1] for each in found)
+    low = min(each.top1_interval[0] for each in found)
+    high = max(each.top1_interval[1] for each in found)
     margin = (high - low) / 20
     return max(low - margin, 0.0), min(high + margin, 1.0)

@@ -23,21 +23,28 @@ _MOST_NUMBERS = 25
 
 
 def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write every figure as PNG and SVG into a folder, which is created if it is missing. Return the files.
+    """Write every figure as PNG and SVG into a folder, which is created if it is missing. Return
+    the files.
 
     Raises `UserError` if they cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write plots into {folder}: {error.strerror}; choose another folder") from None
+        raise UserError(
+            f"cannot write plots into {folder}: {error.strerror}; choose another folder"
+        ) from None
     figures = {chart.name: _of_chart(chart, runs) for chart in charts(runs)}
     for view in views(runs):
         name = f"{runs[view.run].name}-{view.weights}".replace("/", "-")
         if view.matrix is not None:
             figures[f"confusion-{name}"] = _of_matrix(view.matrix, runs[view.run].name)
             figures[f"reliability-{name}"] = _of_bins(view, runs[view.run].name)
-    files = [(folder / f"{name}.{suffix}", figure) for name, figure in figures.items() for suffix in FORMATS]
+    files = [
+        (folder / f"{name}.{suffix}", figure)
+        for name, figure in figures.items()
+        for suffix in FORMATS
+    ]
     for path, figure in files:
         save(figure, path)
     return [path for path, _ in files]
@@ -50,7 +57,9 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
     axes = figure.subplots()
     names = []
     for number, curve in enumerate(chart.curves):
-        names.append(plain(runs[curve.run].name) + ("" if curve.kind == "training" else f", {curve.kind}"))
+        names.append(
+            plain(runs[curve.run].name) + ("" if curve.kind == "training" else f", {curve.kind}")
+        )
         values = np.array(curve.values, np.float64)  # None becomes NaN, a gap
         alone = curve.kind == "training"
         shown = np.isfinite(np.pad(values, 1, constant_values=np.nan))
@@ -67,7 +76,12 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
             markersize=4,
             markevery=isolated.tolist() if alone else None,
         )
-    axes.set(title=chart.title, xlabel="step", ylabel=chart.unit.strip(), yscale="log" if chart.logarithmic else "linear")
+    axes.set(
+        title=chart.title,
+        xlabel="step",
+        ylabel=chart.unit.strip(),
+        yscale="log" if chart.logarithmic else "linear",
+    )
     over_steps([axes])
     _keep_to_what_can_be(axes, chart)
     legend = axes.get_legend()
@@ -104,7 +118,15 @@ def _of_matrix(matrix: Matrix, name: str) -> "Figure":
         axes.set_yticks(range(count), names)
         for row, column in zip(*np.nonzero(cells), strict=True):
             colour = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, str(cells[row, column]), ha="center", va="center", color=colour, fontsize=7)
+            axes.text(
+                column,
+                row,
+                str(cells[row, column]),
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=7,
+            )
     return figure
 
 
@@ -117,11 +139,18 @@ def _of_bins(view: View, name: str) -> "Figure":
     middles = [(each.low + each.high) / 2 for each in filled]
     width = view.bins[0].high - view.bins[0].low
     axes.bar(middles, [each.accuracy for each in filled], width=0.9 * width, label="accuracy")
-    axes.plot([each.confidence for each in filled], [each.accuracy for each in filled], "o", color="black", markersize=3)
+    axes.plot(
+        [each.confidence for each in filled],
+        [each.accuracy for each in filled],
+        "o",
+        color="black",
+        markersize=3,
+    )
     axes.plot([0, 1], [0, 1], "--", color="0.5")
     error = view.calibration_error
     axes.set(
-        title=f"Reliability, {plain(name)}" + ("" if error is None else f" (ECE {100 * error:.2f} %)"),
+        title=f"Reliability, {plain(name)}"
+        + ("" if error is None else f" (ECE {100 * error:.2f} %)"),
         xlabel="confidence",
         ylabel="accuracy",
         xlim=(0, 1),

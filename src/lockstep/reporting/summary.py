@@ -50,14 +50,19 @@ class Speed:
     data_wait_share: float | None
     train_sec: float
     step_ms: dict[int, float]
-    """Percentiles of the milliseconds of a step. Each value is the mean of a log interval. Empty if all was warm-up."""
+    """Percentiles of the milliseconds of a step. Each value is the mean of a log interval. Empty if
+    all was warm-up."""
     intervals: int
     evaluated_images_per_sec: float | None
 
 
 def results(runs: Sequence[Run]) -> list[Result]:
     """Return the newest evaluation of every run and its weights."""
-    return [_result(number, run, weights, entry) for number, run in enumerate(runs) for weights, entry in run.final.items()]
+    return [
+        _result(number, run, weights, entry)
+        for number, run in enumerate(runs)
+        for weights, entry in run.final.items()
+    ]
 
 
 def _result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
@@ -85,7 +90,8 @@ def _result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEve
 
 
 def agreement(runs: Sequence[Run]) -> list[list[float | None]]:
-    """Return the share of validation images that two runs' trained weights put into the same class, for all pairs.
+    """Return the share of validation images that two runs' trained weights put into the same class,
+    for all pairs.
 
     None if a run has no results of single images, or if they are of other images.
     """
@@ -100,19 +106,23 @@ def _agreement(a: Run, b: Run) -> float | None:
 
 
 def speeds(runs: Sequence[Run]) -> list[Speed]:
-    """Return the speed of every run that has started training. First steps of a process and profiled steps are left out."""
+    """Return the speed of every run that has started training. First steps of a process and
+    profiled steps are left out."""
     return [_speed(number, run) for number, run in enumerate(runs) if run.training]
 
 
 def _speed(number: int, run: Run) -> Speed:
     entries = _after_warmup(run)
-    images, seconds = sum(e["images"] for e in entries), sum(seconds_of(e) for e in entries)
+    images = sum(e["images"] for e in entries)
+    seconds = sum(seconds_of(e) for e in entries)
     times = [1000 * seconds_of(entry) / (entry["step"] - entry["first_step"]) for entry in entries]
     evaluated = [entry["images_per_sec"] for entry in run.evaluations]
     return Speed(
         run=number,
         images_per_sec=images / seconds if entries else None,
-        data_wait_share=sum(e["data_wait_share"] * seconds_of(e) for e in entries) / seconds if entries else None,
+        data_wait_share=sum(e["data_wait_share"] * seconds_of(e) for e in entries) / seconds
+        if entries
+        else None,
         train_sec=sum(seconds_of(entry) for entry in run.training),
         step_ms={p: float(np.percentile(times, p)) for p in PERCENTILES} if times else {},
         intervals=len(entries),
@@ -121,26 +131,37 @@ def _speed(number: int, run: Run) -> Speed:
 
 
 def _after_warmup(run: Run) -> list[TrainEvent]:
-    found, warm_from = [], WARMUP_STEPS
+    found = []
+    warm_from = WARMUP_STEPS
     for entry in run.log:
         if entry["kind"] == "start":
             warm_from = entry["step"] + WARMUP_STEPS
-        elif entry["kind"] == "train" and entry["first_step"] >= warm_from and "traced" not in entry:
+        elif (
+            entry["kind"] == "train" and entry["first_step"] >= warm_from and "traced" not in entry
+        ):
             found.append(entry)
     return found
 
 
 def published_accuracies(runs: Sequence[Run]) -> list[tuple[int, Comparison]]:
-    """Return, for every finished run whose recipe has published accuracies, its number and its top-1 next to them."""
-    found = [(number, published_beside(run.recipe, run.report)) for number, run in enumerate(runs) if run.report is not None]
+    """Return, for every finished run whose recipe has published accuracies, its number and its
+    top-1 next to them."""
+    found = [
+        (number, published_beside(run.recipe, run.report))
+        for number, run in enumerate(runs)
+        if run.report is not None
+    ]
     return [(number, comparison) for number, comparison in found if comparison is not None]
 
 
-def published_speeds(runs: Sequence[Run], measured: Sequence[Speed]) -> list[tuple[int, Row, float | None]]:
-    """Return the number of each run with every published speed of its model, precision and hardware, and with the quotient.
+def published_speeds(
+    runs: Sequence[Run], measured: Sequence[Speed]
+) -> list[tuple[int, Row, float | None]]:
+    """Return the number of each run with every published speed of its model, precision and
+    hardware, and with the quotient.
 
-    The quotient is the run's images per second divided by the published ones. It is None unless batch and image size are
-    the same too. Rows with another number of accelerators are left out.
+    The quotient is the run's images per second divided by the published ones. It is None unless
+    batch and image size are the same too. Rows with another number of accelerators are left out.
     """
     found = [(speed.run, _measured(runs[speed.run], speed)) for speed in measured]
     return [
@@ -156,9 +177,16 @@ def published_speeds(runs: Sequence[Run], measured: Sequence[Speed]) -> list[tup
 
 
 def _measured(run: Run, speed: Speed) -> Measured | None:
-    """Return the speed of a run in training; None if there is none, or if its model or number of ranks is unknown."""
-    recipe, ranks = run.recipe, run.environment.get("ranks")
-    if speed.images_per_sec is None or not isinstance(recipe.model, str) or ranks is None or not is_positive(ranks):
+    """Return the speed of a run in training; None if there is none, or if its model or number of
+    ranks is unknown."""
+    recipe = run.recipe
+    ranks = run.environment.get("ranks")
+    if (
+        speed.images_per_sec is None
+        or not isinstance(recipe.model, str)
+        or ranks is None
+        or not is_positive(ranks)
+    ):
         return None
     batch, rest = divmod(recipe.global_batch_images, ranks)
     return Measured(
@@ -174,16 +202,23 @@ def _measured(run: Run, speed: Speed) -> Measured | None:
 
 
 def recipe_fields(runs: Sequence[Run]) -> list[tuple[str, str, list[str], bool]]:
-    """Return every field of the recipes: name, what it means, the runs' values, and whether they differ."""
+    """Return every field of the recipes: name, what it means, the runs' values, and whether they
+    differ."""
     every = [run.recipe.fields() for run in runs]
     return [
-        (name, _meaning(name), [str(fields[name]) for fields in every], any(f[name] != every[0][name] for f in every))
+        (
+            name,
+            _meaning(name),
+            [str(fields[name]) for fields in every],
+            any(f[name] != every[0][name] for f in every),
+        )
         for name in every[0]
     ]
 
 
 def published_differences(run: Run) -> list[tuple[str, str, str, str]]:
-    """Return the fields in which a run differs from its nearest published recipe: name, meaning, published, the run's."""
+    """Return the fields in which a run differs from its nearest published recipe: name, meaning,
+    published, the run's."""
     _, fields = run.published
     return [(name, _meaning(name), str(theirs), str(own)) for name, (theirs, own) in fields.items()]
 
@@ -193,7 +228,8 @@ def _meaning(name: str) -> str:
 
 
 def environments(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
-    """Return what environment.json says of every run: name, values ("" if a run has none), and whether they differ."""
+    """Return what environment.json says of every run: name, values ("" if a run has none), and
+    whether they differ."""
     every = [_flat(run.environment) for run in runs]
     names = dict.fromkeys(name for values in every for name, value in values.items() if value)
     rows = [(name, [values.get(name, "") for values in every]) for name in names]

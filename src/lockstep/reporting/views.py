@@ -15,7 +15,8 @@ from lockstep.reporting.images import ImagesGone, encoded_images, explained_imag
 from lockstep.runs.reading import Run
 
 MOST_CELLS = 50
-"""A confusion matrix has at most this many rows; more classes are added up in groups of neighbours."""
+"""A confusion matrix has at most this many rows; more classes are added up in groups of neighbours.
+"""
 MOST_PAIRS = 30
 MOST_MISTAKES = 24
 WORST_CLASSES = 10
@@ -33,7 +34,8 @@ class ClassRow:
     high: float
     """Wilson's 95 % interval of top-1, within 0 to 1."""
     taken_for: str = ""
-    """The class its images were wrongly taken for most often, and how often; empty if none or unknown."""
+    """The class its images were wrongly taken for most often, and how often; empty if none or
+    unknown."""
 
     @property
     def accuracy(self) -> float:
@@ -102,19 +104,32 @@ def views(runs: Sequence[Run]) -> list[View]:
     found: list[View] = []
     for number, run in enumerate(runs):
         if run.results is not None:
-            found += [_view(run, number, weights, scores) for weights, scores in run.results.scores.items()]
+            found += [
+                _view(run, number, weights, scores)
+                for weights, scores in run.results.scores.items()
+            ]
         elif run.report is not None:
-            note = "The run has no results of single images (validation.npz): its version of Lockstep did not write them."
+            note = (
+                "The run has no results of single images (validation.npz): its version of Lockstep"
+                " did not write them."
+            )
             counts = run.report["per_class"].items()
-            found += [View(number, weights, _rows(run, of_weights), note=note) for weights, of_weights in counts]
+            found += [
+                View(number, weights, _rows(run, of_weights), note=note)
+                for weights, of_weights in counts
+            ]
     return found
 
 
-def with_images(runs: Sequence[Run], found: Sequence[View], *, explain: bool = False) -> tuple[list[View], dict[str, str]]:
-    """Return the views with the names of mistaken images, and these images as `data:` addresses by `image_key`.
+def with_images(
+    runs: Sequence[Run], found: Sequence[View], *, explain: bool = False
+) -> tuple[list[View], dict[str, str]]:
+    """Return the views with the names of mistaken images, and these images as `data:` addresses by
+    `image_key`.
 
-    With `explain`, there is also an explanation of each (`lockstep.reporting.images.explained_images`). If images cannot be
-    read, the note of the view says why.
+    With `explain`, there is also an explanation of each
+    (`lockstep.reporting.images.explained_images`). If images cannot be read, the note of the view
+    says why.
     """
     images: dict[str, str] = {}
     placed: list[View] = []
@@ -130,7 +145,8 @@ def with_images(runs: Sequence[Run], found: Sequence[View], *, explain: bool = F
 
 
 def image_key(run: Run, sample: int) -> str:
-    """Return the name of an image on the page. Runs share it if they saw the same images with the same crop and resize."""
+    """Return the name of an image on the page. Runs share it if they saw the same images with the
+    same crop and resize."""
     assert run.results is not None
     recipe = run.recipe
     how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.eval_antialias:d}{recipe.dct_scaling:d}"
@@ -141,7 +157,13 @@ def image_key(run: Run, sample: int) -> str:
 
 
 def _rows(run: Run, counts: ClassCounts, taken_for: Sequence[str] | None = None) -> list[ClassRow]:
-    columns = (run.classes, counts["images"], counts["top1"], counts["top5"], taken_for or [""] * len(run.classes))
+    columns = (
+        run.classes,
+        counts["images"],
+        counts["top1"],
+        counts["top5"],
+        taken_for or [""] * len(run.classes),
+    )
     return [
         ClassRow(name, images, top1, top5, *wilson(top1, images), other)
         for name, images, top1, top5, other in zip(*columns, strict=True)
@@ -156,7 +178,10 @@ def _view(run: Run, number: int, weights: str, scores: Scores) -> View:
     matrix = image_statistics.confusion(scores.labels, scores.predictions, count)
     images = matrix.sum(axis=1)
     others, times = image_statistics.most_taken_for(matrix)
-    taken_for = [f"{names[i]} ({n})" if n else "" for i, n in zip(others.tolist(), times.tolist(), strict=True)]
+    taken_for = [
+        f"{names[i]} ({n})" if n else ""
+        for i, n in zip(others.tolist(), times.tolist(), strict=True)
+    ]
     right = scores.ranks < 1
     bins = image_statistics.reliability(scores.confidences, right)
     return View(
@@ -179,7 +204,9 @@ def _view(run: Run, number: int, weights: str, scores: Scores) -> View:
                 confidence=float(scores.confidences[sample]),
                 rank=int(scores.ranks[sample]),
             )
-            for sample in image_statistics.most_confident_mistakes(scores.confidences, right, MOST_MISTAKES)
+            for sample in image_statistics.most_confident_mistakes(
+                scores.confidences, right, MOST_MISTAKES
+            )
         ],
     )
 
@@ -198,17 +225,25 @@ def _matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
 
 
 def _with_images(run: Run, own: list[View], *, explain: bool) -> tuple[list[View], dict[str, str]]:
-    """Return the views with the names of their mistakes, and the mistaken images as `data:` addresses by key."""
+    """Return the views with the names of their mistakes, and the mistaken images as `data:`
+    addresses by key."""
     samples = sorted({mistake.sample for view in own for mistake in view.mistakes})
     if not samples:
         return own, {}
     index = open_images(run)
     encoded = encoded_images(run, index, samples)
-    placed = [replace(view, mistakes=[_placed(mistake, index) for mistake in view.mistakes]) for view in own]
+    placed = [
+        replace(view, mistakes=[_placed(mistake, index) for mistake in view.mistakes])
+        for view in own
+    ]
     images = {image_key(run, sample): address for sample, address in encoded.items()}
     for number, view in enumerate(placed if explain else []):
-        explained = explained_images(run, view.weights, index, [mistake.sample for mistake in view.mistakes])
-        keys = {sample: f"{image_key(run, sample)}.{view.run}.{view.weights}" for sample in explained}
+        explained = explained_images(
+            run, view.weights, index, [mistake.sample for mistake in view.mistakes]
+        )
+        keys = {
+            sample: f"{image_key(run, sample)}.{view.run}.{view.weights}" for sample in explained
+        }
         images |= {keys[sample]: address for sample, address in explained.items()}
         mistakes = [replace(mistake, explanation=keys[mistake.sample]) for mistake in view.mistakes]
         placed[number] = replace(view, mistakes=mistakes)
@@ -227,7 +262,15 @@ def as_data(view: View) -> dict[str, Any]:
         "weights": view.weights,
         "top5": top5_tells(len(view.classes)),
         "classes": [
-            [row.name, row.images, row.top1, row.top5, round(row.low, 6), round(row.high, 6), row.taken_for]
+            [
+                row.name,
+                row.images,
+                row.top1,
+                row.top5,
+                round(row.low, 6),
+                round(row.high, 6),
+                row.taken_for,
+            ]
             for row in view.classes
         ],
         "matrix": vars(view.matrix) if view.matrix else None,

@@ -8,7 +8,8 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.weights.formats import nvidia_mxnet
 
 AfterSaving = Callable[[State], None]
-"""A function that is called with each saved state. When a run resumes, it is called again with the newest one."""
+"""A function that is called with each saved state. When a run resumes, it is called again with the
+newest one."""
 
 
 def after_saving(recipe: Recipe, execution: Execution, per_epoch: int) -> list[AfterSaving]:

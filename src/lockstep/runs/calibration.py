@@ -1,7 +1,7 @@
 """The scales of a quantised run's inputs, found once before its first step.
 
-They are in the metadata of every checkpoint, whose SHA-256 is checked when it is read. So a run resumes with the same
-scales, and a checkpoint alone can be evaluated and exported.
+They are in the metadata of every checkpoint, whose SHA-256 is checked when it is read. So a run
+resumes with the same scales, and a checkpoint alone can be evaluated and exported.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,8 @@ from lockstep.weights import checkpoint
 from lockstep.weights.opening import noted_scales
 
 BATCH_IMAGES = 32
-"""Most images that pass through the model together. Scales do not depend on it, apart from rounding."""
+"""Most images that pass through the model together. Scales do not depend on it, apart from
+rounding."""
 
 
 def calibrated(
@@ -30,21 +31,31 @@ def calibrated(
     execution: Execution,
     watched: Callable[[str, Iterator[Batch], int], Iterator[Batch]],
 ) -> tuple[Scales, str]:
-    """Return the scales of the inputs of all layers, from the weights that the engine holds, and a note for the user.
+    """Return the scales of the inputs of all layers, from the weights that the engine holds, and a
+    note for the user.
 
-    They are found on the first `calibration_images` training images of the first epoch, cropped and flipped as in training,
-    rounded up to whole batches but at most one epoch. `watched` gets what is done, the batches and their number, and returns
-    the batches. Raises `DivergedError` if an input is not finite.
+    They are found on the first `calibration_images` training images of the first epoch, cropped and
+    flipped as in training, rounded up to whole batches but at most one epoch. `watched` gets what
+    is done, the batches and their number, and returns the batches. Raises `DivergedError` if an
+    input is not finite.
     """
     images_at_once = min(BATCH_IMAGES, recipe.global_batch_images)
     plain = recipe.replace(global_batch_images=images_at_once, epochs=1, mixup_alpha=0.0)
-    count = min(-(-recipe.calibration_images // images_at_once), steps_per_epoch(plain, len(images)))
+    count = min(
+        -(-recipe.calibration_images // images_at_once), steps_per_epoch(plain, len(images))
+    )
     plans = islice(training_plans(plain, images.sizes_for(plain), 0), count)
     with loader_of(images, recipe, execution, size=recipe.image_size) as loader:
         batches = watched("calibrating", loader.batches(plans), count)
         scales = input_scales(cast(QuantisingEngine, engine).calibrate(batches))
     found_on = count * images_at_once
-    return scales, f"the inputs of {len(scales)} layers have {recipe.quantisation} scales from {found_on} training images"
+    return (
+        scales,
+        (
+            f"the inputs of {len(scales)} layers have {recipe.quantisation} scales from {found_on}"
+            " training images"
+        ),
+    )
 
 
 def about_scales(scales: Scales) -> dict[str, Any]:
@@ -55,11 +66,15 @@ def about_scales(scales: Scales) -> dict[str, Any]:
 def quantise(engine: Engine, recipe: Recipe, folder: Path, step: int) -> Scales:
     """Make an engine quantise with the scales of a step's checkpoint in `folder`, and return them.
 
-    An engine of a recipe without quantisation is left as it is, and the scales are empty. Raises `CheckpointError` if the
-    checkpoint has no scales that fit.
+    An engine of a recipe without quantisation is left as it is, and the scales are empty. Raises
+    `CheckpointError` if the checkpoint has no scales that fit.
     """
     path = checkpoint.checkpoint_path(folder, step) / "model.safetensors"
-    scales = noted_scales(checkpoint.metadata(path) or {}, recipe, path) if recipe.quantisation != "none" else {}
+    scales = (
+        noted_scales(checkpoint.metadata(path) or {}, recipe, path)
+        if recipe.quantisation != "none"
+        else {}
+    )
     if scales:
         cast(QuantisingEngine, engine).quantise(scales)
     return scales

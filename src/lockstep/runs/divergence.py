@@ -1,4 +1,5 @@
-"""Messages for losses, scores and weights that are not finite: where they are, the last good checkpoint, what to do."""
+"""Messages for losses, scores and weights that are not finite: where they are, the last good
+checkpoint, what to do."""
 
 from pathlib import Path
 
@@ -11,35 +12,42 @@ from lockstep.weights import checkpoint
 
 
 def in_training(interval: Interval, recipe: Recipe, checkpoints: Path) -> str | None:
-    """Return a message that names an interval's first loss that is not finite, and what to do; None if all are finite."""
+    """Return a message that names an interval's first loss that is not finite, and what to do; None
+    if all are finite."""
     bad = np.flatnonzero(~np.isfinite(interval.losses))
     if not len(bad):
         return None
     last = interval.first + len(interval.losses) - 1
     return (
-        f"the loss is {interval.losses[bad[0]]} at step {interval.first + bad[0]}, within steps {interval.first} to {last}. "
-        f"{_last_good(checkpoints, last + 1)} {_advice(recipe)}"
+        f"the loss is {interval.losses[bad[0]]} at step {interval.first + bad[0]}, within steps"
+        f" {interval.first} to {last}. {_last_good(checkpoints, last + 1)} {_advice(recipe)}"
     )
 
 
 def in_weights(step: int, recipe: Recipe, checkpoints: Path) -> str:
     """Return the message for weights that are not finite after a step, with what to do."""
-    return f"the weights are not finite numbers after step {step}. {_last_good(checkpoints, step)} {_advice(recipe)}"
+    return (
+        f"the weights are not finite numbers after step {step}. {_last_good(checkpoints, step)}"
+        f" {_advice(recipe)}"
+    )
 
 
 def in_evaluation(scores: Scores, step: int, recipe: Recipe, checkpoints: Path) -> str | None:
-    """Return how many images' losses are not finite in an evaluation, and what to do; None if all are finite."""
+    """Return how many images' losses are not finite in an evaluation, and what to do; None if all
+    are finite."""
     found = not_finite(scores)
     if found is None:
         return None
     return (
-        f"the validation loss is not finite at step {step}: {found}. {_last_good(checkpoints, step)} {_advice(recipe)} "
-        "In the first epochs batch norm's statistics may not have settled: resume with --set evaluate_every_epochs=5."
+        f"the validation loss is not finite at step {step}: {found}."
+        f" {_last_good(checkpoints, step)} {_advice(recipe)} In the first epochs batch norm's"
+        " statistics may not have settled: resume with --set evaluate_every_epochs=5."
     )
 
 
 def not_finite(scores: Scores) -> str | None:
-    """Return for how many images the loss or confidence is not finite, and the first such value; None if all are finite.
+    """Return for how many images the loss or confidence is not finite, and the first such value;
+    None if all are finite.
 
     >>> numbers, infinite = np.ones(2, np.float32), np.array([1, np.inf], np.float32)
     >>> not_finite(Scores(infinite, numbers, numbers, numbers, numbers))

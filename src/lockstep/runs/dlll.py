@@ -1,8 +1,9 @@
-"""`DLLL {json}` lines as NVIDIA's dllogger writes them, with the keys and units of the example for the run's framework.
+"""`DLLL {json}` lines as NVIDIA's dllogger writes them, with the keys and units of the example for
+the run's framework.
 
-What an example logs and Lockstep does not measure is left out. What Lockstep measures differently has the example's unit.
-Keys and units are those of the examples' code (PaddlePaddle 22.05, MXNet's of 2019 to 2023, PyTorch 21.03, TensorFlow
-20.06).
+What an example logs and Lockstep does not measure is left out. What Lockstep measures differently
+has the example's unit. Keys and units are those of the examples' code (PaddlePaddle 22.05, MXNet's
+of 2019 to 2023, PyTorch 21.03, TensorFlow 20.06).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,9 @@ from lockstep.system.strict_json import to_json
 
 PREFIX = "DLLL "
 """Every line begins with it."""
-PER_SEC, SEC, MS = "images/s", "s", "ms"
+PER_SEC = "images/s"
+SEC = "s"
+MS = "ms"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Key:
 
     name: str
     figure: str
-    """Lockstep's name for the figure: in an entry of the log, in `_speed`, or in a cell of a benchmark report."""
+    """Lockstep's name for the figure: in an entry of the log, in `_speed`, or in a cell of a
+    benchmark report."""
     factor: float = 1.0
     """Factor from Lockstep's unit (percent, milliseconds, seconds) to the example's unit."""
     unit: str | None = None
@@ -52,12 +56,22 @@ class Keys:
 
     def all(self) -> Iterator[Key]:
         """Yield every key once."""
-        every = (*self.interval, *self.epoch, *self.evaluation, *self.averaged, *self.trained, *self.inferred)
+        every = (
+            *self.interval,
+            *self.epoch,
+            *self.evaluation,
+            *self.averaged,
+            *self.trained,
+            *self.inferred,
+        )
         yield from {key.name: key for key in every}.values()
 
 
 def _latencies(template: str, figures: Iterable[str], factor: float, unit: str) -> tuple[Key, ...]:
-    return tuple(Key(template.format(each), name, factor, unit) for name, each in (f.split(":") for f in figures))
+    return tuple(
+        Key(template.format(each), name, factor, unit)
+        for name, each in (f.split(":") for f in figures)
+    )
 
 
 _PADDLE = Keys(
@@ -143,7 +157,12 @@ _MXNET = Keys(
     trained=(Key("train.ips", "images_per_sec", unit=PER_SEC),),
     inferred=(
         Key("val.ips", "images_per_sec", unit=PER_SEC),
-        *_latencies("val.latency_{}", ("mean:avg", "p50:50", "p90:90", "p95:95", "p99:99", "p100:100"), 0.001, SEC),
+        *_latencies(
+            "val.latency_{}",
+            ("mean:avg", "p50:50", "p90:90", "p95:95", "p99:99", "p100:100"),
+            0.001,
+            SEC,
+        ),
     ),
 )
 _TENSORFLOW = Keys(
@@ -167,7 +186,8 @@ _TENSORFLOW = Keys(
     ),
 )
 KEYS = {"PaddlePaddle": _PADDLE, "PyTorch": _PYTORCH, "MXNet": _MXNET, "TensorFlow": _TENSORFLOW}
-"""Keys by NVIDIA's example: `Framework.nvidia_example`. The reference engine has no example, so it uses PyTorch's keys."""
+"""Keys by NVIDIA's example: `Framework.nvidia_example`. The reference engine has no example, so it
+uses PyTorch's keys."""
 
 
 Content = dict[str, Any]
@@ -177,12 +197,17 @@ Content = dict[str, Any]
 def of_run(run: LoggedRun) -> str:
     """Return a run's log as lines.
 
-    There is a line of parameters, a line for every interval ([epoch, step]), epoch of training and evaluation (both
-    [epoch]), and the figures of the last epoch again ([]). Intervals of profiled steps have no figures of speed.
+    There is a line of parameters, a line for every interval ([epoch, step]), epoch of training and
+    evaluation (both [epoch]), and the figures of the last epoch again ([]). Intervals of profiled
+    steps have no figures of speed.
     """
     form = Form(run.environment["execution"]["backend"], run.steps_per_epoch)
-    began, elapsed = run.ended_at - run.seconds, 0.0
-    lines = [text_of(each, began, 0.0) for each in form.header(run.recipe.fields() | {"ranks": run.environment["ranks"]})]
+    began = run.ended_at - run.seconds
+    elapsed = 0.0
+    lines = [
+        text_of(each, began, 0.0)
+        for each in form.header(run.recipe.fields() | {"ranks": run.environment["ranks"]})
+    ]
     for epoch in run.epochs:
         for entry in chain[TrainEvent | EvaluateEvent](epoch.intervals, epoch.evaluations.values()):
             elapsed += seconds_of(entry)
@@ -191,7 +216,8 @@ def of_run(run: LoggedRun) -> str:
 
 
 class Form:
-    """Turns the entries of a log, in order, into lines without their times. It keeps the intervals of the current epoch."""
+    """Turns the entries of a log, in order, into lines without their times. It keeps the intervals
+    of the current epoch."""
 
     def __init__(self, backend: str, per_epoch: int) -> None:
         """`backend` chooses the keys, `per_epoch` is the number of steps of an epoch."""
@@ -201,7 +227,8 @@ class Form:
         self._last: dict[str, float | None] = {}
 
     def header(self, parameters: Mapping[str, Any]) -> list[Content]:
-        """Return the lines at the start of a run: the units, and its parameters: the fields of the recipe, and others."""
+        """Return the lines at the start of a run: the units, and its parameters: the fields of the
+        recipe, and others."""
         keys = self._keys if parameters.get("ema_decay") else replace(self._keys, averaged=())
         return [*metadata(keys.all()), logged("PARAMETER", dict(parameters))]
 
@@ -212,22 +239,35 @@ class Form:
         if entry["kind"] != "evaluate":
             return []
         keys = self._keys.evaluation if entry["weights"] == "trained" else self._keys.averaged
-        speed = _speed(entry["images"], seconds_of(entry), entry.get("batches"), entry.get("data_wait_share"))
+        speed = _speed(
+            entry["images"], seconds_of(entry), entry.get("batches"), entry.get("data_wait_share")
+        )
         return self._of_epoch(entry["step"] // self._per_epoch - 1, named(keys, entry | speed))
 
     def summary(self) -> list[Content]:
-        """Return the line at the end of a run: the figures of its last epoch and evaluation; none if there are none."""
+        """Return the line at the end of a run: the figures of its last epoch and evaluation; none
+        if there are none."""
         return [logged([], self._last)] if self._last else []
 
     def _of_interval(self, entry: TrainEvent) -> list[Content]:
         self._intervals.append(entry)
         number = entry["first_step"] // self._per_epoch
         steps = entry["step"] - entry["first_step"]
-        speed = {} if "traced" in entry else _speed(entry["images"], seconds_of(entry), steps, entry["data_wait_share"])
+        speed = (
+            {}
+            if "traced" in entry
+            else _speed(entry["images"], seconds_of(entry), steps, entry["data_wait_share"])
+        )
         figures = {name: value for name, value in entry.items() if name != "images_per_sec"} | speed
-        lines = [logged([number, entry["step"] - number * self._per_epoch], named(self._keys.interval, figures))]
+        lines = [
+            logged(
+                [number, entry["step"] - number * self._per_epoch],
+                named(self._keys.interval, figures),
+            )
+        ]
         if entry["step"] % self._per_epoch == 0:
-            epoch, self._intervals = Epoch(number, tuple(self._intervals), {}), []
+            epoch = Epoch(number, tuple(self._intervals), {})
+            self._intervals = []
             lines += self._of_epoch(number, named(self._keys.epoch, _of_training(epoch)))
         return lines
 
@@ -238,27 +278,43 @@ class Form:
 
 def metadata(keys: Iterable[Key]) -> list[Content]:
     """Return the lines that name the units of figures."""
-    return [{"type": "METADATA", "metric": key.name, "metadata": {"unit": key.unit}} for key in keys if key.unit]
+    return [
+        {"type": "METADATA", "metric": key.name, "metadata": {"unit": key.unit}}
+        for key in keys
+        if key.unit
+    ]
 
 
 def logged(step: list[int] | str, data: dict[str, Any]) -> Content:
-    """Return a line of data. `step` is [epoch, step of the epoch], [epoch], [] for the whole run, or "PARAMETER"."""
+    """Return a line of data. `step` is [epoch, step of the epoch], [epoch], [] for the whole run,
+    or "PARAMETER"."""
     return {"type": "LOG", "step": step, "data": data}
 
 
 def named(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return figures under an example's keys and in its units; figures that are missing are left out."""
-    return {key.name: _scaled(figures[key.figure], key.factor) for key in keys if key.figure in figures}
+    """Return figures under an example's keys and in its units; figures that are missing are left
+    out."""
+    return {
+        key.name: _scaled(figures[key.figure], key.factor) for key in keys if key.figure in figures
+    }
 
 
 def text_of(content: Content, began: float, elapsed: float) -> str:
-    """Return a line with its times, in dllogger's order: seconds since 1970, local time, and seconds since the log began.
+    """Return a line with its times, in dllogger's order: seconds since 1970, local time, and
+    seconds since the log began.
 
-    `began` is the start of the log in seconds since 1970, `elapsed` the seconds from there to the line.
+    `began` is the start of the log in seconds since 1970, `elapsed` the seconds from there to the
+    line.
     """
     at = began + elapsed
-    times = {"timestamp": str(at), "datetime": str(datetime.fromtimestamp(at)), "elapsedtime": str(elapsed)}
-    order = ("timestamp", "elapsedtime", "datetime") if content["type"] == "METADATA" else tuple(times)
+    times = {
+        "timestamp": str(at),
+        "datetime": str(datetime.fromtimestamp(at)),
+        "elapsedtime": str(elapsed),
+    }
+    order = (
+        ("timestamp", "elapsedtime", "datetime") if content["type"] == "METADATA" else tuple(times)
+    )
     return f"{PREFIX}{to_json({name: times[name] for name in order} | content)}\n"
 
 
@@ -274,18 +330,27 @@ def _of_training(epoch: Epoch) -> dict[str, float]:
     return found | _speed(images_of(epoch.timed), seconds, steps, share)
 
 
-def _speed(images: int, seconds: float, batches: int | None, share: float | None) -> dict[str, float]:
-    """Return the speed of some batches. `share` is the part of the time in which the engine waited for images.
+def _speed(
+    images: int, seconds: float, batches: int | None, share: float | None
+) -> dict[str, float]:
+    """Return the speed of some batches. `share` is the part of the time in which the engine waited
+    for images.
 
     Logs of older versions have neither batches nor share of an evaluation.
     """
     found = {"images_per_sec": images / seconds, "all_sec": seconds}
     if batches is None or share is None:
         return found
-    batch, data = seconds / batches, seconds / batches * share
+    batch = seconds / batches
+    data = seconds / batches * share
     compute = max(batch - data, 1e-9)
     rate = images / seconds * batch / compute
-    return found | {"batch_sec": batch, "data_sec": data, "compute_sec": compute, "compute_images_per_sec": rate}
+    return found | {
+        "batch_sec": batch,
+        "data_sec": data,
+        "compute_sec": compute,
+        "compute_images_per_sec": rate,
+    }
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

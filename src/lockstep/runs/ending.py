@@ -7,10 +7,12 @@ from lockstep.system.event_log import EvaluateEvent, LogEvent
 
 
 def last_step(first: int, total: int, per_epoch: int, execution: Execution) -> int:
-    """Return the step after which a command ends that resumes a run of `total` steps at step `first`.
+    """Return the step after which a command ends that resumes a run of `total` steps at step
+    `first`.
 
-    Epochs count from the last complete one, so that a command always ends at the end of an epoch, also if the one before it
-    was killed within an epoch. If epochs and steps are given, the smaller number decides.
+    Epochs count from the last complete one, so that a command always ends at the end of an epoch,
+    also if the one before it was killed within an epoch. If epochs and steps are given, the smaller
+    number decides.
 
     >>> last_step(0, 70, 7, Execution(stop_after_epochs=2)), last_step(16, 70, 7, Execution(stop_after_epochs=2))
     (14, 28)
@@ -26,17 +28,24 @@ def last_step(first: int, total: int, per_epoch: int, execution: Execution) -> i
 
 
 def early_stop(log: Iterable[LogEvent], step: int, patience: int) -> str | None:
-    """Return why early stopping ends a run at a step, as a clause; None if it does not, or if `patience` is 0.
+    """Return why early stopping ends a run at a step, as a clause; None if it does not, or if
+    `patience` is 0.
 
-    It is decided from the log alone, after each evaluation of the trained weights: the run ends if the last `patience`
-    evaluations have no higher top-1 than the best one before them. An equal top-1 is no improvement.
+    It is decided from the log alone, after each evaluation of the trained weights: the run ends if
+    the last `patience` evaluations have no higher top-1 than the best one before them. An equal
+    top-1 is no improvement.
     """
     evaluated: list[EvaluateEvent] = [entry for entry in log if entry["kind"] == "evaluate"]
-    found = [entry for entry in evaluated if entry["weights"] == "trained" and entry["step"] <= step]
+    found = [
+        entry for entry in evaluated if entry["weights"] == "trained" and entry["step"] <= step
+    ]
     if not patience or not found or found[-1]["step"] != step:
         return None
     best = max(found, key=lambda entry: (entry["top1_percent"], -entry["step"]))
     since = len(found) - 1 - found.index(best)
     if since < patience:
         return None
-    return f"the last {since} evaluations are not above the top-1 of {best['top1_percent']:.2f} % at step {best['step']}"
+    return (
+        f"the last {since} evaluations are not above the top-1 of {best['top1_percent']:.2f} % at"
+        f" step {best['step']}"
+    )

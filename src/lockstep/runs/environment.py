@@ -22,7 +22,8 @@ class Images(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
-    """The contents of environment.json that are read again. The file also has versions and the processor."""
+    """The contents of environment.json that are read again. The file also has versions and the
+    processor."""
 
     recipe: str
     command: list[str]
@@ -37,7 +38,8 @@ class Environment(TypedDict, total=False):
 
 
 def environment(backend: str | None) -> dict[str, Any]:
-    """Return what results and speed depend on besides the recipe: versions, system, processor, cores, memory.
+    """Return what results and speed depend on besides the recipe: versions, system, processor,
+    cores, memory.
 
     The version of a framework is among them unless `backend` is None.
     """
@@ -54,7 +56,8 @@ def environment(backend: str | None) -> dict[str, Any]:
 
 
 def read_environment(path: Path) -> Environment:
-    """Return the environment that the run in a folder recorded when it last began; empty if it never did.
+    """Return the environment that the run in a folder recorded when it last began; empty if it
+    never did.
 
     Raises `CheckpointError`.
     """
@@ -74,4 +77,6 @@ def _is_environment(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     parts = (value.get(name, {}) for name in ("execution", "train", "val"))
-    return all(isinstance(part, dict) for part in parts) and isinstance(value.get("data"), str | None)
+    return all(isinstance(part, dict) for part in parts) and isinstance(
+        value.get("data"), str | None
+    )

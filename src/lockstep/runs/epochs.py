@@ -25,7 +25,8 @@ class Epoch:
     intervals: tuple[TrainEvent, ...]
     """Training entries in order; at least one."""
     evaluations: dict[str, EvaluateEvent]
-    """Entries of the evaluation at the end of the epoch, by weights ("trained", "ema"); empty without an evaluation."""
+    """Entries of the evaluation at the end of the epoch, by weights ("trained", "ema"); empty
+    without an evaluation."""
 
     @property
     def timed(self) -> tuple[TrainEvent, ...]:
@@ -38,8 +39,12 @@ class Epoch:
         return float(self.intervals[-1]["lr"])
 
     def mean(self, name: Literal["loss", "top1_percent", "top5_percent"]) -> float:
-        """Return the mean of a figure over the epoch's images, from the means of the intervals; NaN if one has none."""
-        found = [math.nan if entry[name] is None else entry[name] * entry["images"] for entry in self.intervals]
+        """Return the mean of a figure over the epoch's images, from the means of the intervals; NaN
+        if one has none."""
+        found = [
+            math.nan if entry[name] is None else entry[name] * entry["images"]
+            for entry in self.intervals
+        ]
         return sum(found) / images_of(self.intervals)
 
 
@@ -64,29 +69,37 @@ def images_of(entries: Iterable[TrainEvent]) -> int:
 
 
 def read_epochs(folder: Path) -> LoggedRun:
-    """Read a run's folder. Raises `CheckpointError` if it holds no run, a corrupt run, or one that has trained nothing."""
+    """Read a run's folder. Raises `CheckpointError` if it holds no run, a corrupt run, or one that
+    has trained nothing."""
     run = read_run(folder)
-    images, ranks = run.environment.get("train", {}).get("images"), run.environment.get("ranks")
+    images = run.environment.get("train", {}).get("images")
+    ranks = run.environment.get("ranks")
     if not run.log or not run.environment:
         raise CheckpointError(f"{folder}: nothing was trained yet")
     if images is None or not is_count(images) or not is_count(ranks):
         raise CheckpointError(
-            f"{folder / 'environment.json'} lacks the number of training images or of ranks; restore the file"
+            f"{folder / 'environment.json'} lacks the number of training images or of ranks;"
+            " restore the file"
         )
     for entry in run.log:
         missing = {"elapsed_sec", *(["lr"] if entry["kind"] == "train" else [])} - entry.keys()
         if missing:
-            raise CheckpointError(f"{folder / 'log.jsonl'}: the entry of step {entry['step']} has no {min(missing)}")
+            raise CheckpointError(
+                f"{folder / 'log.jsonl'}: the entry of step {entry['step']} has no {min(missing)}"
+            )
     per_epoch = steps_per_epoch(run.recipe, images)
     epochs = epochs_of(run.log, per_epoch)
     if not epochs:
         raise CheckpointError(f"{folder}: nothing was trained yet")
     ended_at = (folder / "log.jsonl").stat().st_mtime
-    return LoggedRun(run.recipe, run.environment, per_epoch, epochs, seconds_of_processes(run.log), ended_at)
+    return LoggedRun(
+        run.recipe, run.environment, per_epoch, epochs, seconds_of_processes(run.log), ended_at
+    )
 
 
 def epochs_of(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
-    """Return the epochs in which something was trained. `per_epoch` is the number of steps of an epoch."""
+    """Return the epochs in which something was trained. `per_epoch` is the number of steps of an
+    epoch."""
     # No interval lies in two epochs, and evaluations are at the ends of epochs.
     intervals: dict[int, list[TrainEvent]] = {}
     evaluations: dict[int, dict[str, EvaluateEvent]] = {}
@@ -95,10 +108,14 @@ def epochs_of(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
             intervals.setdefault(entry["first_step"] // per_epoch, []).append(entry)
         if entry["kind"] == "evaluate":
             evaluations.setdefault(entry["step"] // per_epoch - 1, {})[entry["weights"]] = entry
-    return tuple(Epoch(number, tuple(each), evaluations.get(number, {})) for number, each in sorted(intervals.items()))
+    return tuple(
+        Epoch(number, tuple(each), evaluations.get(number, {}))
+        for number, each in sorted(intervals.items())
+    )
 
 
 def seconds_of_processes(entries: Sequence[LogEvent]) -> float:
-    """Return the time of all processes of a log in seconds. Every process logs its start and counts from there."""
+    """Return the time of all processes of a log in seconds. Every process logs its start and counts
+    from there."""
     ends = [before for before, after in pairwise(entries) if after["kind"] == "start"]
     return float(sum(entry["elapsed_sec"] for entry in [*ends, *entries[-1:]]))

@@ -1,4 +1,5 @@
-"""What a listener hears: the events of the log (`lockstep.system.event_log`), and those that are not logged.
+"""What a listener hears: the events of the log (`lockstep.system.event_log`), and those that are
+not logged.
 
 Every event is a dictionary; its `kind` says which fields it has.
 """
@@ -77,7 +78,8 @@ class CellEvent(TypedDict):
 
 
 class PauseEvent(TypedDict):
-    """The command ends before the run, because it was told to. A checkpoint of its last step was saved."""
+    """The command ends before the run, because it was told to. A checkpoint of its last step was
+    saved."""
 
     kind: Literal["pause"]
     step: int

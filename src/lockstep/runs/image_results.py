@@ -1,7 +1,8 @@
 """The results of a run's last evaluation for every image: `validation.npz` in the run's folder.
 
-It holds `step`, the `digest` of the index of the images, `labels`, and for each kind of weights ("trained", "ema") the
-columns of `Scores` as `trained.losses` and so on. Row i is sample i of the index, whichever rank evaluated it.
+It holds `step`, the `digest` of the index of the images, `labels`, and for each kind of weights
+("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row i is sample i of the
+index, whichever rank evaluated it.
 """
 
 import zipfile
@@ -36,14 +37,19 @@ class Results:
 
 def write_results(folder: Path, results: Results) -> None:
     """Write the results into a run's folder. A reader never sees a partial file."""
-    arrays = {f"{weights}.{name}": getattr(scores, name) for weights, scores in results.scores.items() for name in _COLUMNS}
+    arrays = {
+        f"{weights}.{name}": getattr(scores, name)
+        for weights, scores in results.scores.items()
+        for name in _COLUMNS
+    }
     labels = next(iter(results.scores.values())).labels
     with replacing(folder / FILE) as partial, partial.open("wb") as file:
         np.savez_compressed(file, step=results.step, digest=results.digest, labels=labels, **arrays)
 
 
 def read_results(folder: Path) -> Results | None:
-    """Return the results in a run's folder; None if it has none, for example because the run is not finished.
+    """Return the results in a run's folder; None if it has none, for example because the run is not
+    finished.
 
     Raises `CheckpointError` if the file cannot be read.
     """
@@ -52,9 +58,13 @@ def read_results(folder: Path) -> Results | None:
         # Opened here: NumPy does not close a file that it cannot read.
         with open_regular(path, RECORDS) as file, np.load(file, allow_pickle=False) as arrays:
             labels = arrays["labels"]
-            found = [name.removesuffix(".losses") for name in arrays.files if name.endswith(".losses")]
+            found = [
+                name.removesuffix(".losses") for name in arrays.files if name.endswith(".losses")
+            ]
             scores = {
-                weights: Scores(labels=labels, **{name: arrays[f"{weights}.{name}"] for name in _COLUMNS})
+                weights: Scores(
+                    labels=labels, **{name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
+                )
                 for weights in found
             }
             return Results(int(arrays["step"]), str(arrays["digest"]), scores)
@@ -62,5 +72,6 @@ def read_results(folder: Path) -> Results | None:
         return None
     except _DAMAGE as error:
         raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); remove it to continue without it"
+            f"{path} cannot be read ({type(error).__name__}: {error}); remove it to continue"
+            " without it"
         ) from None

@@ -1,8 +1,9 @@
 """The JSON document of `--report FILE` in NVIDIA's MXNet example of 2019 (report.py).
 
-Metrics are lists by epoch; accuracies are in percent. `time` is the mean of an iteration in seconds. A metric that was not
-measured in every epoch has fewer values. Profiled steps have no speed. A log has the times of intervals, not of single
-steps. Therefore all steps of an epoch count here, while the example leaves out the first iteration of an epoch.
+Metrics are lists by epoch; accuracies are in percent. `time` is the mean of an iteration in
+seconds. A metric that was not measured in every epoch has fewer values. Profiled steps have no
+speed. A log has the times of intervals, not of single steps. Therefore all steps of an epoch count
+here, while the example leaves out the first iteration of an epoch.
 """
 
 import math
@@ -18,21 +19,37 @@ def of_run(run: LoggedRun) -> str:
     """Return the document of a run."""
     metrics = [metrics_of(epoch, run.recipe.global_batch_images) for epoch in run.epochs]
     about = run.environment
-    return document(run.recipe.fields()["model"], about["ranks"], run.seconds, about.get("command", []), metrics)
+    return document(
+        run.recipe.fields()["model"], about["ranks"], run.seconds, about.get("command", []), metrics
+    )
 
 
-def document(model: Any, ranks: int, seconds: float, command: Sequence[str], epochs: Iterable[dict[str, float]]) -> str:
-    """Return a document. `seconds` is the time of all processes; `epochs` are the metrics of every epoch, in order."""
+def document(
+    model: Any,
+    ranks: int,
+    seconds: float,
+    command: Sequence[str],
+    epochs: Iterable[dict[str, float]],
+) -> str:
+    """Return a document. `seconds` is the time of all processes; `epochs` are the metrics of every
+    epoch, in order."""
     metrics: dict[str, list[float]] = {}
     for epoch in epochs:
         for name, value in epoch.items():
             metrics.setdefault(name, []).append(value)
-    report = {"model": model, "ngpus": ranks, "total_duration": seconds, "cmd": command, "metrics": metrics}
+    report = {
+        "model": model,
+        "ngpus": ranks,
+        "total_duration": seconds,
+        "cmd": command,
+        "metrics": metrics,
+    }
     return to_json(report, indent=4)
 
 
 def metrics_of(epoch: Epoch, batch_images: int) -> dict[str, float]:
-    """Return the metrics of an epoch, as far as it was trained and evaluated. `batch_images` are the images of a step."""
+    """Return the metrics of an epoch, as far as it was trained and evaluated. `batch_images` are
+    the images of a step."""
     return _trained(epoch) | _evaluated(epoch, batch_images)
 
 

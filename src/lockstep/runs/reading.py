@@ -56,7 +56,14 @@ class Run:
     @property
     def steps(self) -> int | None:
         """Steps of the whole run; None if it never started."""
-        return next((event["total"] for event in reversed(self.log) if event["kind"] == "start" and "total" in event), None)
+        return next(
+            (
+                event["total"]
+                for event in reversed(self.log)
+                if event["kind"] == "start" and "total" in event
+            ),
+            None,
+        )
 
     @property
     def trouble(self) -> str | None:
@@ -74,9 +81,16 @@ class Run:
         if self.report is None:
             return None
         of = f"step {self.report['steps']}" + (f" of {self.steps}" if self.steps else "")
-        found = [f"stopped early at {of}: {self.report['stopped_early']}"] if "stopped_early" in self.report else []
+        found = (
+            [f"stopped early at {of}: {self.report['stopped_early']}"]
+            if "stopped_early" in self.report
+            else []
+        )
         if times := self.report.get("restarts", 0):
-            found.append(f"its ranks were started again {times} time{'' if times == 1 else 's'} after a failure")
+            found.append(
+                f"its ranks were started again {times} time{'' if times == 1 else 's'} after a"
+                " failure"
+            )
         found += [] if self.report["final"] else [f"finished at {of}, and not evaluated there"]
         return "; ".join(found) or None
 
@@ -89,14 +103,23 @@ class Run:
             for i, loss in enumerate(entry["losses"])
             if not _is_finite(loss)
         ]
-        evaluated = [f"{e['step']} ({e['weights']})" for e in self.evaluations if not _is_finite(e["loss"])]
-        found = [f"in training at {len(steps)} steps, the first of them {steps[0]}"] if steps else []
+        evaluated = [
+            f"{e['step']} ({e['weights']})" for e in self.evaluations if not _is_finite(e["loss"])
+        ]
+        found = (
+            [f"in training at {len(steps)} steps, the first of them {steps[0]}"] if steps else []
+        )
         found += [f"in the evaluation at step {', '.join(evaluated[:3])}"] if evaluated else []
-        return f"The loss is not finite {' and '.join(found)}; the curves leave these out." if found else None
+        return (
+            f"The loss is not finite {' and '.join(found)}; the curves leave these out."
+            if found
+            else None
+        )
 
     @property
     def final(self) -> Mapping[str, Evaluation | EvaluateEvent]:
-        """The last evaluation by weights ("trained", "ema"). For an unfinished run it is the newest one."""
+        """The last evaluation by weights ("trained", "ema"). For an unfinished run it is the newest
+        one."""
         if self.report is not None:
             return self.report["final"]
         last = self.evaluations[-1]["step"] if self.evaluations else None
@@ -109,7 +132,8 @@ class Run:
 
     @property
     def recipe_name(self) -> str:
-        """The name of the recipe that this run uses or is based on; "" if the run did not record it."""
+        """The name of the recipe that this run uses or is based on; "" if the run did not record
+        it."""
         return printable(self.recipe.based_on)
 
     @property
@@ -119,8 +143,8 @@ class Run:
 
     @cached_property
     def published(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
-        """The published recipe that this run's recipe is based on, else the one with the fewest different fields; and these
-        fields as (published, of this run)."""
+        """The published recipe that this run's recipe is based on, else the one with the fewest
+        different fields; and these fields as (published, of this run)."""
         names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)
         found = {name: difference(RECIPES[name](), self.recipe) for name in names}
         return min(found.items(), key=lambda each: len(each[1]))
@@ -132,7 +156,10 @@ def read_run(folder: Path, name: str = "") -> Run:
     Raises `CheckpointError` if the folder holds no run, or if its content cannot be read.
     """
     if not (folder / "recipe.yaml").is_file():
-        raise CheckpointError(f"{folder} is not a run's folder: it has no recipe.yaml; expected the --out of lockstep train")
+        raise CheckpointError(
+            f"{folder} is not a run's folder: it has no recipe.yaml; expected the --out of lockstep"
+            " train"
+        )
     report = read_report(folder)
     return Run(
         folder=folder,

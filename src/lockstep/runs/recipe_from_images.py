@@ -25,22 +25,32 @@ def settle(
     out: Path,
     of_weights: Mapping[str, Any],
 ) -> Recipe:
-    """Return the recipe `my-images` for a run's images and device, and send the choices to the listener.
+    """Return the recipe `my-images` for a run's images and device, and send the choices to the
+    listener.
 
-    `of_weights` are the fields that given weights decide where `changes` do not; empty if none are given.
+    `of_weights` are the fields that given weights decide where `changes` do not; empty if none are
+    given.
     """
     facts = facts_of(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
     taken = {name: value for name, value in of_weights.items() if name not in changes}
     recipe = settled(facts, taken | dict(changes)).named(NAME)
-    recorder.tell({"kind": "settled", "lines": [*explained(recipe, facts, out), *_explained_weights(taken)]})
+    recorder.tell(
+        {"kind": "settled", "lines": [*explained(recipe, facts, out), *_explained_weights(taken)]}
+    )
     return recipe
 
 
 def _explained_weights(taken: Mapping[str, Any]) -> list[str]:
-    """Return a line that says which fields the given weights decide, without those that have their usual value."""
+    """Return a line that says which fields the given weights decide, without those that have their
+    usual value."""
     usual = Recipe().fields()
-    unusual = {name: value for name, value in taken.items() if name == "model" or value != usual[name]}
-    values = [f"{name} {value if not isinstance(value, dict) else 'without a name'}" for name, value in unusual.items()]
+    unusual = {
+        name: value for name, value in taken.items() if name == "model" or value != usual[name]
+    }
+    values = [
+        f"{name} {value if not isinstance(value, dict) else 'without a name'}"
+        for name, value in unusual.items()
+    ]
     return [f"  as the given weights need it: {', '.join(values)}"] if values else []
 
 
@@ -51,7 +61,9 @@ def facts_of(training: Index, execution: Execution, *, on_gpu: bool, ranks: int)
         images=len(training),
         shorter_side=int(np.median(training.sizes.min(axis=1))),
         on_gpu=on_gpu,
-        precision="bf16" if fast_precision(on_gpu) == "bf16" else "fp32",  # fp16 on older GPUs needs loss scaling
+        precision=(
+            "bf16" if fast_precision(on_gpu) == "bf16" else "fp32"
+        ),  # fp16 on older GPUs needs loss scaling
         decodes_small=execution.loader == "host",
         units=ranks * execution.accumulation_steps,
     )
@@ -62,10 +74,15 @@ def explained(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
     steps = steps_per_epoch(recipe, facts.images)
     plural = "" if recipe.epochs == 1 else "s"
     return [
-        f"{NAME}: {recipe.logits} logits, {recipe.image_size} px in {recipe.precision}, {recipe.epochs} epoch{plural} of "
-        f"{steps} steps of {recipe.global_batch_images} images, peak learning rate {peak_lr(recipe):.2g} after "
-        f"{recipe.warmup_epochs:g} of warm-up",
-        f"  for {facts.images:,} training images of {facts.classes} classes, typically {facts.shorter_side} px, on a "
-        f"{'GPU' if facts.on_gpu else 'CPU'} that is fast in {facts.precision}; "
-        f"all values are in {out}/recipe.yaml, --set changes them",
+        (
+            f"{NAME}: {recipe.logits} logits, {recipe.image_size} px in {recipe.precision},"
+            f" {recipe.epochs} epoch{plural} of {steps} steps of {recipe.global_batch_images}"
+            f" images, peak learning rate {peak_lr(recipe):.2g} after {recipe.warmup_epochs:g} of"
+            " warm-up"
+        ),
+        (
+            f"  for {facts.images:,} training images of {facts.classes} classes, typically"
+            f" {facts.shorter_side} px, on a {'GPU' if facts.on_gpu else 'CPU'} that is fast in"
+            f" {facts.precision}; all values are in {out}/recipe.yaml, --set changes them"
+        ),
     ]

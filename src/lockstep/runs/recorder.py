@@ -1,4 +1,5 @@
-"""The recorder passes a run's events on: to `log.jsonl`, to loggers such as TensorBoard, and to a listener."""
+"""The recorder passes a run's events on: to `log.jsonl`, to loggers such as TensorBoard, and to a
+listener."""
 
 import os
 import time
@@ -20,9 +21,12 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Passes events on. A context manager. Until a folder is opened (on rank 0 only), events go only to the listener."""
+    """Passes events on. A context manager. Until a folder is opened (on rank 0 only), events go
+    only to the listener."""
 
-    def __init__(self, listener: Listener | None, loggers: Sequence[str] = ("tensorboard",)) -> None:
+    def __init__(
+        self, listener: Listener | None, loggers: Sequence[str] = ("tensorboard",)
+    ) -> None:
         self._listener = listener
         self._log: TextIO | None = None
         self._names = loggers
@@ -31,7 +35,8 @@ class Recorder:
         self._began = time.perf_counter()
         self._paused = False
         self.evaluations: list[EvaluateEvent] = []
-        """The log's evaluation entries. Training entries are not kept: a long run has many of them."""
+        """The log's evaluation entries. Training entries are not kept: a long run has many of them.
+        """
         self.train_sec = 0.0
         """Seconds of training in all processes of the run so far, without evaluation and saving."""
         self.restarts = 0
@@ -57,23 +62,29 @@ class Recorder:
         evaluates_again: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin or resume the log and the loggers of a run at `step`, on rank 0 only. Loggers get `about`.
+        """Begin or resume the log and the loggers of a run at `step`, on rank 0 only. Loggers get
+        `about`.
 
-        Entries that will be written again are removed from the log: entries after the step, a truncated line, and with
-        `evaluates_again` the evaluations at the step.
+        Entries that will be written again are removed from the log: entries after the step, a
+        truncated line, and with `evaluates_again` the evaluations at the step.
         """
         path = folder / "log.jsonl"
         kept = [
             entry
             for entry in read_log(path)
             if entry["kind"] != "diverged"
-            and (entry["step"] < step or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate")))
+            and (
+                entry["step"] < step
+                or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate"))
+            )
         ]
         write_text(path, "".join(_line(entry) for entry in kept))
         for entry in kept:
             self._keep(entry)
         self._log = path.open("a", encoding="utf-8")
-        self._loggers = Loggers(self._names, Opening(folder, step, about or {}, None, kept), self.warn)
+        self._loggers = Loggers(
+            self._names, Opening(folder, step, about or {}, None, kept), self.warn
+        )
         self._rates = rates
 
     def _keep(self, event: LogEvent) -> None:
@@ -91,12 +102,14 @@ class Recorder:
             self._listener(event)
 
     def pause(self, event: PauseEvent) -> None:
-        """Send the listener the event that this command ends before the run; loggers are closed as for a stopped run."""
+        """Send the listener the event that this command ends before the run; loggers are closed as
+        for a stopped run."""
         self._paused = True
         self.tell(event)
 
     def note(self, message: str) -> None:
-        """Send the listener a note: something that is allowed, but that users should know before the work begins."""
+        """Send the listener a note: something that is allowed, but that users should know before
+        the work begins."""
         self.tell({"kind": "note", "message": message})
 
     def warn(self, message: str) -> None:
@@ -104,8 +117,11 @@ class Recorder:
         self.tell({"kind": "warning", "message": message})
 
     def progress(self, what: str) -> Callable[[int, int], None]:
-        """Return a function that reports progress; call it with the number of items done and the total."""
-        return lambda done, total: self.tell({"kind": "progress", "what": what, "done": done, "total": total})
+        """Return a function that reports progress; call it with the number of items done and the
+        total."""
+        return lambda done, total: self.tell(
+            {"kind": "progress", "what": what, "done": done, "total": total}
+        )
 
     def watched(self, what: str, items: Iterator[T], total: int) -> Iterator[T]:
         """Yield all items and report progress after each."""
@@ -136,7 +152,8 @@ class Recorder:
             self._loggers.images(group, pictures, step)
 
     def flush(self) -> None:
-        """Wait until the log is on disk, so that no checkpoint is newer than its log after a power failure."""
+        """Wait until the log is on disk, so that no checkpoint is newer than its log after a power
+        failure."""
         if self._log is not None:
             os.fsync(self._log.fileno())
 
@@ -147,7 +164,11 @@ class Recorder:
         others = {"step", "first_step", "images", "batches", "elapsed_sec", "traced"}
         if "traced" in event:  # the profiler's overhead would distort the speed
             others |= {"images_per_sec", "data_wait_share"}
-        figures = {name: value for name, value in event.items() if isinstance(value, float | int) and name not in others}
+        figures = {
+            name: value
+            for name, value in event.items()
+            if isinstance(value, float | int) and name not in others
+        }
         self._loggers.figures(group, figures, event["step"])
 
 

@@ -34,8 +34,8 @@ class Report(TypedDict):
     epochs: int
     steps: int
     final: dict[str, Evaluation]
-    """The evaluation of the last step by weights: "trained" and, if the recipe has a moving average, "ema". Empty if the run
-    was not evaluated then (`train_only`)."""
+    """The evaluation of the last step by weights: "trained" and, if the recipe has a moving
+    average, "ema". Empty if the run was not evaluated then (`train_only`)."""
     best: Evaluation | None
     """The evaluation of the trained weights with the highest top-1; None if there was none."""
     images_per_sec: float | None
@@ -52,8 +52,8 @@ class Report(TypedDict):
     device: str
     ranks: int
     published: NotRequired[Comparison | None]
-    """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy of it, or if the run was
-    not evaluated at its end."""
+    """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy
+    of it, or if the run was not evaluated at its end."""
     stopped_early: NotRequired[str]
     """Why early stopping ended the run before its last epoch."""
     restarts: NotRequired[int]
@@ -75,17 +75,26 @@ def report_of(
     stopped_early: str | None = None,
     restarts: int = 0,
 ) -> Report:
-    """Return the report of a run that ended after `steps` steps. `evaluations` are its log's evaluation entries; `scores`
-    are of the last step, and empty if it was not evaluated."""
+    """Return the report of a run that ended after `steps` steps. `evaluations` are its log's
+    evaluation entries; `scores` are of the last step, and empty if it was not evaluated."""
     best = best_step(evaluations)
-    final = {event["weights"]: _evaluation(event) for event in evaluations if event["step"] == steps}
+    final = {
+        event["weights"]: _evaluation(event) for event in evaluations if event["step"] == steps
+    }
     report: Report = {
         "recipe": recipe.based_on,
         "model": recipe.fields()["model"],
         "epochs": recipe.epochs,
         "steps": steps,
         "final": final,
-        "best": next((_evaluation(e) for e in evaluations if e["step"] == best and e["weights"] == "trained"), None),
+        "best": next(
+            (
+                _evaluation(e)
+                for e in evaluations
+                if e["step"] == best and e["weights"] == "trained"
+            ),
+            None,
+        ),
         "images_per_sec": throughput.images_per_sec,
         "data_wait_share": throughput.data_wait_share,
         "train_sec": train_sec,
@@ -111,7 +120,9 @@ def published_beside(recipe: Recipe, report: Report) -> Comparison | None:
     if final is None:
         return None
     how = {"images": final["images"], "classes": len(report["classes"])}
-    found = beside_published(recipe, top1_percent=final["top1_percent"], precision=recipe.precision, **how)
+    found = beside_published(
+        recipe, top1_percent=final["top1_percent"], precision=recipe.precision, **how
+    )
     if found is None or found["not_compared"] or "stopped_early" not in report:
         return found
     reason = f"early stopping ended this run before its {recipe.epochs} epochs"
@@ -119,18 +130,23 @@ def published_beside(recipe: Recipe, report: Report) -> Comparison | None:
 
 
 def _evaluation(event: EvaluateEvent) -> Evaluation:
-    return cast(Evaluation, {name: value for name, value in event.items() if name not in ("kind", "weights")})
+    return cast(
+        Evaluation,
+        {name: value for name, value in event.items() if name not in ("kind", "weights")},
+    )
 
 
 def changed_fields(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields in which a recipe differs from the published one it is based on; empty if it is based on none."""
+    """Return the fields in which a recipe differs from the published one it is based on; empty if
+    it is based on none."""
     if recipe.based_on not in RECIPES:
         return {}
     return {name: own for name, (_, own) in difference(RECIPES[recipe.based_on](), recipe).items()}
 
 
 def read_report(path: Path) -> Report | None:
-    """Return the report of the run in a folder; None if the run is not finished or the file is not a report."""
+    """Return the report of the run in a folder; None if the run is not finished or the file is not
+    a report."""
     try:
         report = parsed(read_regular(path / "report.json", RECORDS))
     except (OSError, ValueError):
@@ -139,10 +155,13 @@ def read_report(path: Path) -> Report | None:
 
 
 def _is_report(value: Any) -> bool:
-    """Return whether a value is the report of a finished run. Only fields that are read again are checked."""
+    """Return whether a value is the report of a finished run. Only fields that are read again are
+    checked."""
     if not isinstance(value, dict):
         return False
-    final, best, classes, counts = (value.get(name) for name in ("final", "best", "classes", "per_class"))
+    final, best, classes, counts = (
+        value.get(name) for name in ("final", "best", "classes", "per_class")
+    )
     if not (isinstance(final, dict) and isinstance(counts, dict) and is_list_of(is_text)(classes)):
         return False
     if final and ("trained" not in final or best is None):
@@ -150,8 +169,14 @@ def _is_report(value: Any) -> bool:
     evaluations = [(each, {"step", *Summary.__required_keys__}) for each in final.values()]
     evaluations += [] if best is None else [(best, {"step", "top1_percent"})]
     return (
-        all(isinstance(each, dict) and problem_of_fields(each, needed) is None for each, needed in evaluations)
-        and all(isinstance(each, dict) and _are_counts(each, len(classes or ())) for each in counts.values())
+        all(
+            isinstance(each, dict) and problem_of_fields(each, needed) is None
+            for each, needed in evaluations
+        )
+        and all(
+            isinstance(each, dict) and _are_counts(each, len(classes or ()))
+            for each in counts.values()
+        )
         and is_figure(value.get("images_per_sec"))
         and (value.get("published") is None or is_comparison(value["published"]))
         and isinstance(value.get("stopped_early", ""), str)
@@ -162,4 +187,7 @@ def _is_report(value: Any) -> bool:
 
 def _are_counts(columns: Mapping[str, Any], classes: int) -> bool:
     found = [columns.get(name) for name in ClassCounts.__required_keys__]
-    return all(isinstance(column, list) and len(column) == classes and all(map(is_count, column)) for column in found)
+    return all(
+        isinstance(column, list) and len(column) == classes and all(map(is_count, column))
+        for column in found
+    )

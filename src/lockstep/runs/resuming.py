@@ -1,7 +1,8 @@
-"""Resuming an existing run: whatever is not given is taken from its folder, and its schedule may change.
+"""Resuming an existing run: whatever is not given is taken from its folder, and its schedule may
+change.
 
-A run can resume with another schedule, such as more epochs, if the learning rates of all completed steps stay the same, bit
-for bit. The run's results so far are then also the new recipe's results.
+A run can resume with another schedule, such as more epochs, if the learning rates of all completed
+steps stay the same, bit for bit. The run's results so far are then also the new recipe's results.
 """
 
 import json
@@ -55,8 +56,8 @@ class Asked:
     data: Path
     execution: Execution
     taken: dict[str, str]
-    """What was taken from the run's folder, in words. Keys are none or some of "recipe", "evaluation", "data" and
-    "execution"."""
+    """What was taken from the run's folder, in words. Keys are none or some of "recipe",
+    "evaluation", "data" and "execution"."""
 
 
 def complete(
@@ -68,14 +69,16 @@ def complete(
     changes: Mapping[str, Any] | None = None,
     how: Mapping[str, Any] | None = None,
 ) -> Asked:
-    """Return the given values; whatever is not given is taken from the last command of the run in `out`.
+    """Return the given values; whatever is not given is taken from the last command of the run in
+    `out`.
 
-    `changes` are new values for recipe fields. `how` are new values for execution fields; they are used only if `execution`
-    is not given. If a recipe is given, nothing of the execution is taken from the run. If it is given by name, the run keeps
-    the geometry of its evaluations, which a recipe of this name may not have had when the run began.
+    `changes` are new values for recipe fields. `how` are new values for execution fields; they are
+    used only if `execution` is not given. If a recipe is given, nothing of the execution is taken
+    from the run. If it is given by name, the run keeps the geometry of its evaluations, which a
+    recipe of this name may not have had when the run began.
 
-    Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the run's folder cannot be
-    read.
+    Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the
+    run's folder cannot be read.
     """
     taken: dict[str, str] = {}
     last: dict[str, Any] = {}
@@ -86,10 +89,14 @@ def complete(
         found = load_recipe(out / "recipe.yaml")
     if recipe is None and found is not None:
         last = last_execution(out) if execution is None else {}
-        taken["recipe"] = f"its recipe ({printable(found.based_on)})" if found.based_on else "its recipe"
+        taken["recipe"] = (
+            f"its recipe ({printable(found.based_on)})" if found.based_on else "its recipe"
+        )
     settled = None if found is None else found.replace(**(changes or {}))
     if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
-        settled, kept_geometry = _with_geometry_of(load_recipe(out / "recipe.yaml"), settled, changes or {})
+        settled, kept_geometry = _with_geometry_of(
+            load_recipe(out / "recipe.yaml"), settled, changes or {}
+        )
         if kept_geometry:
             taken["evaluation"] = f"its evaluation ({kept_geometry})"
     if data is None:
@@ -98,16 +105,22 @@ def complete(
     if execution is None:
         kept = {name: value for name, value in last.items() if name not in (how or {})}
         execution = Execution.of(kept | dict(how or {}))
-        unusual = [f"{name}={value}" for name, value in kept.items() if value != Execution().fields()[name]]
+        unusual = [
+            f"{name}={value}" for name, value in kept.items() if value != Execution().fields()[name]
+        ]
         if unusual:
             taken["execution"] = ", ".join(unusual)
     return Asked(settled, Path(data), execution, taken)
 
 
-def _with_geometry_of(there: Recipe, asked: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, str]:
-    """Return a recipe with the geometry of evaluation of the run's recipe, `there`, and what differs, in words.
+def _with_geometry_of(
+    there: Recipe, asked: Recipe, changes: Mapping[str, Any]
+) -> tuple[Recipe, str]:
+    """Return a recipe with the geometry of evaluation of the run's recipe, `there`, and what
+    differs, in words.
 
-    Fields that `changes` set stay as they are. So do all if the run cannot resume with this recipe for another reason.
+    Fields that `changes` set stay as they are. So do all if the run cannot resume with this recipe
+    for another reason.
     """
     free = {"eval_antialias", *GEOMETRY} - changes.keys() - eval_fields(dict(changes)).keys()
     changed = difference(there, asked)
@@ -118,23 +131,32 @@ def _with_geometry_of(there: Recipe, asked: Recipe, changes: Mapping[str, Any]) 
 
 
 def last_execution(out: Path) -> dict[str, Any]:
-    """Return the last execution of the run in a folder, as fields of `Execution`; empty if the run never began.
+    """Return the last execution of the run in a folder, as fields of `Execution`; empty if the run
+    never began.
 
     Fields that this version does not know, and fields that concern a single command, are left out.
     """
     found = read_environment(out).get("execution")
     known = [name for name in Execution.model_fields if name not in _OF_ONE_COMMAND]
-    fields = {name: found[name] for name in known if name in found} if isinstance(found, dict) else {}
+    fields = (
+        {name: found[name] for name in known if name in found} if isinstance(found, dict) else {}
+    )
     try:
-        return {name: value for name, value in Execution.of(fields).fields().items() if name in fields}
+        return {
+            name: value for name, value in Execution.of(fields).fields().items() if name in fields
+        }
     except RecipeError as error:
-        raise CheckpointError(f"{out / 'environment.json'}: execution: {error}; restore it or remove it") from None
+        raise CheckpointError(
+            f"{out / 'environment.json'}: execution: {error}; restore it or remove it"
+        ) from None
 
 
 def with_the_same_parts(execution: Execution, out: Path, ranks: int) -> Execution:
-    """Return the execution of a run that resumes on this many ranks: with `keep_global_batch`, in as many parts as before.
+    """Return the execution of a run that resumes on this many ranks: with `keep_global_batch`, in
+    as many parts as before.
 
-    The parts of a step are the ranks times the accumulation steps. Raises `RecipeError` if the ranks cannot share them.
+    The parts of a step are the ranks times the accumulation steps. Raises `RecipeError` if the
+    ranks cannot share them.
     """
     there = read_environment(out) if execution.keep_global_batch and holds_run(out) else {}
     before = there.get("ranks", 0)
@@ -144,8 +166,8 @@ def with_the_same_parts(execution: Execution, out: Path, ranks: int) -> Executio
     if parts % ranks:
         possible = [str(count) for count in range(1, parts + 1) if parts % count == 0]
         raise RecipeError(
-            f"{out} computes a step in {parts} parts, which {ranks} ranks cannot share equally; use {', '.join(possible)} "
-            "ranks, or leave out --keep-global-batch"
+            f"{out} computes a step in {parts} parts, which {ranks} ranks cannot share equally; use"
+            f" {', '.join(possible)} ranks, or leave out --keep-global-batch"
         )
     return execution.replace(accumulation_steps=parts // ranks)
 
@@ -157,15 +179,18 @@ def _last_data(out: Path) -> Path:
     if not isinstance(found, str):
         raise DataError(f"{out} does not say which images it was trained on; add --data DATA")
     if not Path(found).exists():
-        raise DataError(f"{out} was trained on {found}, which does not exist; give the path of its images: --data DATA")
+        raise DataError(
+            f"{out} was trained on {found}, which does not exist; give the path of its images:"
+            " --data DATA"
+        )
     return Path(found)
 
 
 def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
     """Return why the run in `out` cannot resume with another recipe, in sentences; None if it can.
 
-    `there` is the run's recipe, `asked` the new one, `images` the number of training images. An empty string means that
-    fields other than the schedule differ.
+    `there` is the run's recipe, `asked` the new one, `images` the number of training images. An
+    empty string means that fields other than the schedule differ.
     """
     changed = difference(there, asked)
     if set(changed) - set(SCHEDULE):
@@ -173,18 +198,19 @@ def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
     per_epoch = steps_per_epoch(there, images)
     done = max(checkpoint.steps(out / "checkpoints"), default=0)
     if asked.epochs * per_epoch < done:
-        return f"It has done {done} steps, but epochs={asked.epochs} ends at step {asked.epochs * per_epoch}."
+        return (
+            f"It has done {done} steps, but epochs={asked.epochs} ends at step"
+            f" {asked.epochs * per_epoch}."
+        )
     before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, asked))
     if before.tobytes() == after.tobytes():
         return None
     step = int(np.flatnonzero(before != after)[0])
-    run, settings = (
-        shlex.quote(str(out)),
-        [f"{name}={json.dumps(new, allow_nan=False)}" for name, (_, new) in changed.items()],
-    )
+    run = shlex.quote(str(out))
+    settings = [f"{name}={json.dumps(new, allow_nan=False)}" for name, (_, new) in changed.items()]
     return (
-        f"It has done {done} steps, and the new schedule changes their learning rates: step {step} had "
-        f"{before[step]:.6g}, and would have {after[step]:.6g}.\nTo start a new run from its weights, at step 0:\n"
-        f"  lockstep train --recipe {run} --weights {run} --data DATA --out ANOTHER "
-        + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+        f"It has done {done} steps, and the new schedule changes their learning rates: step {step}"
+        f" had {before[step]:.6g}, and would have {after[step]:.6g}.\nTo start a new run from its"
+        f" weights, at step 0:\n  lockstep train --recipe {run} --weights {run} --data DATA --out"
+        " ANOTHER " + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
     )

@@ -38,35 +38,41 @@ def train(
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> Report:
-    """Train a recipe on the training images of `data`, evaluate it on the validation images, and return the report.
+    """Train a recipe on the training images of `data`, evaluate it on the validation images, and
+    return the report.
 
-    - `recipe` is a name, a file or a `Recipe`. The default is `my-images`: its values are chosen from the images and the
-      device before the run and written to `out/recipe.yaml` (docs/my-images.md).
-    - `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md).
+    - `recipe` is a name, a file or a `Recipe`. The default is `my-images`: its values are chosen
+      from the images and the device before the run and written to `out/recipe.yaml`
+      (docs/my-images.md).
+    - `data` holds `train` and `val` as folders of classes, or files in another storage format
+      (docs/data.md).
     - `out` is the run's folder. The report is also in `out/report.json`.
     - `changes` are new values for fields of the recipe.
-    - `split` sets this share of the images apart for validation if `data` has no validation images. It sets the recipe's
-      `validation_share`.
-    - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the recipe's initial ones, at
-      step 0 and with velocities of 0. A classifier for another number of logits is initialised again. A recipe with
-      `sparsity` or `quantisation` needs `weights`. Without `recipe`, the weights decide the model, and mean, standard
-      deviation and interpolation of the images.
-    - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes where that program stopped,
-      with its velocities, moving average, loss scale and step or epoch, as far as the checkpoint has them; notes say what it
-      lacks.
+    - `split` sets this share of the images apart for validation if `data` has no validation images.
+      It sets the recipe's `validation_share`.
+    - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the
+      recipe's initial ones, at step 0 and with velocities of 0. A classifier for another number of
+      logits is initialised again. A recipe with `sparsity` or `quantisation` needs `weights`.
+      Without `recipe`, the weights decide the model, and mean, standard deviation and interpolation
+      of the images.
+    - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes
+      where that program stopped, with its velocities, moving average, loss scale and step or epoch,
+      as far as the checkpoint has them; notes say what it lacks.
 
-    Called again with the same arguments, it resumes from the newest intact checkpoint in `out`, bit for bit as if it had
-    never stopped. `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the report is then
-    empty, and the same call resumes it. A finished run returns its report at once. With several processes (torchrun), every
-    process calls this.
+    Called again with the same arguments, it resumes from the newest intact checkpoint in `out`, bit
+    for bit as if it had never stopped. `execution` can end a call before the run
+    (`stop_after_epochs`, `stop_after_steps`); the report is then empty, and the same call resumes
+    it. A finished run returns its report at once. With several processes (torchrun), every process
+    calls this.
 
-    An existing run needs only `out`. Without `recipe` it resumes with its own recipe, and with its own execution if none is
-    given. Without `data` it resumes with its own images. The schedule may change, for example to more epochs, if the
-    learning rates of all completed steps stay the same (`lockstep.runs.resuming`). It does not need `weights`, and refuses
-    weights that it was not started from.
+    An existing run needs only `out`. Without `recipe` it resumes with its own recipe, and with its
+    own execution if none is given. Without `data` it resumes with its own images. The schedule may
+    change, for example to more epochs, if the learning rates of all completed steps stay the same
+    (`lockstep.runs.resuming`). It does not need `weights`, and refuses weights that it was not
+    started from.
 
-    Raises `UserError` for wrong arguments, `DivergedError` if a loss or a score is not finite, `Interrupted` when a signal
-    asked it to stop and everything is saved.
+    Raises `UserError` for wrong arguments, `DivergedError` if a loss or a score is not finite,
+    `Interrupted` when a signal asked it to stop and everything is saved.
 
     On ranks other than 0 the report is empty, unless the run was finished before the call.
 
@@ -82,13 +88,20 @@ def train(
     asked = resuming.complete(out, recipe, data, execution, changes=changes)
     if weights is not None and resume_from is not None:
         raise UserError(
-            "--weights and --resume-from are both given: a run starts from weights, or resumes from a checkpoint"
+            "--weights and --resume-from are both given: a run starts from weights, or resumes from"
+            " a checkpoint"
         )
-    given = _Given(Path(weights or resume_from or ""), resume_from is not None) if weights or resume_from else None
+    given = (
+        _Given(Path(weights or resume_from or ""), resume_from is not None)
+        if weights or resume_from
+        else None
+    )
     with StopRequests() as stop:
         world = backends.load(asked.execution.backend).world(asked.execution)
         try:
-            with Recorder(listener if world.rank == 0 else None, asked.execution.loggers_used) as recorder:
+            with Recorder(
+                listener if world.rank == 0 else None, asked.execution.loggers_used
+            ) as recorder:
                 return _carry_out(asked, out, changes, given, world, recorder, stop)
         finally:
             world.close()
@@ -111,7 +124,8 @@ def _carry_out(
     recorder: Recorder,
     stop: StopRequests,
 ) -> Report:
-    execution, leads = resuming.with_the_same_parts(asked.execution, out, world.ranks), world.rank == 0
+    execution = resuming.with_the_same_parts(asked.execution, out, world.ranks)
+    leads = world.rank == 0
     units = world.ranks * execution.accumulation_steps
     if leads and asked.recipe:  # first, so that nothing else about another recipe is reported
         refuse_another_recipe(out, asked.recipe, resuming.SCHEDULE)
@@ -120,7 +134,9 @@ def _carry_out(
     if asked.taken:
         recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
 
-    opened = open_given(given.path, resumes=given.resumes) if given and asked.recipe is None else None
+    opened = (
+        open_given(given.path, resumes=given.resumes) if given and asked.recipe is None else None
+    )
     of_weights = fields_of(opened) if opened else {}
     weights = opened or (given and given.path)
 
@@ -128,12 +144,20 @@ def _carry_out(
         check_shares(recipe, units)
         check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
         backends.refuse_quantisation(recipe, execution.backend)
-        return open_start(weights, recipe, out, resumes=bool(given and given.resumes)) if leads else None
+        return (
+            open_start(weights, recipe, out, resumes=bool(given and given.resumes))
+            if leads
+            else None
+        )
 
-    start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early
+    start = (
+        start_of(asked.recipe) if asked.recipe else None
+    )  # before the indexing, so that errors come early
     share = (asked.recipe or given_fields(changes)).validation_share
     sets = _open_sets(asked.data, share, recorder, stop, validates=not execution.train_only)
-    recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out, of_weights)
+    recipe = asked.recipe or settle(
+        sets.training, changes, execution, world, recorder, out, of_weights
+    )
     start = start if asked.recipe else start_of(recipe)
     check_logits(recipe, sets)
     images = len(sets.training)
@@ -147,7 +171,9 @@ def _carry_out(
             return driver.carry_out(rates, start) or cast(Report, {})
 
 
-def _open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests, *, validates: bool) -> Sets:
+def _open_sets(
+    data: Path, share: float, recorder: Recorder, stop: StopRequests, *, validates: bool
+) -> Sets:
     """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
 
     Raises `Interrupted` if a stop is requested while they are indexed.
@@ -159,7 +185,9 @@ def _open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests,
         def advance(done: int, total: int) -> None:
             show(done, total)
             if stop.requested:
-                raise Interrupted(f"stopped by {stop.name} while {what}; nothing is trained yet", stop.exit_code)
+                raise Interrupted(
+                    f"stopped by {stop.name} while {what}; nothing is trained yet", stop.exit_code
+                )
 
         return advance
 
@@ -170,9 +198,15 @@ def check_logits(recipe: Recipe, sets: Sets) -> None:
     """Raise `DataError` if the recipe has too few logits for the classes."""
     count = len(sets.training.classes)
     if count > recipe.logits:
-        raise DataError(f"{sets.data} has {count} classes, but the recipe has {recipe.logits} logits: --set logits={count}")
+        raise DataError(
+            f"{sets.data} has {count} classes, but the recipe has {recipe.logits} logits: --set"
+            f" logits={count}"
+        )
 
 
 def _changes(changed: dict[str, tuple[Any, Any]]) -> list[str]:
     """Return notes on a run that resumes with another schedule."""
-    return [f"{name} is {new} from here on; until here it was {old}" for name, (old, new) in changed.items()]
+    return [
+        f"{name} is {new} from here on; until here it was {old}"
+        for name, (old, new) in changed.items()
+    ]

@@ -11,28 +11,43 @@ from lockstep.runs.loggers import Picture
 
 
 def worst(scores: Scores, count: int) -> np.ndarray:
-    """Return the rows of the wrong predictions with the highest losses, the worst first: int64 [at most count]."""
+    """Return the rows of the wrong predictions with the highest losses, the worst first: int64 [at
+    most count]."""
     wrong = np.flatnonzero(scores.ranks > 0)
     return wrong[np.argsort(-scores.losses[wrong], kind="stable")][:count]
 
 
 def as_evaluated(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarray:
-    """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError` if one is unreadable."""
+    """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError`
+    if one is unreadable."""
     plan = centre_plan(recipe, samples, index.sizes_for(recipe)[samples])
     with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
         return next(iter(loader.batches([plan]))).pixels
 
 
-def pictures_of_mistakes(index: Index, recipe: Recipe, scores: Scores, count: int = 16) -> list[Picture]:
-    """Return the worst mistakes as the model gets them, with class names. Row i of the scores is sample i."""
+def pictures_of_mistakes(
+    index: Index, recipe: Recipe, scores: Scores, count: int = 16
+) -> list[Picture]:
+    """Return the worst mistakes as the model gets them, with class names. Row i of the scores is
+    sample i."""
     samples = worst(scores, count)
     if not len(samples):
         return []
     images = as_evaluated(index, recipe, samples)
     names = dict(enumerate(index.classes))
     return [
-        Picture(f"mistakes/{number:02d}", f"{names[label]} taken for {names.get(taken, str(taken))}", pixels)
+        Picture(
+            f"mistakes/{number:02d}",
+            f"{names[label]} taken for {names.get(taken, str(taken))}",
+            pixels,
+        )
         for number, (label, taken, pixels) in enumerate(
-            zip(scores.labels[samples].tolist(), scores.predictions[samples].tolist(), images, strict=True), start=1
+            zip(
+                scores.labels[samples].tolist(),
+                scores.predictions[samples].tolist(),
+                images,
+                strict=True,
+            ),
+            start=1,
         )
     ]

@@ -1,7 +1,8 @@
-"""Connections between launchers, or ranks, on several machines. Both sides prove a shared secret; nothing is unpickled.
+"""Connections between launchers, or ranks, on several machines. Both sides prove a shared secret;
+nothing is unpickled.
 
-The proof is made when a connection opens, and includes the addresses of both ends (`lockstep.system.handshake`). Each
-message after it carries a proof, too. Nothing is encrypted.
+The proof is made when a connection opens, and includes the addresses of both ends
+(`lockstep.system.handshake`). Each message after it carries a proof, too. Nothing is encrypted.
 """
 
 import errno
@@ -22,23 +23,27 @@ from lockstep.system.errors import BackendError
 from lockstep.system.handshake import PROOF_BYTES, Keys, Relayed, examine, introduce
 
 ANSWER_SEC = 5
-"""Seconds for a new connection to prove that it knows the secret, and for a sender until its data are taken."""
+"""Seconds for a new connection to prove that it knows the secret, and for a sender until its data
+are taken."""
 _AGAIN_SEC = 0.2
 """Seconds between two tries to connect, or two looks for a connection."""
 _LARGEST_MESSAGE_BYTES = 2**20
 _STRANGERS = 64
-"""At most this many connections prove themselves at the same time. A newer one takes the place of the oldest."""
+"""At most this many connections prove themselves at the same time. A newer one takes the place of
+the oldest."""
 
 
 class Line:
     """A connection whose ends know the same secret. A context manager.
 
-    Each message carries HMAC-SHA256 of its number and its bytes, under a key of this connection and direction. So nobody on
-    the way can change, repeat, leave out or send back a message. Threads that send need a lock.
+    Each message carries HMAC-SHA256 of its number and its bytes, under a key of this connection and
+    direction. So nobody on the way can change, repeat, leave out or send back a message. Threads
+    that send need a lock.
     """
 
     def __init__(self, connection: "Connection", keys: Keys) -> None:
-        self._connection, self._keys = connection, keys
+        self._connection = connection
+        self._keys = keys
         self._sent = self._received = 0
 
     def send_bytes(self, data: bytes) -> None:
@@ -48,9 +53,11 @@ class Line:
         self._connection.send_bytes(proof + data)
 
     def recv_bytes(self, most_bytes: int) -> bytes:
-        """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if the other side has not sent it so."""
+        """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if the other side
+        has not sent it so."""
         received = self._connection.recv_bytes(PROOF_BYTES + most_bytes)
-        proof, data = received[:PROOF_BYTES], received[PROOF_BYTES:]
+        proof = received[:PROOF_BYTES]
+        data = received[PROOF_BYTES:]
         if not hmac.compare_digest(proof, _proof(self._keys.receiving, self._received, data)):
             raise ValueError("a message was changed on the way, repeated or left out")
         self._received += 1
@@ -96,7 +103,8 @@ def limit_waiting(connection: Line, receive_sec: int) -> None:
 
 
 def has_ended(connection: Line) -> bool:
-    """Return whether the other side has closed a connection. Data that it sent before are not consumed."""
+    """Return whether the other side has closed a connection. Data that it sent before are not
+    consumed."""
     with socket.socket(fileno=socket.dup(connection.fileno())) as line:
         try:
             return not line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -113,10 +121,12 @@ def address_of(connection: Line) -> str:
 
 
 def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None = None) -> Line:
-    """Return a connection to a server that has the same secret, once it listens. Its reads wait without a limit.
+    """Return a connection to a server that has the same secret, once it listens. Its reads wait
+    without a limit.
 
-    `bind` is this side's address; by default the system chooses it. Raises `BackendError` if the secrets differ, if
-    something between changes addresses, or if there is no server after `patience_sec`.
+    `bind` is this side's address; by default the system chooses it. Raises `BackendError` if the
+    secrets differ, if something between changes addresses, or if there is no server after
+    `patience_sec`.
     """
     deadline = time.monotonic() + patience_sec
     while True:
@@ -124,18 +134,25 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
             return _connected(host, port, key, bind)
         except Relayed as error:
             raise BackendError(
-                f"something between changes the addresses of the connection to {host}:{port}: a relay, a proxy or NAT. It "
-                f"goes from {error}. Give every node an address of node 0 that reaches it directly"
+                f"something between changes the addresses of the connection to {host}:{port}: a"
+                f" relay, a proxy or NAT. It goes from {error}. Give every node an address of node"
+                " 0 that reaches it directly"
             ) from None
         except AuthenticationError:
-            raise BackendError(f"{host}:{port} has another secret; give every node the same one") from None
+            raise BackendError(
+                f"{host}:{port} has another secret; give every node the same one"
+            ) from None
         except ValueError as error:
             raise BackendError(f"{host}:{port} does not answer as node 0 does: {error}") from None
-        except (OSError, EOFError) as error:  # no server yet, a name that is not known yet, a link that is down
+        except (
+            OSError,
+            EOFError,
+        ) as error:  # no server yet, a name that is not known yet, a link that is down
             if time.monotonic() > deadline:
                 raise BackendError(
-                    f"nothing answers at {host}:{port} after {patience_sec:.0f} s: {error or 'the connection was closed'}. "
-                    "Check that node 0 is started there and that no firewall is between"
+                    f"nothing answers at {host}:{port} after {patience_sec:.0f} s:"
+                    f" {error or 'the connection was closed'}. Check that node 0 is started there"
+                    " and that no firewall is between"
                 ) from None
             time.sleep(_AGAIN_SEC)
 
@@ -156,16 +173,21 @@ def _line(opened: socket.socket, keys: Keys, receive_sec: int) -> Line:
     return line
 
 
-def admitted(server: socket.socket, key: str, patience_sec: float) -> Generator[Line | None, None, None]:
-    """Yield every connection to a server that proves that it knows the secret. Reads of it wait for at most `ANSWER_SEC`.
+def admitted(
+    server: socket.socket, key: str, patience_sec: float
+) -> Generator[Line | None, None, None]:
+    """Yield every connection to a server that proves that it knows the secret. Reads of it wait for
+    at most `ANSWER_SEC`.
 
-    Yields None when there was none for a moment. Raises `TimeoutError` after `patience_sec`. Each connection is asked in a
-    separate thread, and has `ANSWER_SEC` in all, so that silent strangers keep nobody out. The server stops listening when
-    the iterator is closed.
+    Yields None when there was none for a moment. Raises `TimeoutError` after `patience_sec`. Each
+    connection is asked in a separate thread, and has `ANSWER_SEC` in all, so that silent strangers
+    keep nobody out. The server stops listening when the iterator is closed.
     """
     deadline = time.monotonic() + patience_sec
     proven: SimpleQueue[Line] = SimpleQueue()
-    accepting = threading.Thread(target=_accept, args=(server, key, proven), name="lockstep-accept", daemon=True)
+    accepting = threading.Thread(
+        target=_accept, args=(server, key, proven), name="lockstep-accept", daemon=True
+    )
     accepting.start()
     try:
         while True:

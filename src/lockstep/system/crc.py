@@ -10,5 +10,7 @@ def masked_crc(*data: bytes | memoryview) -> int:
     """
     crc = 0
     for piece in data:
-        crc = crc32c.crc32c(piece, crc, 0)  # 0: keep the interpreter's lock, since getting it back takes longer
+        crc = crc32c.crc32c(
+            piece, crc, 0
+        )  # 0: keep the interpreter's lock, since getting it back takes longer
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -9,7 +9,8 @@
     ├── DivergedError             exit 3: a loss or a score is not a finite number
     └── Interrupted               exit 75 or 130: stopped on request, everything saved
 
-A message says what happened, what was expected and what to do. `assert` is only for mistakes in Lockstep's own code.
+A message says what happened, what was expected and what to do. `assert` is only for mistakes in
+Lockstep's own code.
 """
 
 import difflib
@@ -63,7 +64,8 @@ class Interrupted(LockstepError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that lists the known names most similar to `name`, or all of them if none is similar.
+    """Return a sentence that lists the known names most similar to `name`, or all of them if none
+    is similar.
 
     >>> nearest("epoch", ["epochs", "seed"])
     'Did you mean epochs?'

@@ -1,7 +1,7 @@
 """A run's log, `log.jsonl`: events as JSON, one per line, in the order in which they happened.
 
-Events are dictionaries, in memory as in the file. Their `kind` says which fields they have. Entries of other kinds and
-other fields are kept as they are.
+Events are dictionaries, in memory as in the file. Their `kind` says which fields they have. Entries
+of other kinds and other fields are kept as they are.
 """
 
 from collections.abc import Collection, Mapping
@@ -103,7 +103,8 @@ class RestartEvent(TypedDict):
 
 
 class DivergedEvent(TypedDict):
-    """A loss, a score or a weight is not a finite number, and the run ends. The entry also has the figures that show it."""
+    """A loss, a score or a weight is not a finite number, and the run ends. The entry also has the
+    figures that show it."""
 
     kind: Literal["diverged"]
     step: int
@@ -143,7 +144,8 @@ _WHOLE = {
 
 
 def problem_of_entry(entry: Any, *, whole: bool) -> str | None:
-    """Return what is wrong with a log entry, or None. With `whole`, it must have every field that training writes."""
+    """Return what is wrong with a log entry, or None. With `whole`, it must have every field that
+    training writes."""
     if not isinstance(entry, dict):
         return "it is not an object"
     if not is_text(entry.get("kind")):
@@ -166,10 +168,11 @@ def problem_of_fields(entry: Mapping[str, Any], needed: Collection[str]) -> str 
 
 
 def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
-    """Return the entries of a log; empty if there is no log. A last line that a killed process truncated is left out.
+    """Return the entries of a log; empty if there is no log. A last line that a killed process
+    truncated is left out.
 
-    With `whole`, entries must have every figure that training writes; otherwise, only what resuming the log needs. Raises
-    `CheckpointError` that names the first wrong line.
+    With `whole`, entries must have every figure that training writes; otherwise, only what resuming
+    the log needs. Raises `CheckpointError` that names the first wrong line.
     """
     if not path.is_file():
         return []
@@ -181,11 +184,14 @@ def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
         except ValueError:
             if number == len(lines) - 1:
                 break
-            raise CheckpointError(f"{path}, line {number} is not JSON; restore the file or use another --out") from None
+            raise CheckpointError(
+                f"{path}, line {number} is not JSON; restore the file or use another --out"
+            ) from None
         problem = problem_of_entry(entry, whole=whole)
         if problem is not None:
             raise CheckpointError(
-                f"{path}, line {number} is not a log entry: {problem}; restore the file or use another --out"
+                f"{path}, line {number} is not a log entry: {problem}; restore the file or use"
+                " another --out"
             )
         entries.append(entry)
     return entries

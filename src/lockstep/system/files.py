@@ -1,4 +1,5 @@
-"""Write files completely or not at all: first under a temporary name that no reader mistakes for the file."""
+"""Write files completely or not at all: first under a temporary name that no reader mistakes for
+the file."""
 
 import errno
 import fcntl
@@ -17,8 +18,9 @@ from lockstep.system.strict_json import to_json
 def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write a file to. When the block ends, the file replaces `path`.
 
-    After an error in the block `path` is unchanged. With `is_flushed`, the file is on disk when the block ends. Without it,
-    writing many small files is much faster; use that for files that can be made again.
+    After an error in the block `path` is unchanged. With `is_flushed`, the file is on disk when the
+    block ends. Without it, writing many small files is much faster; use that for files that can be
+    made again.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -36,7 +38,8 @@ def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a new file, as `replacing` does. `path` must not exist; after an error it does not."""
+    """Yield a temporary path for a new file, as `replacing` does. `path` must not exist; after an
+    error it does not."""
     try:
         with replacing(path) as partial:
             yield partial
@@ -48,13 +51,16 @@ def appearing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def appearing_folder(path: Path) -> Iterator[Path]:
-    """Yield the path of a folder to make and fill. When the block ends, it gets the name `path`, which must not exist.
+    """Yield the path of a folder to make and fill. When the block ends, it gets the name `path`,
+    which must not exist.
 
-    It is made in a new hidden folder next to `path`, so that no other folder and no other process is in the way. After an
-    error in the block nothing of it is left. Raises `OSError`.
+    It is made in a new hidden folder next to `path`, so that no other folder and no other process
+    is in the way. After an error in the block nothing of it is left. Raises `OSError`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = Path(tempfile.mkdtemp(prefix=f".{path.name[:50]}.", dir=path.parent))  # of at most 255 bytes
+    hidden = Path(
+        tempfile.mkdtemp(prefix=f".{path.name[:50]}.", dir=path.parent)
+    )  # of at most 255 bytes
     try:
         # The hidden folder is open to its owner only; a folder inside has the usual permissions.
         yield hidden / path.name
@@ -66,11 +72,13 @@ def appearing_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def staging(path: Path) -> Iterator[Path]:
-    """Yield an empty hidden folder next to `path`, for files that are to appear together with `give_names`.
+    """Yield an empty hidden folder next to `path`, for files that are to appear together with
+    `give_names`.
 
-    Its name follows from that of `path`. So what a killed process left there is found, and removed with the names that the
-    process had given, unless it had given all of them. Missing parents of `path` are made; those that stay empty are
-    removed. Raises `OSError`, also if another process is staging the same path.
+    Its name follows from that of `path`. So what a killed process left there is found, and removed
+    with the names that the process had given, unless it had given all of them. Missing parents of
+    `path` are made; those that stay empty are removed. Raises `OSError`, also if another process is
+    staging the same path.
     """
     parents = [parent for parent in path.parents if not parent.exists()]
     folder = path.with_name(f".{path.name}.unfinished")
@@ -91,7 +99,8 @@ def staging(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder: those that hold it too, and other users. The folder must belong to this user."""
+    """Keep other processes out of a folder: those that hold it too, and other users. The folder
+    must belong to this user."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         os.fchmod(descriptor, 0o700)
@@ -107,7 +116,8 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Empty a folder of `staging`. If only some of its entries were given their names, take these names back."""
+    """Empty a folder of `staging`. If only some of its entries were given their names, take these
+    names back."""
     entries = list(folder.iterdir())
     named = [folder.parent / entry.name for entry in entries if _is_named(entry)]
     if len(named) < len(entries):
@@ -126,10 +136,12 @@ def _is_named(entry: Path) -> bool:
 
 
 def give_names(folder: Path, names: Sequence[str]) -> None:
-    """Give entries of a folder of `staging` their names next to it, in this order. Remove its other entries.
+    """Give entries of a folder of `staging` their names next to it, in this order. Remove its other
+    entries.
 
-    If the process is killed in between, the first names exist without the others, until the path is staged again. Raises
-    `OSError`, for example if a name is taken; then `staging` takes back those that were given.
+    If the process is killed in between, the first names exist without the others, until the path is
+    staged again. Raises `OSError`, for example if a name is taken; then `staging` takes back those
+    that were given.
     """
     for entry in folder.iterdir():
         if entry.name not in names:
@@ -137,7 +149,9 @@ def give_names(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         path = folder.parent / name
         try:
-            os.link(folder / name, path)  # a link shows afterwards who gave the name, and never replaces a file
+            os.link(
+                folder / name, path
+            )  # a link shows afterwards who gave the name, and never replaces a file
         except FileExistsError:
             raise
         except OSError:  # a folder, or a file system without links
@@ -148,7 +162,8 @@ def give_names(folder: Path, names: Sequence[str]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk. Some file systems cannot do that for folders."""
+    """Wait until a file, or the names in a folder, are on disk. Some file systems cannot do that
+    for folders."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -180,20 +195,26 @@ def lines(names: Sequence[str]) -> str:
 
 
 def write_lines(path: Path, names: Sequence[str]) -> None:
-    """Write names into a folder that has no readers yet, one on each line, in UTF-8; nothing if there are none."""
+    """Write names into a folder that has no readers yet, one on each line, in UTF-8; nothing if
+    there are none."""
     if names:
         path.write_text(lines(names), encoding="utf-8")
 
 
 @contextmanager
 def written_text(path: Path) -> Iterator[TextIO]:
-    """Yield a text file that gets its name when it is complete. Names of files are written as their bytes are."""
-    with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+    """Yield a text file that gets its name when it is complete. Names of files are written as their
+    bytes are."""
+    with (
+        replacing(path) as partial,
+        partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file,
+    ):
         yield file
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON that any parser reads (see `lockstep.system.strict_json`), completely or not at all."""
+    """Write a value as indented JSON that any parser reads (see `lockstep.system.strict_json`),
+    completely or not at all."""
     write_text(path, to_json(value, indent=1) + "\n")
 
 

@@ -1,15 +1,16 @@
 """The proof of a shared secret when a connection opens, and the keys of the messages that follow.
 
-Both ends prove that they know the secret, with HMAC-SHA256. What is proven includes both addresses, as each end sees them: a
-relay, which has an address of its own, cannot pass the proofs on. All parts have a fixed length:
+Both ends prove that they know the secret, with HMAC-SHA256. What is proven includes both addresses,
+as each end sees them: a relay, which has an address of its own, cannot pass the proofs on. All
+parts have a fixed length:
 
     server to client    `GREETING`, the server's nonce
     client to server    the client's nonce, its address, the server's address, the client's proof
     server to client    `WELCOME` and the server's proof; or a refusal: see `Verdict`
 
-A proof is HMAC(secret, label, addresses, nonces). Labels differ by role, so that a proof is of no use when it is sent
-back. Nonces are new for every connection, so that it is of no use later. The client proves first: strangers who connect to
-a server learn nothing that depends on the secret.
+A proof is HMAC(secret, label, addresses, nonces). Labels differ by role, so that a proof is of no
+use when it is sent back. Nonces are new for every connection, so that it is of no use later. The
+client proves first: strangers who connect to a server learn nothing that depends on the secret.
 """
 
 import hmac
@@ -37,8 +38,8 @@ class Verdict(Enum):
     OTHER_SECRET = b"s"
     """The client does not know the secret. Zeros follow: the server proves nothing to strangers."""
     OTHER_ADDRESSES = b"a"
-    """The client knows the secret, but the ends see different addresses. A proof of the server's view follows, and the
-    view."""
+    """The client knows the secret, but the ends see different addresses. A proof of the server's
+    view follows, and the view."""
 
 
 class Relayed(AuthenticationError):
@@ -67,27 +68,34 @@ class _View:
 
     def sign(self, secret: bytes, label: bytes) -> bytes:
         """Return HMAC-SHA256, 32 bytes. Labels end with a zero byte, all else has a fixed length."""
-        return hmac.new(secret, GREETING + label + b"\0" + self.places + self.nonces, "sha256").digest()
+        return hmac.new(
+            secret, GREETING + label + b"\0" + self.places + self.nonces, "sha256"
+        ).digest()
 
     def keys(self, secret: bytes, *, is_client: bool) -> Keys:
-        of_client, of_server = self.sign(secret, b"messages of the client"), self.sign(secret, b"messages of the server")
+        of_client = self.sign(secret, b"messages of the client")
+        of_server = self.sign(secret, b"messages of the server")
         return Keys(of_client, of_server) if is_client else Keys(of_server, of_client)
 
 
 def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
     """Prove the secret to a server, and check that it knows it. Takes at most `seconds`.
 
-    Raises `AuthenticationError` if the secrets differ, `Relayed` if the ends see different addresses, `OSError` or
-    `EOFError` if the connection ends or no answer comes, `ValueError` if it is not a server of this protocol.
+    Raises `AuthenticationError` if the secrets differ, `Relayed` if the ends see different
+    addresses, `OSError` or `EOFError` if the connection ends or no answer comes, `ValueError` if it
+    is not a server of this protocol.
     """
     deadline = time.monotonic() + seconds
     greeting = _read(line, len(GREETING) + NONCE_BYTES, deadline)
     if not greeting.startswith(GREETING):
         raise ValueError("what listens there is not Lockstep, or another version of it")
     own = secrets.token_bytes(NONCE_BYTES)
-    view = _View(_packed(line.getsockname()), _packed(line.getpeername()), greeting[len(GREETING) :] + own)
+    view = _View(
+        _packed(line.getsockname()), _packed(line.getpeername()), greeting[len(GREETING) :] + own
+    )
     line.sendall(own + view.places + view.sign(secret, b"client"))
-    answer, proof = _read(line, 1, deadline), _read(line, PROOF_BYTES, deadline)
+    answer = _read(line, 1, deadline)
+    proof = _read(line, PROOF_BYTES, deadline)
     if answer not in {verdict.value for verdict in Verdict}:
         raise ValueError("another version of Lockstep, or another program, listens there")
     verdict = Verdict(answer)
@@ -96,7 +104,9 @@ def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
         theirs = _View(places[:_PLACE_BYTES], places[_PLACE_BYTES:], view.nonces)
         if hmac.compare_digest(proof, theirs.sign(secret, b"other addresses")):
             raise Relayed(f"{_described(view)} here, and {_described(theirs)} there")
-    if verdict is not Verdict.WELCOME or not hmac.compare_digest(proof, view.sign(secret, b"server")):
+    if verdict is not Verdict.WELCOME or not hmac.compare_digest(
+        proof, view.sign(secret, b"server")
+    ):
         raise AuthenticationError("the secrets differ")
     return view.keys(secret, is_client=True)
 
@@ -104,23 +114,28 @@ def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
 def examine(line: socket.socket, secret: bytes, seconds: float) -> Keys:
     """Check that a client knows the secret, and prove it in turn. Takes at most `seconds`.
 
-    Raises `AuthenticationError` if the secrets differ, `Relayed` if the ends see different addresses, `OSError` or
-    `EOFError` if the connection ends or no answer comes.
+    Raises `AuthenticationError` if the secrets differ, `Relayed` if the ends see different
+    addresses, `OSError` or `EOFError` if the connection ends or no answer comes.
     """
     deadline = time.monotonic() + seconds
     own = secrets.token_bytes(NONCE_BYTES)
     line.settimeout(seconds)
     line.sendall(GREETING + own)
     answer = _read(line, NONCE_BYTES + 2 * _PLACE_BYTES + PROOF_BYTES, deadline)
-    nonce, rest = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
-    client, server, proof = rest[:_PLACE_BYTES], rest[_PLACE_BYTES : 2 * _PLACE_BYTES], rest[2 * _PLACE_BYTES :]
+    nonce = answer[:NONCE_BYTES]
+    rest = answer[NONCE_BYTES:]
+    client = rest[:_PLACE_BYTES]
+    server = rest[_PLACE_BYTES : 2 * _PLACE_BYTES]
+    proof = rest[2 * _PLACE_BYTES :]
     theirs = _View(client, server, own + nonce)
     view = _View(_packed(line.getpeername()), _packed(line.getsockname()), own + nonce)
     if not hmac.compare_digest(proof, theirs.sign(secret, b"client")):
         line.sendall(Verdict.OTHER_SECRET.value + bytes(PROOF_BYTES))
         raise AuthenticationError("the secrets differ")
     if theirs != view:
-        line.sendall(Verdict.OTHER_ADDRESSES.value + view.sign(secret, b"other addresses") + view.places)
+        line.sendall(
+            Verdict.OTHER_ADDRESSES.value + view.sign(secret, b"other addresses") + view.places
+        )
         raise Relayed(f"{_described(theirs)} there, and {_described(view)} here")
     line.sendall(Verdict.WELCOME.value + view.sign(secret, b"server"))
     return view.keys(secret, is_client=False)

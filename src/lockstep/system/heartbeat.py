@@ -1,8 +1,9 @@
 """Heartbeats: every rank writes what it does into a small file, and its launcher reads it.
 
-A thread beats while the rank compiles, evaluates or saves, since frameworks release Python's lock there. A call in C that
-holds the lock, such as loading a framework, stops the thread. The launcher therefore also counts the processor time that a
-rank uses as a sign of life (`lockstep.system.watching`).
+A thread beats while the rank compiles, evaluates or saves, since frameworks release Python's lock
+there. A call in C that holds the lock, such as loading a framework, stops the thread. The launcher
+therefore also counts the processor time that a rank uses as a sign of life
+(`lockstep.system.watching`).
 """
 
 import os
@@ -67,11 +68,14 @@ class Heart:
         """What the process does."""
         return self._beat.activity
 
-    def beat(self, activity: Activity | None = None, step: int | None = None, *, moved: bool = False) -> None:
+    def beat(
+        self, activity: Activity | None = None, step: int | None = None, *, moved: bool = False
+    ) -> None:
         """Beat, and write what has changed since the last beat."""
         with self._lock:
             now = self._beat
-            activity, step = activity or now.activity, now.step if step is None else step
+            activity = activity or now.activity
+            step = now.step if step is None else step
             self._beat = Beat(now.number + 1, activity, step, now.moves + moved)
             text = " ".join(map(str, (self._beat.number, activity, step, self._beat.moves)))
             with suppress(OSError):  # a full disk, before the first beat
@@ -80,8 +84,8 @@ class Heart:
     def go_on(self) -> None:
         """Beat until the process ends.
 
-        A process whose launcher has ended has the launcher's patience to save and stop. Then it ends itself: it may wait for
-        a rank that is gone.
+        A process whose launcher has ended has the launcher's patience to save and stop. Then it
+        ends itself: it may wait for a rank that is gone.
         """
         patience = float(os.environ.get(PATIENCE, "inf"))
         lost_at = None
@@ -104,7 +108,9 @@ def begin() -> None:
     if folder is not None:
         with suppress(OSError):  # a full disk: processor time remains as a sign of life
             _hearts.append(Heart(beat_file(folder, os.environ["RANK"])))
-            threading.Thread(target=_hearts[0].go_on, name="lockstep-heartbeat", daemon=True).start()
+            threading.Thread(
+                target=_hearts[0].go_on, name="lockstep-heartbeat", daemon=True
+            ).start()
 
 
 @contextmanager
@@ -120,6 +126,7 @@ def saving() -> Iterator[None]:
 
 
 def note(activity: Activity, step: int | None = None, *, moved: bool = False) -> None:
-    """Note what this process does from here on, the number of training steps begun, and whether it has taken a batch."""
+    """Note what this process does from here on, the number of training steps begun, and whether it
+    has taken a batch."""
     for heart in _hearts:
         heart.beat(activity, step, moved=moved)

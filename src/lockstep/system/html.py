@@ -11,5 +11,8 @@ def colours() -> str:
 
 
 def allowed(text: str) -> str:
-    """Return the source by which a content security policy allows this script or style and no other one."""
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"
+    """Return the source by which a content security policy allows this script or style and no other
+    one."""
+    return (
+        "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"
+    )

@@ -1,4 +1,5 @@
-"""Launching: this machine's ranks are started as processes, watched, ended together, and started again.
+"""Launching: this machine's ranks are started as processes, watched, ended together, and started
+again.
 
 What is decided is in `lockstep.system.watching`; this file looks and acts.
 """
@@ -43,10 +44,12 @@ from lockstep.system.watching import (
 )
 
 LOCKSTEP = ("-P", "-m", "lockstep")
-"""What Python is called with to run the command line. -P: no module of the current folder is imported."""
+"""What Python is called with to run the command line. -P: no module of the current folder is
+imported."""
 _LOOK_SEC = 0.1
 _LONGEST_LOOK_SEC = 1.0
-"""A longer time from one look to the next counts as this long: the launcher, and so the ranks, were suspended."""
+"""A longer time from one look to the next counts as this long: the launcher, and so the ranks, were
+suspended."""
 
 
 def _say(text: str) -> None:
@@ -58,27 +61,35 @@ class Watch:
     """How a launch is watched, and what follows a fault."""
 
     patience_sec: float = PATIENCE_SEC
-    """Seconds without a sign of life of a rank, or without a batch of any rank, after which the launch ends."""
+    """Seconds without a sign of life of a rank, or without a batch of any rank, after which the
+    launch ends."""
     restarts: int = 0
     """All ranks are started again at most this many times."""
     logs: Path | None = None
-    """The folder of `rank-N.log`, with the output of every rank except rank 0. None: a temporary folder."""
+    """The folder of `rank-N.log`, with the output of every rank except rank 0. None: a temporary
+    folder."""
     say: Callable[[str], None] = _say
     """Shows a person some lines."""
 
 
 Starting = Callable[[], AbstractContextManager[Start]]
-"""What is entered for each start of the ranks. It yields how they are started, and keeps what they need while they run."""
+"""What is entered for each start of the ranks. It yields how they are started, and keeps what they
+need while they run."""
 
 
-def launch_ranks(arguments: list[str], starting: Starting, link: Link | None = None, watch: Watch | None = None) -> int:
-    """Run this Python with these arguments as this machine's ranks; return the exit code (see `code_of_ranks`).
+def launch_ranks(
+    arguments: list[str], starting: Starting, link: Link | None = None, watch: Watch | None = None
+) -> int:
+    """Run this Python with these arguments as this machine's ranks; return the exit code (see
+    `code_of_ranks`).
 
-    `starting` comes from the engine (`Backend.starting`). `link` are the other machines, whose ranks end with these.
-    SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank fails or hangs, the others are asked to stop, and
-    killed if they do not. Then all are started again, at most `watch.restarts` times (`lockstep.system.watching`).
+    `starting` comes from the engine (`Backend.starting`). `link` are the other machines, whose
+    ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank
+    fails or hangs, the others are asked to stop, and killed if they do not. Then all are started
+    again, at most `watch.restarts` times (`lockstep.system.watching`).
 
-    This process does not listen on any port, and reads only exit codes and heartbeats from the ranks.
+    This process does not listen on any port, and reads only exit codes and heartbeats from the
+    ranks.
     """
     watch = watch or Watch()
     outcomes: list[Outcome] = []
@@ -89,7 +100,9 @@ def launch_ranks(arguments: list[str], starting: Starting, link: Link | None = N
                 outcome = _attempt(arguments, start, restart, _Around(watch, signals, link))
                 if link is not None:  # the machines start their ranks together, and end together
                     found = link.gather(outcome.to_json(), threading.TIMEOUT_MAX)
-                    outcome = outcome.joined([None if each is None else Outcome.from_json(each) for each in found])
+                    outcome = outcome.joined(
+                        [None if each is None else Outcome.from_json(each) for each in found]
+                    )
             outcomes.append(outcome)
             again, why = will_try_again(outcomes, watch.restarts)
             if why:
@@ -107,8 +120,8 @@ class _Around(NamedTuple):
 
 
 def code_of_ranks(folder: Path) -> int:
-    """Return the exit code of a launch if not all ranks ended with 0: 2 if a rank had a user error, else 3 if one diverged,
-    else 130 or 75 if the ranks saved and stopped, else 1.
+    """Return the exit code of a launch if not all ranks ended with 0: 2 if a rank had a user error,
+    else 3 if one diverged, else 130 or 75 if the ranks saved and stopped, else 1.
 
     `folder` holds the codes of all ranks that could write one.
     """
@@ -116,7 +129,8 @@ def code_of_ranks(folder: Path) -> int:
 
 
 def _told(file: Path) -> int | None:
-    """Return the exit code that a rank wrote; None if there is none. A rank that is killed may leave an empty file."""
+    """Return the exit code that a rank wrote; None if there is none. A rank that is killed may
+    leave an empty file."""
     with suppress(OSError, ValueError):
         return int(file.read_text()) if file.name.isdigit() else None
     return None
@@ -153,7 +167,8 @@ class Signals:
 
     def start(self, command: list[str], **how: Any) -> subprocess.Popen[bytes]:
         """Start a rank."""
-        # In a separate session: the terminal's Ctrl-C reaches a rank only once, through this process.
+        # In a separate session: the terminal's Ctrl-C reaches a rank only once, through this
+        # process.
         process = subprocess.Popen(command, start_new_session=True, **how)
         signal.pthread_sigmask(signal.SIG_BLOCK, self.WATCHED)
         self.running.append(process)
@@ -171,13 +186,20 @@ class Signals:
         self.running = []
 
 
-def _attempt(arguments: list[str], start: Start, restart: dict[str, Any], around: _Around) -> Outcome:
+def _attempt(
+    arguments: list[str], start: Start, restart: dict[str, Any], around: _Around
+) -> Outcome:
     """Start all ranks, and return how they ended."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.callback(around.signals.end_all)
-        table, logs = start.table, open_logs(around.watch.logs, folder, start.table, stack)
-        about = {EXIT_CODE_FOLDER: str(folder), LAUNCHER: str(os.getpid()), PATIENCE: str(around.watch.patience_sec)}
+        table = start.table
+        logs = open_logs(around.watch.logs, folder, start.table, stack)
+        about = {
+            EXIT_CODE_FOLDER: str(folder),
+            LAUNCHER: str(os.getpid()),
+            PATIENCE: str(around.watch.patience_sec),
+        }
         if restart:
             about[RESTARTED] = json.dumps(restart, allow_nan=False)
         inherited = {name: value for name, value in os.environ.items() if name not in OF_NETWORKS}
@@ -189,7 +211,11 @@ def _attempt(arguments: list[str], start: Start, restart: dict[str, Any], around
             unbuffered = {"PYTHONUNBUFFERED": "1"} if rank in logs else {}
             process = around.signals.start(
                 [sys.executable, *arguments],
-                env=inherited | unbuffered | table.variables(local_rank) | about | start.environment(local_rank),
+                env=inherited
+                | unbuffered
+                | table.variables(local_rank)
+                | about
+                | start.environment(local_rank),
                 pass_fds=start.inherited,
                 stdout=output,
                 stderr=output,
@@ -201,12 +227,23 @@ def _attempt(arguments: list[str], start: Start, restart: dict[str, Any], around
 class _Launched:
     """The ranks of this machine, from their start to their end."""
 
-    def __init__(self, ranks: list[Rank], table: Table, folder: Path, logs: dict[int, RankLog], around: _Around) -> None:
-        self.ranks, self.table, self.folder, self.logs = ranks, table, folder, logs
+    def __init__(
+        self,
+        ranks: list[Rank],
+        table: Table,
+        folder: Path,
+        logs: dict[int, RankLog],
+        around: _Around,
+    ) -> None:
+        self.ranks = ranks
+        self.table = table
+        self.folder = folder
+        self.logs = logs
         self.watch, self.signals, self.link = around
         self.ending = Ending()
         self.reason = ""
-        self._now, self._looked_at = 0.0, time.monotonic()
+        self._now = 0.0
+        self._looked_at = time.monotonic()
         self._shared: bool | None = None
         self._elsewhere = Elsewhere()
 
@@ -217,7 +254,9 @@ class _Launched:
         failed = self.ending.fault is not None
         code = 0 if all(rank.code == 0 for rank in self.ranks) else code_of_ranks(self.folder)
         step = max(rank.beat.step for rank in self.ranks)
-        return Outcome(code, self.reason, step, failed=failed, was_asked=bool(self.signals.received))
+        return Outcome(
+            code, self.reason, step, failed=failed, was_asked=bool(self.signals.received)
+        )
 
     def look(self) -> bool:
         """Look at all ranks once, and do what is to be done. Return whether one is still running."""
@@ -225,10 +264,15 @@ class _Launched:
         self._now += min(looked_at - self._looked_at, _LONGEST_LOOK_SEC)
         self._looked_at = looked_at
         processes = self.signals.running
-        self.ranks = [self._seen(rank, process) for rank, process in zip(self.ranks, processes, strict=True)]
+        self.ranks = [
+            self._seen(rank, process) for rank, process in zip(self.ranks, processes, strict=True)
+        ]
         if self.ending.fault is None:
             self._look_elsewhere()
-            fault = find_fault(self.ranks, self._now, self.watch.patience_sec, self._elsewhere) or self._fault_elsewhere()
+            fault = (
+                find_fault(self.ranks, self._now, self.watch.patience_sec, self._elsewhere)
+                or self._fault_elsewhere()
+            )
             if fault is not None:
                 self.ending = replace(self.ending, fault=fault, found_at=self._now)
                 self._explain(fault)
@@ -257,7 +301,8 @@ class _Launched:
         )
 
     def _look_elsewhere(self) -> None:
-        """Exchange with the other machines whether a rank is busy with what the ranks of all machines wait for."""
+        """Exchange with the other machines whether a rank is busy with what the ranks of all
+        machines wait for."""
         if self.link is None:
             return
         here = is_busy(self.ranks)
@@ -288,5 +333,7 @@ class _Launched:
         text = f"lockstep: {self.reason}. All ranks are ended."
         log = self.logs.get(fault.rank.number) if fault.rank is not None else None
         if log is not None and (lines := log.last_lines()):
-            text += f"\nThe last lines of its output{f', {log.path}' if log.stays else ''}:\n{lines}"
+            text += (
+                f"\nThe last lines of its output{f', {log.path}' if log.stays else ''}:\n{lines}"
+            )
         self.watch.say(text)

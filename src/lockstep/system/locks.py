@@ -1,11 +1,12 @@
 """A lock in a folder that several machines share.
 
-On network file systems `flock` may hold on one machine only, or not exist. Creating a file that must not exist is atomic on
-all of them. So the lock is such a file. Its holder rewrites it every few seconds (a beat), and others see by its contents
-that the holder is alive: clocks of several machines need not agree. A lock without beats is taken over.
+On network file systems `flock` may hold on one machine only, or not exist. Creating a file that
+must not exist is atomic on all of them. So the lock is such a file. Its holder rewrites it every
+few seconds (a beat), and others see by its contents that the holder is alive: clocks of several
+machines need not agree. A lock without beats is taken over.
 
-If a holder is suspended for longer than `STALE_SEC`, or the disk is full, two processes can hold the lock. It is for work
-that may be done twice, and whose results replace files as a whole.
+If a holder is suspended for longer than `STALE_SEC`, or the disk is full, two processes can hold
+the lock. It is for work that may be done twice, and whose results replace files as a whole.
 """
 
 import json
@@ -29,7 +30,8 @@ STALE_SEC = 60.0
 _LOOK_SEC = 0.2
 
 Progress = Callable[[int, int], None]
-"""Called with the parts that are done, and all parts: of this process, and while another one holds the lock, of that."""
+"""Called with the parts that are done, and all parts: of this process, and while another one holds
+the lock, of that."""
 
 
 @dataclass
@@ -44,8 +46,10 @@ class Lock:
     beats: int = 0
 
     def tell(self, done: int, total: int) -> None:
-        """Report the progress: to this process's user, and with the next beat to the processes that wait."""
-        self.done, self.total = done, total
+        """Report the progress: to this process's user, and with the next beat to the processes that
+        wait."""
+        self.done = done
+        self.total = total
         if self.progress is not None:
             self.progress(done, total)
 
@@ -67,9 +71,11 @@ class Lock:
 
 @contextmanager
 def locked(path: Path, progress: Progress | None = None) -> Iterator[Lock]:
-    """Hold the lock `path` in the block. Wait while another process holds it, on this machine or another one.
+    """Hold the lock `path` in the block. Wait while another process holds it, on this machine or
+    another one.
 
-    An exception of `progress` ends the wait. Raises `OSError` if the folder is missing or cannot be written to.
+    An exception of `progress` ends the wait. Raises `OSError` if the folder is missing or cannot be
+    written to.
     """
     lock = _acquired(path, progress)
     ended = threading.Event()
@@ -89,15 +95,20 @@ def locked(path: Path, progress: Progress | None = None) -> Iterator[Lock]:
 
 
 def _acquired(path: Path, progress: Progress | None) -> Lock:
-    lock = Lock(path, progress, {"machine": _machine(), "pid": os.getpid(), "started": time.time_ns()})
-    seen, since, theirs = None, time.monotonic(), (0, 1)
+    lock = Lock(
+        path, progress, {"machine": _machine(), "pid": os.getpid(), "started": time.time_ns()}
+    )
+    seen = None
+    since = time.monotonic()
+    theirs = (0, 1)
     while True:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
             text = _read(path)
             if text != seen:
-                seen, since = text, time.monotonic()
+                seen = text
+                since = time.monotonic()
             if _has_ended(text) or time.monotonic() - since > STALE_SEC:
                 _take_away(path, text)
                 continue
@@ -113,7 +124,9 @@ def _acquired(path: Path, progress: Progress | None) -> Lock:
 def _take_away(path: Path, text: str) -> None:
     """Remove a lock whose holder has ended. Of several processes only one succeeds."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    if _read(path) != text:  # its holder released it before it ended, and another process may hold a new lock
+    if (
+        _read(path) != text
+    ):  # its holder released it before it ended, and another process may hold a new lock
         return
     try:
         path.rename(aside)
@@ -141,7 +154,9 @@ def _about(text: str) -> dict[str, Any]:
 
 
 def _holder(text: str) -> dict[str, Any]:
-    return {name: value for name, value in _about(text).items() if name in ("machine", "pid", "started")}
+    return {
+        name: value for name, value in _about(text).items() if name in ("machine", "pid", "started")
+    }
 
 
 def _progress(text: str) -> tuple[int, int] | None:
@@ -165,7 +180,8 @@ def _has_ended(text: str) -> bool:
 
 
 def _machine() -> str:
-    """Return a text that processes share only if they see each other's numbers: host, boot and container."""
+    """Return a text that processes share only if they see each other's numbers: host, boot and
+    container."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())

@@ -1,4 +1,5 @@
-"""The machine this process runs on: cores, memory, processor, and what the processor and GPU multiply in hardware."""
+"""The machine this process runs on: cores, memory, processor, and what the processor and GPU
+multiply in hardware."""
 
 import os
 import platform
@@ -12,12 +13,14 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """Return the number of cores this process may use, or of all cores if the system does not report it."""
+    """Return the number of cores this process may use, or of all cores if the system does not
+    report it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_of_cores() -> int:
-    """Return the number of cores for this process: an equal share if a launcher started several on the machine."""
+    """Return the number of cores for this process: an equal share if a launcher started several on
+    the machine."""
     return max(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
@@ -26,12 +29,17 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-_GROUPS = (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Of the control groups of Linux, versions 2 and 1: folder below /sys/fs/cgroup, file of the limit and of what is used."""
+_GROUPS = (
+    ("", "memory.max", "memory.current"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Of the control groups of Linux, versions 2 and 1: folder below /sys/fs/cgroup, file of the limit
+and of what is used."""
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Return how much more main memory this process can use, in bytes; None if the system does not report it.
+    """Return how much more main memory this process can use, in bytes; None if the system does not
+    report it.
 
     It is what the system can give away, and no more than is left of the limit of a container.
     """
@@ -41,15 +49,21 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
     left = [1024 * int(found[1])]
     for folder, limit, used in _GROUPS:
         group = root / "sys" / "fs" / "cgroup" / folder
-        most, taken = _text(group / limit).strip(), _text(group / used).strip()
+        most = _text(group / limit).strip()
+        taken = _text(group / used).strip()
         if most.isdigit() and taken.isdigit():  # "max": there is no limit
-            kept = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-            left.append(int(most) - int(taken) + (int(kept[1]) if kept else 0))  # copies of files are given back
+            kept = re.search(
+                r"^(?:total_)?inactive_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE
+            )
+            left.append(
+                int(most) - int(taken) + (int(kept[1]) if kept else 0)
+            )  # copies of files are given back
     return max(min(left), 0)
 
 
 def peak_memory_bytes() -> int | None:
-    """Return the most main memory that this process has used so far, in bytes; None if the system does not report it."""
+    """Return the most main memory that this process has used so far, in bytes; None if the system
+    does not report it."""
     found = re.search(r"^VmHWM:\s+(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
     return 1024 * int(found[1]) if found else None
 
@@ -57,9 +71,14 @@ def peak_memory_bytes() -> int | None:
 def processor() -> str:
     """Return the name of the processor."""
     text = _cpuinfo()
-    return next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), "") or (
-        platform.processor() or platform.machine()
-    )
+    return next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in text.splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    ) or (platform.processor() or platform.machine())
 
 
 @dataclass(frozen=True)
@@ -69,11 +88,14 @@ class Arithmetic:
     extensions: tuple[str, ...]
     """Instruction sets that libraries may use, such as "AVX2"; for a GPU its compute capability."""
     precisions: tuple[str, ...]
-    """The precisions that are multiplied in hardware, out of "fp32", "tf32", "bf16", "fp16" and "int8"."""
+    """The precisions that are multiplied in hardware, out of "fp32", "tf32", "bf16", "fp16" and
+    "int8"."""
     pays: str
-    """The precision to train in: the fastest that the hardware multiplies. "fp16", on older GPUs, needs loss scaling."""
+    """The precision to train in: the fastest that the hardware multiplies. "fp16", on older GPUs,
+    needs loss scaling."""
     limit: str | None = None
-    """The environment variable and value that restrict libraries to these extensions; None if there is no restriction."""
+    """The environment variable and value that restrict libraries to these extensions; None if there
+    is no restriction."""
 
     @property
     def emulated(self) -> tuple[str, ...]:
@@ -87,7 +109,8 @@ class _Extension:
     flags: tuple[str, ...]
     """All of these flags must be in /proc/cpuinfo."""
     bit: int
-    """The extension's bit in oneDNN's `dnnl_cpu_isa_t`; 0 if oneDNN's limit does not apply to it."""
+    """The extension's bit in oneDNN's `dnnl_cpu_isa_t`; 0 if oneDNN's limit does not apply to it.
+    """
     multiplies: tuple[str, ...] = ()
 
 
@@ -128,15 +151,17 @@ _MASKS = {
     "AVX512_CORE_AMX_FP16": 0x1FEF,
     "AVX10_1_512_AMX_FP16": 0x1FEF,
 }
-"""The extensions that a limit allows, by its value. Source: oneDNN 3, `dnnl_types.h`. oneDNN ignores other values."""
+"""The extensions that a limit allows, by its value. Source: oneDNN 3, `dnnl_types.h`. oneDNN
+ignores other values."""
 
 
 def arithmetic_of(cpuinfo: str, environment: Mapping[str, str]) -> Arithmetic:
     """Return what a processor multiplies in hardware, from the text of its /proc/cpuinfo.
 
-    All engines use oneDNN for convolutions on CPUs. oneDNN uses only the instruction sets that ONEDNN_MAX_CPU_ISA allows, so
-    that a processor can act as a smaller one. bf16 pays where an x86 processor multiplies it in hardware. On ARM, fp32 is
-    recommended: no engine's training in bf16 has been measured there.
+    All engines use oneDNN for convolutions on CPUs. oneDNN uses only the instruction sets that
+    ONEDNN_MAX_CPU_ISA allows, so that a processor can act as a smaller one. bf16 pays where an x86
+    processor multiplies it in hardware. On ARM, fp32 is recommended: no engine's training in bf16
+    has been measured there.
     """
     words = {
         name.strip(): set(values.split())
@@ -144,7 +169,8 @@ def arithmetic_of(cpuinfo: str, environment: Mapping[str, str]) -> Arithmetic:
         if name.strip() in ("flags", "Features")
     }
     if "Features" in words:
-        found, limit = [each for each in _ARM if set(each.flags) <= words["Features"]], None
+        found = [each for each in _ARM if set(each.flags) <= words["Features"]]
+        limit = None
     else:
         there = [each for each in _X86 if set(each.flags) <= words.get("flags", set())]
         limit, mask = _limit(environment)
@@ -174,10 +200,11 @@ def arithmetic() -> Arithmetic:
 
 
 def arithmetic_of_gpu(capability: tuple[int, int]) -> Arithmetic:
-    """Return what an NVIDIA GPU multiplies in its tensor cores (fp32: outside of them), from its compute capability.
+    """Return what an NVIDIA GPU multiplies in its tensor cores (fp32: outside of them), from its
+    compute capability.
 
-    Source: the table of tensor core types in the CUDA C++ programming guide: fp16 from 7.0, int8 from 7.2, bf16 and tf32
-    from 8.0. bf16 pays from 8.0; fp16, which needs loss scaling, from 7.0.
+    Source: the table of tensor core types in the CUDA C++ programming guide: fp16 from 7.0, int8
+    from 7.2, bf16 and tf32 from 8.0. bf16 pays from 8.0; fp16, which needs loss scaling, from 7.0.
     """
     since = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 2)}
     found = tuple(name for name, first in since.items() if capability >= first)
@@ -198,11 +225,16 @@ def gpu() -> tuple[str, Arithmetic] | None:
 def _gpu_of(answer: str) -> tuple[str, Arithmetic] | None:
     name, _, capability = (answer.splitlines() or [""])[0].rpartition(", ")
     major, dot, minor = capability.strip().partition(".")
-    return (name, arithmetic_of_gpu((int(major), int(minor)))) if dot and (major + minor).isdigit() else None
+    return (
+        (name, arithmetic_of_gpu((int(major), int(minor))))
+        if dot and (major + minor).isdigit()
+        else None
+    )
 
 
 def fast_precision(on_gpu: bool) -> str:
-    """Return the precision to train in on this machine's GPU or processor: "bf16", "fp16" (older GPUs) or "fp32"."""
+    """Return the precision to train in on this machine's GPU or processor: "bf16", "fp16" (older
+    GPUs) or "fp32"."""
     if not on_gpu:
         return arithmetic().pays
     found = gpu()
@@ -210,19 +242,26 @@ def fast_precision(on_gpu: bool) -> str:
 
 
 def process_facts(pid: int) -> tuple[str, float]:
-    """Return the state of a process in the letters of /proc, and the processor time in seconds that it has used.
+    """Return the state of a process in the letters of /proc, and the processor time in seconds that
+    it has used.
 
     They are "" and 0 if the system does not tell, or if there is no such process.
     """
     try:
-        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        words = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
         return words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return "", 0.0
 
 
 def first_number(text: str) -> int | None:
-    """Return the first number of what OMP_NUM_THREADS and its like may be: "4", or "4,2" for threads within threads."""
+    """Return the first number of what OMP_NUM_THREADS and its like may be: "4", or "4,2" for
+    threads within threads."""
     found = re.match(r"\d+", text)
     return found and int(found[0])
 

@@ -14,7 +14,9 @@ from lockstep.system.rank_variables import slurm_step
 from lockstep.system.ranks import free_ports
 from lockstep.system.regular_files import SETTINGS, open_regular
 
-RENDEZVOUS, BIND, SECRET = "LOCKSTEP_RENDEZVOUS", "LOCKSTEP_BIND", "LOCKSTEP_SECRET"
+RENDEZVOUS = "LOCKSTEP_RENDEZVOUS"
+BIND = "LOCKSTEP_BIND"
+SECRET = "LOCKSTEP_SECRET"
 """Environment variables for what `--rendezvous`, `--bind` and `--secret-file` give."""
 SECRET_LENGTH = 16
 """A shared secret has at least this many characters."""
@@ -35,11 +37,15 @@ class Meeting:
     secret: str = field(repr=False)
     """What all launchers know, and nobody else."""
     bind: str | None = None
-    """The address of this machine at which it and its ranks listen. By default the one that reaches node 0."""
+    """The address of this machine at which it and its ranks listen. By default the one that reaches
+    node 0."""
 
     def __post_init__(self) -> None:
         if len(self.secret) < SECRET_LENGTH:
-            raise UserError(f"the shared secret has {len(self.secret)} characters; expected at least {SECRET_LENGTH}")
+            raise UserError(
+                f"the shared secret has {len(self.secret)} characters; expected at least"
+                f" {SECRET_LENGTH}"
+            )
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,11 @@ class Asked:
 
 
 def meeting_of(asked: Asked, environment: Mapping[str, str]) -> Meeting | None:
-    """Return where this launcher meets the others; None if there are no others. Raises `UserError` if something is missing.
+    """Return where this launcher meets the others; None if there are no others. Raises `UserError`
+    if something is missing.
 
-    Under srun, the number of nodes, this node's number and the place come from Slurm, if they are not given.
+    Under srun, the number of nodes, this node's number and the place come from Slurm, if they are
+    not given.
     """
     if asked.hosts:
         return _leading(asked, environment)
@@ -66,20 +74,32 @@ def meeting_of(asked: Asked, environment: Mapping[str, str]) -> Meeting | None:
     nodes = asked.nodes or (step.nodes if step else 1)
     if step and step.tasks != step.nodes:
         raise UserError(
-            f"srun starts {step.tasks} tasks on {step.nodes} nodes; expected one `lockstep launch` on each node, "
-            "which starts its ranks: srun --ntasks-per-node=1"
+            f"srun starts {step.tasks} tasks on {step.nodes} nodes; expected one `lockstep launch`"
+            " on each node, which starts its ranks: srun --ntasks-per-node=1"
         )
     if nodes == 1:
         if asked.node_rank:
-            raise UserError(f"--node-rank is {asked.node_rank}, but --nodes is 1; give every machine the same --nodes")
+            raise UserError(
+                f"--node-rank is {asked.node_rank}, but --nodes is 1; give every machine the same"
+                " --nodes"
+            )
         return None
     node = asked.node_rank if asked.node_rank is not None else (step.node if step else None)
-    place = asked.rendezvous or environment.get(RENDEZVOUS) or (f"{step.first_host}:{step.port}" if step else None)
+    place = (
+        asked.rendezvous
+        or environment.get(RENDEZVOUS)
+        or (f"{step.first_host}:{step.port}" if step else None)
+    )
     if node is None or place is None:
         missing = " and ".join(
-            name for name, value in (("--node-rank", node), ("--rendezvous HOST:PORT", place)) if value is None
+            name
+            for name, value in (("--node-rank", node), ("--rendezvous HOST:PORT", place))
+            if value is None
         )
-        raise UserError(f"--nodes is {nodes}, but {missing} is missing; expected this machine's number and node 0's address")
+        raise UserError(
+            f"--nodes is {nodes}, but {missing} is missing; expected this machine's number and node"
+            " 0's address"
+        )
     if node >= nodes:
         raise UserError(f"--node-rank is {node}, expected 0 to {nodes - 1}")
     host, port = split_place(place)
@@ -105,17 +125,21 @@ def _leading(asked: Asked, environment: Mapping[str, str]) -> Meeting:
 
 
 def meeting_of_rank(environment: Mapping[str, str]) -> Meeting | None:
-    """Return where ranks meet that srun or mpirun started, each as a node; None if there is one rank, or no place is known.
+    """Return where ranks meet that srun or mpirun started, each as a node; None if there is one
+    rank, or no place is known.
 
     Raises `UserError` if the place or the secret is wrong.
     """
-    ranks, step = int(environment.get("WORLD_SIZE", "1")), slurm_step(environment)
+    ranks = int(environment.get("WORLD_SIZE", "1"))
+    step = slurm_step(environment)
     place = environment.get(RENDEZVOUS) or (f"{step.first_host}:{step.port}" if step else None)
     if ranks == 1 or place is None or "RANK" not in environment:
         return None
     host, port = split_place(place)
     bind = _bind(Asked(), environment)
-    return Meeting(int(environment["RANK"]), ranks, host, port, read_secret(None, environment), bind)
+    return Meeting(
+        int(environment["RANK"]), ranks, host, port, read_secret(None, environment), bind
+    )
 
 
 def _bind(asked: Asked, environment: Mapping[str, str]) -> str | None:
@@ -132,13 +156,14 @@ def split_place(text: str) -> tuple[str, int]:
 
 
 def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
-    """Return the shared secret from a file, from standard input, or from LOCKSTEP_SECRET. Raises `UserError`."""
+    """Return the shared secret from a file, from standard input, or from LOCKSTEP_SECRET. Raises
+    `UserError`."""
     if file is None:
         if environment.get(SECRET):
             return environment[SECRET].strip()
         raise UserError(
-            f"several nodes need a shared secret; make one with\n  {_MAKE}\ncopy it to every node, and give "
-            f"--secret-file FILE or set {SECRET}"
+            f"several nodes need a shared secret; make one with\n  {_MAKE}\ncopy it to every node,"
+            f" and give --secret-file FILE or set {SECRET}"
         )
     if str(file) == STDIN:
         return sys.stdin.readline(SETTINGS.most_bytes).strip()

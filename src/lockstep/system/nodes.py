@@ -1,4 +1,5 @@
-"""Nodes: the machines of a launch, the addresses where their ranks listen, and the table by which all ranks meet."""
+"""Nodes: the machines of a launch, the addresses where their ranks listen, and the table by which
+all ranks meet."""
 
 import hashlib
 import hmac
@@ -33,7 +34,8 @@ class Node:
 
 
 SHARED_PORTS = 2
-"""Ports of a node besides those of its ranks: for a store or a scheduler, and for questions between hosts."""
+"""Ports of a node besides those of its ranks: for a store or a scheduler, and for questions between
+hosts."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Table:
     @property
     def places(self) -> list[str]:
         """An address of each rank, as host:port."""
-        return [f"{node.address}:{port}" for node in self.nodes for port in node.ports[: node.processes]]
+        return [
+            f"{node.address}:{port}" for node in self.nodes for port in node.ports[: node.processes]
+        ]
 
     @property
     def shared_ports(self) -> tuple[int, ...]:
@@ -72,7 +76,8 @@ class Table:
         return self.nodes[0].ports[self.nodes[0].processes :]
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """Return the environment variables that identify a rank of this node, and confine it to the node's address."""
+        """Return the environment variables that identify a rank of this node, and confine it to the
+        node's address."""
         own = {
             "RANK": self.first + local_rank,
             "LOCAL_RANK": local_rank,
@@ -106,7 +111,8 @@ class Start:
 
     table: Table
     environment: Callable[[int], dict[str, str]]
-    """From the number of a rank on this machine to its environment variables, in addition to `Table.variables`."""
+    """From the number of a rank on this machine to its environment variables, in addition to
+    `Table.variables`."""
     inherited: tuple[int, ...] = ()
     """File descriptors that every rank gets."""
 
@@ -142,14 +148,20 @@ class Offer:
         try:
             node = found["node"]
             ports = tuple(int(port) for port in node["ports"])
-            row = Node(str(ipaddress.IPv4Address(node["address"])), str(node["interface"]), int(node["processes"]), ports)
+            row = Node(
+                str(ipaddress.IPv4Address(node["address"])),
+                str(node["interface"]),
+                int(node["processes"]),
+                ports,
+            )
             return cls(row, str(found["run"]), str(found["command"]), str(found["version"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an offer: {error}") from error
 
 
 def table_of(offers: Sequence[Offer], here: int, secret: str) -> Table:
-    """Return the table that follows from the offers of all nodes, in their order. `secret` is the one that launchers share.
+    """Return the table that follows from the offers of all nodes, in their order. `secret` is the
+    one that launchers share.
 
     Raises `UserError`, the same on every node, if two nodes were not started alike.
     """
@@ -163,8 +175,8 @@ def table_of(offers: Sequence[Offer], here: int, secret: str) -> Table:
         for name, (expected, found) in differences.items():
             if found != expected:
                 raise UserError(
-                    f"the nodes were not started alike: {name} is {expected} on node 0 and {found} on node {number}; "
-                    "give every node the same command"
+                    f"the nodes were not started alike: {name} is {expected} on node 0 and {found}"
+                    f" on node {number}; give every node the same command"
                 )
     run = hmac.new(secret.encode(), first.run.encode(), "sha256").hexdigest()
     return Table(tuple(offer.node for offer in offers), here, run)
@@ -178,7 +190,8 @@ _ROW_BYTES = 40
 
 
 def addresses() -> dict[str, str]:
-    """Return the IPv4 addresses of this machine, each with the interface that has it. Only on Linux; elsewhere loopback."""
+    """Return the IPv4 addresses of this machine, each with the interface that has it. Only on
+    Linux; elsewhere loopback."""
     if not sys.platform.startswith("linux"):
         return {LOOPBACK: "lo0"}
     import fcntl  # not on every system
@@ -194,12 +207,15 @@ def addresses() -> dict[str, str]:
 def _interface_of(address: str) -> str:
     found = addresses()
     if address not in found:
-        raise UserError(f"this machine does not have the address {address}; it has {_listed(found)}")
+        raise UserError(
+            f"this machine does not have the address {address}; it has {_listed(found)}"
+        )
     return found[address].partition(":")[0]  # of an alias such as eth0:1
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the network interface of this machine on the way to a host; None if the way is loopback or not known."""
+    """Return the network interface of this machine on the way to a host; None if the way is
+    loopback or not known."""
     try:
         address = address_towards(host)
     except UserError:
@@ -209,7 +225,8 @@ def interface_towards(host: str) -> str | None:
 
 
 def resolve_bind(text: str) -> str:
-    """Return the address of this machine that `--bind` names: an address or an interface. Raises `UserError`."""
+    """Return the address of this machine that `--bind` names: an address or an interface. Raises
+    `UserError`."""
     found = addresses()
     if text in found:
         return text
@@ -217,8 +234,14 @@ def resolve_bind(text: str) -> str:
     if len(of_interface) == 1:
         return of_interface[0]
     if of_interface:
-        raise UserError(f"--bind {text}: the interface has several addresses; give one of {', '.join(of_interface)}")
-    raise UserError(f"--bind {text}: expected an IPv4 address or an interface of this machine; it has {_listed(found)}")
+        raise UserError(
+            f"--bind {text}: the interface has several addresses; give one of"
+            f" {', '.join(of_interface)}"
+        )
+    raise UserError(
+        f"--bind {text}: expected an IPv4 address or an interface of this machine; it has"
+        f" {_listed(found)}"
+    )
 
 
 def _listed(found: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
 """A safe subset of YAML for settings: short, flat, without aliases.
 
-PyYAML accepts more than settings need, and parts of it are not bounded: 400 bytes of aliases can expand to gigabytes,
-nested brackets take time that grows with the square of their depth, and tags such as `!!bool maybe` raise unpredictable
-errors.
+PyYAML accepts more than settings need, and parts of it are not bounded: 400 bytes of aliases can
+expand to gigabytes, nested brackets take time that grows with the square of their depth, and tags
+such as `!!bool maybe` raise unpredictable errors.
 """
 
 from typing import Any
@@ -14,11 +14,13 @@ MOST_CHARACTERS = 2**16
 MOST_DEPTH = 16
 """Lists and mappings may be nested at most this deep. The fields of a model have depth 3."""
 _MOST_BITS = 1024
-"""An integer may have at most this many bits, the range of floats. Longer ones take time to print in a message."""
+"""An integer may have at most this many bits, the range of floats. Longer ones take time to print
+in a message."""
 
 
 def read_yaml(text: str) -> Any:
-    """Return the value of a text. Raises `ValueError` with the reason in one line, and with the line number if it is known.
+    """Return the value of a text. Raises `ValueError` with the reason in one line, and with the
+    line number if it is known.
 
     >>> read_yaml("{epochs: 2, mean: [1, 2, 3]}")
     {'epochs': 2, 'mean': [1, 2, 3]}
@@ -39,14 +41,17 @@ def read_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases and deep nesting before values are built, and names the line of a value that its tag does not fit."""
+    """Refuses aliases and deep nesting before values are built, and names the line of a value that
+    its tag does not fit."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            problem = f"aliases are not supported, write the value itself instead of *{event.anchor}"
+            problem = (
+                f"aliases are not supported, write the value itself instead of *{event.anchor}"
+            )
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
         if self._depth == MOST_DEPTH:
             problem = f"more than {MOST_DEPTH} nested lists and mappings"
@@ -67,5 +72,7 @@ class _Loader(yaml.SafeLoader):
         except Exception:
             kind = node.tag.removeprefix("tag:yaml.org,2002:")
             shown = f"{node.value!r:.60}" if isinstance(node, yaml.ScalarNode) else "the value"
-            raise yaml.MarkedYAMLError(problem=f"{shown} is not a valid {kind}", problem_mark=node.start_mark) from None
+            raise yaml.MarkedYAMLError(
+                problem=f"{shown} is not a valid {kind}", problem_mark=node.start_mark
+            ) from None
         return value

@@ -22,12 +22,14 @@ def over_steps(every: "Iterable[Axes]") -> None:
 
 
 def plain(text: str) -> str:
-    """Return a text with dollar signs escaped, so that matplotlib does not read parts of it as formulas."""
+    """Return a text with dollar signs escaped, so that matplotlib does not read parts of it as
+    formulas."""
     return text.replace("$", r"\$")
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure. The suffix selects the format (png, svg, pdf). Raises `UserError` if it cannot be written."""
+    """Write a figure. The suffix selects the format (png, svg, pdf). Raises `UserError` if it
+    cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""The output of launched ranks except rank 0, in files, and its last lines for the message about a rank that failed."""
+"""The output of launched ranks except rank 0, in files, and its last lines for the message about a
+rank that failed."""
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -30,9 +31,11 @@ class RankLog(NamedTuple):
         return ""
 
 
-def open_logs(logs: Path | None, folder: Path, table: Table, stack: ExitStack) -> dict[int, RankLog]:
-    """Open the logs of this machine's ranks, except rank 0, to append to them. They are in `folder` if `logs` cannot be
-    written, so that the ranks themselves say why."""
+def open_logs(
+    logs: Path | None, folder: Path, table: Table, stack: ExitStack
+) -> dict[int, RankLog]:
+    """Open the logs of this machine's ranks, except rank 0, to append to them. They are in `folder`
+    if `logs` cannot be written, so that the ranks themselves say why."""
     ranks = range(max(table.first, 1), table.first + table.own.processes)
     with suppress(OSError):
         if logs is not None:

@@ -1,6 +1,7 @@
 """Which rank this process is, from the environment variables of any launcher.
 
-Lockstep and torchrun set RANK, WORLD_SIZE and LOCAL_RANK. Other launchers use other names, which `name_rank` translates.
+Lockstep and torchrun set RANK, WORLD_SIZE and LOCAL_RANK. Other launchers use other names, which
+`name_rank` translates.
 """
 
 import json
@@ -23,12 +24,23 @@ class _Launcher:
 _MPI = (
     _Launcher(
         "Open MPI",
-        {"RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE", "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"},
+        {
+            "RANK": "OMPI_COMM_WORLD_RANK",
+            "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+            "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        },
     ),
-    _Launcher("MPICH or Intel MPI", {"RANK": "PMI_RANK", "WORLD_SIZE": "PMI_SIZE", "LOCAL_RANK": "MPI_LOCALRANKID"}),
+    _Launcher(
+        "MPICH or Intel MPI",
+        {"RANK": "PMI_RANK", "WORLD_SIZE": "PMI_SIZE", "LOCAL_RANK": "MPI_LOCALRANKID"},
+    ),
 )
-_SLURM = _Launcher("Slurm", {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"})
-"""The variables of a step. A batch script and a shell of salloc have SLURM_PROCID=0 too, but no SLURM_STEP_ID.
+_SLURM = _Launcher(
+    "Slurm",
+    {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"},
+)
+"""The variables of a step. A batch script and a shell of salloc have SLURM_PROCID=0 too, but no
+SLURM_STEP_ID.
 
 LOCAL_WORLD_SIZE is left out: Slurm and MPI bind each process to its share of the cores.
 """
@@ -48,9 +60,10 @@ class _Claim:
 def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) -> None:
     """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher names this rank in other variables.
 
-    `variables` are those of the framework's own launchers. They come first, then TF_CONFIG, MPI and Slurm: what starts
-    processes within another launcher's processes counts. TF_CONFIG does not tell which workers share a machine: each has
-    local rank 0, unless LOCAL_RANK is set. Raises `UserError` if variables are wrong or contradict each other.
+    `variables` are those of the framework's own launchers. They come first, then TF_CONFIG, MPI and
+    Slurm: what starts processes within another launcher's processes counts. TF_CONFIG does not tell
+    which workers share a machine: each has local rank 0, unless LOCAL_RANK is set. Raises
+    `UserError` if variables are wrong or contradict each other.
     """
     if "RANK" in os.environ:
         return
@@ -65,17 +78,26 @@ def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) ->
     if not claims:
         return
     _refuse_contradiction(claims)
-    os.environ.update({name: value for name, value in claims[0].found.items() if name not in os.environ})
+    os.environ.update(
+        {name: value for name, value in claims[0].found.items() if name not in os.environ}
+    )
 
 
 def general_claims(environment: Mapping[str, str]) -> list[_Claim]:
-    """Return what MPI and Slurm say about a process. Raises `UserError` if their variables are wrong."""
+    """Return what MPI and Slurm say about a process. Raises `UserError` if their variables are
+    wrong."""
     launchers = [*_MPI, *([_SLURM] if "SLURM_STEP_ID" in environment else [])]
-    claims = [_claim(each, environment) for each in launchers if each.variables["RANK"] in environment]
+    claims = [
+        _claim(each, environment) for each in launchers if each.variables["RANK"] in environment
+    ]
     for claim in claims:
-        rank, ranks = claim.found.get("RANK", ""), claim.found.get("WORLD_SIZE", "")
+        rank = claim.found.get("RANK", "")
+        ranks = claim.found.get("WORLD_SIZE", "")
         if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
-            raise UserError(f"{claim.launcher} says {claim.said}: expected a rank from 0 and a larger number of processes")
+            raise UserError(
+                f"{claim.launcher} says {claim.said}: expected a rank from 0 and a larger number of"
+                " processes"
+            )
     return claims
 
 
@@ -88,20 +110,23 @@ def _claim(launcher: _Launcher, environment: Mapping[str, str]) -> _Claim:
 def _refuse_contradiction(claims: list[_Claim]) -> None:
     """Raise `UserError` if launchers number the same processes differently.
 
-    Other numbers of processes are no contradiction: mpirun starts its helpers through Slurm, one on each machine.
+    Other numbers of processes are no contradiction: mpirun starts its helpers through Slurm, one on
+    each machine.
     """
     first = claims[0]
     for other in claims[1:]:
         is_same_size = first.found.get("WORLD_SIZE") == other.found["WORLD_SIZE"]
         if is_same_size and first.found["RANK"] != other.found["RANK"]:
             raise UserError(
-                f"two launchers number this process differently: {first.launcher} says {first.said}; {other.launcher} says "
-                f"{other.said}. Unset the variables of one of them, or set RANK, WORLD_SIZE and LOCAL_RANK"
+                f"two launchers number this process differently: {first.launcher} says"
+                f" {first.said}; {other.launcher} says {other.said}. Unset the variables of one of"
+                " them, or set RANK, WORLD_SIZE and LOCAL_RANK"
             )
 
 
 def _workers_of_tf_config() -> tuple[int, int] | None:
-    """Return this worker's index and the number of workers; None if there is no TF_CONFIG with several tasks."""
+    """Return this worker's index and the number of workers; None if there is no TF_CONFIG with
+    several tasks."""
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return None
@@ -110,15 +135,21 @@ def _workers_of_tf_config() -> tuple[int, int] | None:
         cluster: dict[str, list[str]] = config.get("cluster", {})
         if sum(map(len, cluster.values())) < 2:
             return None
-        kind, index = config["task"]["type"], int(str(config["task"]["index"]))
+        kind = config["task"]["type"]
+        index = int(str(config["task"]["index"]))
         is_sound = all(isinstance(addresses, list) for addresses in cluster.values())
     except (ValueError, TypeError, KeyError, AttributeError):
         is_sound = False
     if not is_sound:
-        raise UserError(f"TF_CONFIG is {text:.200}: expected JSON with cluster.worker, task.type and task.index")
+        raise UserError(
+            f"TF_CONFIG is {text:.200}: expected JSON with cluster.worker, task.type and task.index"
+        )
     workers = len(cluster.get("worker", []))
     if set(cluster) != {"worker"} or kind != "worker" or not 0 <= index < workers:
-        raise UserError(f"TF_CONFIG: task {kind} {index}, expected a worker from 0 to {workers - 1}; list all as workers")
+        raise UserError(
+            f"TF_CONFIG: task {kind} {index}, expected a worker from 0 to {workers - 1}; list all"
+            " as workers"
+        )
     return index, workers
 
 
@@ -139,20 +170,26 @@ class SlurmStep:
 
 
 def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
-    """Return the Slurm step of a process; None if srun did not start it. Raises `UserError` if a variable is missing."""
+    """Return the Slurm step of a process; None if srun did not start it. Raises `UserError` if a
+    variable is missing."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return None
     try:
-        job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
+        job = int(environment["SLURM_JOB_ID"])
+        step = int(environment["SLURM_STEP_ID"])
         return SlurmStep(
             node=int(environment["SLURM_NODEID"]),
             nodes=int(environment["SLURM_STEP_NUM_NODES"]),
             tasks=int(environment["SLURM_STEP_NUM_TASKS"]),
-            first_host=first_host(environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]),
+            first_host=first_host(
+                environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
+            ),
             port=_PORTS.start + (8 * job + step) % len(_PORTS),
         )
     except (KeyError, ValueError) as error:
-        raise UserError(f"Slurm's variables are not complete: {error}. Start with srun, or unset SLURM_STEP_ID") from None
+        raise UserError(
+            f"Slurm's variables are not complete: {error}. Start with srun, or unset SLURM_STEP_ID"
+        ) from None
 
 
 _PORTS = range(15_000, 30_000)

@@ -1,4 +1,5 @@
-"""Ranks: how a process finds out that it is one of several, and what it does for the launcher that started it.
+"""Ranks: how a process finds out that it is one of several, and what it does for the launcher that
+started it.
 
 The environment variables RANK, WORLD_SIZE and LOCAL_RANK identify a rank.
 """
@@ -13,22 +14,24 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
-"""Environment variable: the launcher's folder, where a rank writes its exit code and its heartbeat. A signal from the
-launcher would hide the process's own exit code."""
+"""Environment variable: the launcher's folder, where a rank writes its exit code and its heartbeat.
+A signal from the launcher would hide the process's own exit code."""
 LAUNCHER = "LOCKSTEP_LAUNCHER"
 """Environment variable: the process id of a rank's launcher."""
 PATIENCE = "LOCKSTEP_PATIENCE"
 """Environment variable: the seconds that a rank has to stop after its launcher has ended."""
 RESTARTED = "LOCKSTEP_RESTARTED"
-"""Environment variable of ranks that were started again: JSON with the number of the `restart` and the `reason`."""
+"""Environment variable of ranks that were started again: JSON with the number of the `restart` and
+the `reason`."""
 
 LOOPBACK = "127.0.0.1"
 """The address at which ranks of one machine meet."""
 LISTEN_ADDRESS = "LOCKSTEP_LISTEN_ADDRESS"
-"""Environment variable of launched ranks: the only address, besides loopback, at which a rank may listen."""
+"""Environment variable of launched ranks: the only address, besides loopback, at which a rank may
+listen."""
 OF_NETWORKS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TF_CONFIG", "LOCKSTEP_SECRET")
-"""Environment variables that ranks do not get from their launcher: they would make them meet at another address, or are the
-launchers' secret."""
+"""Environment variables that ranks do not get from their launcher: they would make them meet at
+another address, or are the launchers' secret."""
 _ELASTIC_RESTART = "TORCHELASTIC_RESTART_COUNT"
 """Environment variable: how often torchrun has started its ranks again."""
 
@@ -45,7 +48,8 @@ def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
 
 
 def listen_address() -> str | None:
-    """Return the only address, besides loopback, at which this rank may listen; None if another launcher started it."""
+    """Return the only address, besides loopback, at which this rank may listen; None if another
+    launcher started it."""
     return os.environ.get(LISTEN_ADDRESS)
 
 
@@ -55,7 +59,8 @@ def is_leading() -> bool:
 
 
 def follow_launcher() -> None:
-    """Make the system send SIGTERM to this rank when its launcher ends for any reason; do nothing without a launcher."""
+    """Make the system send SIGTERM to this rank when its launcher ends for any reason; do nothing
+    without a launcher."""
     if EXIT_CODE_FOLDER in os.environ and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if has_lost_launcher():  # before the system was asked
@@ -68,23 +73,33 @@ def has_lost_launcher() -> bool:
 
 
 def launcher_folder() -> Path | None:
-    """Return the launcher's folder; None without a launcher, or if the launcher has ended and removed it."""
+    """Return the launcher's folder; None without a launcher, or if the launcher has ended and
+    removed it."""
     folder = Path(os.environ.get(EXIT_CODE_FOLDER, ""))
-    return folder if EXIT_CODE_FOLDER in os.environ and "RANK" in os.environ and folder.is_dir() else None
+    return (
+        folder
+        if EXIT_CODE_FOLDER in os.environ and "RANK" in os.environ and folder.is_dir()
+        else None
+    )
 
 
 def restarted() -> tuple[int, str] | None:
-    """Return how often all ranks were started again in this launch, and why the last time; None if they were not."""
+    """Return how often all ranks were started again in this launch, and why the last time; None if
+    they were not."""
     if RESTARTED in os.environ:
         told = json.loads(os.environ[RESTARTED])
         return int(told["restart"]), str(told["reason"])
     count = os.environ.get(_ELASTIC_RESTART, "")
-    return (int(count), "torchrun started the ranks again") if count.isdigit() and int(count) else None
+    return (
+        (int(count), "torchrun started the ranks again") if count.isdigit() and int(count) else None
+    )
 
 
 def leave_exit_code(code: int) -> None:
     """Write the exit code for the launcher, if there is one and it is still running."""
     folder = launcher_folder()
     if folder is not None:
-        with suppress(OSError):  # such as a full disk: the launcher then uses the other ranks' codes
+        with suppress(
+            OSError
+        ):  # such as a full disk: the launcher then uses the other ranks' codes
             (folder / os.environ["RANK"]).write_text(str(code))

@@ -1,7 +1,8 @@
 """Open what a user, or another file, names: regular files of a bounded size, without waiting.
 
-A path can lead to a device that never ends, to a pipe into which nobody writes, or to a file larger than the memory. Every
-reader of such a path comes here. `tests/test_opening.py` lists the calls that open files in another way, with the reasons.
+A path can lead to a device that never ends, to a pipe into which nobody writes, or to a file larger
+than the memory. Every reader of such a path comes here. `tests/test_opening.py` lists the calls
+that open files in another way, with the reasons.
 """
 
 import errno
@@ -20,11 +21,14 @@ class Limit(NamedTuple):
 
 
 IMAGE = Limit(2**30, "an image")
-"""The largest image that is decoded has 100 million pixels; with 10 bytes for each, it fits uncompressed."""
+"""The largest image that is decoded has 100 million pixels; with 10 bytes for each, it fits
+uncompressed."""
 NAMES = Limit(2**28, "a list of images")
-"""Lists of paths on the command line and on standard input. ImageNet's 1.3 million paths take about 64 MB."""
+"""Lists of paths on the command line and on standard input. ImageNet's 1.3 million paths take about
+64 MB."""
 RECORDS = Limit(2**30, "records")
-"""Texts and arrays with an entry for each image or step: `.lst` and `.idx` files, logs, results, an index."""
+"""Texts and arrays with an entry for each image or step: `.lst` and `.idx` files, logs, results, an
+index."""
 WEIGHTS = Limit(2**33, "weights")
 """A ResNet-152 with velocities and averages takes 0.7 GB."""
 TEXT = Limit(2**26, "a description")
@@ -49,7 +53,8 @@ AnyPath = str | os.PathLike[str]
 def open_descriptor(path: AnyPath, limit: Limit) -> tuple[int, os.stat_result]:
     """Open a regular file to read; return the descriptor and the state of the open file.
 
-    Raises `OSError` with the reason if it cannot be opened, is not a regular file, or has more bytes than the limit.
+    Raises `OSError` with the reason if it cannot be opened, is not a regular file, or has more
+    bytes than the limit.
     """
     try:
         descriptor = os.open(path, _FLAGS)
@@ -57,7 +62,11 @@ def open_descriptor(path: AnyPath, limit: Limit) -> tuple[int, os.stat_result]:
         raise OSError(errno.EINVAL, "no file can have this name", os.fspath(path)) from None
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise OSError(errno.ENXIO, "it is a socket or a missing device, not a regular file", os.fspath(path)) from None
+            raise OSError(
+                errno.ENXIO,
+                "it is a socket or a missing device, not a regular file",
+                os.fspath(path),
+            ) from None
         raise
     try:
         # The open file is examined: the path can lead to another one at any time.
@@ -76,7 +85,9 @@ def _check(status: os.stat_result, limit: Limit, path: AnyPath) -> None:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", os.fspath(path))
     if status.st_size > limit.most_bytes:
-        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes{_beyond(limit)}", os.fspath(path))
+        raise OSError(
+            errno.EFBIG, f"it has {status.st_size:,} bytes{_beyond(limit)}", os.fspath(path)
+        )
 
 
 def _beyond(limit: Limit) -> str:
@@ -89,7 +100,8 @@ def open_regular(path: AnyPath, limit: Limit) -> io.BufferedReader:
 
 
 def check_regular(path: AnyPath, limit: Limit) -> None:
-    """Raise `OSError` as `open_descriptor` does. It is called before libraries that open files by their paths."""
+    """Raise `OSError` as `open_descriptor` does. It is called before libraries that open files by
+    their paths."""
     os.close(open_descriptor(path, limit)[0])
 
 
@@ -113,7 +125,9 @@ def read_descriptor(descriptor: int, size: int) -> bytes:
     return data
 
 
-def read_regular_text(path: AnyPath, limit: Limit, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+def read_regular_text(
+    path: AnyPath, limit: Limit, *, encoding: str = "utf-8", errors: str = "strict"
+) -> str:
     """Return the text of a regular file, with every end of a line as a newline.
 
     Raises `OSError` as `open_descriptor` does, and `UnicodeDecodeError`.
@@ -122,7 +136,8 @@ def read_regular_text(path: AnyPath, limit: Limit, *, encoding: str = "utf-8", e
 
 
 def read_stream(stream: BinaryIO, limit: Limit, begin: bytes = b"") -> bytes:
-    """Return `begin`, which was read before, and the rest of a stream. Raises `OSError` if they exceed the limit."""
+    """Return `begin`, which was read before, and the rest of a stream. Raises `OSError` if they
+    exceed the limit."""
     read = io.BytesIO()
     size = read.write(begin)
     while part := stream.read(min(_PART, limit.most_bytes + 1 - size)):

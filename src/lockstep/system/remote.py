@@ -16,18 +16,22 @@ from lockstep.system.launching import LOCKSTEP, Watch
 from lockstep.system.meeting import STDIN, Meeting
 
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
-"""BatchMode: ssh asks for no password. -T: no terminal, so that the other launcher ends when its input closes."""
+"""BatchMode: ssh asks for no password. -T: no terminal, so that the other launcher ends when its
+input closes."""
 _TO_END_SEC = 10.0
 NODE = "{node}"
 """Stands for a node's number in a command."""
 
 
 @contextmanager
-def launched_over_ssh(hosts: Sequence[str], command: Sequence[str], secret: str) -> Iterator["Remotes"]:
+def launched_over_ssh(
+    hosts: Sequence[str], command: Sequence[str], secret: str
+) -> Iterator["Remotes"]:
     """Run a command on other machines, in this folder and with this Python, as nodes 1, 2, ....
 
-    `command` are the arguments of Python (see `follower`). The secret is the first line of the command's standard input. The
-    input closes when the context is left or this process ends. Output is printed with the host's name before each line.
+    `command` are the arguments of Python (see `follower`). The secret is the first line of the
+    command's standard input. The input closes when the context is left or this process ends. Output
+    is printed with the host's name before each line.
     """
     remotes = Remotes(hosts)
     try:
@@ -58,7 +62,9 @@ class Remotes:
                 start_new_session=True,  # Ctrl-C ends this launch, which ends the others
             )
         except FileNotFoundError:
-            raise UserError("--hosts needs ssh, which is not installed here; start the launchers yourself") from None
+            raise UserError(
+                "--hosts needs ssh, which is not installed here; start the launchers yourself"
+            ) from None
         self._running.append(started)
         assert started.stdin is not None
         assert started.stdout is not None
@@ -75,7 +81,10 @@ class Remotes:
         """Raise `LockstepError` if a host's launcher has ended."""
         for host, process in zip(self._hosts, self._running, strict=False):
             if process.poll() is not None:
-                raise LockstepError(f"the launcher on {host} has ended with exit code {process.returncode}; see its output")
+                raise LockstepError(
+                    f"the launcher on {host} has ended with exit code {process.returncode}; see its"
+                    " output"
+                )
 
     def end(self) -> None:
         """Wait until the other launchers have ended. Closing their input asks them to."""
@@ -100,7 +109,8 @@ def _print(host: str, source: IO[bytes], target: IO[str]) -> None:
 
 
 def end_with_input() -> None:
-    """Ask this process to stop (SIGTERM) when its standard input closes: the connection or the launch there has ended."""
+    """Ask this process to stop (SIGTERM) when its standard input closes: the connection or the
+    launch there has ended."""
 
     def follow() -> None:
         while os.read(0, 1024):
@@ -111,8 +121,18 @@ def end_with_input() -> None:
 
 
 def follower(meeting: Meeting, processes: int, watch: Watch, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of Python that start the launcher of another node; {node} in them stands for its number."""
+    """Return the arguments of Python that start the launcher of another node; {node} in them stands
+    for its number."""
     place = f"{meeting.host}:{meeting.port}"
-    nodes = ["--nodes", str(meeting.nodes), "--node-rank", NODE, "--rendezvous", place, "--secret-file", STDIN]
+    nodes = [
+        "--nodes",
+        str(meeting.nodes),
+        "--node-rank",
+        NODE,
+        "--rendezvous",
+        place,
+        "--secret-file",
+        STDIN,
+    ]
     alike = ["--patience", str(watch.patience_sec), "--restarts", str(watch.restarts)]
     return [*LOCKSTEP, "launch", "-n", str(processes), *nodes, *alike, "--", *arguments]

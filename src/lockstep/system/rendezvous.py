@@ -1,6 +1,8 @@
-"""The launchers of several machines: how they find each other, and how each hears from the others until the launch ends.
+"""The launchers of several machines: how they find each other, and how each hears from the others
+until the launch ends.
 
-Node 0 listens until all nodes have come. Each node has one connection to it. Node 0 passes messages on.
+Node 0 listens until all nodes have come. Each node has one connection to it. Node 0 passes messages
+on.
 """
 
 import socket
@@ -19,21 +21,26 @@ from lockstep.system.nodes import Offer, Table, offer_of, resolve, table_of
 MEET_SEC = 600.0
 """Seconds to wait until all nodes have come."""
 _BEYOND_SEC = 30
-"""Seconds that other nodes wait longer for node 0 than it waits for them: it says which node is missing."""
+"""Seconds that other nodes wait longer for node 0 than it waits for them: it says which node is
+missing."""
 _BEAT_SEC = 1.0
 """Seconds between two signs of life of a launcher."""
 _LOOK_SEC = 0.1
 
 
 class Link:
-    """This launcher's connections to the launchers of the other nodes. Safe to use from several threads.
+    """This launcher's connections to the launchers of the other nodes. Safe to use from several
+    threads.
 
-    Every launcher sends a sign of life each second. A launcher from which nothing has come for `silence_sec` is lost, as is
-    one whose connection has closed.
+    Every launcher sends a sign of life each second. A launcher from which nothing has come for
+    `silence_sec` is lost, as is one whose connection has closed.
     """
 
-    def __init__(self, node: int, nodes: int, peers: Mapping[int, Line], silence_sec: float) -> None:
-        self.node, self.nodes = node, nodes
+    def __init__(
+        self, node: int, nodes: int, peers: Mapping[int, Line], silence_sec: float
+    ) -> None:
+        self.node = node
+        self.nodes = nodes
         self.silence_sec = silence_sec
         self._peers = dict(peers)
         """All other nodes on node 0; only node 0 on the others."""
@@ -52,13 +59,16 @@ class Link:
             threading.Thread(target=loop, args=arguments, name="lockstep-link", daemon=True).start()
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send a message to every other node. It is a small object of JSON. A lost node is left out."""
+        """Send a message to every other node. It is a small object of JSON. A lost node is left
+        out."""
         self._send_all({"kind": "news", "news": message | {"node": self.node}})
 
     def news(self) -> list[dict[str, Any]]:
-        """Return the messages that have come since the last call, each with the number of its sender as `node`."""
+        """Return the messages that have come since the last call, each with the number of its
+        sender as `node`."""
         with self._changed:
-            found, self._news = self._news, []
+            found = self._news
+            self._news = []
         return found
 
     def share(self, state: dict[str, Any]) -> None:
@@ -66,17 +76,20 @@ class Link:
         self._send_all({"kind": "state", "state": state, "node": self.node})
 
     def states(self) -> dict[int, dict[str, Any]]:
-        """Return the latest states of other nodes by their numbers, of those that have shared one and are not lost."""
+        """Return the latest states of other nodes by their numbers, of those that have shared one
+        and are not lost."""
         with self._changed:
             return {node: state for node, state in self._states.items() if node not in self._lost}
 
     def lost(self) -> list[int]:
-        """Return the nodes that are gone: their launcher has ended or is not heard. Without node 0 all others are gone."""
+        """Return the nodes that are gone: their launcher has ended or is not heard. Without node 0
+        all others are gone."""
         with self._changed:
             return sorted(self._lost)
 
     def gather(self, value: Any, patience_sec: float) -> list[Any]:
-        """Return the values of all nodes, in their order. Every node must call it as often as the others.
+        """Return the values of all nodes, in their order. Every node must call it as often as the
+        others.
 
         The value of a lost node, or of one that gives none within `patience_sec`, is None.
         """
@@ -85,12 +98,15 @@ class Link:
             number = self._round
             if self.node > 0:
                 self._send(0, {"kind": "one", "round": number, "value": value})
-                self._changed.wait_for(lambda: number in self._gathered or 0 in self._lost, patience_sec)
+                self._changed.wait_for(
+                    lambda: number in self._gathered or 0 in self._lost, patience_sec
+                )
                 alone = [value if node == self.node else None for node in range(self.nodes)]
                 return self._gathered.pop(number, alone)
             others = range(1, self.nodes)
             self._changed.wait_for(
-                lambda: all((number, node) in self._given or node in self._lost for node in others), patience_sec
+                lambda: all((number, node) in self._given or node in self._lost for node in others),
+                patience_sec,
             )
             values = [value, *(self._given.pop((number, node), None) for node in others)]
         self._send_all({"kind": "all", "round": number, "values": values})
@@ -128,10 +144,14 @@ class Link:
         while not self._closed.wait(_BEAT_SEC):
             self._send_all({"kind": "beat"})
             now = time.monotonic()
-            if silent := [peer for peer, heard in self._heard.items() if now - heard > self.silence_sec]:
+            if silent := [
+                peer for peer, heard in self._heard.items() if now - heard > self.silence_sec
+            ]:
                 self._lose(silent)
                 for peer in silent:
-                    _shut(self._peers[peer])  # a launcher that was only asleep learns that it is given up
+                    _shut(
+                        self._peers[peer]
+                    )  # a launcher that was only asleep learns that it is given up
 
     def _listen(self, peer: int) -> None:
         try:
@@ -139,7 +159,13 @@ class Link:
                 message = receive(self._peers[peer])
                 self._heard[peer] = time.monotonic()
                 self._take(peer, message)
-        except (EOFError, OSError, ValueError, KeyError, TypeError):  # it has ended, or sends nonsense
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # it has ended, or sends nonsense
             self._lose([peer])
         finally:
             self._peers[peer].close()
@@ -172,22 +198,27 @@ def _shut(connection: Line) -> None:
 
 
 @contextmanager
-def met(meeting: Meeting, silence_sec: float, check: Callable[[], None] | None = None) -> Iterator[tuple[Link, str]]:
-    """Yield the link to all other launchers once they have come, and this machine's address for its ranks.
+def met(
+    meeting: Meeting, silence_sec: float, check: Callable[[], None] | None = None
+) -> Iterator[tuple[Link, str]]:
+    """Yield the link to all other launchers once they have come, and this machine's address for its
+    ranks.
 
-    While node 0 waits for them, it calls `check`, which may raise an error to end the waiting. Raises `BackendError` if they
-    do not come, `UserError` if the meeting is not possible.
+    While node 0 waits for them, it calls `check`, which may raise an error to end the waiting.
+    Raises `BackendError` if they do not come, `UserError` if the meeting is not possible.
     """
     if meeting.node == 0:
         address = meeting.bind or resolve(meeting.host)
         if meeting.nodes > 1 and is_misleading(meeting.host, address):
             raise UserError(
-                f"{meeting.host} is {address} on this machine, which other machines cannot reach; give --bind ADDRESS"
+                f"{meeting.host} is {address} on this machine, which other machines cannot reach;"
+                " give --bind ADDRESS"
             )
         peers = _receive_all(meeting, address, check)
     else:
         line = connections.reach(meeting.host, meeting.port, meeting.secret, MEET_SEC, meeting.bind)
-        address, peers = connections.address_of(line), {0: _introduced(line, meeting)}
+        address = connections.address_of(line)
+        peers = {0: _introduced(line, meeting)}
     for peer in peers.values():
         connections.limit_waiting(peer, 0)
     link = Link(meeting.node, meeting.nodes, peers, silence_sec)
@@ -197,25 +228,35 @@ def met(meeting: Meeting, silence_sec: float, check: Callable[[], None] | None =
         link.close()
 
 
-def agree(link: Link, meeting: Meeting, address: str, processes: int, arguments: Sequence[str]) -> Table:
-    """Return the table of a start of the ranks, with ports that are free at this moment. All nodes call it together.
+def agree(
+    link: Link, meeting: Meeting, address: str, processes: int, arguments: Sequence[str]
+) -> Table:
+    """Return the table of a start of the ranks, with ports that are free at this moment. All nodes
+    call it together.
 
     Raises `UserError` if the nodes were not started alike, `LockstepError` if one is gone.
     """
     own = Offer.of(offer_of(address, processes), arguments)
     found = link.gather(own.to_json(), MEET_SEC)
     if missing := [node for node, offer in enumerate(found) if offer is None]:
-        raise LockstepError(f"node {', '.join(map(str, missing))} is gone before the ranks started; its output says why")
+        raise LockstepError(
+            f"node {', '.join(map(str, missing))} is gone before the ranks started; its output"
+            " says why"
+        )
     try:
         return table_of([Offer.from_json(offer) for offer in found], meeting.node, meeting.secret)
     except ValueError as error:
-        raise LockstepError(f"a node sends what this version does not understand: {error}") from error
+        raise LockstepError(
+            f"a node sends what this version does not understand: {error}"
+        ) from error
 
 
 def _introduced(line: Line, meeting: Meeting) -> Line:
     """Tell node 0 which node this is; return the connection once all nodes have come."""
     send(line, {"node": meeting.node, "nodes": meeting.nodes})
-    connections.limit_waiting(line, int(MEET_SEC) + _BEYOND_SEC)  # node 0 may lose its power or its link
+    connections.limit_waiting(
+        line, int(MEET_SEC) + _BEYOND_SEC
+    )  # node 0 may lose its power or its link
     try:
         answer = receive(line)
     except (EOFError, OSError, ValueError):
@@ -228,17 +269,21 @@ def _introduced(line: Line, meeting: Meeting) -> Line:
 
 
 def is_misleading(host: str, address: str) -> bool:
-    """Return whether a name that other machines know stands for loopback here, as in /etc/hosts of Debian."""
+    """Return whether a name that other machines know stands for loopback here, as in /etc/hosts of
+    Debian."""
     return address.startswith("127.") and host not in ("localhost", address)
 
 
-def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | None) -> dict[int, Line]:
+def _receive_all(
+    meeting: Meeting, address: str, check: Callable[[], None] | None
+) -> dict[int, Line]:
     """Return the connections of all other nodes."""
     try:
         server = socket.create_server((address, meeting.port), backlog=meeting.nodes)
     except OSError as error:
         raise UserError(
-            f"node 0 cannot listen at {address}:{meeting.port}: {error}. Expected an address of this machine and a free port"
+            f"node 0 cannot listen at {address}:{meeting.port}: {error}. Expected an address of"
+            " this machine and a free port"
         ) from None
     peers: dict[int, Line] = {}
     with server, closing(connections.admitted(server, meeting.secret, MEET_SEC)) as arrivals:
@@ -247,7 +292,9 @@ def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | Non
                 line = next(arrivals)
             except TimeoutError:
                 missing = sorted(set(range(1, meeting.nodes)) - set(peers))
-                raise BackendError(f"node {', '.join(map(str, missing))} did not come within {MEET_SEC:.0f} s") from None
+                raise BackendError(
+                    f"node {', '.join(map(str, missing))} did not come within {MEET_SEC:.0f} s"
+                ) from None
             if check is not None:
                 check()
             if line is not None:
@@ -258,7 +305,8 @@ def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | Non
 
 
 def _all_are_here(peers: dict[int, Line], nodes: int) -> bool:
-    """Return whether all other nodes have come. The place of one that has ended since is free again."""
+    """Return whether all other nodes have come. The place of one that has ended since is free
+    again."""
     if len(peers) < nodes - 1:
         return False
     for node in [node for node, line in peers.items() if connections.has_ended(line)]:
@@ -270,7 +318,8 @@ def _take_place(line: Line, peers: dict[int, Line], meeting: Meeting) -> None:
     """Give a newcomer its place, or refuse it. A node that ended and came again replaces itself."""
     try:
         told = receive(line)
-        node, nodes = int(told["node"]), int(told["nodes"])
+        node = int(told["node"])
+        nodes = int(told["nodes"])
         if nodes != meeting.nodes:
             refused = f"--nodes is {meeting.nodes} on node 0 and {nodes} on node {node}"
         elif not 0 < node < nodes:

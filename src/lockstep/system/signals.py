@@ -11,9 +11,11 @@ _WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequests:
-    """While open, SIGTERM, SIGUSR1 and a first Ctrl-C set `requested`. A second Ctrl-C interrupts at once.
+    """While open, SIGTERM, SIGUSR1 and a first Ctrl-C set `requested`. A second Ctrl-C interrupts
+    at once.
 
-    A context manager. Outside the main thread Python cannot handle signals, so none are watched there.
+    A context manager. Outside the main thread Python cannot handle signals, so none are watched
+    there.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Write JSON that any parser reads, parse untrusted JSON safely, and check its values.
 
-JSON has no NaN and infinity, but Python's `json` writes words for them. A figure that is not finite is `null` here; the
-checks also accept Python's words.
+JSON has no NaN and infinity, but Python's `json` writes words for them. A figure that is not finite
+is `null` here; the checks also accept Python's words.
 """
 
 import json
@@ -19,8 +19,8 @@ _MOST = 2**53
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return plain values as JSON. Letters of any language are written as they are.
 
-    A number that is not finite becomes null, and the additional key `not_finite` names its value; for a list, that of the
-    first such number.
+    A number that is not finite becomes null, and the additional key `not_finite` names its value;
+    for a list, that of the first such number.
 
     >>> to_json({"step": 3, "loss": float("inf")})
     '{"step": 3, "loss": null, "not_finite": {"loss": "inf"}}'
@@ -39,7 +39,8 @@ def _plain(value: Any) -> Any:
 
 
 def _word(value: Any) -> str | None:
-    """Return a number as a word if it is not finite, or the first such number of a list. Dictionaries name their own."""
+    """Return a number as a word if it is not finite, or the first such number of a list.
+    Dictionaries name their own."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(float(value))
     if isinstance(value, list | tuple):
@@ -48,7 +49,8 @@ def _word(value: Any) -> str | None:
 
 
 def parsed(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises `ValueError` if it is not JSON or nested too deep to be read."""
+    """Return the value of a JSON text. Raises `ValueError` if it is not JSON or nested too deep to
+    be read."""
     try:
         return json.loads(text)
     except RecursionError:

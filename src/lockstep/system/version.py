@@ -8,7 +8,8 @@ SOURCE_TREE = "0+source"
 
 
 def version() -> str:
-    """Return the installed version; `SOURCE_TREE` if Lockstep runs from a source tree that is not installed."""
+    """Return the installed version; `SOURCE_TREE` if Lockstep runs from a source tree that is not
+    installed."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,8 @@
-"""Watching ranks: from what a launcher sees of its ranks to what it does about them. All functions are pure.
+"""Watching ranks: from what a launcher sees of its ranks to what it does about them. All functions
+are pure.
 
-A rank shows a sign of life with every heartbeat, and by using processor time. It moves when it takes a batch. A launch has
-one of these faults:
+A rank shows a sign of life with every heartbeat, and by using processor time. It moves when it
+takes a batch. A launch has one of these faults:
 
 | fault | what the launcher sees |
 |---|---|
@@ -10,7 +11,8 @@ one of these faults:
 | stalled | all ranks train or evaluate, also on other machines, but none here has moved for the patience: they wait |
 | elsewhere | another machine has a fault, or cannot be reached |
 
-After a fault all ranks are asked to stop. Ranks that wait for each other cannot, so that they are killed soon after.
+After a fault all ranks are asked to stop. Ranks that wait for each other cannot, so that they are
+killed soon after.
 """
 
 import signal
@@ -18,22 +20,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from lockstep.system.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, UserError
+from lockstep.system.errors import (
+    EXIT_DIVERGED,
+    EXIT_INTERRUPTED,
+    EXIT_SAVED_AND_STOPPED,
+    UserError,
+)
 from lockstep.system.heartbeat import Beat
 
 PATIENCE_SEC = 120.0
 """Default of the seconds without a sign of life or a batch after which ranks count as hung."""
 GRACE_SEC = 10.0
-"""Seconds that ranks have to stop after a fault, before they are killed. While one is saving, they have the patience."""
+"""Seconds that ranks have to stop after a fault, before they are killed. While one is saving, they
+have the patience."""
 TO_END_ALONE_SEC = 1.0
-"""Seconds that ranks have to end by themselves after the first one has ended. An earlier signal could kill a rank that is
-ending for the same reason, before it has written its exit code."""
+"""Seconds that ranks have to end by themselves after the first one has ended. An earlier signal
+could kill a rank that is ending for the same reason, before it has written its exit code."""
 AFTER_CTRL_C_SEC = 10.0
 """Seconds that ranks have to stop after a second Ctrl-C."""
 _HUNG_SEC = 5.0
-"""A rank without a sign of life for this long is to blame if another rank fails meanwhile: it beats twice a second."""
+"""A rank without a sign of life for this long is to blame if another rank fails meanwhile: it beats
+twice a second."""
 _SLOWER = 3
-"""A batch that takes this many times as long as the slowest one so far is no fault, however short the patience is."""
+"""A batch that takes this many times as long as the slowest one so far is no fault, however short
+the patience is."""
 _MOVING = ("training", "evaluating")
 """Activities in which a rank takes one batch after another."""
 _WELL = (None, 0, EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
@@ -65,14 +75,25 @@ class Rank:
 
 
 def seen(
-    rank: Rank, now: float, *, beat: Beat | None, processor_sec: float, state: str, code: int | None, told: int | None
+    rank: Rank,
+    now: float,
+    *,
+    beat: Beat | None,
+    processor_sec: float,
+    state: str,
+    code: int | None,
+    told: int | None,
 ) -> Rank:
     """Return a rank as it is now. `beat` is None if it cannot be read."""
     beat = beat or rank.beat
     lives = beat.number != rank.beat.number or processor_sec > rank.processor_sec
     same = beat.activity == rank.beat.activity
     moved = beat.moves != rank.beat.moves or not same
-    slowest = max(rank.slowest_sec, now - rank.moved_at) if moved and same and beat.activity in _MOVING else rank.slowest_sec
+    slowest = (
+        max(rank.slowest_sec, now - rank.moved_at)
+        if moved and same and beat.activity in _MOVING
+        else rank.slowest_sec
+    )
     return replace(
         rank,
         heard_at=now if lives else rank.heard_at,
@@ -110,16 +131,21 @@ class Elsewhere:
     """When that became true or false."""
 
 
-def find_fault(ranks: Sequence[Rank], now: float, patience: float, elsewhere: Elsewhere = Elsewhere()) -> Fault | None:
+def find_fault(
+    ranks: Sequence[Rank], now: float, patience: float, elsewhere: Elsewhere = Elsewhere()
+) -> Fault | None:
     """Return the first fault of this machine's ranks, or None. `patience` is in seconds."""
     running = [rank for rank in ranks if rank.code is None]
     failed = [rank for rank in ranks if rank.code not in _WELL]
     if failed:
-        began, first = min(rank.ended_at for rank in failed), min(failed, key=_blame)
+        began = min(rank.ended_at for rank in failed)
+        first = min(failed, key=_blame)
         if running and now <= began + TO_END_ALONE_SEC:
             return None
         # Some frameworks watch ranks, too, and end those that wait for one that hangs.
-        hung = [rank for rank in running if rank.heard_at < began and now > rank.heard_at + _HUNG_SEC]
+        hung = [
+            rank for rank in running if rank.heard_at < began and now > rank.heard_at + _HUNG_SEC
+        ]
         if hung and first.told not in _EXPLAINED:
             quietest = min(hung, key=lambda rank: rank.heard_at)
             return Fault("silent", quietest.heard_at, quietest)
@@ -133,7 +159,9 @@ def find_fault(ranks: Sequence[Rank], now: float, patience: float, elsewhere: El
     # The others stall because of a rank that is silent, and began to a little earlier.
     if now > quietest.heard_at + (patience / 2 if stalls else patience):
         return Fault("silent", quietest.heard_at, quietest)
-    return Fault("stalled", began, min(running, key=lambda rank: rank.beat.moves)) if stalls else None
+    return (
+        Fault("stalled", began, min(running, key=lambda rank: rank.beat.moves)) if stalls else None
+    )
 
 
 def is_busy(ranks: Sequence[Rank]) -> bool:
@@ -144,7 +172,8 @@ def is_busy(ranks: Sequence[Rank]) -> bool:
 def _blame(rank: Rank) -> tuple[int, float, int]:
     """Return a key by which the rank comes first that caused the end of the others.
 
-    A rank that could not write its exit code was killed or crashed. The others may have ended because of it, with code 1.
+    A rank that could not write its exit code was killed or crashed. The others may have ended
+    because of it, with code 1.
     """
     place = _EXPLAINED.index(rank.told) if rank.told in _EXPLAINED else len(_EXPLAINED)
     return place, rank.ended_at, rank.number
@@ -167,12 +196,18 @@ class Ending:
     """When Ctrl-C came for the second time."""
 
 
-def next_signal(ranks: Sequence[Rank], now: float, patience: float, ending: Ending) -> signal.Signals | None:
+def next_signal(
+    ranks: Sequence[Rank], now: float, patience: float, ending: Ending
+) -> signal.Signals | None:
     """Return the signal that all running ranks get now, or None."""
     if ending.insisted_at is not None and now > ending.insisted_at + AFTER_CTRL_C_SEC:
         return signal.SIGKILL
     if ending.asked_at is None:
-        stopped = [rank.ended_at for rank in ranks if rank.code in (EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)]
+        stopped = [
+            rank.ended_at
+            for rank in ranks
+            if rank.code in (EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
+        ]
         asks = ending.fault is not None or (bool(stopped) and now > min(stopped) + TO_END_ALONE_SEC)
         return signal.SIGTERM if asks else None
     if ending.fault is None:
@@ -183,11 +218,13 @@ def next_signal(ranks: Sequence[Rank], now: float, patience: float, ending: Endi
 
 
 _TOLD = (UserError.exit_code, EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
-"""Exit codes that explain why a launch ended, in order of priority. The first one that any rank has is used."""
+"""Exit codes that explain why a launch ended, in order of priority. The first one that any rank has
+is used."""
 
 
 def joint_code(codes: Iterable[int | None]) -> int:
-    """Return the exit code of a launch that has not ended well, from those of its ranks or machines."""
+    """Return the exit code of a launch that has not ended well, from those of its ranks or
+    machines."""
     found = set(codes)
     return next((code for code in _TOLD if code in found), 1)
 
@@ -215,16 +252,26 @@ class Outcome:
     def from_json(cls, found: Mapping[str, Any]) -> "Outcome":
         """Return the outcome in an object of JSON, from a launcher of the same version."""
         return cls(
-            int(found["code"]), str(found["reason"]), int(found["step"]), bool(found["failed"]), bool(found["was_asked"])
+            int(found["code"]),
+            str(found["reason"]),
+            int(found["step"]),
+            bool(found["failed"]),
+            bool(found["was_asked"]),
         )
 
     @property
     def is_curable(self) -> bool:
-        """Whether the ranks may succeed if they are started again: they were used rightly, and no loss is not finite."""
-        return self.failed and not self.was_asked and self.code not in (0, UserError.exit_code, EXIT_DIVERGED)
+        """Whether the ranks may succeed if they are started again: they were used rightly, and no
+        loss is not finite."""
+        return (
+            self.failed
+            and not self.was_asked
+            and self.code not in (0, UserError.exit_code, EXIT_DIVERGED)
+        )
 
     def joined(self, all_nodes: Sequence["Outcome | None"]) -> "Outcome":
-        """Return the outcome on all machines, which is the same on all of them. None stands for one that is gone."""
+        """Return the outcome on all machines, which is the same on all of them. None stands for one
+        that is gone."""
         found = [each for each in all_nodes if each is not None]
         done = len(found) == len(all_nodes) and all(each.code == 0 for each in found)
         return Outcome(
@@ -245,10 +292,19 @@ def will_try_again(outcomes: Sequence[Outcome], restarts: int) -> tuple[bool, st
     if not last.is_curable or restarts == 0:
         return False, ""
     if len(outcomes) > restarts:
-        return False, f"the ranks were started again {restarts} times; that was the last (--restarts {restarts})"
+        return (
+            False,
+            (
+                f"the ranks were started again {restarts} times; that was the last (--restarts"
+                f" {restarts})"
+            ),
+        )
     if len(outcomes) > 1 and outcomes[-2].step == last.step:
         return False, f"the ranks have failed twice at step {last.step}; they are not started again"
-    return True, f"all ranks are started again ({len(outcomes)} of {restarts}), from the newest checkpoint"
+    return (
+        True,
+        f"all ranks are started again ({len(outcomes)} of {restarts}), from the newest checkpoint",
+    )
 
 
 # Sentences
@@ -264,7 +320,8 @@ _STATES = {
 
 
 def has_explained_itself(fault: Fault, ranks: Sequence[Rank]) -> bool:
-    """Return whether rank 0, whose output everybody sees, has told of a fault: it was its own, or it had the same."""
+    """Return whether rank 0, whose output everybody sees, has told of a fault: it was its own, or
+    it had the same."""
     leading = next((rank for rank in ranks if rank.number == 0), None)
     if leading is None or fault.rank is None or leading.told is None:
         return False
@@ -278,7 +335,11 @@ def sentence(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -> str:
     if rank is None:
         return fault.reason
     name = f"rank {rank.number} (host {host}, pid {rank.pid})"
-    did = f"{rank.beat.activity}, {rank.beat.step} steps begun" if rank.beat.step else f"{rank.beat.activity}"
+    did = (
+        f"{rank.beat.activity}, {rank.beat.step} steps begun"
+        if rank.beat.step
+        else f"{rank.beat.activity}"
+    )
     if fault.kind == "ended":
         if rank.code is None or rank.code >= 0:
             return f"{name} failed with exit code {rank.code}; it was {did}"
@@ -287,11 +348,16 @@ def sentence(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -> str:
     ago = f"{now - rank.moved_at:.0f} s ago"
     if fault.kind == "silent":
         state = f"; {_STATES[rank.state]}" if rank.state in _STATES else ""
-        return f"{name} has shown no sign of life for {now - rank.heard_at:.0f} s{state}; last it was {did}, {ago}"
+        return (
+            f"{name} has shown no sign of life for {now - rank.heard_at:.0f} s{state}; last it was"
+            f" {did}, {ago}"
+        )
     behind = [each for each in ranks if each.code is None and each.beat.moves > rank.beat.moves]
     which = f"{name} is behind the others" if behind else f"all are as far as {name}"
     state = f"; {_STATES[rank.state]}" if rank.state in _STATES else ""
-    return f"no rank has taken a batch for {now - fault.began_at:.0f} s; {which}: {did}, {ago}{state}"
+    return (
+        f"no rank has taken a batch for {now - fault.began_at:.0f} s; {which}: {did}, {ago}{state}"
+    )
 
 
 def _name(number: int) -> str:

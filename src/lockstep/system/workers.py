@@ -1,4 +1,5 @@
-"""Worker processes, which carry out a part of a command: how to run and follow one, and how it reports progress."""
+"""Worker processes, which carry out a part of a command: how to run and follow one, and how it
+reports progress."""
 
 import json
 import os
@@ -32,13 +33,20 @@ class Ended:
     """The last lines that the worker wrote to stderr."""
 
 
-def carry_out(command: Sequence[str | Path], folder: Path, progress: Callable[[int, int], None]) -> Ended:
-    """Run a worker to its end, with its temporary files in `folder`. `progress` is called with its progress (see `tell`).
+def carry_out(
+    command: Sequence[str | Path], folder: Path, progress: Callable[[int, int], None]
+) -> Ended:
+    """Run a worker to its end, with its temporary files in `folder`. `progress` is called with its
+    progress (see `tell`).
 
-    If this process is interrupted, the worker is killed. Raises `OSError` if there is no such program.
+    If this process is interrupted, the worker is killed. Raises `OSError` if there is no such
+    program.
     """
-    # A worker is never a rank, even if this process is one. Its temporary files are deleted together with the folder.
-    environment = {name: value for name, value in os.environ.items() if not _OF_RANKS.fullmatch(name)}
+    # A worker is never a rank, even if this process is one. Its temporary files are deleted
+    # together with the folder.
+    environment = {
+        name: value for name, value in os.environ.items() if not _OF_RANKS.fullmatch(name)
+    }
     environment["TMPDIR"] = str(folder)
     environment["PYTHONSAFEPATH"] = "1"  # a worker must not import modules from the current folder
     with (folder / "errors.txt").open("w+", encoding="utf-8", errors="replace") as errors:
@@ -54,12 +62,15 @@ def carry_out(command: Sequence[str | Path], folder: Path, progress: Callable[[i
             try:
                 assert process.stdout is not None
                 _follow(process.stdout, progress)
-                process.wait()  # before its stdin is closed: that would make the worker end (see `end_with_parent`)
+                # before its stdin is closed: that would make the worker end (see `end_with_parent`)
+                process.wait()
             except BaseException:
                 process.kill()
                 raise
         errors.seek(0)
-        return Ended(process.returncode, "\n".join(errors.read().strip().splitlines()[-LINES_OF_ERROR:]))
+        return Ended(
+            process.returncode, "\n".join(errors.read().strip().splitlines()[-LINES_OF_ERROR:])
+        )
 
 
 def _follow(lines: IO[str], progress: Callable[[int, int], None]) -> None:

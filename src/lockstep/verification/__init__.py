@@ -1,4 +1,5 @@
-"""Compare every installed engine with the reference: same weights, images and recipe, each in a separate process."""
+"""Compare every installed engine with the reference: same weights, images and recipe, each in a
+separate process."""
 
 import json
 import tempfile
@@ -30,16 +31,19 @@ def verify(
     full: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Compare engines (by default all that are installed) with the NumPy reference in float64; return a report.
+    """Compare engines (by default all that are installed) with the NumPy reference in float64;
+    return a report.
 
-    Each engine runs the same workload: logits, an evaluation, single steps, and a free run of `steps` steps (by default 20,
-    or 3 for a full model). The free run covers the recipe's schedule, compressed to these steps. The model is a narrow
-    variant of the recipe's model (or of `model`) at 64 px; with `full` it is the model itself at its own size.
-    `report["passed"]` says whether all differences are within the bounds of `lockstep.verification.bounds`. The message of
-    an engine that failed is in its `error`.
+    Each engine runs the same workload: logits, an evaluation, single steps, and a free run of
+    `steps` steps (by default 20, or 3 for a full model). The free run covers the recipe's schedule,
+    compressed to these steps. The model is a narrow variant of the recipe's model (or of `model`)
+    at 64 px; with `full` it is the model itself at its own size. `report["passed"]` says whether
+    all differences are within the bounds of `lockstep.verification.bounds`. The message of an
+    engine that failed is in its `error`.
 
-    Raises `BackendError` if an engine is unknown or missing, or if there is none to compare, `RecipeError` for a wrong
-    recipe, model, precision or number of steps, and `LockstepError` if the reference itself fails.
+    Raises `BackendError` if an engine is unknown or missing, or if there is none to compare,
+    `RecipeError` for a wrong recipe, model, precision or number of steps, and `LockstepError` if
+    the reference itself fails.
 
     >>> import lockstep
     >>> report = lockstep.verify(["torch"], steps=3)
@@ -48,7 +52,9 @@ def verify(
     """
     steps = (3 if full else 20) if steps is None else steps
     if steps < 3:
-        raise RecipeError(f"steps must be at least 3, so that the learning rate rises and falls; found {steps}")
+        raise RecipeError(
+            f"steps must be at least 3, so that the learning rate rises and falls; found {steps}"
+        )
     pythons = _interpreters(engines)
     recorder = Recorder(listener)
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as name:
@@ -68,7 +74,11 @@ def verify(
 
 def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
     """Return the Python of every engine to run, the reference's first."""
-    asked = [name for name in dict.fromkeys(backends.FRAMEWORKS if engines is None else engines) if name != REFERENCE]
+    asked = [
+        name
+        for name in dict.fromkeys(backends.FRAMEWORKS if engines is None else engines)
+        if name != REFERENCE
+    ]
     pythons: dict[str, Path] = {}
     for name in (REFERENCE, *asked):
         python = backends.interpreter(name) if name in backends.FRAMEWORKS else None
@@ -77,14 +87,24 @@ def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
         elif engines is not None:
             backends.load(name)  # raises an error that says what is missing and how to install it
     if len(pythons) == 1:
-        raise BackendError("there is no engine to compare with the reference; see `lockstep doctor`")
+        raise BackendError(
+            "there is no engine to compare with the reference; see `lockstep doctor`"
+        )
     return pythons
 
 
 def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) -> dict[str, Any]:
     """Run a worker; return what it ran on and how long it took, or its `error`."""
-    progress, began = recorder.progress(engine), time.perf_counter()
-    command: list[str | Path] = [python, "-P", "-m", "lockstep.verification.engine_process", folder, engine]
+    progress = recorder.progress(engine)
+    began = time.perf_counter()
+    command: list[str | Path] = [
+        python,
+        "-P",
+        "-m",
+        "lockstep.verification.engine_process",
+        folder,
+        engine,
+    ]
     result = folder / f"{engine}.json"
     try:
         ended = carry_out(command, folder, progress)
@@ -99,7 +119,8 @@ def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) ->
 def _report(
     work: workloads.Workload, full: bool, about: dict[str, dict[str, Any]], found: dict[str, Arrays]
 ) -> dict[str, Any]:
-    engines, expected = {}, found[REFERENCE]
+    engines = {}
+    expected = found[REFERENCE]
     for name, facts in about.items():
         if name == REFERENCE:
             continue
@@ -120,6 +141,10 @@ def _report(
         "reference": about[REFERENCE],
         "engines": engines,
         "furthest_apart": furthest,
-        "losses": {name: [finite(loss) for loss in arrays["losses"].tolist()] for name, arrays in found.items()},
-        "passed": all(engine["passed"] for engine in engines.values()) and (furthest is None or furthest["passed"]),
+        "losses": {
+            name: [finite(loss) for loss in arrays["losses"].tolist()]
+            for name, arrays in found.items()
+        },
+        "passed": all(engine["passed"] for engine in engines.values())
+        and (furthest is None or furthest["passed"]),
     }

@@ -32,8 +32,11 @@ class Row:
         return bool(self.relative <= self.bound)
 
     def fields(self) -> dict[str, Any]:
-        """Return the row as plain values. None stands for NaN and infinity, which JSON does not have."""
-        return {name: finite(value) for name, value in asdict(self).items()} | {"passed": self.passed}
+        """Return the row as plain values. None stands for NaN and infinity, which JSON does not
+        have."""
+        return {name: finite(value) for name, value in asdict(self).items()} | {
+            "passed": self.passed
+        }
 
 
 def finite(value: Any) -> Any:
@@ -42,15 +45,19 @@ def finite(value: Any) -> Any:
 
 
 Measure = Callable[[Arrays, Arrays], float]
-VALUE, DIRECTION = "of the largest value", "1 - cosine"
+VALUE = "of the largest value"
+DIRECTION = "1 - cosine"
 _MEASURES: dict[str, Measure] = {VALUE: distance, DIRECTION: angle}
 
 
 def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) -> list[Row]:
     """Return a row for every quantity of an engine; `found` and `reference` are what workers wrote."""
-    recipe, rate = workload.recipe, workload.large_rates[workload.telling_step]
-    low, kind = _low_precision(recipe), _kind(recipe, full)
-    # These follow from the engine's own results, so that the rounding of a gradient does not hide them.
+    recipe = workload.recipe
+    rate = workload.large_rates[workload.telling_step]
+    low = _low_precision(recipe)
+    kind = _kind(recipe, full)
+    # These follow from the engine's own results, so that the rounding of a gradient does not hide
+    # them.
     decay = {
         tensor.name: DECAY * recipe.decays(tensor) * workload.state.tensors[tensor.name]
         for tensor in tensors(model_spec(recipe.model), recipe.logits)
@@ -63,18 +70,31 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
     update = {name: -move * value for name, value in part(found, "velocity").items()}
     images = len(workload.batches[0].labels)
     classes = np.arange(images) % recipe.logits
-    counts = np.array([(classes < 1).sum(), (classes < 5).sum(), images, *classes[:-1], *[0] * (images - 1)])
+    counts = np.array(
+        [(classes < 1).sum(), (classes < 5).sum(), images, *classes[:-1], *[0] * (images - 1)]
+    )
 
     def row(quantity: str, bound: str, measure: str, expected: Arrays | None = None) -> Row:
         """Compare the arrays of a quantity, or the one array, with the reference's."""
         actual = part(found, quantity) or {"": found[quantity]}
         expected = expected or part(reference, quantity) or {"": reference[quantity]}
         limit = BOUNDS[bound]
-        shapes = [{name: value.shape for name, value in arrays.items()} for arrays in (actual, expected)]
+        shapes = [
+            {name: value.shape for name, value in arrays.items()} for arrays in (actual, expected)
+        ]
         if shapes[0] != shapes[1]:
-            return Row(quantity, np.inf, np.inf, measure, limit.value, "there are more or fewer values than expected")
+            return Row(
+                quantity,
+                np.inf,
+                np.inf,
+                measure,
+                limit.value,
+                "there are more or fewer values than expected",
+            )
         off = max(largest(actual[name] - value) for name, value in expected.items())
-        return Row(quantity, off, _MEASURES[measure](actual, expected), measure, limit.value, limit.why)
+        return Row(
+            quantity, off, _MEASURES[measure](actual, expected), measure, limit.value, limit.why
+        )
 
     direction = f"{low} direction" if low else "direction"
     sharp = DIRECTION if low else VALUE
@@ -98,7 +118,8 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
 
 
 def _low_precision(recipe: Recipe) -> str:
-    """Return the precision whose bounds apply, or "" for fp32. TensorFloat-32 has the 11 bits of fp16."""
+    """Return the precision whose bounds apply, or "" for fp32. TensorFloat-32 has the 11 bits of
+    fp16."""
     return {"fp32": "", "tf32": "fp16"}.get(recipe.precision, recipe.precision)
 
 
@@ -120,10 +141,17 @@ def between(found: dict[str, Arrays], recipe: Recipe, full: bool) -> Row:
 
 
 def compare_loaders(found: Arrays, expected: Arrays) -> dict[str, Any]:
-    """Return whether a loader takes the same images, windows and flips, and how far its pixels are off (0 to 255)."""
+    """Return whether a loader takes the same images, windows and flips, and how far its pixels are
+    off (0 to 255)."""
     planned = ("samples", "windows", "flips")
-    same = {name: np.array_equal(found[f"loader {name}"], expected[f"loader {name}"]) for name in planned}
+    same = {
+        name: np.array_equal(found[f"loader {name}"], expected[f"loader {name}"])
+        for name in planned
+    }
     pixels = [arrays["loader pixels"] for arrays in (found, expected)]
     alike = pixels[0].shape == pixels[1].shape
     off = int(np.abs(pixels[0].astype(np.int16) - pixels[1]).max()) if alike else 255
-    return same | {"largest_pixel_difference": off, "passed": all(same.values()) and off <= BOUNDS["pixels"].value}
+    return same | {
+        "largest_pixel_difference": off,
+        "passed": all(same.values()) and off <= BOUNDS["pixels"].value,
+    }

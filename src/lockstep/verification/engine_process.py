@@ -1,8 +1,8 @@
 """Run the workload on one engine: `python -m lockstep.verification.engine_process FOLDER BACKEND`.
 
-The process reads the workload from FOLDER and prints its progress as lines of JSON. It writes BACKEND.npz (what is compared)
-and BACKEND.json (what it ran on) into FOLDER. Every engine has a separate process, because frameworks cannot share one, and
-MXNet has a separate environment.
+The process reads the workload from FOLDER and prints its progress as lines of JSON. It writes
+BACKEND.npz (what is compared) and BACKEND.json (what it ran on) into FOLDER. Every engine has a
+separate process, because frameworks cannot share one, and MXNet has a separate environment.
 """
 
 import json
@@ -23,15 +23,37 @@ from lockstep.verification.workload import DECAY, Arrays, Workload, load, loaded
 
 
 class Worker:
-    """Runs a workload. With `rules`, also runs what is compared with definitions, which the reference does not need."""
+    """Runs a workload. With `rules`, also runs what is compared with definitions, which the
+    reference does not need."""
 
-    def __init__(self, backend: Backend, world: World, execution: Execution, workload: Workload, *, rules: bool) -> None:
-        self._backend, self._world, self._execution, self._workload = backend, world, execution, workload
-        self._plain = workload.recipe.replace(weight_decay=0.0, momentum=workload.recipe.momentum or 0.5, ema_decay=0.0)
+    def __init__(
+        self,
+        backend: Backend,
+        world: World,
+        execution: Execution,
+        workload: Workload,
+        *,
+        rules: bool,
+    ) -> None:
+        self._backend = backend
+        self._world = world
+        self._execution = execution
+        self._workload = workload
+        self._plain = workload.recipe.replace(
+            weight_decay=0.0, momentum=workload.recipe.momentum or 0.5, ema_decay=0.0
+        )
         self._batch = _mixed(workload.batches[0])
         self._done = 0
-        self._tasks = [self._inference, self._single_step, self._initial_gradient, self._two_parts, self._free_run]
-        self._tasks += [self._decay, self._momentum, self._update, self._counts, self._state] if rules else []
+        self._tasks = [
+            self._inference,
+            self._single_step,
+            self._initial_gradient,
+            self._two_parts,
+            self._free_run,
+        ]
+        self._tasks += (
+            [self._decay, self._momentum, self._update, self._counts, self._state] if rules else []
+        )
         self._tasks.append(self._loading)
         self.train_sec = 0.0
 
@@ -48,7 +70,9 @@ class Worker:
         total = len(self._tasks) + len(self._workload.batches)
         tell(self._done, total)
 
-    def _engine(self, recipe: Recipe, rates: np.ndarray, state: State | None = None, parts: int = 1) -> Engine:
+    def _engine(
+        self, recipe: Recipe, rates: np.ndarray, state: State | None = None, parts: int = 1
+    ) -> Engine:
         """Return an engine with the workload's state, or with another state."""
         execution = self._execution.replace(accumulation_steps=parts)
         engine = self._backend.engine(recipe, rates, self._world, execution)
@@ -59,14 +83,21 @@ class Worker:
     def _inference(self) -> Arrays:
         with self._engine(self._plain, self._workload.rates) as engine:
             logits = engine.predict(self._workload.batches[0].pixels)
-            return {"logits": logits, "evaluation": engine.evaluate(self._workload.evaluation).losses}
+            return {
+                "logits": logits,
+                "evaluation": engine.evaluate(self._workload.evaluation).losses,
+            }
 
     def _single_step(self) -> Arrays:
         """Return loss, gradient and statistics of a step on mixed images, without decay."""
         with self._engine(self._plain, np.zeros(1)) as engine:
             loss = engine.fetch(engine.train([self._batch], 0)).losses
             state = engine.read()
-        return {"loss": loss} | _below("gradient", state.momentum) | _below("statistics", _statistics(state))
+        return (
+            {"loss": loss}
+            | _below("gradient", state.momentum)
+            | _below("statistics", _statistics(state))
+        )
 
     def _initial_gradient(self) -> Arrays:
         """Return the gradient at the recipe's initial weights, where ReLUs do switch."""
@@ -81,7 +112,8 @@ class Worker:
             return _below("two parts", engine.read().momentum)
 
     def _free_run(self) -> Arrays:
-        """Run all steps in order; return the losses, how far the weights moved, and their moving average."""
+        """Run all steps in order; return the losses, how far the weights moved, and their moving
+        average."""
         losses = []
         began = time.perf_counter()
         with self._engine(self._workload.recipe, self._workload.rates) as engine:
@@ -91,7 +123,11 @@ class Worker:
             self.train_sec = time.perf_counter() - began
             end = engine.read()
         moved = _moved(end, self._workload.state)
-        return {"losses": np.array(losses)} | _below("weights", moved) | _below("moving average", end.ema)
+        return (
+            {"losses": np.array(losses)}
+            | _below("weights", moved)
+            | _below("moving average", end.ema)
+        )
 
     def _decay(self) -> Arrays:
         """Return what decay adds to a first velocity."""
@@ -120,46 +156,81 @@ class Worker:
         with self._engine(self._workload.recipe, self._workload.large_rates) as engine:
             engine.train(self._workload.batches[step : step + 1], step)
             end = engine.read()
-        return _below("update", _moved(end, self._workload.state)) | _below("velocity", end.momentum)
+        return _below("update", _moved(end, self._workload.state)) | _below(
+            "velocity", end.momentum
+        )
 
     def _counts(self) -> Arrays:
-        """Return hits of a training step and ranks of an evaluation. Logits fall from class to class for any image."""
-        tensors, logits = self._workload.state.tensors, self._plain.logits
-        falling = {"fc.weight": np.zeros_like(tensors["fc.weight"]), "fc.bias": -np.arange(logits, dtype=np.float32)}
+        """Return hits of a training step and ranks of an evaluation. Logits fall from class to
+        class for any image."""
+        tensors = self._workload.state.tensors
+        logits = self._plain.logits
+        falling = {
+            "fc.weight": np.zeros_like(tensors["fc.weight"]),
+            "fc.bias": -np.arange(logits, dtype=np.float32),
+        }
         batch = self._workload.batches[0]
         labels = np.arange(len(batch.labels)) % logits
         padded = np.where(np.arange(len(labels)) < len(labels) - 1, labels, -1)
-        with self._engine(self._plain, np.zeros(1), replace(self._workload.state, tensors=tensors | falling)) as engine:
+        with self._engine(
+            self._plain, np.zeros(1), replace(self._workload.state, tensors=tensors | falling)
+        ) as engine:
             scores = engine.evaluate([Batch(batch.images, padded)])
             counts = engine.fetch(engine.train([Batch(batch.images, labels)], 0)).counts
-        return {"counts": np.array([counts.top1, counts.top5, counts.images, *scores.ranks, *scores.predictions])}
+        return {
+            "counts": np.array(
+                [counts.top1, counts.top5, counts.images, *scores.ranks, *scores.predictions]
+            )
+        }
 
     def _state(self) -> Arrays:
         """Write a state with every part; return how far the state that is read differs."""
         state = self._workload.state
         drawn = np.random.default_rng(1)
-        momentum = {name: drawn.normal(size=value.shape).astype(np.float32) for name, value in state.momentum.items()}
-        written = State(3, state.tensors, momentum, {name: value / 2 for name, value in state.tensors.items()})
-        with self._backend.engine(self._workload.recipe, np.zeros(4), self._world, self._execution) as engine:
+        momentum = {
+            name: drawn.normal(size=value.shape).astype(np.float32)
+            for name, value in state.momentum.items()
+        }
+        written = State(
+            3, state.tensors, momentum, {name: value / 2 for name, value in state.tensors.items()}
+        )
+        with self._backend.engine(
+            self._workload.recipe, np.zeros(4), self._world, self._execution
+        ) as engine:
             engine.write(written)
             read = engine.read()
-        parts = ((read.tensors, written.tensors), (read.momentum, written.momentum), (read.ema, written.ema))
-        return {"state": np.array([read.step - 3, *(np.abs(a[name] - b[name]).max() for a, b in parts for name in b)])}
+        parts = (
+            (read.tensors, written.tensors),
+            (read.momentum, written.momentum),
+            (read.ema, written.ema),
+        )
+        return {
+            "state": np.array(
+                [read.step - 3, *(np.abs(a[name] - b[name]).max() for a, b in parts for name in b)]
+            )
+        }
 
     def _loading(self) -> Arrays:
         training, validation = loaded(self._workload.recipe, self._workload.data)
         found: Arrays = {}
         for name in ("samples", "windows", "flips"):
-            found[f"loader {name}"] = np.concatenate([getattr(plan, name) for plan, _ in (*training, *validation)])
-        found["loader pixels"] = np.concatenate([batch.pixels.reshape(-1) for _, batch in (*training, *validation)])
+            found[f"loader {name}"] = np.concatenate(
+                [getattr(plan, name) for plan, _ in (*training, *validation)]
+            )
+        found["loader pixels"] = np.concatenate(
+            [batch.pixels.reshape(-1) for _, batch in (*training, *validation)]
+        )
         return found
 
 
 def _mixed(batch: Batch, parts: int = 1) -> Batch:
-    """Return a batch with MixUp, whether or not the recipe has it. Coefficients differ; partners are within a part."""
+    """Return a batch with MixUp, whether or not the recipe has it. Coefficients differ; partners
+    are within a part."""
     count = len(batch.labels)
     partners = np.tile(np.roll(np.arange(count // parts), 3), parts)
-    return Batch(batch.images, batch.labels, np.linspace(0.2, 0.9, count, dtype=np.float32), partners)
+    return Batch(
+        batch.images, batch.labels, np.linspace(0.2, 0.9, count, dtype=np.float32), partners
+    )
 
 
 def _difference(of: Arrays, what: Arrays) -> Arrays:
@@ -167,7 +238,9 @@ def _difference(of: Arrays, what: Arrays) -> Arrays:
 
 
 def _moved(end: State, start: State) -> Arrays:
-    return {name: end.tensors[name].astype(np.float64) - start.tensors[name] for name in end.momentum}
+    return {
+        name: end.tensors[name].astype(np.float64) - start.tensors[name] for name in end.momentum
+    }
 
 
 def _below(quantity: str, arrays: Arrays) -> Arrays:
@@ -187,7 +260,11 @@ def main(folder: Path, name: str) -> None:
     worker = Worker(backend, world, execution, load(folder), rules=name != "reference")
     arrays = worker.arrays()
     save_arrays(folder / f"{name}.npz", arrays)
-    about = {"version": backends.FRAMEWORKS[name].version(), "device": world.device, "train_sec": worker.train_sec}
+    about = {
+        "version": backends.FRAMEWORKS[name].version(),
+        "device": world.device,
+        "train_sec": worker.train_sec,
+    }
     (folder / f"{name}.json").write_text(json.dumps(about, allow_nan=False), encoding="utf-8")
     world.close()
 

@@ -1,7 +1,8 @@
 """How far a fused batch norm may be from float64: what rounding explains, value by value.
 
-The functions take and return float64 arrays of NumPy or PyTorch, seen as [rows, C] or [C]. The bounds are of first order in
-the rounding of float32, and their sums are those of rounding errors in random directions.
+The functions take and return float64 arrays of NumPy or PyTorch, seen as [rows, C] or [C]. The
+bounds are of first order in the rounding of float32, and their sums are those of rounding errors in
+random directions.
 """
 
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Any
 FLOAT32 = 2.0**-24
 """The largest relative error of one rounding to float32."""
 OPERATIONS = 8
-"""Roundings on the way of a value into a sum and of the sum to its result: differences, products, a division."""
+"""Roundings on the way of a value into a sum and of the sum to its result: differences, products, a
+division."""
 CERTAINTY = 4.0
-"""Rounding errors in random directions grow with the square root of their number. Normal errors exceed 4 times that in less
-than one of 10,000 sums. The kernels add up in a tree, so their errors are smaller."""
+"""Rounding errors in random directions grow with the square root of their number. Normal errors
+exceed 4 times that in less than one of 10,000 sums. The kernels add up in a tree, so their errors
+are smaller."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest differences that rounding explains, of everything that a fused batch norm returns."""
+    """The largest differences that rounding explains, of everything that a fused batch norm
+    returns."""
 
     mean: Any
     rstd: Any
@@ -67,22 +71,27 @@ class Bounds:
 
 
 def summing(count: int) -> float:
-    """Return the bound of a sum of `count` values in float32, relative to the sum of their magnitudes."""
+    """Return the bound of a sum of `count` values in float32, relative to the sum of their
+    magnitudes."""
     return (OPERATIONS + min(count, CERTAINTY * count**0.5)) * FLOAT32
 
 
 def batch_norm_bounds(batch: Batch) -> Bounds:
     """Return the bounds of a batch norm with statistics of the batch.
 
-    - Values are counted from the first row, so the mean is off by a sum's error of their root mean square Q, and by the
-      rounding of the mean itself.
-    - Welford's variance is off by a sum's error of Q times the deviation (Chan, Golub and LeVeque, 1983), and by the square
-      of the mean's error.
+    - Values are counted from the first row, so the mean is off by a sum's error of their root mean
+      square Q, and by the rounding of the mean itself.
+    - Welford's variance is off by a sum's error of Q times the deviation (Chan, Golub and LeVeque,
+      1983), and by the square of the mean's error.
     - All else follows from the derivative of each operation with respect to its operands.
     """
-    x, weight, dz = batch.x, batch.weight, batch.dz
+    x = batch.x
+    weight = batch.weight
+    dz = batch.dz
     rows = x.shape[0]
-    error, stored, smallest = summing(rows), batch.storage.relative, batch.storage.smallest
+    error = summing(rows)
+    stored = batch.storage.relative
+    smallest = batch.storage.smallest
     mean = x.sum(0) / rows
     variance = ((x - mean) ** 2).sum(0) / rows
     apart = (variance + (mean - x[0]) ** 2) ** 0.5
@@ -98,10 +107,12 @@ def batch_norm_bounds(batch: Batch) -> Bounds:
     parts = abs(xhat * weight) + abs(batch.bias) + abs(batch.residual)
     of_z = abs(weight) * of_xhat + 4 * FLOAT32 * parts
 
-    weight_gradient, bias_gradient = (dz * xhat).sum(0), dz.sum(0)
+    weight_gradient = (dz * xhat).sum(0)
+    bias_gradient = dz.sum(0)
     of_bias_gradient = error * abs(dz).sum(0)
     of_weight_gradient = error * abs(dz * xhat).sum(0) + (abs(dz) * of_xhat).sum(0)
-    level, slope = bias_gradient / rows, weight_gradient / rows
+    level = bias_gradient / rows
+    slope = weight_gradient / rows
     dx = weight * rstd * (dz - level - xhat * slope)
     of_rest = of_bias_gradient / rows + abs(xhat) * of_weight_gradient / rows + of_xhat * abs(slope)
     of_rest = of_rest + 6 * FLOAT32 * (abs(dz) + abs(level) + abs(xhat * slope))

@@ -32,7 +32,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
     floor = np.finfo(np.float64).eps
     for name, values in losses.items():
         curves.plot(values, linewidth=1.5, label=name)
-        differences.semilogy(np.maximum(np.abs(values / expected - 1), floor), linewidth=1.5, label=name)
+        differences.semilogy(
+            np.maximum(np.abs(values / expected - 1), floor), linewidth=1.5, label=name
+        )
     curves.set(title="loss", xlabel="step")
     differences.set(title="difference from the reference, relative", xlabel="step")
     over_steps((curves, differences))

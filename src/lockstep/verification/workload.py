@@ -21,10 +21,11 @@ from lockstep.recipes.schedule import learning_rates
 Arrays = dict[str, np.ndarray]
 
 PEAK_LR = 1e-4
-"""Peak learning rate of the free run. At rates useful for training, rounding soon leads to another trajectory
-(docs/numerics.md)."""
+"""Peak learning rate of the free run. At rates useful for training, rounding soon leads to another
+trajectory (docs/numerics.md)."""
 DECAY = 0.5
-"""Weight decay of the step that shows which weights are decayed. A gradient's rounding would hide a recipe's own decay."""
+"""Weight decay of the step that shows which weights are decayed. A gradient's rounding would hide a
+recipe's own decay."""
 BATCH = {False: 16, True: 8}
 """Images of a step, by whether the model is full."""
 
@@ -61,8 +62,11 @@ class Workload:
         return self.rates / self.rates.max()
 
 
-def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, precision: str, full: bool) -> Workload:
-    """Draw images into `folder`; return a recipe's model, weights, batches and schedule, compressed to `steps` steps."""
+def build(
+    folder: Path, recipe: str | Recipe, model: str | None, steps: int, precision: str, full: bool
+) -> Workload:
+    """Draw images into `folder`; return a recipe's model, weights, batches and schedule, compressed
+    to `steps` steps."""
     base = load_recipe(recipe)
     spec = model_spec(model or base.model)
     recipe = base.replace(
@@ -82,20 +86,30 @@ def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, pre
         **({} if full else {"image_size": 64, "eval_resize": 72, "eval_crop": 64}),
     )
     data = folder / "images"
-    # More than a step takes: every epoch leaves out different images, and the last batch of an evaluation is not full.
+    # More than a step takes: every epoch leaves out different images, and the last batch of an
+    # evaluation is not full.
     images = 10 * (recipe.global_batch_images // 10 + 1)
     draw_data_set(data, train_images=images, val_images=images)
     training, validation = loaded(recipe, data)
     initial = initial_state(recipe.replace(ema_decay=0.0))
-    return Workload(recipe, data, initial, varied(recipe, initial), [b for _, b in training], [b for _, b in validation])
+    return Workload(
+        recipe,
+        data,
+        initial,
+        varied(recipe, initial),
+        [b for _, b in training],
+        [b for _, b in validation],
+    )
 
 
 def varied(recipe: Recipe, initial: State) -> State:
-    """Return a state with the kernels of `initial`, random values elsewhere, and ReLUs that are far from switching.
+    """Return a state with the kernels of `initial`, random values elsewhere, and ReLUs that are far
+    from switching.
 
-    Random values show every tensor that is forgotten or mixed up. A gradient jumps where rounding decides the sign of a
-    value before a ReLU, which happens somewhere in a whole model. Therefore batch norm biases are six deviations from 0. A
-    ReLU then passes all values of a channel; in a third of the channels within a block it passes none.
+    Random values show every tensor that is forgotten or mixed up. A gradient jumps where rounding
+    decides the sign of a value before a ReLU, which happens somewhere in a whole model. Therefore
+    batch norm biases are six deviations from 0. A ReLU then passes all values of a channel; in a
+    third of the channels within a block it passes none.
     """
     random = np.random.default_rng(0)
     tensors = dict(initial.tensors)
@@ -111,27 +125,38 @@ def varied(recipe: Recipe, initial: State) -> State:
     return State(0, tensors, initial.momentum)
 
 
-def loaded(recipe: Recipe, data: Path) -> tuple[list[tuple[BatchPlan, Batch]], list[tuple[BatchPlan, Batch]]]:
-    """Return plans and batches of a whole training and of an evaluation, as this environment's host loader makes them."""
-    training, validation = open_index(data / "train"), open_index(data / "val")
+def loaded(
+    recipe: Recipe, data: Path
+) -> tuple[list[tuple[BatchPlan, Batch]], list[tuple[BatchPlan, Batch]]]:
+    """Return plans and batches of a whole training and of an evaluation, as this environment's host
+    loader makes them."""
+    training = open_index(data / "train")
+    validation = open_index(data / "val")
     to_train = list(training_plans(recipe, training.sizes_for(recipe), 0))
-    to_evaluate = list(evaluation_plans(recipe, validation.sizes_for(recipe), recipe.global_batch_images))
+    to_evaluate = list(
+        evaluation_plans(recipe, validation.sizes_for(recipe), recipe.global_batch_images)
+    )
     with loader_of(training, recipe, Execution(), size=recipe.image_size) as loader:
         trained = list(zip(to_train, loader.batches(to_train), strict=True))
-    with loader_of(validation, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
+    with loader_of(
+        validation, recipe, Execution(), size=recipe.eval_crop, evaluation=True
+    ) as loader:
         return trained, list(zip(to_evaluate, loader.batches(to_evaluate), strict=True))
 
 
 def save(workload: Workload, folder: Path) -> None:
     """Write a workload for `load`."""
     (folder / "recipe.yaml").write_text(workload.recipe.to_yaml(), encoding="utf-8")
-    arrays = _joined("initial", workload.initial.tensors) | _joined("varied", workload.state.tensors)
+    arrays = _joined("initial", workload.initial.tensors) | _joined(
+        "varied", workload.state.tensors
+    )
     arrays |= _joined("momentum", workload.initial.momentum)
     for kind, batches in (("train", workload.batches), ("evaluate", workload.evaluation)):
         for i, batch in enumerate(batches):
             present = {field.name: getattr(batch, field.name) for field in fields(Batch)}
             arrays |= _joined(
-                f"{kind}/{i}", {name: value for name, value in present.items() if isinstance(value, np.ndarray)}
+                f"{kind}/{i}",
+                {name: value for name, value in present.items() if isinstance(value, np.ndarray)},
             )
     save_arrays(folder / "workload.npz", arrays)
 
@@ -139,7 +164,9 @@ def save(workload: Workload, folder: Path) -> None:
 def load(folder: Path) -> Workload:
     """Return what `save` wrote."""
     arrays = load_arrays(folder / "workload.npz")
-    initial, state = (State(0, part(arrays, name), part(arrays, "momentum")) for name in ("initial", "varied"))
+    initial, state = (
+        State(0, part(arrays, name), part(arrays, "momentum")) for name in ("initial", "varied")
+    )
     found: dict[str, list[Batch]] = {"train": [], "evaluate": []}
     for kind, batches in found.items():
         while batch := part(arrays, f"{kind}/{len(batches)}"):
@@ -151,7 +178,11 @@ def load(folder: Path) -> Workload:
 
 def part(arrays: Arrays, name: str) -> Arrays:
     """Return the arrays below a name; the name is removed from their keys."""
-    return {key.removeprefix(f"{name}/"): value for key, value in arrays.items() if key.startswith(f"{name}/")}
+    return {
+        key.removeprefix(f"{name}/"): value
+        for key, value in arrays.items()
+        if key.startswith(f"{name}/")
+    }
 
 
 def _joined(name: str, arrays: Arrays) -> Arrays:

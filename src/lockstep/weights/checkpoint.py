@@ -6,7 +6,8 @@
         ema.safetensors        moving averages, if the recipe has them; with the same metadata
         state.json             step, loss scaling, digest of the data, SHA-256 of the files above and of itself
 
-A checkpoint is written under a temporary name, flushed to disk and renamed. Reading checks every digest.
+A checkpoint is written under a temporary name, flushed to disk and renamed. Reading checks every
+digest.
 """
 
 import hashlib
@@ -39,20 +40,32 @@ _PARTS = ("model", "momentum", "ema")
 _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
 _MOST_HEADER = 32 * 2**20
-"""The header of a safetensors file may have at most this many bytes. 20,000 arrays need 3 MB, and the names of 1,048,576
-classes in Lockstep's metadata 20 MB."""
+"""The header of a safetensors file may have at most this many bytes. 20,000 arrays need 3 MB, and
+the names of 1,048,576 classes in Lockstep's metadata 20 MB."""
 _MOST_MARKS = {b"{": 2 * MOST_ARRAYS, b":": 2**21}
-"""A header may have each of these at most this often. An array has one brace and four colons, an entry of the metadata has
-one colon; class names may have some."""
-_NUMPY_DTYPES: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?", "BF16": BFLOAT16}
-_NUMPY_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
+"""A header may have each of these at most this often. An array has one brace and four colons, an
+entry of the metadata has one colon; class names may have some."""
+_NUMPY_DTYPES: dict[str, Any] = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BOOL": "?",
+    "BF16": BFLOAT16,
+}
+_NUMPY_DTYPES |= {
+    f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)
+}
 """NumPy's dtypes by safetensors' names."""
 
 
 def _is_scaler(value: Any) -> bool:
     """Return whether a value is `State.scaler`."""
     return isinstance(value, dict) and (
-        not value or (value.keys() == _SCALER and all(is_number(each) and math.isfinite(each) for each in value.values()))
+        not value
+        or (
+            value.keys() == _SCALER
+            and all(is_number(each) and math.isfinite(each) for each in value.values())
+        )
     )
 
 
@@ -78,10 +91,12 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any]) -> Path:
-    """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's metadata as JSON.
+    """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's
+    metadata as JSON.
 
-    An intact checkpoint of the same step is kept: a run has only one state at a step, and a folder cannot be replaced
-    atomically. Checkpoints of later steps are deleted: a run resumes from its newest intact one, so they must be damaged.
+    An intact checkpoint of the same step is kept: a run has only one state at a step, and a folder
+    cannot be replaced atomically. Checkpoints of later steps are deleted: a run resumes from its
+    newest intact one, so they must be damaged.
 
     Raises `CheckpointError` if it cannot be written.
     """
@@ -93,7 +108,9 @@ def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any])
             if step > state.step:
                 shutil.rmtree(checkpoint_path(folder, step))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target} cannot be saved: {error}. Earlier checkpoints are unchanged.") from error
+        raise CheckpointError(
+            f"{target} cannot be saved: {error}. Earlier checkpoints are unchanged."
+        ) from error
     return target
 
 
@@ -106,13 +123,24 @@ def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) 
         if tensors:
             file = temporary / f"{part}.safetensors"
             save_file(
-                tensors, file, metadata=None if part == "momentum" else {"lockstep": json.dumps(about, allow_nan=False)}
+                tensors,
+                file,
+                metadata=(
+                    None if part == "momentum" else {"lockstep": json.dumps(about, allow_nan=False)}
+                ),
             )
             flush(file)
             digests[file.name] = _digest(file)
-    description = {"step": state.step, "scaler": state.scaler, "data_digest": data_digest, "sha256": digests}
+    description = {
+        "step": state.step,
+        "scaler": state.scaler,
+        "data_digest": data_digest,
+        "sha256": digests,
+    }
     description[_OWN_DIGEST] = _digest_of(description)
-    (temporary / "state.json").write_text(json.dumps(description, indent=1, allow_nan=False), encoding="utf-8")
+    (temporary / "state.json").write_text(
+        json.dumps(description, indent=1, allow_nan=False), encoding="utf-8"
+    )
     flush(temporary / "state.json")
     flush(temporary)
     shutil.rmtree(target, ignore_errors=True)
@@ -131,10 +159,11 @@ def load(path: Path) -> tuple[State, str]:
 
 
 def _part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = False) -> Part:
-    """Return a file of a checkpoint, given the content of `state.json`; nothing if the checkpoint does not have it.
+    """Return a file of a checkpoint, given the content of `state.json`; nothing if the checkpoint
+    does not have it.
 
-    The file is read once: its SHA-256 is that of the bytes that are used. Raises `CheckpointError` if it is missing or
-    damaged.
+    The file is read once: its SHA-256 is that of the bytes that are used. Raises `CheckpointError`
+    if it is missing or damaged.
     """
     if name not in about["sha256"]:
         return {}, None
@@ -159,7 +188,8 @@ def _of_checkpoint(path: Path) -> Iterator[None]:
 
 
 def _description(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's `state.json`. Raises `CheckpointError` if it is missing or damaged."""
+    """Return the content of a checkpoint's `state.json`. Raises `CheckpointError` if it is missing
+    or damaged."""
     file = path / "state.json"
     with _of_checkpoint(path):
         data = read_regular(file, TEXT)
@@ -188,11 +218,14 @@ def _is_intact(path: Path) -> bool:
     return True
 
 
-def load_weights(path: Path, *, ema: bool, everything: bool = False) -> tuple[State, dict[str, Any]]:
+def load_weights(
+    path: Path, *, ema: bool, everything: bool = False
+) -> tuple[State, dict[str, Any]]:
     """Return a checkpoint's weights, or their moving average, as a state, and their metadata.
 
-    The weights are as they are stored, also in bfloat16 (`BFLOAT16`). With `everything`, the state also has velocities,
-    moving average and loss scale. Raises `CheckpointError` if a part is missing or damaged; other parts are not read.
+    The weights are as they are stored, also in bfloat16 (`BFLOAT16`). With `everything`, the state
+    also has velocities, moving average and loss scale. Raises `CheckpointError` if a part is
+    missing or damaged; other parts are not read.
     """
     name = "ema.safetensors" if ema else "model.safetensors"
     description = _description(path)
@@ -203,20 +236,34 @@ def load_weights(path: Path, *, ema: bool, everything: bool = False) -> tuple[St
         raise CheckpointError(f"{path / name} has no metadata with its recipe")
     others = (f"{part}.safetensors" for part in _PARTS[1:])
     momentum, average = (_part(path, description, file)[0] if everything else {} for file in others)
-    return State(description["step"], tensors, momentum, average, description["scaler"] if everything else {}), about
+    return (
+        State(
+            description["step"],
+            tensors,
+            momentum,
+            average,
+            description["scaler"] if everything else {},
+        ),
+        about,
+    )
 
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have checkpoints, in ascending order."""
-    found = [path.name for path in folder.glob("step-*") if path.is_dir() and re.fullmatch(r"step-[0-9]{8,}", path.name)]
+    found = [
+        path.name
+        for path in folder.glob("step-*")
+        if path.is_dir() and re.fullmatch(r"step-[0-9]{8,}", path.name)
+    ]
     return sorted(int(name.removeprefix("step-")) for name in found)
 
 
 def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
-    """Return the newest state that can be read, its data's digest, and the reasons why newer ones cannot be read.
+    """Return the newest state that can be read, its data's digest, and the reasons why newer ones
+    cannot be read.
 
-    The state is None if there is no checkpoint. Raises `CheckpointError` if there are checkpoints and all are damaged, so
-    that a run never starts again over its old checkpoints.
+    The state is None if there is no checkpoint. Raises `CheckpointError` if there are checkpoints
+    and all are damaged, so that a run never starts again over its old checkpoints.
     """
     damaged: list[str] = []
     for step in reversed(steps(folder)):
@@ -227,12 +274,15 @@ def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
         else:
             return state, data_digest, damaged
     if damaged:
-        raise CheckpointError("no checkpoint can be read:\n" + "\n".join(damaged) + "\nTrain into another folder.")
+        raise CheckpointError(
+            "no checkpoint can be read:\n" + "\n".join(damaged) + "\nTrain into another folder."
+        )
     return None, "", []
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Delete all checkpoints except the newest `keep` and the best one, and unfinished ones of killed processes."""
+    """Delete all checkpoints except the newest `keep` and the best one, and unfinished ones of
+    killed processes."""
     kept = {*steps(folder)[-keep:], best}
     for step in steps(folder):
         if step not in kept:
@@ -242,10 +292,11 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def read_weights(path: Path, *, as_stored: bool = False) -> Part:
-    """Return the tensors of a safetensors file, and Lockstep's metadata (None if another program wrote the file).
+    """Return the tensors of a safetensors file, and Lockstep's metadata (None if another program
+    wrote the file).
 
-    bfloat16 tensors become float32; with `as_stored` they stay as they are (`BFLOAT16`). Raises `CheckpointError` if the
-    file cannot be read.
+    bfloat16 tensors become float32; with `as_stored` they stay as they are (`BFLOAT16`). Raises
+    `CheckpointError` if the file cannot be read.
     """
     try:
         data = read_regular(path, WEIGHTS)
@@ -256,7 +307,8 @@ def read_weights(path: Path, *, as_stored: bool = False) -> Part:
 
 
 def metadata(path: Path) -> dict[str, Any] | None:
-    """Return Lockstep's metadata of a safetensors file; None if another program wrote it. Raises `CheckpointError`."""
+    """Return Lockstep's metadata of a safetensors file; None if another program wrote it. Raises
+    `CheckpointError`."""
     try:
         with open_regular(path, WEIGHTS) as file:
             length = int.from_bytes(file.read(8), "little")
@@ -269,7 +321,8 @@ def metadata(path: Path) -> dict[str, Any] | None:
 
 
 def _parsed(path: Path, data: bytes, *, as_stored: bool) -> Part:
-    """Return what `read_weights` returns, of the bytes of the file `path`. Its arrays are new and writeable."""
+    """Return what `read_weights` returns, of the bytes of the file `path`. Its arrays are new and
+    writeable."""
     length = int.from_bytes(data[:8], "little")
     _check_header(path, length, data[8 : 8 + length] if length <= _MOST_HEADER else b"")
     try:
@@ -280,23 +333,35 @@ def _parsed(path: Path, data: bytes, *, as_stored: bool) -> Part:
     except (ValueError, RecursionError, SafetensorError) as error:
         raise _unreadable(path, error) from None
     if unknown := {each["dtype"] for each in found.values()} - _NUMPY_DTYPES.keys():
-        raise CheckpointError(f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first")
+        raise CheckpointError(
+            f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first"
+        )
     tensors = {}
     for name in header:
         each = found[name]
-        tensors[name] = np.frombuffer(each["data"], _NUMPY_DTYPES[each["dtype"]]).reshape(each["shape"])
-    return tensors if as_stored else {name: numbers(value) for name, value in tensors.items()}, about
+        tensors[name] = np.frombuffer(each["data"], _NUMPY_DTYPES[each["dtype"]]).reshape(
+            each["shape"]
+        )
+    return (
+        tensors if as_stored else {name: numbers(value) for name, value in tensors.items()}
+    ), about
 
 
 def _check_header(path: Path, length: int, header: bytes) -> None:
-    """Raise `CheckpointError` if the header of a safetensors file is larger than that of weights. It is not parsed for this.
+    """Raise `CheckpointError` if the header of a safetensors file is larger than that of weights.
+    It is not parsed for this.
 
-    `length` is the length that the file says. An array is an object in the header, which is one itself.
+    `length` is the length that the file says. An array is an object in the header, which is one
+    itself.
     """
     if length > _MOST_HEADER:
-        raise _unreadable(path, f"its header has {length:,} bytes; expected at most {_MOST_HEADER:,}")
+        raise _unreadable(
+            path, f"its header has {length:,} bytes; expected at most {_MOST_HEADER:,}"
+        )
     refuse_many(path, header.count(b'"data_offsets"'))
-    if any(header.count(mark) > most for mark, most in _MOST_MARKS.items()):  # a name may be spelled with escapes
+    if any(
+        header.count(mark) > most for mark, most in _MOST_MARKS.items()
+    ):  # a name may be spelled with escapes
         raise _unreadable(path, "its header has more entries than weights have")
 
 
@@ -305,7 +370,8 @@ def _unreadable(path: Path, error: Exception | str) -> CheckpointError:
 
 
 def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-    """Write a new safetensors file of weights and metadata, completely or not at all. `read_weights` reads it.
+    """Write a new safetensors file of weights and metadata, completely or not at all.
+    `read_weights` reads it.
 
     Raises `CheckpointError` if it exists already or cannot be written.
     """
@@ -314,7 +380,9 @@ def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, A
         path.parent.mkdir(parents=True, exist_ok=True)
         with appearing(path) as partial:
             # Not save_file: its files are readable by their owner only, and this one may be shared.
-            partial.write_bytes(serialise(tensors, metadata={"lockstep": json.dumps(about, allow_nan=False)}))
+            partial.write_bytes(
+                serialise(tensors, metadata={"lockstep": json.dumps(about, allow_nan=False)})
+            )
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from None
 
@@ -325,4 +393,6 @@ def _digest(path: Path) -> str:
 
 
 def _digest_of(description: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(description, sort_keys=True, allow_nan=False).encode()
+    ).hexdigest()

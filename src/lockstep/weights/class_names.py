@@ -1,11 +1,13 @@
 """Names of classes: ImageNet's, and those in a file.
 
-`imagenet_classes.txt` lists the 1000 classes of ILSVRC 2012 in the usual order, which is that of their sorted synset ids. A
-synset id is `n` and the number of a noun in WordNet 3.0. The name is the first word that WordNet lists for it. Two names
-would not be unique: as in torchvision, `crane bird` is not the machine, and `maillot tank suit` is not the other `maillot`.
+`imagenet_classes.txt` lists the 1000 classes of ILSVRC 2012 in the usual order, which is that of
+their sorted synset ids. A synset id is `n` and the number of a noun in WordNet 3.0. The name is the
+first word that WordNet lists for it. Two names would not be unique: as in torchvision, `crane bird`
+is not the machine, and `maillot tank suit` is not the other `maillot`.
 
 Sources: ILSVRC 2012 (https://image-net.org/challenges/LSVRC/2012) for the classes, WordNet 3.0
-(https://wordnet.princeton.edu) for the names. The list was compared with timm's (ids and names) and torchvision's (names).
+(https://wordnet.princeton.edu) for the names. The list was compared with timm's (ids and names) and
+torchvision's (names).
 """
 
 import codecs
@@ -52,7 +54,8 @@ def _words() -> dict[str, str]:
 
 
 def described(name: str) -> str:
-    """Return the name of a class for people: a synset id of ImageNet with its word, any other name unchanged.
+    """Return the name of a class for people: a synset id of ImageNet with its word, any other name
+    unchanged.
 
     >>> described("n02123045"), described("my cat")
     ('tabby (n02123045)', 'my cat')
@@ -62,30 +65,38 @@ def described(name: str) -> str:
 
 
 def assumed_classes(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names that outputs have if the weights name no classes; none if nothing suggests ImageNet.
+    """Return the names that outputs have if the weights name no classes; none if nothing suggests
+    ImageNet.
 
     - 1000 outputs have ImageNet's names.
-    - 1001 outputs of a model that pads as SAME are those of NVIDIA's TensorFlow model. The first 1000 have ImageNet's names;
-      the last is never trained and gets none. Other programs with 1001 outputs put a background class first, so that
-      without this padding nothing is assumed.
+    - 1001 outputs of a model that pads as SAME are those of NVIDIA's TensorFlow model. The first
+      1000 have ImageNet's names; the last is never trained and gets none. Other programs with 1001
+      outputs put a background class first, so that without this padding nothing is assumed.
     """
     is_imagenet = recipe.logits == 1000 or (recipe.logits == 1001 and recipe.padding == "same")
     return imagenet_names() if is_imagenet else ()
 
 
 def given_classes(given: Classes, logits: int, own: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names that a user gives to the outputs of weights, class 0 first. Equal names get their numbers.
+    """Return the names that a user gives to the outputs of weights, class 0 first. Equal names get
+    their numbers.
 
-    `own` are the names that the weights have. There must be a name for each of the `logits` outputs, or as many as the
-    weights have, or 1000 for 1001 outputs, the last of which NVIDIA's TensorFlow model does not use.
+    `own` are the names that the weights have. There must be a name for each of the `logits`
+    outputs, or as many as the weights have, or 1000 for 1001 outputs, the last of which NVIDIA's
+    TensorFlow model does not use.
 
-    Raises `DataError` if there is another number of names, one is not usable, or a file cannot be read.
+    Raises `DataError` if there is another number of names, one is not usable, or a file cannot be
+    read.
     """
     if isinstance(given, str | Path):
-        source, names = str(given), read_classes(given)
+        source = str(given)
+        names = read_classes(given)
     else:
-        source, names = "the list of classes", _distinct(_checked(given, "the list of classes"))
-    expected = sorted({logits} | ({len(own)} if own else set()) | ({1000} if logits == 1001 else set()))
+        source = "the list of classes"
+        names = _distinct(_checked(given, "the list of classes"))
+    expected = sorted(
+        {logits} | ({len(own)} if own else set()) | ({1000} if logits == 1001 else set())
+    )
     if len(names) not in expected:
         raise DataError(
             f"{source} has {len(names)} names, but the weights have {logits} outputs; expected "
@@ -95,11 +106,12 @@ def given_classes(given: Classes, logits: int, own: Sequence[str] = ()) -> tuple
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:
-    r"""Return the names of classes in a file, class 0 first. Names that occur more than once get their numbers.
+    r"""Return the names of classes in a file, class 0 first. Names that occur more than once get
+    their numbers.
 
-    A text file in UTF-8 has one name on each line. No character is special. Empty lines at the end are ignored. A file that
-    ends in .json holds a list of names, or an object that maps "0", "1", ... to names or, like Keras'
-    imagenet_class_index.json, to pairs of a synset id and a name.
+    A text file in UTF-8 has one name on each line. No character is special. Empty lines at the end
+    are ignored. A file that ends in .json holds a list of names, or an object that maps "0", "1",
+    ... to names or, like Keras' imagenet_class_index.json, to pairs of a synset id and a name.
 
     Raises `DataError` that names the file, and the line or class that cannot be used.
 
@@ -115,7 +127,10 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
     # Not splitlines: it also splits at characters that names can contain.
     lines = [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
     if "" in lines:
-        raise DataError(f"{path}: line {lines.index('') + 1} is empty; expected one name on each line, class 0 first")
+        raise DataError(
+            f"{path}: line {lines.index('') + 1} is empty; expected one name on each line, class 0"
+            " first"
+        )
     return _distinct(_checked(lines, str(path)))
 
 
@@ -124,7 +139,9 @@ def _text(path: Path) -> str:
         data = read_regular(path, TEXT).removeprefix(codecs.BOM_UTF8)
         return data.decode("utf-8")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; expected a file with the names of the classes") from None
+        raise DataError(
+            f"{path}: {error.strerror}; expected a file with the names of the classes"
+        ) from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}: line {line} is not UTF-8; save the file as UTF-8") from None
@@ -142,16 +159,21 @@ def _listed(value: Any, path: Path) -> list[Any]:
     if isinstance(value, list):
         return value
     if not isinstance(value, dict):
-        raise DataError(f'{path}: expected a list of names, or an object that maps "0", "1", ... to names')
+        raise DataError(
+            f'{path}: expected a list of names, or an object that maps "0", "1", ... to names'
+        )
     missing = next((i for i in range(len(value)) if str(i) not in value), None)
     if missing is not None:
-        raise DataError(f'{path}: class "{missing}" is missing; expected the keys "0" to "{len(value) - 1}"')
+        raise DataError(
+            f'{path}: class "{missing}" is missing; expected the keys "0" to "{len(value) - 1}"'
+        )
     values = [value[str(i)] for i in range(len(value))]
     return [each[1] if isinstance(each, list) and len(each) == 2 else each for each in values]
 
 
 def _checked(names: Iterable[Any], source: str) -> tuple[str, ...]:
-    """Return the names. Raises `DataError` if there is none, or if one is no text, is empty or has more than one line."""
+    """Return the names. Raises `DataError` if there is none, or if one is no text, is empty or has
+    more than one line."""
     names = tuple(names)
     if not names:
         raise DataError(f"{source} has no names; expected one for each class")
@@ -164,4 +186,6 @@ def _checked(names: Iterable[Any], source: str) -> tuple[str, ...]:
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names, with its number added to every name that occurs more than once."""
     counts = Counter(names)
-    return tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))
+    return tuple(
+        name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)
+    )

@@ -1,4 +1,5 @@
-"""Fingerprints of files, and of what a reader gets from them, so that two readers can be compared bit for bit."""
+"""Fingerprints of files, and of what a reader gets from them, so that two readers can be compared
+bit for bit."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,12 @@ from lockstep.system.regular_files import WEIGHTS, open_regular
 
 
 def fingerprints(value: Any) -> dict[str, str]:
-    """Return type, shape and SHA-256 of each array below dicts, lists and tuples, and the text of each other value.
+    """Return type, shape and SHA-256 of each array below dicts, lists and tuples, and the text of
+    each other value.
 
-    Names are the keys and positions on the way to a value, such as `optimizer/state/0/momentum_buffer`. Tensors of a
-    framework count as arrays if NumPy can convert them. The byte order of an array does not matter.
+    Names are the keys and positions on the way to a value, such as
+    `optimizer/state/0/momentum_buffer`. Tensors of a framework count as arrays if NumPy can convert
+    them. The byte order of an array does not matter.
     """
     return dict(_each(value, ""))
 
@@ -27,7 +30,10 @@ def _each(value: Any, name: str) -> Iterator[tuple[str, str]]:
     elif hasattr(value, "__array__"):
         array = np.asarray(value)
         array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-        yield name, f"{array.dtype.name} {list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}"
+        yield (
+            name,
+            f"{array.dtype.name} {list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}",
+        )
     else:
         yield name, repr(value)
 
@@ -39,8 +45,14 @@ def sha256_of(path: Path) -> dict[str, str]:
     elif path.is_file():
         files = [path]
     else:
-        files = sorted(file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.") and file.is_file())
-    return {file.name: sha256(file) for file in files if not file.name.endswith(".certificate.json")}
+        files = sorted(
+            file
+            for file in path.parent.iterdir()
+            if file.name.startswith(f"{path.name}.") and file.is_file()
+        )
+    return {
+        file.name: sha256(file) for file in files if not file.name.endswith(".certificate.json")
+    }
 
 
 def sha256(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""What a weights file is, without converting it: origin, model, classes, names and types of its arrays, oddities."""
+"""What a weights file is, without converting it: origin, model, classes, names and types of its
+arrays, oddities."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,15 +14,19 @@ from lockstep.weights.opening import Opened, open_weights
 from lockstep.weights.preprocessing import FIELDS
 
 _SHOWN = 5
-_NAMED, _LONGEST = 3, 80
+_NAMED = 3
+_LONGEST = 80
 
 
-def inspect(source: str | Path, *, which: str = "newest", model: str | None = None) -> dict[str, Any]:
-    """Return what a run, a checkpoint or another program's file holds, as plain values that JSON can hold.
+def inspect(
+    source: str | Path, *, which: str = "newest", model: str | None = None
+) -> dict[str, Any]:
+    """Return what a run, a checkpoint or another program's file holds, as plain values that JSON
+    can hold.
 
-    `model` names the model of a file that fits several. "stored" lists the arrays next to the weights as the file has them:
-    "name", "dtype", "shape", and "tensors", the canonical names of what is made of each; empty if it is not used. "dtypes"
-    counts the types of those that are used.
+    `model` names the model of a file that fits several. "stored" lists the arrays next to the
+    weights as the file has them: "name", "dtype", "shape", and "tensors", the canonical names of
+    what is made of each; empty if it is not used. "dtypes" counts the types of those that are used.
 
     Raises `CheckpointError` if it cannot be read.
     """
@@ -33,7 +38,9 @@ def inspect(source: str | Path, *, which: str = "newest", model: str | None = No
         "model": opened.recipe.fields()["model"],
         "logits": opened.recipe.logits if "fc.bias" in opened.tensors else None,
         "classes": list(opened.classes),
-        "parameters": sum(value.size for name, value in opened.tensors.items() if "running_" not in name),
+        "parameters": sum(
+            value.size for name, value in opened.tensors.items() if "running_" not in name
+        ),
         "tensors": len(opened.tensors),
         "dtypes": dict(Counter(each.dtype for each in opened.stored if each.tensors)),
         "stored": [asdict(each) for each in opened.stored],
@@ -49,7 +56,8 @@ def inspect(source: str | Path, *, which: str = "newest", model: str | None = No
 
 
 def by_kind(stored: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return numbers, types and the first names of the arrays of each kind, given "stored" of `inspect`, for users."""
+    """Return numbers, types and the first names of the arrays of each kind, given "stored" of
+    `inspect`, for users."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for each in stored:
         kinds.setdefault(_kind(each), []).append(each)
@@ -68,27 +76,36 @@ def _kind(each: Mapping[str, Any]) -> str:
 
 
 def _few(found: Sequence[Mapping[str, Any]]) -> str:
-    counts = ", ".join(f"{dtype} {count}" for dtype, count in Counter(each["dtype"] for each in found).items())
+    counts = ", ".join(
+        f"{dtype} {count}" for dtype, count in Counter(each["dtype"] for each in found).items()
+    )
     names = ", ".join(each["name"][:_LONGEST] for each in found[:_NAMED])
     return f"{counts}: {names}{', ...' if len(found) > _NAMED else ''}"
 
 
 def oddities(opened: Opened) -> Iterator[str]:
-    """Yield what is odd in the values: not finite, dead channels, batch norms that never saw an image or a variance of 0."""
+    """Yield what is odd in the values: not finite, dead channels, batch norms that never saw an
+    image or a variance of 0."""
     roles: dict[str, Role] = {
-        tensor.name: tensor.role for tensor in tensors(model_spec(opened.recipe.model), opened.recipe.logits)
+        tensor.name: tensor.role
+        for tensor in tensors(model_spec(opened.recipe.model), opened.recipe.logits)
     }
     found = {
-        "values that are not finite": [n for n, v in opened.tensors.items() if not np.isfinite(v).all()],
+        "values that are not finite": [
+            n for n, v in opened.tensors.items() if not np.isfinite(v).all()
+        ],
         "output channels whose weights are all 0": [
             name
             for name, value in opened.tensors.items()
-            if roles.get(name) == "conv_weight" and not np.abs(value).reshape(len(value), -1).any(axis=1).all()
+            if roles.get(name) == "conv_weight"
+            and not np.abs(value).reshape(len(value), -1).any(axis=1).all()
         ],
         "scales of 0 in batch norm": _with_zeros(opened, roles, "bn_scale"),
         "running variances of 0": _with_zeros(opened, roles, "bn_var"),
         "running variances below 0": [
-            name for name, value in opened.tensors.items() if roles.get(name) == "bn_var" and (value < 0).any()
+            name
+            for name, value in opened.tensors.items()
+            if roles.get(name) == "bn_var" and (value < 0).any()
         ],
     }
     for what, names in found.items():
@@ -101,4 +118,8 @@ def oddities(opened: Opened) -> Iterator[str]:
 
 
 def _with_zeros(opened: Opened, roles: dict[str, Role], role: Role) -> list[str]:
-    return [name for name, value in opened.tensors.items() if roles.get(name) == role and (value == 0).any()]
+    return [
+        name
+        for name, value in opened.tensors.items()
+        if roles.get(name) == role and (value == 0).any()
+    ]

@@ -1,11 +1,14 @@
-"""Compute logits in a separate process: `python -m lockstep.weights.logits_process FOLDER BACKEND NAME...`.
+"""Compute logits in a separate process: `python -m lockstep.weights.logits_process FOLDER BACKEND
+NAME...`.
 
-FOLDER holds `images.npy` (uint8 [N, size, size, 3]), and for every NAME the weights `NAME.safetensors` and their recipe
-`NAME.json`. The process writes `NAME.npy`: the logits, float32 [N, logits], in fp32. It also writes `BACKEND.txt`: the
-version of the framework. Two frameworks cannot share a process.
+FOLDER holds `images.npy` (uint8 [N, size, size, 3]), and for every NAME the weights
+`NAME.safetensors` and their recipe `NAME.json`. The process writes `NAME.npy`: the logits, float32
+[N, logits], in fp32. It also writes `BACKEND.txt`: the version of the framework. Two frameworks
+cannot share a process.
 
-FOLDER may hold `NAME.files.json`, a list of paths. Then the framework itself reads these files, and `NAME.read.json` gets
-the fingerprints of what it read, by path; null for a file that this version of the framework does not read.
+FOLDER may hold `NAME.files.json`, a list of paths. Then the framework itself reads these files, and
+`NAME.read.json` gets the fingerprints of what it read, by path; null for a file that this version
+of the framework does not read.
 """
 
 import importlib
@@ -38,7 +41,9 @@ def logits(folder: Path, backend: str, names: list[str]) -> None:
             engine.write(State(0, load_file(folder / f"{name}.safetensors"), zero_momentum(recipe)))
             np.save(folder / f"{name}.npy", engine.predict(images))
         tell(done, len(names))
-    (folder / f"{backend}.txt").write_text(str(backends.FRAMEWORKS[backend].version()), encoding="utf-8")
+    (folder / f"{backend}.txt").write_text(
+        str(backends.FRAMEWORKS[backend].version()), encoding="utf-8"
+    )
     world.close()
 
 

@@ -12,18 +12,24 @@ from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
 from lockstep.weights.sparsity import ALGORITHMS, Zeros, masks, pruned, zeros_of
 
 
-def check(source: str | Path, *, which: str = "newest", ema: bool = False, model: str | None = None) -> dict[str, Any]:
-    """Return whether weights are 2:4 sparse, and the zeros of every tensor, as plain values that JSON can hold.
+def check(
+    source: str | Path, *, which: str = "newest", ema: bool = False, model: str | None = None
+) -> dict[str, Any]:
+    """Return whether weights are 2:4 sparse, and the zeros of every tensor, as plain values that
+    JSON can hold.
 
-    `source` is a run, a checkpoint or another program's file, such as an ONNX export. Weights are 2:4 if at least 2 of every
-    4 inputs are 0 in each kernel and classifier with at least 4 inputs, except in those that the recipe's
-    `sparsity_excluded` names: by default the classifier. The stem is one of them if the recipe has four `stem_channels`.
-    Another program's file has no recipe; its stem may be 2:4 or dense. Keys of the result:
+    `source` is a run, a checkpoint or another program's file, such as an ONNX export. Weights are
+    2:4 if at least 2 of every 4 inputs are 0 in each kernel and classifier with at least 4 inputs,
+    except in those that the recipe's `sparsity_excluded` names: by default the classifier. The stem
+    is one of them if the recipe has four `stem_channels`. Another program's file has no recipe; its
+    stem may be 2:4 or dense. Keys of the result:
 
     - `is_sparse`; `dense`: names of tensors that pruning covers and that are not 2:4.
-    - `tensors`: for each name `groups` and `sparse_groups`, which have at least 2 zeros, `values` and `zeros`, all numbers,
-      and `is_covered`, whether pruning covers it. The stem's groups are three inputs and a fourth one of zeros.
-    - `source`, `origin`, `model`, and `sparsity`, the algorithm in the recipe of the weights, "none" if there is none.
+    - `tensors`: for each name `groups` and `sparse_groups`, which have at least 2 zeros, `values`
+      and `zeros`, all numbers, and `is_covered`, whether pruning covers it. The stem's groups are
+      three inputs and a fourth one of zeros.
+    - `source`, `origin`, `model`, and `sparsity`, the algorithm in the recipe of the weights,
+      "none" if there is none.
 
     Raises `CheckpointError` if the weights cannot be read.
     """
@@ -38,7 +44,11 @@ def check(source: str | Path, *, which: str = "newest", ema: bool = False, model
         }
         for name, found in zeros_of(weights.tensors).items()
     }
-    dense = [name for name, each in counted.items() if each["is_covered"] and each["sparse_groups"] < each["groups"]]
+    dense = [
+        name
+        for name, each in counted.items()
+        if each["is_covered"] and each["sparse_groups"] < each["groups"]
+    ]
     return {
         "source": str(weights.source),
         "origin": weights.origin,
@@ -51,12 +61,17 @@ def check(source: str | Path, *, which: str = "newest", ema: bool = False, model
 
 
 def _is_covered(weights: Opened, name: str, found: Zeros) -> bool:
-    """Return whether pruning covers a tensor. In another program's file, it covers the stem if the stem is 2:4."""
+    """Return whether pruning covers a tensor. In another program's file, it covers the stem if the
+    stem is 2:4."""
     if name in weights.recipe.sparsity_excluded:
         return False
     if name != STEM_KERNEL:
         return True
-    return weights.recipe.stem_channels == 4 if weights.origin == LOCKSTEP else found.sparse_groups == found.groups
+    return (
+        weights.recipe.stem_channels == 4
+        if weights.origin == LOCKSTEP
+        else found.sparse_groups == found.groups
+    )
 
 
 def prune(
@@ -68,18 +83,22 @@ def prune(
     ema: bool = False,
     model: str | None = None,
 ) -> dict[str, Any]:
-    """Write weights that are pruned once, without training, as a new safetensors file; return what was done.
+    """Write weights that are pruned once, without training, as a new safetensors file; return what
+    was done.
 
-    `algorithm` is one of `lockstep.weights.sparsity.ALGORITHMS`; the file's recipe has it as `sparsity`. What the recipe's
-    `sparsity_excluded` names stays as it is, and so does the stem, unless the recipe has four `stem_channels`. Keys of the
-    result: `written`, a path; `zeros`, the number of weights that were set to 0; `tensors`, the number of tensors;
-    `remarks` on the source.
+    `algorithm` is one of `lockstep.weights.sparsity.ALGORITHMS`; the file's recipe has it as
+    `sparsity`. What the recipe's `sparsity_excluded` names stays as it is, and so does the stem,
+    unless the recipe has four `stem_channels`. Keys of the result: `written`, a path; `zeros`, the
+    number of weights that were set to 0; `tensors`, the number of tensors; `remarks` on the source.
 
-    Raises `CheckpointError` if the weights cannot be read, or if the file exists or has another suffix.
+    Raises `CheckpointError` if the weights cannot be read, or if the file exists or has another
+    suffix.
     """
     target = Path(target)
     if algorithm not in ALGORITHMS:
-        raise CheckpointError(f"there is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}")
+        raise CheckpointError(
+            f"there is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}"
+        )
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
     weights = open_weights(source, which=which, ema=ema, model=model)

@@ -1,9 +1,10 @@
 """2:4 structured sparsity: which weights of a trained model are kept when it is pruned.
 
-Of every 4 consecutive weights along the inputs, at most 2 are kept. NVIDIA's sparse tensor cores use this pattern. A kernel
-[out, in / groups, height, width] is treated as a matrix. Its columns are the inputs. Its rows are, from the outermost, the
-kernel's columns, the kernel's rows and the outputs. A classifier [out, in] is already a matrix. If a side of a matrix is
-not a multiple of 4, it is padded with zeros.
+Of every 4 consecutive weights along the inputs, at most 2 are kept. NVIDIA's sparse tensor cores
+use this pattern. A kernel [out, in / groups, height, width] is treated as a matrix. Its columns are
+the inputs. Its rows are, from the outermost, the kernel's columns, the kernel's rows and the
+outputs. A classifier [out, in] is already a matrix. If a side of a matrix is not a multiple of 4,
+it is padded with zeros.
 
 | algorithm | keeps |
 |---|---|
@@ -13,9 +14,10 @@ not a multiple of 4, it is padded with zeros.
 
 Of equal magnitudes the later one is kept; of equal sums, the pattern that keeps earlier inputs.
 
-Source: the algorithms are those of `paddle.incubate.asp`, with the same matrix, padding and skipped layers. Paddle differs
-in two points. Its mask_2d_best sums signed weights, so that it keeps the most positive ones, although its manual says the
-largest norm. Of equal magnitudes, its choice depends on the processor.
+Source: the algorithms are those of `paddle.incubate.asp`, with the same matrix, padding and skipped
+layers. Paddle differs in two points. Its mask_2d_best sums signed weights, so that it keeps the
+most positive ones, although its manual says the largest norm. Of equal magnitudes, its choice
+depends on the processor.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -29,13 +31,17 @@ from lockstep.models.architectures import STEM_KERNEL
 
 
 def masks(
-    tensors: Mapping[str, np.ndarray], algorithm: str, excluded: Collection[str] = (), stem_channels: int = 3
+    tensors: Mapping[str, np.ndarray],
+    algorithm: str,
+    excluded: Collection[str] = (),
+    stem_channels: int = 3,
 ) -> dict[str, np.ndarray]:
     """Return which weights are kept: name -> bool array of the tensor's shape.
 
-    Every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs that is not `excluded`
-    gets a mask. A stem [out, 3, height, width] has too few inputs. If `stem_channels` is 4, it is pruned as one that has a
-    fourth input with weights of 0. `algorithm` is one of `ALGORITHMS`.
+    Every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs
+    that is not `excluded` gets a mask. A stem [out, 3, height, width] has too few inputs. If
+    `stem_channels` is 4, it is pruned as one that has a fourth input with weights of 0. `algorithm`
+    is one of `ALGORITHMS`.
     """
 
     def inputs(name: str, value: np.ndarray) -> int:
@@ -48,9 +54,15 @@ def masks(
     }
 
 
-def pruned(tensors: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors that have a mask in `kept`, with 0 where it is false, in their own shapes and dtypes."""
-    return {name: np.where(mask, tensors[name], tensors[name].dtype.type(0)) for name, mask in kept.items()}
+def pruned(
+    tensors: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the tensors that have a mask in `kept`, with 0 where it is false, in their own shapes
+    and dtypes."""
+    return {
+        name: np.where(mask, tensors[name], tensors[name].dtype.type(0))
+        for name, mask in kept.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,8 @@ class Zeros:
     """The zeros of a tensor."""
 
     groups: int
-    """Number of groups of 4 consecutive inputs. The last one of a row may have fewer; it is filled up with zeros."""
+    """Number of groups of 4 consecutive inputs. The last one of a row may have fewer; it is filled
+    up with zeros."""
     sparse_groups: int
     """Number of groups with at least 2 zeros, those that fill it up included."""
     values: int
@@ -68,9 +81,11 @@ class Zeros:
 
 
 def zeros_of(tensors: Mapping[str, np.ndarray]) -> dict[str, Zeros]:
-    """Return the zeros of every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs.
+    """Return the zeros of every kernel [out, in / groups, height, width] and classifier [out, in]
+    with at least 4 inputs.
 
-    The stem is counted too. Its three inputs are filled up to a group, as in a stem of four channels.
+    The stem is counted too. Its three inputs are filled up to a group, as in a stem of four
+    channels.
     """
     found = {}
     for name, value in tensors.items():
@@ -78,7 +93,9 @@ def zeros_of(tensors: Mapping[str, np.ndarray]) -> dict[str, Zeros]:
             is_zero = np.moveaxis(value == 0, 1, -1).reshape(-1, value.shape[1])
             padded = np.pad(is_zero, ((0, 0), (0, -value.shape[1] % 4)), constant_values=True)
             groups = padded.reshape(-1, 4).sum(axis=1)
-            found[name] = Zeros(len(groups), int((groups >= 2).sum()), value.size, int((value == 0).sum()))
+            found[name] = Zeros(
+                len(groups), int((groups >= 2).sum()), value.size, int((value == 0).sum())
+            )
     return found
 
 
@@ -112,14 +129,16 @@ def _mask_2d_greedy(matrix: np.ndarray) -> np.ndarray:
 
 
 def _mask_2d_best(matrix: np.ndarray) -> np.ndarray:
-    # In float64 a sum of eight float32 values of similar size is exact, so that the order of addition does not matter.
+    # In float64 a sum of eight float32 values of similar size is exact, so that the order of
+    # addition does not matter.
     sums = _blocks(matrix).astype(np.float64) @ _patterns().T
     return _of_blocks(_patterns()[np.argmax(sums, axis=1)], matrix.shape)
 
 
 @cache
 def _patterns() -> np.ndarray:
-    """Return the 90 patterns with 2 in each row and column: bool [90, 16]. Patterns that keep earlier columns come first."""
+    """Return the 90 patterns with 2 in each row and column: bool [90, 16]. Patterns that keep
+    earlier columns come first."""
     rows = [np.isin(range(4), pair) for pair in combinations(range(4), 2)]
     blocks = np.array(list(product(rows, repeat=4)))
     return blocks[(blocks.sum(axis=1) == 2).all(axis=1)].reshape(-1, 16)
@@ -141,5 +160,5 @@ ALGORITHMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mask_2d_greedy": _mask_2d_greedy,
     "mask_2d_best": _mask_2d_best,
 }
-"""Functions by name. Each takes a matrix of magnitudes, whose sides are multiples of 4, and returns a bool mask of the same
-shape."""
+"""Functions by name. Each takes a matrix of magnitudes, whose sides are multiples of 4, and returns
+a bool mask of the same shape."""

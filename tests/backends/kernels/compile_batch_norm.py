@@ -35,11 +35,15 @@ TYPES, ARCHITECTURES = (("bf16", "fp16", "fp32"), (80, 90, 100)) if SOAK else ((
 
 
 def compiled(name: str, constants: dict[str, Any], dtype: str, architecture: int) -> str:
-    """Return a kernel's code for a GPU, as it is launched for a tensor whose channels are a multiple of 16."""
-    kernel, tiling = getattr(batch_norm, name), batch_norm.Tiling()
+    """Return a kernel's code for a GPU, as it is launched for a tensor whose channels are a
+    multiple of 16."""
+    kernel = getattr(batch_norm, name)
+    tiling = batch_norm.Tiling()
     width = tiling.sums_channels if name.startswith("_finish") else tiling.channels
     known = constants | {"ROWS": tiling.rows, "CHANNELS": width, "PROGRAMS": tiling.sums}
-    signature, attributes, fixed = {}, {}, {}
+    signature = {}
+    attributes = {}
+    fixed = {}
     for number, argument in enumerate(kernel.arg_names):
         if argument in known:
             signature[argument], fixed[(number,)] = "constexpr", known[argument]
@@ -50,7 +54,8 @@ def compiled(name: str, constants: dict[str, Any], dtype: str, architecture: int
         if argument in ACTIVATIONS | POINTERS | {"channels"}:
             attributes[(number,)] = [["tt.divisibility", 16]]
     source = triton.compiler.ASTSource(kernel, signature, constexprs=fixed, attrs=attributes)
-    target, options = GPUTarget("cuda", architecture, 32), {"num_warps": tiling.warps} | batch_norm.OPTIONS
+    target = GPUTarget("cuda", architecture, 32)
+    options = {"num_warps": tiling.warps} | batch_norm.OPTIONS
     return str(triton.compile(source, target=target, options=options).asm["ptx"])
 
 
@@ -59,9 +64,13 @@ def compiled(name: str, constants: dict[str, Any], dtype: str, architecture: int
 def test_kernels_compile_for_gpus(dtype: str, architecture: int) -> None:
     for name, constants in VARIANTS:
         code = compiled(name, constants, dtype, architecture)
-        assert not re.search(r"\b(atom|red)\.", code), name  # atomic operations would add up in any order
+        assert not re.search(r"\b(atom|red)\.", code), (
+            name
+        )  # atomic operations would add up in any order
         loads = re.findall(r"ld\.global\S*", code)
         assert any(".v4.b32" in load for load in loads), (name, loads)  # 16 bytes at a time
         assert ".local" not in code, name  # values that do not fit into registers
         if "RELU" in constants and not constants.get("ADDS") and constants["RELU"]:
-            assert "fma.rn.f32" in code, name  # ReLU's mask is computed again with the same rounding
+            assert "fma.rn.f32" in code, (
+                name
+            )  # ReLU's mask is computed again with the same rounding

@@ -1,4 +1,5 @@
-"""Fused batch norms against float64: PyTorch's own batch norm with autograd, within the bounds of rounding."""
+"""Fused batch norms against float64: PyTorch's own batch norm with autograd, within the bounds of
+rounding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,12 @@ from lockstep.models.architectures import MODELS, tensors
 from lockstep.verification.kernel_bounds import STORAGE, Storage
 from tests.backends.kernels.device import DEVICE
 
-PLAIN, RELU, ADD_RELU = part.PLAIN, part.RELU, part.ADD_RELU
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+PLAIN = part.PLAIN
+RELU = part.RELU
+ADD_RELU = part.ADD_RELU
+BF16 = torch.bfloat16
+FP16 = torch.float16
+FP32 = torch.float32
 
 
 def case(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Given:
@@ -27,25 +32,41 @@ def case(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Given:
     def drawn() -> Tensor:
         return torch.randn(shape).to(DEVICE, dtype).contiguous(memory_format=torch.channels_last)
 
-    spread, level = torch.rand(shape[1], device=DEVICE) + 0.5, torch.randn(shape[1], device=DEVICE)
+    spread = torch.rand(shape[1], device=DEVICE) + 0.5
+    level = torch.randn(shape[1], device=DEVICE)
     x = drawn() * spread.view(1, -1, 1, 1).to(dtype) + level.view(1, -1, 1, 1).to(dtype)
-    weight, bias = torch.randn(shape[1], device=DEVICE), torch.randn(shape[1], device=DEVICE) / 2
+    weight = torch.randn(shape[1], device=DEVICE)
+    bias = torch.randn(shape[1], device=DEVICE) / 2
     return Given(x, weight, bias, drawn() if kind == ADD_RELU else None, drawn(), kind != PLAIN)
 
 
 def computed(c: Given, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]:
     """Return what the kernels compute, by the names of `largest_shares`."""
-    y, statistics = batch_norm.forward(c.x, c.residual, c.weight, c.bias, EPS, relu=c.relu, tiling=tiling)
+    y, statistics = batch_norm.forward(
+        c.x, c.residual, c.weight, c.bias, EPS, relu=c.relu, tiling=tiling
+    )
     kept = None if c.residual is None else y
-    dx, dz, gradients = batch_norm.backward(c.dy, c.x, kept, c.weight, c.bias, statistics, relu=c.relu, tiling=tiling)
-    found = {"y": y, "mean": statistics[0], "rstd": statistics[1], "unbiased": statistics[2], "dx": dx}
+    dx, dz, gradients = batch_norm.backward(
+        c.dy, c.x, kept, c.weight, c.bias, statistics, relu=c.relu, tiling=tiling
+    )
+    found = {
+        "y": y,
+        "mean": statistics[0],
+        "rstd": statistics[1],
+        "unbiased": statistics[2],
+        "dx": dx,
+    }
     found |= {"weight_gradient": gradients[0], "bias_gradient": gradients[1]}
     return found if c.residual is None else found | {"dz": dz}
 
 
 def shares(c: Given, found: dict[str, Tensor]) -> dict[str, float]:
     # Triton's interpreter cuts bits off where a GPU rounds to the nearest bfloat16.
-    cut_off = Storage(2.0**-7, STORAGE["bfloat16"].smallest) if c.x.dtype == BF16 and DEVICE == "cpu" else None
+    cut_off = (
+        Storage(2.0**-7, STORAGE["bfloat16"].smallest)
+        if c.x.dtype == BF16 and DEVICE == "cpu"
+        else None
+    )
     return largest_shares(c, found, cut_off)
 
 
@@ -67,11 +88,14 @@ SIZES: list[tuple[tuple[int, ...], str, torch.dtype]] = [
 
 
 @pytest.mark.parametrize(("shape", "kind", "dtype"), SIZES, ids=str)
-def test_results_are_within_rounding_of_float64(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> None:
-    # Other tiles for many channels: the interpreter computes what is masked, too, and takes a millisecond for a program.
-    c, tiling = (
-        case(shape, kind, dtype),
-        Tiling() if shape[1] < 128 else Tiling(rows=16, channels=512, sums=2, sums_channels=512),
+def test_results_are_within_rounding_of_float64(
+    shape: tuple[int, ...], kind: str, dtype: torch.dtype
+) -> None:
+    # Other tiles for many channels: the interpreter computes what is masked, too, and takes a
+    # millisecond for a program.
+    c = case(shape, kind, dtype)
+    tiling = (
+        Tiling() if shape[1] < 128 else Tiling(rows=16, channels=512, sums=2, sums_channels=512)
     )
     assert max(shares(c, computed(c, tiling)).values()) <= 1
 
@@ -79,13 +103,21 @@ def test_results_are_within_rounding_of_float64(shape: tuple[int, ...], kind: st
 @pytest.mark.parametrize(
     ("shape", "tiling"),
     [
-        ((2, 20, 9, 5), Tiling(rows=16, channels=16, programs=4)),  # 6 tiles for 2 programs, the last tile short
-        ((1, 4, 9, 7), Tiling(rows=8, channels=4, sums=4)),  # 8 programs, more than are added up at once
+        (
+            (2, 20, 9, 5),
+            Tiling(rows=16, channels=16, programs=4),
+        ),  # 6 tiles for 2 programs, the last tile short
+        (
+            (1, 4, 9, 7),
+            Tiling(rows=8, channels=4, sums=4),
+        ),  # 8 programs, more than are added up at once
         ((1, 8, 7, 7), Tiling(rows=32, channels=8, programs=1)),
     ],
     ids=["few programs", "many programs", "one program"],
 )
-def test_results_do_not_depend_on_how_the_work_is_divided(shape: tuple[int, ...], tiling: Tiling) -> None:
+def test_results_do_not_depend_on_how_the_work_is_divided(
+    shape: tuple[int, ...], tiling: Tiling
+) -> None:
     c = case(shape, ADD_RELU, FP32)
     assert max(shares(c, computed(c, tiling)).values()) <= 1
 
@@ -95,7 +127,9 @@ SEVERAL = Tiling(rows=16, channels=16, programs=3)
 
 
 @pytest.mark.parametrize(
-    ("level", "spread", "first"), [(1000.0, 0.01, None), (-3.0, 1.0, 1e4), (0.0, 1e-4, None)], ids=["mean", "first", "small"]
+    ("level", "spread", "first"),
+    [(1000.0, 0.01, None), (-3.0, 1.0, 1e4), (0.0, 1e-4, None)],
+    ids=["mean", "first", "small"],
 )
 def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
     level: float, spread: float, first: float | None
@@ -133,7 +167,9 @@ def test_equal_values_have_no_variance() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_finite_spreads_as_in_the_plain_path(value: float, kind: str, dtype: torch.dtype) -> None:
+def test_what_is_not_finite_spreads_as_in_the_plain_path(
+    value: float, kind: str, dtype: torch.dtype
+) -> None:
     c = case((2, 3, 3, 3), kind, dtype)
     c.x[1, 1, 0, 2] = value
     if c.residual is not None:
@@ -144,7 +180,11 @@ def test_what_is_not_finite_spreads_as_in_the_plain_path(value: float, kind: str
     y = F.relu(norm if c.residual is None else norm + c.residual.float())
     y.backward(c.dy.float())
     assert x.grad is not None
-    for actual, plain in ((found["y"], y), (found["dx"], x.grad), (found["weight_gradient"], weight.grad)):
+    for actual, plain in (
+        (found["y"], y),
+        (found["dx"], x.grad),
+        (found["weight_gradient"], weight.grad),
+    ):
         assert plain is not None
         assert torch.equal(actual.isfinite(), plain.isfinite())
         assert torch.equal(actual.isnan(), plain.isnan())
@@ -177,14 +217,18 @@ def test_a_result_that_is_rounded_to_0_passes_no_gradient() -> None:
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter counts what is read and written")
 @pytest.mark.parametrize("kind", [PLAIN, RELU, ADD_RELU])
-def test_activations_are_read_and_written_as_often_as_documented(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_are_read_and_written_as_often_as_documented(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from triton.runtime.interpreter import InterpreterBuilder as Builder
 
     moved: list[int] = []
 
     def counting(method: Callable[..., Any], place: int) -> Callable[..., Any]:
         def call(self: Any, pointers: Any, *arguments: Any) -> Any:
-            if pointers.get_element_ty().name == "bf16" and pointers.data.ndim == 2:  # neither parameters nor sums
+            if (
+                pointers.get_element_ty().name == "bf16" and pointers.data.ndim == 2
+            ):  # neither parameters nor sums
                 moved.append(int(arguments[place].data.sum()))
             return method(self, pointers, *arguments)
 
@@ -201,9 +245,15 @@ def test_every_batch_norm_of_a_model_is_measured() -> None:
     found = part.layers_of(MODELS["resnet50"], 224)
     scales = [t for t in tensors(MODELS["resnet50"], 1000) if t.role == "bn_scale"]
     assert sum(found.values()) == len(scales) == 53
-    assert sum(count * layer.channels for layer, count in found.items()) == sum(t.shape[0] for t in scales)
-    # Of the paper's table: 16 blocks end with a sum, 4 have a projection, and layer 4 has 7 x 7 pixels.
-    kinds = {kind: sum(count for layer, count in found.items() if layer.kind == kind) for kind in part.PASSES}
+    assert sum(count * layer.channels for layer, count in found.items()) == sum(
+        t.shape[0] for t in scales
+    )
+    # Of the paper's table: 16 blocks end with a sum, 4 have a projection, and layer 4 has 7 x 7
+    # pixels.
+    kinds = {
+        kind: sum(count for layer, count in found.items() if layer.kind == kind)
+        for kind in part.PASSES
+    }
     assert kinds == {PLAIN: 4, RELU: 33, ADD_RELU: 16}
     assert found[part.Layer(ADD_RELU, 2048, 7)] == 3
     assert found[part.Layer(RELU, 64, 112)] == 1
@@ -224,14 +274,22 @@ def test_finite_differences_agree_with_the_gradients() -> None:
 
     value, passes = results(inputs)
     for changed, gradient in enumerate(torch.autograd.grad(value, inputs)):
-        direction, step, ends = torch.randn_like(inputs[changed]), 2e-3, []
+        direction = torch.randn_like(inputs[changed])
+        step = 2e-3
+        ends = []
         for sign in (1, -1):
-            parts = [t.detach() + sign * step * direction if i == changed else t.detach() for i, t in enumerate(inputs)]
+            parts = [
+                t.detach() + sign * step * direction if i == changed else t.detach()
+                for i, t in enumerate(inputs)
+            ]
             value, still = results(parts)
             assert torch.equal(still, passes)  # no ReLU switches
             ends.append(float(value))
-        # 72 values of size 5 with a rounding of 3e-7 each make 1e-3 over the step. The gradients are of size 10.
-        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float((gradient * direction).sum()), abs=1e-2)
+        # 72 values of size 5 with a rounding of 3e-7 each make 1e-3 over the step. The gradients
+        # are of size 10.
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(
+            float((gradient * direction).sum()), abs=1e-2
+        )
 
 
 def plain_and_fused(channels: int) -> tuple[nn.BatchNorm2d, FusedBatchNorm]:
@@ -265,7 +323,9 @@ def test_images_in_another_layout_are_rearranged() -> None:
     results = []
     for norm in (plain, fused):
         given = x.clone().requires_grad_()
-        norm(given).mean(dim=(2, 3)).square().sum().backward()  # the gradient of a mean has strides of 0
+        norm(given).mean(
+            dim=(2, 3)
+        ).square().sum().backward()  # the gradient of a mean has strides of 0
         results.append(given.grad)
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
@@ -281,7 +341,8 @@ def test_only_what_the_gradient_needs_is_kept() -> None:
     assert c.residual is not None
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        x, residual = c.x.requires_grad_(), c.residual.requires_grad_()
+        x = c.x.requires_grad_()
+        residual = c.residual.requires_grad_()
         y, _ = operators.batch_norm_add_relu(x, residual, c.weight, c.bias, EPS)
         large = {t.data_ptr() for t in kept if t.dim() == 4}
         assert large == {x.data_ptr(), y.data_ptr()}  # y is what the next convolution keeps, too

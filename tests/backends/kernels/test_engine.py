@@ -17,16 +17,29 @@ from tests.backends.cases import random_batch, random_images, statistics, steady
 from tests.backends.kernels.device import DEVICE
 from tests.soak import in_a_soak
 
-NARROW = ModelSpec(block="basic", layers=(1, 1, 1, 1), stem_width=4, widths=(4, 4, 4, 8), expansion=1)
+NARROW = ModelSpec(
+    block="basic", layers=(1, 1, 1, 1), stem_width=4, widths=(4, 4, 4, 8), expansion=1
+)
 RECIPE = Recipe(
-    model=NARROW, logits=5, epochs=1, warmup_epochs=0, global_batch_images=4, precision="fp32", image_size=32, eval_crop=32
+    model=NARROW,
+    logits=5,
+    epochs=1,
+    warmup_epochs=0,
+    global_batch_images=4,
+    precision="fp32",
+    image_size=32,
+    eval_crop=32,
 )
 
 
-def trained(recipe: Recipe = RECIPE, steps: int = 1, **how: Any) -> tuple[np.ndarray, State, np.ndarray]:
+def trained(
+    recipe: Recipe = RECIPE, steps: int = 1, **how: Any
+) -> tuple[np.ndarray, State, np.ndarray]:
     """Return the losses of some steps, the state after them, and logits."""
     execution = Execution.of({"device": DEVICE, "compile": "off"} | how)
-    with torch_backend.engine(recipe, np.full(steps, 1e-4), torch_backend.world(execution), execution) as engine:
+    with torch_backend.engine(
+        recipe, np.full(steps, 1e-4), torch_backend.world(execution), execution
+    ) as engine:
         fused = [module for module in engine.model.modules() if isinstance(module, FusedBatchNorm)]
         assert len(fused) == (12 if execution.fused == "on" else 0)
         engine.write(steady_state(recipe))
@@ -35,7 +48,9 @@ def trained(recipe: Recipe = RECIPE, steps: int = 1, **how: Any) -> tuple[np.nda
         return losses, engine.read(), engine.predict(random_images(2, 8))
 
 
-def check(fused: tuple[np.ndarray, State, np.ndarray], plain: tuple[np.ndarray, State, np.ndarray]) -> None:
+def check(
+    fused: tuple[np.ndarray, State, np.ndarray], plain: tuple[np.ndarray, State, np.ndarray]
+) -> None:
     assert fused[0] == pytest.approx(plain[0], rel=BOUNDS["loss"].value)
     assert distance(fused[1].momentum, plain[1].momentum) < BOUNDS["gradient"].value
     assert distance(statistics(fused[1]), statistics(plain[1])) < BOUNDS["statistics"].value
@@ -48,7 +63,9 @@ def test_a_step_with_fused_kernels_is_that_of_the_plain_path() -> None:
 
 
 @in_a_soak
-@pytest.mark.parametrize("changes", [{"accumulation_steps": 2}, {"recompute": "blocks"}, {"compile": "on"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"accumulation_steps": 2}, {"recompute": "blocks"}, {"compile": "on"}], ids=str
+)
 def test_steps_that_are_taken_in_other_ways_are_those_of_the_plain_path(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,11 +21,16 @@ from tests.backends.capturer import CudaEvents, TapeCapturer
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda", 0)
 Arrays = dict[str, np.ndarray]
 
-# The rule of the protocol (docs/adding-a-backend.md, "One step"), in float32, rounded after each operation.
+# The rule of the protocol (docs/adding-a-backend.md, "One step"), in float32, rounded after each
+# operation.
 
 SHAPES = [(1,), (5,), (1023,), (1024,), (1025,), (3000,), (6, 4, 3, 3), (10, 7)]
 STATISTIC = (33,)
-MOMENTUM, SCALE, RATES, CHANGES, STEP = 0.9, 96.0, (1.0, 0.25, 0.03), (0.5, 0.9, 0.0001), 2
+MOMENTUM = 0.9
+SCALE = 96.0
+RATES = (1.0, 0.25, 0.03)
+CHANGES = (0.5, 0.9, 0.0001)
+STEP = 2
 
 
 def drawn(seed: int = 0) -> list[Arrays]:
@@ -42,31 +47,46 @@ def decay_of(number: int) -> float:
     return 0.01 * (number % 3)
 
 
-def stepped(of_one: Arrays, decay: float, *, nesterov: bool, overflow: bool, averages: bool) -> Arrays:
-    w, changed = of_one["weight"], dict(of_one)
+def stepped(
+    of_one: Arrays, decay: float, *, nesterov: bool, overflow: bool, averages: bool
+) -> Arrays:
+    w = of_one["weight"]
+    changed = dict(of_one)
     if "gradient" in of_one and not overflow:
         g = of_one["gradient"] / np.float32(SCALE)
         if "removed" in of_one:
             g = np.where(of_one["removed"], np.float32(0), g)
         g = g + np.float32(decay) * w
         changed["velocity"] = np.float32(MOMENTUM) * of_one["velocity"] + g
-        direction = g + np.float32(MOMENTUM) * changed["velocity"] if nesterov else changed["velocity"]
+        direction = (
+            g + np.float32(MOMENTUM) * changed["velocity"] if nesterov else changed["velocity"]
+        )
         changed["weight"] = w - np.float32(RATES[STEP]) * direction
     if averages:
-        changed["average"] = of_one["average"] + np.float32(CHANGES[STEP]) * (changed["weight"] - of_one["average"])
+        changed["average"] = of_one["average"] + np.float32(CHANGES[STEP]) * (
+            changed["weight"] - of_one["average"]
+        )
     return changed
 
 
 def on_device(arrays: list[Arrays]) -> list[dict[str, torch.Tensor]]:
     """Return the arrays as tensors; those with four axes are channels_last."""
-    found = [{kind: torch.tensor(value, device=DEVICE) for kind, value in of_one.items()} for of_one in arrays]
+    found = [
+        {kind: torch.tensor(value, device=DEVICE) for kind, value in of_one.items()}
+        for of_one in arrays
+    ]
     return [
-        {kind: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for kind, t in of_one.items()}
+        {
+            kind: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+            for kind, t in of_one.items()
+        }
         for of_one in found
     ]
 
 
-def kernel_of(tensors: list[dict[str, torch.Tensor]], *, nesterov: bool, averages: bool = True) -> UpdateKernel:
+def kernel_of(
+    tensors: list[dict[str, torch.Tensor]], *, nesterov: bool, averages: bool = True
+) -> UpdateKernel:
     kinds = ("weight", "velocity", *(["average"] if averages else []), "removed")
     rows = [
         Row(**{kind: each[kind] for kind in kinds if kind in each}, decay=decay_of(number))
@@ -88,20 +108,31 @@ def mask(arrays: list[Arrays]) -> None:
 
 @pytest.mark.parametrize("overflow", [False, True], ids=["", "overflow"])
 @pytest.mark.parametrize(
-    ("nesterov", "masked", "averages"), [(False, False, False), (True, False, True), (False, True, True)]
+    ("nesterov", "masked", "averages"),
+    [(False, False, False), (True, False, True), (False, True, True)],
 )
-def test_an_update_is_the_rule_to_the_last_bit(nesterov: bool, masked: bool, averages: bool, overflow: bool) -> None:
+def test_an_update_is_the_rule_to_the_last_bit(
+    nesterov: bool, masked: bool, averages: bool, overflow: bool
+) -> None:
     arrays = drawn()
     if masked:
         mask(arrays)
     tensors = on_device(arrays)
     kernel = kernel_of(tensors, nesterov=nesterov, averages=averages)
-    numbers = [torch.tensor(value, device=DEVICE) for value in (SCALE, float(overflow), RATES, CHANGES, [STEP])]
+    numbers = [
+        torch.tensor(value, device=DEVICE)
+        for value in (SCALE, float(overflow), RATES, CHANGES, [STEP])
+    ]
     kernel(*numbers)
     for number, (before, after) in enumerate(zip(arrays, tensors, strict=True)):
-        expected = stepped(before, decay_of(number), nesterov=nesterov, overflow=overflow, averages=averages)
+        expected = stepped(
+            before, decay_of(number), nesterov=nesterov, overflow=overflow, averages=averages
+        )
         for kind, value in expected.items():
-            assert after[kind].cpu().contiguous().numpy().tobytes() == value.tobytes(), (number, kind)
+            assert after[kind].cpu().contiguous().numpy().tobytes() == value.tobytes(), (
+                number,
+                kind,
+            )
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
@@ -116,7 +147,11 @@ def test_one_gradient_that_is_not_finite_is_found(bad: float) -> None:
 def test_what_is_finite_or_removed_or_no_gradient_is_no_overflow() -> None:
     arrays = drawn()
     mask(arrays)
-    arrays[-1]["weight"][:], arrays[1]["weight"][:], arrays[2]["gradient"][:] = np.nan, np.inf, -3.4e38
+    arrays[-1]["weight"][:], arrays[1]["weight"][:], arrays[2]["gradient"][:] = (
+        np.nan,
+        np.inf,
+        -3.4e38,
+    )
     tensors = on_device(arrays)  # a kernel keeps no gradients
     kernel = kernel_of(tensors, nesterov=False)
     kernel._overflow.fill_(1)
@@ -136,7 +171,9 @@ def test_gradients_of_a_captured_step_are_uploaded_afterwards() -> None:
 
 # The engine's update
 
-NARROW = ModelSpec(block="basic", layers=(1, 1, 1, 1), stem_width=4, widths=(4, 4, 4, 8), expansion=1)
+NARROW = ModelSpec(
+    block="basic", layers=(1, 1, 1, 1), stem_width=4, widths=(4, 4, 4, 8), expansion=1
+)
 RECIPE = Recipe(
     model=NARROW,
     logits=5,
@@ -158,7 +195,14 @@ def update_of(recipe: Recipe, *, is_fused: bool) -> tuple[Update, Model]:
     model = Model(model_spec(recipe.model), recipe).to(DEVICE)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parameters = dict(model.named_parameters())
-    update = Update(recipe, parameters, canonical_tensors(model), np.linspace(0.01, 0.1, 9), DEVICE, is_fused=is_fused)
+    update = Update(
+        recipe,
+        parameters,
+        canonical_tensors(model),
+        np.linspace(0.01, 0.1, 9),
+        DEVICE,
+        is_fused=is_fused,
+    )
     update.mask({MASKED: np.random.default_rng(0).random((8, 8, 3, 3)) < 0.5})
     update.begin(1)
     return update, model
@@ -166,16 +210,26 @@ def update_of(recipe: Recipe, *, is_fused: bool) -> tuple[Update, Model]:
 
 def all_of(update: Update, model: Model) -> dict[str, np.ndarray]:
     kinds = {"tensor": canonical_tensors(model), "velocity": update.velocity, "average": update.ema}
-    return {f"{kind} {name}": t.detach().cpu().numpy() for kind, found in kinds.items() for name, t in found.items()}
+    return {
+        f"{kind} {name}": t.detach().cpu().numpy()
+        for kind, found in kinds.items()
+        for name, t in found.items()
+    }
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"nesterov": True, "ema_decay": 0.0}, {"loss_scaling": "none", "precision": "bf16", "momentum": 0.0}],
+    [
+        {},
+        {"nesterov": True, "ema_decay": 0.0},
+        {"loss_scaling": "none", "precision": "bf16", "momentum": 0.0},
+    ],
     ids=str,
 )
 def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
-    recipe, found, scales = RECIPE.replace(**changes), [], []
+    recipe = RECIPE.replace(**changes)
+    found = []
+    scales = []
     for is_fused in (False, True):
         update, model = update_of(recipe, is_fused=is_fused)
         random = torch.Generator().manual_seed(1)
@@ -198,22 +252,29 @@ def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
 
 
 def bytes_after(capturer: Any, columns: Sequence[Tensor]) -> dict[str, bytes]:
-    """Return the bytes of all sums and tensors after steps on gradients 2 * scale * column**2 * weight."""
+    """Return the bytes of all sums and tensors after steps on gradients 2 * scale * column**2 *
+    weight."""
     update, model = update_of(RECIPE, is_fused=True)
 
     def step(columns: Sequence[Tensor]) -> Tensor:
-        squares = torch.stack([(parameter * columns[0]).square().sum() for parameter in model.parameters()])
+        squares = torch.stack(
+            [(parameter * columns[0]).square().sum() for parameter in model.parameters()]
+        )
         (squares.sum() * update.scale.value).backward()
         update.take(is_captured=graph.is_capturing)
         return squares.detach()
 
     graph = StepGraph(step, capturer, update.finish_capture)
     sums = torch.stack([graph([column]) for column in columns]).cpu().numpy()
-    return {name: value.tobytes() for name, value in ({"sums": sums} | all_of(update, model)).items()}
+    return {
+        name: value.tobytes() for name, value in ({"sums": sums} | all_of(update, model)).items()
+    }
 
 
 def test_captured_steps_have_the_bits_of_steps_that_are_not() -> None:
     capturer = TapeCapturer() if DEVICE.type == "cpu" else CudaEvents(DEVICE)
-    columns = [torch.tensor(value, device=DEVICE) for value in (1.0, 2.0, 0.5, 3.0, torch.inf, 0.25)]
+    columns = [
+        torch.tensor(value, device=DEVICE) for value in (1.0, 2.0, 0.5, 3.0, torch.inf, 0.25)
+    ]
     assert bytes_after(capturer, columns) == bytes_after(None, columns)
     assert capturer.events == ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * 3

@@ -4,7 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends.mxnet.loss_scale import LossScale  # first, because it sets the number of threads
+from lockstep.backends.mxnet.loss_scale import (
+    LossScale,
+)  # first, because it sets the number of threads
 from lockstep.recipes import Recipe
 
 # isort: split
@@ -38,7 +40,9 @@ def full(*_: object) -> Any:
 
 
 def trained(module: Any) -> set[str]:
-    return {name for name, parameter in module.collect_params().items() if parameter.grad_req != "null"}
+    return {
+        name for name, parameter in module.collect_params().items() if parameter.grad_req != "null"
+    }
 
 
 def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
@@ -46,7 +50,11 @@ def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
         loss = module(x).square().sum()
     loss.backward(train_mode=False)
     parameters = module.collect_params().items()
-    return {name: parameter.grad().asnumpy() for name, parameter in parameters if parameter.grad_req != "null"}
+    return {
+        name: parameter.grad().asnumpy()
+        for name, parameter in parameters
+        if parameter.grad_req != "null"
+    }
 
 
 def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:

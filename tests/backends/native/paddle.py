@@ -3,7 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends.paddle.loss_scale import LossScale  # first, because it suppresses Paddle's greetings
+from lockstep.backends.paddle.loss_scale import (
+    LossScale,
+)  # first, because it suppresses Paddle's greetings
 from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.recipes import Recipe
 
@@ -24,7 +26,10 @@ class OfTwo(PaddleWorld):
     """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
 
     def __init__(self) -> None:
-        self.rank, self.ranks, self.on_gpu, self.device = 0, 2, False, "made up"
+        self.rank = 0
+        self.ranks = 2
+        self.on_gpu = False
+        self.device = "made up"
 
 
 def images(normalised: np.ndarray) -> Any:
@@ -40,7 +45,10 @@ def exhausted(*_: object) -> Any:
 
 
 def full(*_: object) -> Any:
-    raise MemoryError(f"\n\nResourceExhaustedError: \n\n{FULL}, 70.0GB memory has been allocated.\n\nPlease check it.\n")
+    raise MemoryError(
+        f"\n\nResourceExhaustedError: \n\n{FULL}, 70.0GB memory has been allocated.\n\nPlease check"
+        " it.\n"
+    )
 
 
 def trained(module: Any) -> set[str]:
@@ -49,7 +57,11 @@ def trained(module: Any) -> set[str]:
 
 def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
     module(x).square().sum().backward()
-    return {name: parameter.grad.numpy() for name, parameter in module.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.numpy()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:

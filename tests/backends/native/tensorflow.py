@@ -3,7 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends.tensorflow.loss_scale import LossScale  # first, because it suppresses TensorFlow's greetings
+from lockstep.backends.tensorflow.loss_scale import (
+    LossScale,
+)  # first, because it suppresses TensorFlow's greetings
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.recipes import Recipe
 
@@ -23,10 +25,12 @@ BATCH = "16 images"
 class OfTwo(TensorflowWorld):
     """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
 
-    rank, ranks = 0, 2
+    rank = 0
+    ranks = 2
 
     def __init__(self, on_gpu: bool) -> None:
-        self.on_gpu, self.device = on_gpu, "made up"
+        self.on_gpu = on_gpu
+        self.device = "made up"
 
 
 def images(normalised: np.ndarray) -> Any:
@@ -39,11 +43,15 @@ def array(logits: Any) -> np.ndarray:
 
 def exhausted(*_: object) -> Any:
     # TensorFlow would ask for memory again for ten seconds.
-    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[64,112,112]\nand much more")
+    raise tf.errors.ResourceExhaustedError(
+        None, None, "OOM when allocating tensor with shape[64,112,112]\nand much more"
+    )
 
 
 def full(*_: object) -> Any:
-    raise tf.errors.ResourceExhaustedError(None, None, f"{FULL} by allocator GPU_0_bfc\nand much more")
+    raise tf.errors.ResourceExhaustedError(
+        None, None, f"{FULL} by allocator GPU_0_bfc\nand much more"
+    )
 
 
 def trained(module: Any) -> set[str]:
@@ -53,8 +61,14 @@ def trained(module: Any) -> set[str]:
 def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.square(module(x)))
-    found = zip(module.trainable_variables, tape.gradient(loss, module.trainable_variables), strict=True)
-    return {variable.name.removesuffix(":0"): gradient.numpy() for variable, gradient in found if gradient is not None}
+    found = zip(
+        module.trainable_variables, tape.gradient(loss, module.trainable_variables), strict=True
+    )
+    return {
+        variable.name.removesuffix(":0"): gradient.numpy()
+        for variable, gradient in found
+        if gradient is not None
+    }
 
 
 def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
@@ -68,7 +82,9 @@ def loss_scale(recipe: Recipe) -> LossScale:
 
 
 def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
-    unscaled, _ = scale.step({str(number): tf.constant(gradient) for number, gradient in enumerate(gradients)})
+    unscaled, _ = scale.step(
+        {str(number): tf.constant(gradient) for number, gradient in enumerate(gradients)}
+    )
     return [(1 - 0.5 * gradient.numpy()).tolist() for gradient in unscaled.values()]
 
 

@@ -37,7 +37,11 @@ def trained(module: torch.nn.Module) -> set[str]:
 
 def gradients(module: torch.nn.Module, x: torch.Tensor) -> dict[str, np.ndarray]:
     module(x).square().sum().backward()
-    return {name: parameter.grad.numpy() for name, parameter in module.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.numpy()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
@@ -50,14 +54,17 @@ def loss_scale(recipe: Recipe) -> LossScale:
 
 
 def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
-    """Take the step with `torch.optim.SGD`, which divides by the scale itself and skips the step on an overflow."""
+    """Take the step with `torch.optim.SGD`, which divides by the scale itself and skips the step on
+    an overflow."""
     weights = [torch.ones(len(gradient), requires_grad=True) for gradient in gradients]
     optimizer = torch.optim.SGD(weights, lr=torch.tensor(0.5), momentum=0.9, fused=True)
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = torch.tensor(gradient)
 
     def update(value: torch.Tensor | None, overflow: torch.Tensor | None) -> None:
-        optimizer.grad_scale, optimizer.found_inf = value, overflow  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        optimizer.grad_scale = value
+        optimizer.found_inf = overflow
         optimizer.step()
 
     scale.step([torch.tensor(gradient) for gradient in gradients], update)

@@ -13,14 +13,22 @@ from lockstep.data.listing import list_images
 from lockstep.data.sources import ALIASES, find_split
 
 Images = dict[str, bytes]
-WRITERS = {"recordio": recordio.Writer, "tfrecord": tfrecord.Writer, "webdataset": webdataset.Writer}
+WRITERS = {
+    "recordio": recordio.Writer,
+    "tfrecord": tfrecord.Writer,
+    "webdataset": webdataset.Writer,
+}
 STORED = {"recordio": recordio.stored, "tfrecord": tfrecord.stored, "webdataset": webdataset.stored}
 FILES = {"recordio": "{}.rec", "tfrecord": "{}-00000-of-00001", "webdataset": "{}-000000.tar"}
 FORMATS = ["folder", *WRITERS]
 
 
 def picture(
-    seed: int, format: str = "JPEG", mode: str = "RGB", size: tuple[int, int] = (48, 40), **options: object
+    seed: int,
+    format: str = "JPEG",
+    mode: str = "RGB",
+    size: tuple[int, int] = (48, 40),
+    **options: object,
 ) -> bytes:
     """Return an image; every seed gives another one."""
     image = Image.frombytes("RGB", size, np.random.default_rng(seed).bytes(size[0] * size[1] * 3))
@@ -62,7 +70,11 @@ def write_file(format: str, path: Path, samples: list[Sample]) -> Path:
 
 
 def samples_of(images: Images, split: str) -> list[Sample]:
-    named = {name.partition("/")[2]: data for name, data in sorted(images.items()) if name.startswith(f"{split}/")}
+    named = {
+        name.partition("/")[2]: data
+        for name, data in sorted(images.items())
+        if name.startswith(f"{split}/")
+    }
     classes = sorted({name.split("/")[1] for name in images})
     return [
         Sample(i, name, classes.index(name.partition("/")[0]), name.partition("/")[0], data, 40, 48)
@@ -83,7 +95,10 @@ def labelled(format: str, data: Path, labels: dict[str, list[int]]) -> Path:
     """Write a data set of images without class names, with these labels."""
     for split, of_split in labels.items():
         start = 1000 * len(split)
-        samples = [Sample(i, f"{i}.jpg", label, "", picture(start + i), 40, 48) for i, label in enumerate(of_split)]
+        samples = [
+            Sample(i, f"{i}.jpg", label, "", picture(start + i), 40, 48)
+            for i, label in enumerate(of_split)
+        ]
         write_file(format, data / FILES[format].format(split), samples)
     return data
 

@@ -6,7 +6,17 @@ import pytest
 
 from lockstep.data.checking import examine, labels
 from lockstep.data.containers import Damage, Sample, recordio
-from tests.data.checking.cases import FILES, SOUND, STORED, WRITERS, labelled, only, picture, write, write_file
+from tests.data.checking.cases import (
+    FILES,
+    SOUND,
+    STORED,
+    WRITERS,
+    labelled,
+    only,
+    picture,
+    write,
+    write_file,
+)
 
 
 @pytest.mark.parametrize("format", WRITERS)
@@ -47,19 +57,31 @@ INDEX = "0\t{0}\n1\t{1}\n2\t{2}\n"
         ("0\t{0}\n1\t{1}\n", "2 lines, 3 records"),
         ("0\t{0}\n1\t{1}\n2\t{2}\n3\t99999\n", "4 lines, 3 records (2 problems in all)"),
         ("0\t{0}\n1\t7\n2\t{2}\n", "line 2: no record begins at byte 7"),
-        ("5\t{0}\n1\t{1}\n7\t{2}\n", "line 1 has number 5, but the record at byte 0 has 0 (2 problems in all)"),
+        (
+            "5\t{0}\n1\t{1}\n7\t{2}\n",
+            "line 1 has number 5, but the record at byte 0 has 0 (2 problems in all)",
+        ),
         ("1\t{1}\n0\t{0}\n2\t{2}\n", "line 2: byte 0 comes after byte {1}"),
-        ("0\t{0}\n1\n2\t{2}\n", "line 2 of train.idx is '1'; expected a number, a tab and an offset"),
+        (
+            "0\t{0}\n1\n2\t{2}\n",
+            "line 2 of train.idx is '1'; expected a number, a tab and an offset",
+        ),
     ],
     ids=["too few", "too many", "no record", "other numbers", "not rising", "no offset"],
 )
-def test_an_index_that_does_not_match_its_records_is_found(text: str, detail: str, tmp_path: Path) -> None:
+def test_an_index_that_does_not_match_its_records_is_found(
+    text: str, detail: str, tmp_path: Path
+) -> None:
     labelled("recordio", tmp_path, {"train": [0, 1, 2]})
     offsets = [offset for _, offset in recordio.read_index(tmp_path / "train.idx")]
     assert (tmp_path / "train.idx").read_text() == INDEX.format(*offsets)
     (tmp_path / "train.idx").write_text(text.format(*offsets))
     finding = only(examine(tmp_path), "idx")
-    assert (finding.split, finding.place, finding.detail) == ("train", "train.idx", detail.format(*offsets))
+    assert (finding.split, finding.place, finding.detail) == (
+        "train",
+        "train.idx",
+        detail.format(*offsets),
+    )
 
 
 def test_records_need_no_index_and_no_list(tmp_path: Path) -> None:
@@ -88,15 +110,20 @@ def test_a_list_of_another_length_is_found(tmp_path: Path) -> None:
 
 
 def synsets(data: Path, count: int) -> Path:
-    """Write a file of `count` classes, named as in ImageNet, with one image each; only their last bytes differ."""
+    """Write a file of `count` classes, named as in ImageNet, with one image each; only their last
+    bytes differ."""
     image = picture(1, size=(32, 32))
     names = [f"n{i:08d}" for i in range(count)]
-    samples = [Sample(i, f"{n}/{i}.jpg", i, n, image + i.to_bytes(2), 32, 32) for i, n in enumerate(names)]
+    samples = [
+        Sample(i, f"{n}/{i}.jpg", i, n, image + i.to_bytes(2), 32, 32) for i, n in enumerate(names)
+    ]
     write_file("tfrecord", data / "validation-00000-of-00001", samples)
     return data
 
 
-def test_another_number_of_images_than_imagenets_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_images_than_imagenets_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert labels.IMAGENET == {"train": 1_281_167, "val": 50_000}
     synsets(tmp_path, 1000)
     assert only(examine(tmp_path), "image-count").detail == "1,000 images; ImageNet has 50,000"
@@ -104,7 +131,9 @@ def test_another_number_of_images_than_imagenets_is_found(tmp_path: Path, monkey
     assert examine(tmp_path).findings == ()
 
 
-def test_damage_counts_as_an_image_of_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_counts_as_an_image_of_imagenet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(labels.IMAGENET, "val", 1001)
     synsets(tmp_path, 1000)
     with (tmp_path / "validation-00000-of-00001").open("ab") as file:

@@ -9,7 +9,17 @@ import pytest
 from PIL import Image
 
 from lockstep.data.checking import KINDS, examine
-from tests.data.checking.cases import FORMATS, SOUND, kinds, only, picture, place_of, rotated, write, write_folder
+from tests.data.checking.cases import (
+    FORMATS,
+    SOUND,
+    kinds,
+    only,
+    picture,
+    place_of,
+    rotated,
+    write,
+    write_folder,
+)
 from tests.data.pictures import progressive_jpeg
 
 BAD: dict[str, tuple[str, bytes, str]] = {
@@ -23,7 +33,11 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "damaged start": ("x.png", picture(50, "PNG")[:10], "not an image in a known format"),
     "not-an-image": ("x.jpg", b"<html>404</html>", "not an image in a known format"),
     "too-large": ("x.png", picture(1, "PNG", size=(65536, 1)), "65536 x 1 pixels are too many"),
-    "too-large in scans": ("x.jpg", progressive_jpeg(repeated=1000), "more than 100 scans are too many"),
+    "too-large in scans": (
+        "x.jpg",
+        progressive_jpeg(repeated=1000),
+        "more than 100 scans are too many",
+    ),
     "cmyk": ("x.jpg", picture(50, mode="CMYK"), "CMYK"),
     "another-format": ("x.JPEG", picture(50, "PNG"), "PNG named .JPEG"),
     "rotated": ("x.jpg", rotated(6), "orientation 6"),
@@ -44,7 +58,9 @@ def test_a_bad_image_is_found_at_its_place(what: str, format: str, tmp_path: Pat
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_every_orientation_but_the_upright_one_is_found(orientation: int, tmp_path: Path) -> None:
-    write_folder(tmp_path, {"cat/a.jpg": rotated(orientation), "cat/b.webp": rotated(orientation, "WEBP")})
+    write_folder(
+        tmp_path, {"cat/a.jpg": rotated(orientation), "cat/b.webp": rotated(orientation, "WEBP")}
+    )
     assert examine(tmp_path).by_kind() == {"rotated": 2}
 
 
@@ -69,9 +85,13 @@ def test_the_smallest_side_can_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pixels", [9_000, 4_000], ids=["warning", "error"])
-def test_a_decompression_bomb_stays_inside(pixels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_stays_inside(
+    pixels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels)
-    write_folder(tmp_path, {"cat/a.png": picture(1, "PNG", size=(100, 100)), "cat/b.png": picture(2, "PNG")})
+    write_folder(
+        tmp_path, {"cat/a.png": picture(1, "PNG", size=(100, 100)), "cat/b.png": picture(2, "PNG")}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = examine(tmp_path)
@@ -84,7 +104,10 @@ def test_links_to_nothing_and_in_a_circle_and_a_pipe_are_unreadable(tmp_path: Pa
     (tmp_path / "val/bee/loop.jpg").symlink_to("loop.jpg")
     (tmp_path / "val/loop").symlink_to("loop")
     os.mkfifo(tmp_path / "val/bee/pipe.jpg")
-    found = [(finding.kind, finding.split, finding.place, finding.detail) for finding in examine(tmp_path).findings]
+    found = [
+        (finding.kind, finding.split, finding.place, finding.detail)
+        for finding in examine(tmp_path).findings
+    ]
     assert found == [
         ("unreadable", "val", "bee/loop.jpg", "Too many levels of symbolic links"),
         ("unreadable", "val", "ant/gone.jpg", "No such file or directory"),
@@ -112,7 +135,9 @@ def test_a_file_too_long_for_an_image_is_not_read(tmp_path: Path) -> None:
         ("val/cat/x.jpg", "in-train-and-val", "val/cat/x.jpg"),
     ],
 )
-def test_a_copy_is_found_and_names_the_first(copy: str, kind: str, place_of_first: str, format: str, tmp_path: Path) -> None:
+def test_a_copy_is_found_and_names_the_first(
+    copy: str, kind: str, place_of_first: str, format: str, tmp_path: Path
+) -> None:
     write(format, tmp_path, SOUND | {copy: SOUND["train/bee/train0.jpg"]})
     finding = only(examine(tmp_path), kind)
     at_fault = "train/bee/train0.jpg" if kind == "in-train-and-val" else copy
@@ -121,7 +146,8 @@ def test_a_copy_is_found_and_names_the_first(copy: str, kind: str, place_of_firs
 
 
 def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
-    one, two = picture(100), picture(101)
+    one = picture(100)
+    two = picture(101)
     train = {
         "train/ant/a.jpg": one,
         "train/ant/b.jpg": one,
@@ -131,7 +157,10 @@ def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
     }
     val = {"val/bee/x.jpg": one, "val/bee/y.jpg": one, "val/cat/z.jpg": one}
     write_folder(tmp_path, SOUND | train | val)
-    found = [(finding.split, finding.kind, finding.place, finding.detail) for finding in examine(tmp_path).findings]
+    found = [
+        (finding.split, finding.kind, finding.place, finding.detail)
+        for finding in examine(tmp_path).findings
+    ]
     assert found == [
         ("train", "in-train-and-val", "ant/a.jpg", "bee/x.jpg"),
         ("train", "in-train-and-val", "ant/b.jpg", "bee/x.jpg"),
@@ -143,5 +172,7 @@ def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
 
 
 def test_bad_images_are_no_copies_of_each_other(tmp_path: Path) -> None:
-    write_folder(tmp_path, SOUND | {"train/ant/x.jpg": b"", "train/bee/x.jpg": b"", "val/cat/x.jpg": b""})
+    write_folder(
+        tmp_path, SOUND | {"train/ant/x.jpg": b"", "train/bee/x.jpg": b"", "val/cat/x.jpg": b""}
+    )
     assert examine(tmp_path).by_kind() == {"empty": 3}

@@ -30,17 +30,25 @@ from tests.data.checking.cases import (
 
 def test_classes_that_only_one_of_train_and_val_has_are_found(tmp_path: Path) -> None:
     write_folder(tmp_path, SOUND | {"train/dog/x.jpg": picture(90), "val/eel/x.jpg": picture(91)})
-    assert named(examine(tmp_path)) == {"val unknown-classes": "1 classes: eel", "val classes-without-val": "1 classes: dog"}
+    assert named(examine(tmp_path)) == {
+        "val unknown-classes": "1 classes: eel",
+        "val classes-without-val": "1 classes: dog",
+    }
 
 
 def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path) -> None:
     report = examine(labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [0, 1, 2, 5]}))
-    assert named(report) == {"val unknown-classes": "1 classes: 5", "val classes-without-val": "1 classes: 3"}
+    assert named(report) == {
+        "val unknown-classes": "1 classes: 5",
+        "val classes-without-val": "1 classes: 3",
+    }
 
 
 @pytest.mark.parametrize("format", ["recordio", "webdataset", "tfrecord"])
 @pytest.mark.parametrize("logits", [None, 4])
-def test_labels_from_1_are_one_finding_for_a_split(format: str, logits: int | None, tmp_path: Path) -> None:
+def test_labels_from_1_are_one_finding_for_a_split(
+    format: str, logits: int | None, tmp_path: Path
+) -> None:
     labelled(format, tmp_path, {"train": [1, 2, 3, 4, 4], "val": [2, 1, 4]})
     report = examine(tmp_path, logits=logits)
     assert [(finding.split, finding.kind) for finding in report.findings] == [
@@ -54,7 +62,10 @@ def test_labels_from_1_are_one_finding_for_a_split(format: str, logits: int | No
 
 def test_labels_from_1_are_found_in_val_alone(tmp_path: Path) -> None:
     assert (
-        only(examine(labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [1, 2, 4]})), "labels-from-1").split
+        only(
+            examine(labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [1, 2, 4]})),
+            "labels-from-1",
+        ).split
         == "val"
     )
 
@@ -109,7 +120,10 @@ def test_more_classes_than_outputs_are_one_finding_for_a_split(format: str, tmp_
 
 def test_1001_classes_do_not_fit_1000_outputs(tmp_path: Path) -> None:
     image = picture(1, size=(32, 32))
-    samples = [Sample(i, f"{i}.jpg", i, "", image + bytes([i % 256, i // 256]), 32, 32) for i in range(1001)]
+    samples = [
+        Sample(i, f"{i}.jpg", i, "", image + bytes([i % 256, i // 256]), 32, 32)
+        for i in range(1001)
+    ]
     write_file("recordio", tmp_path / "train.rec", samples)
     detail = "1001 classes, 1 images outside; the model has 1000 outputs"
     assert only(examine(tmp_path, logits=1000), "too-many-classes").detail == detail
@@ -135,8 +149,13 @@ def test_more_lines_in_the_list_of_classes_than_outputs_are_found(tmp_path: Path
     assert only(examine(tmp_path, logits=3), "too-many-classes").detail == detail
 
 
-def test_an_image_with_a_wrong_label_is_no_first_copy_and_is_left_out_by_a_quarantine(tmp_path: Path) -> None:
-    samples = [Sample(i, f"{i}.jpg", label, "", picture(min(i, 2)), 40, 48) for i, label in enumerate([0, 1, 9, 2])]
+def test_an_image_with_a_wrong_label_is_no_first_copy_and_is_left_out_by_a_quarantine(
+    tmp_path: Path,
+) -> None:
+    samples = [
+        Sample(i, f"{i}.jpg", label, "", picture(min(i, 2)), 40, 48)
+        for i, label in enumerate([0, 1, 9, 2])
+    ]
     write_file("recordio", tmp_path / "train.rec", samples)
     report = examine(tmp_path, logits=3)
     assert only(report, "label-out-of-range").name == "2.jpg"
@@ -153,7 +172,8 @@ def test_absurd_labels_are_found_though_loaders_refuse_others(tmp_path: Path) ->
 
 @pytest.mark.parametrize("lines", ["ant\nbee\ncat\n", "ant\n"])
 def test_a_record_in_parts_is_read(lines: str, tmp_path: Path) -> None:
-    """The magic number is after the image, where no decoder looks. In the second case, loaders refuse the labels."""
+    """The magic number is after the image, where no decoder looks. In the second case, loaders
+    refuse the labels."""
     magic = bytes.fromhex("0a23d7ce")
     images = [picture(i) + bytes(-len(picture(i)) % 4) + magic for i in range(3)]
     samples = [Sample(i, f"{i}.jpg", i, "", image, 40, 48) for i, image in enumerate(images)]
@@ -164,10 +184,15 @@ def test_a_record_in_parts_is_read(lines: str, tmp_path: Path) -> None:
     assert report.splits[0].total_bytes == sum(map(len, images))
 
 
-def test_labels_beyond_the_list_of_classes_are_found_though_loaders_refuse_them(tmp_path: Path) -> None:
+def test_labels_beyond_the_list_of_classes_are_found_though_loaders_refuse_them(
+    tmp_path: Path,
+) -> None:
     labelled("recordio", tmp_path, {"train": [0, 1, 9]})
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
-    assert only(examine(tmp_path), "label-out-of-range").detail == "its label is 9; classes.txt has 3 lines"
+    assert (
+        only(examine(tmp_path), "label-out-of-range").detail
+        == "its label is 9; classes.txt has 3 lines"
+    )
 
 
 def test_a_label_that_is_no_number_of_a_class_is_found(tmp_path: Path) -> None:

@@ -27,9 +27,15 @@ from tests.data.checking.cases import (
 )
 
 
-def test_a_flat_folder_of_validation_images_is_found_and_its_images_examined(tmp_path: Path) -> None:
+def test_a_flat_folder_of_validation_images_is_found_and_its_images_examined(
+    tmp_path: Path,
+) -> None:
     train = {name: data for name, data in SOUND.items() if name.startswith("train")}
-    write_folder(tmp_path, train | {"val/a.jpg": picture(90), "val/b.jpg": b"", "val/c.jpg": SOUND["train/cat/train1.jpg"]})
+    write_folder(
+        tmp_path,
+        train
+        | {"val/a.jpg": picture(90), "val/b.jpg": b"", "val/c.jpg": SOUND["train/cat/train1.jpg"]},
+    )
     report = examine(tmp_path)
     assert named(report) == {
         "val flat": "3 files and no class folders",
@@ -40,7 +46,9 @@ def test_a_flat_folder_of_validation_images_is_found_and_its_images_examined(tmp
     assert report.splits[1].format == "flat"
 
 
-def test_no_quarantine_is_written_into_a_flat_folder_where_it_would_pass_for_an_image(tmp_path: Path) -> None:
+def test_no_quarantine_is_written_into_a_flat_folder_where_it_would_pass_for_an_image(
+    tmp_path: Path,
+) -> None:
     lists = {"quarantine.json": b'{"images": {}}', "classes.txt": b"ant"}
     write_folder(tmp_path, {"a.jpg": picture(1), "b.jpg": b""} | lists)
     report = examine(tmp_path)
@@ -50,7 +58,11 @@ def test_no_quarantine_is_written_into_a_flat_folder_where_it_would_pass_for_an_
 
 
 def test_empty_and_nested_class_folders_are_found_and_the_rest_examined(tmp_path: Path) -> None:
-    write_folder(tmp_path, SOUND | {"train/bee/more/x.jpg": picture(90), "train/cat/x.jpg": b"", "train/dog/.keep": b""})
+    write_folder(
+        tmp_path,
+        SOUND
+        | {"train/bee/more/x.jpg": picture(90), "train/cat/x.jpg": b"", "train/dog/.keep": b""},
+    )
     write_folder(tmp_path, {"train/cat/y.jpg": SOUND["train/bee/train0.jpg"]})
     found = [(finding.kind, finding.place) for finding in examine(tmp_path).findings]
     assert found == [
@@ -62,7 +74,15 @@ def test_empty_and_nested_class_folders_are_found_and_the_rest_examined(tmp_path
 
 
 def test_a_list_of_classes_is_not_for_folders_that_are_not_in_it(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"0/a.jpg": picture(1), "1/b.jpg": picture(2), "1/more/c.jpg": b"", "classes.txt": b"ant\n"})
+    write_folder(
+        tmp_path,
+        {
+            "0/a.jpg": picture(1),
+            "1/b.jpg": picture(2),
+            "1/more/c.jpg": b"",
+            "classes.txt": b"ant\n",
+        },
+    )
     assert only(examine(tmp_path), "nested-folder").place == "1/more"
 
 
@@ -77,18 +97,32 @@ def test_an_empty_split_is_found(tmp_path: Path) -> None:
 def test_a_split_of_which_nothing_can_be_used_is_found(format: str, tmp_path: Path) -> None:
     """Test before and after the quarantine is written; with it, nothing is left for the index."""
     validation = [data for name, data in SOUND.items() if name.startswith("val")]
-    copies = {f"train/{name}/{i}.jpg": validation[2 * label + i] for label, name in enumerate(CLASSES) for i in range(2)}
-    write(format, tmp_path, {name: data for name, data in SOUND.items() if name.startswith("val")} | copies)
+    copies = {
+        f"train/{name}/{i}.jpg": validation[2 * label + i]
+        for label, name in enumerate(CLASSES)
+        for i in range(2)
+    }
+    write(
+        format,
+        tmp_path,
+        {name: data for name, data in SOUND.items() if name.startswith("val")} | copies,
+    )
     report = examine(tmp_path)
     assert report.by_kind() == {"no-images": 1, "in-train-and-val": 6}
     report.write_quarantine()
     finding = only(examine(tmp_path), "no-images")
-    assert (finding.split, finding.place, finding.detail) == ("train", ".", "none of 6 images can be used")
+    assert (finding.split, finding.place, finding.detail) == (
+        "train",
+        ".",
+        "none of 6 images can be used",
+    )
     with pytest.raises(DataError, match="none of 6 images can be read"):
         open_index(find_split(tmp_path, "train"))
 
 
-def test_a_class_folder_that_cannot_be_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_folder_that_cannot_be_read_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Path) -> object:
         if Path(path).name == "bee":
             raise PermissionError(13, "Permission denied")
@@ -105,7 +139,10 @@ def shards(data: Path, format: str, split: str, counts: list[int], pattern: str)
     """Write files with these numbers of images."""
     number = 0
     for i, count in enumerate(counts):
-        samples = [Sample(n, f"c/{n}.jpg", 0, "c", picture(n), 40, 48) for n in range(number, number + count)]
+        samples = [
+            Sample(n, f"c/{n}.jpg", 0, "c", picture(n), 40, 48)
+            for n in range(number, number + count)
+        ]
         write_file(format, data / pattern.format(split=split, i=i, n=len(counts)), samples)
         number += count
     return data
@@ -127,7 +164,10 @@ def test_a_gap_in_the_numbers_of_tars_is_a_missing_shard(tmp_path: Path) -> None
     for i in (1, 2):
         (tmp_path / f"train-00000{i}.tar").unlink()
     finding = only(examine(tmp_path), "missing-shard")
-    assert (finding.place, finding.detail) == ("train-000001.tar", "2 missing: train-000001.tar, train-000002.tar")
+    assert (finding.place, finding.detail) == (
+        "train-000001.tar",
+        "2 missing: train-000001.tar, train-000002.tar",
+    )
 
 
 def test_files_of_the_same_length_but_one_image_are_equal(tmp_path: Path) -> None:
@@ -137,7 +177,9 @@ def test_files_of_the_same_length_but_one_image_are_equal(tmp_path: Path) -> Non
 
 def test_files_of_unequal_length_are_found(tmp_path: Path) -> None:
     shards(tmp_path, "tfrecord", "train", [9, 1, 2, 1], "{split}-{i:05d}-of-{n:05d}")
-    assert only(examine(tmp_path), "unequal-shards").detail == "13 images; the reader would count 28"
+    assert (
+        only(examine(tmp_path), "unequal-shards").detail == "13 images; the reader would count 28"
+    )
 
 
 def test_a_file_without_images_is_found(tmp_path: Path) -> None:
@@ -209,4 +251,6 @@ def test_what_loaders_refuse_for_another_reason_is_found_in_their_words(
         raise DataError("the names of 9 images take too many bytes")
 
     monkeypatch.setattr(parts, "list_images", refuse)
-    assert only(examine(labelled("recordio", tmp_path, {"train": [0, 1]})), "refused").detail.startswith("the names of 9")
+    assert only(
+        examine(labelled("recordio", tmp_path, {"train": [0, 1]})), "refused"
+    ).detail.startswith("the names of 9")

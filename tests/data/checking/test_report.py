@@ -31,7 +31,9 @@ from tests.data.checking.cases import (
 
 @pytest.mark.parametrize("logits", [None, 3, 1000])
 @pytest.mark.parametrize("format", FORMATS)
-def test_nothing_is_found_in_a_sound_data_set(format: str, logits: int | None, tmp_path: Path) -> None:
+def test_nothing_is_found_in_a_sound_data_set(
+    format: str, logits: int | None, tmp_path: Path
+) -> None:
     report = examine(write(format, tmp_path, SOUND), logits=logits)
     assert report.findings == ()
     assert report.by_kind() == {}
@@ -41,13 +43,20 @@ def test_nothing_is_found_in_a_sound_data_set(format: str, logits: int | None, t
         ("train", format, 9, 3),
         ("val", format, 6, 3),
     ]
-    sizes = [sum(len(data) for name, data in SOUND.items() if name.startswith(split)) for split in ("train", "val")]
+    sizes = [
+        sum(len(data) for name, data in SOUND.items() if name.startswith(split))
+        for split in ("train", "val")
+    ]
     assert [split.total_bytes for split in report.splits] == sizes
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_nothing_is_found_in_one_sound_folder(format: str, tmp_path: Path) -> None:
-    data = write(format, tmp_path, {name.replace("train", "part"): data for name, data in SOUND.items() if "train" in name})
+    data = write(
+        format,
+        tmp_path,
+        {name.replace("train", "part"): data for name, data in SOUND.items() if "train" in name},
+    )
     report = examine(data / "part" if format == "folder" else data)
     assert report.findings == ()
     assert [(split.name, split.images) for split in report.splits] == [("", 9)]
@@ -55,7 +64,11 @@ def test_nothing_is_found_in_one_sound_folder(format: str, tmp_path: Path) -> No
 
 def test_files_in_the_folders_of_the_splits_are_found_too(tmp_path: Path) -> None:
     for split in ("train", "validation"):
-        write_file("tfrecord", tmp_path / split / "a.tfrecord", samples_of(SOUND, split[: 5 if split == "train" else 3]))
+        write_file(
+            "tfrecord",
+            tmp_path / split / "a.tfrecord",
+            samples_of(SOUND, split[: 5 if split == "train" else 3]),
+        )
     report = examine(tmp_path)
     assert report.findings == ()
     assert [(split.name, split.root) for split in report.splits] == [
@@ -72,7 +85,12 @@ def test_a_name_may_have_its_ending_in_capitals_or_none(tmp_path: Path) -> None:
         "d.jpg": rotated(1),
         "e.tif": rotated(6, "TIFF"),
     }
-    assert examine(write_folder(tmp_path, {f"cat/{name}": data for name, data in odd.items()})).findings == ()
+    assert (
+        examine(
+            write_folder(tmp_path, {f"cat/{name}": data for name, data in odd.items()})
+        ).findings
+        == ()
+    )
 
 
 ERRORS = {
@@ -82,14 +100,19 @@ ERRORS = {
     "train/cat/val copy.jpg": SOUND["val/ant/val1.jpg"],
     "val/cat/text.jpg": b"text",
 }
-WARNINGS = {"train/ant/same.jpg": SOUND["train/ant/train1.jpg"], "val/bee/tiny.jpg": picture(61, size=(20, 20))}
+WARNINGS = {
+    "train/ant/same.jpg": SOUND["train/ant/train1.jpg"],
+    "val/bee/tiny.jpg": picture(61, size=(20, 20)),
+}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_loaders_leave_out_exactly_what_the_quarantine_lists(format: str, tmp_path: Path) -> None:
     write(format, tmp_path, SOUND | ERRORS | WARNINGS)
     report = examine(tmp_path)
-    errors = {(finding.split, finding.place) for finding in report.findings if finding.severity == ERROR}
+    errors = {
+        (finding.split, finding.place) for finding in report.findings if finding.severity == ERROR
+    }
     expected = {(name.partition("/")[0], place_of(tmp_path, name)) for name in ERRORS}
     assert errors == expected
     written = report.write_quarantine()
@@ -101,9 +124,15 @@ def test_loaders_leave_out_exactly_what_the_quarantine_lists(format: str, tmp_pa
     listed = [json.loads(path.read_text())["images"] for path in written]
     assert {place for images in listed for place in images} == {place for _, place in expected}
     indexes = opened(tmp_path)
-    left = {f"{split}/{index.name(i)}": index.read(i) for split, index in indexes.items() for i in range(len(index))}
+    left = {
+        f"{split}/{index.name(i)}": index.read(i)
+        for split, index in indexes.items()
+        for i in range(len(index))
+    }
     assert left == SOUND | WARNINGS
-    assert {(split, bad.file) for split, index in indexes.items() for bad in index.quarantined} == expected
+    assert {
+        (split, bad.file) for split, index in indexes.items() for bad in index.quarantined
+    } == expected
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -124,9 +153,17 @@ def test_a_quarantine_keeps_what_it_listed_before(tmp_path: Path) -> None:
     path.write_text('{"images": {"ant/x.jpg": "I do not like it"}}')
     assert examine(tmp_path).write_quarantine() == [path]
     assert json.loads(path.read_text()) == {
-        "images": {"ant/x.jpg": "I do not like it", "bee/x.jpg": "not-an-image: not an image in a known format"}
+        "images": {
+            "ant/x.jpg": "I do not like it",
+            "bee/x.jpg": "not-an-image: not an image in a known format",
+        }
     }
-    assert sorted(entry.name for entry in path.parent.iterdir()) == ["ant", "bee", "cat", "quarantine.json"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [
+        "ant",
+        "bee",
+        "cat",
+        "quarantine.json",
+    ]
 
 
 def test_a_quarantine_that_is_none_is_found_and_left_as_it_is(tmp_path: Path) -> None:
@@ -150,7 +187,10 @@ def test_every_error_of_an_image_is_among_the_reasons(tmp_path: Path) -> None:
         file.write(b"????")
     [path] = examine(tmp_path, logits=3).write_quarantine()
     assert json.loads(path.read_text())["images"] == {
-        place: "label-out-of-range: its label is 9; the model has 3 outputs; not-an-image: not an image in a known format"
+        place: (
+            "label-out-of-range: its label is 9; the model has 3 outputs; not-an-image: not an"
+            " image in a known format"
+        )
     }
 
 
@@ -178,7 +218,8 @@ def test_json_has_all_of_the_report(tmp_path: Path) -> None:
     )
     report = examine(tmp_path)
     about = json.loads(json.dumps(report.as_json()))
-    duplicate, text = KINDS["duplicate"], KINDS["not-an-image"]
+    duplicate = KINDS["duplicate"]
+    text = KINDS["not-an-image"]
     assert about == {
         "data": str(tmp_path),
         "splits": [
@@ -202,8 +243,18 @@ def test_json_has_all_of_the_report(tmp_path: Path) -> None:
             },
         ],
         "kinds": {
-            "not-an-image": {"count": 1, "severity": "error", "meaning": text.meaning, "remedy": text.remedy},
-            "duplicate": {"count": 1, "severity": "warning", "meaning": duplicate.meaning, "remedy": duplicate.remedy},
+            "not-an-image": {
+                "count": 1,
+                "severity": "error",
+                "meaning": text.meaning,
+                "remedy": text.remedy,
+            },
+            "duplicate": {
+                "count": 1,
+                "severity": "warning",
+                "meaning": duplicate.meaning,
+                "remedy": duplicate.remedy,
+            },
         },
         "findings": [
             {
@@ -236,11 +287,18 @@ def test_every_kind_says_what_it_means_and_what_to_do() -> None:
 
 def many(tmp_path: Path) -> Path:
     """Write a data set of several tasks for the threads, with findings in each task."""
-    images = {f"train/{i % 3}/{i:03d}.jpg": picture(i % 120, size=(32, 32 - i % 2)) for i in range(150)}
-    return write_folder(tmp_path, images | {f"val/{i}/x.jpg": picture(200 + i) for i in range(3)} | {"val/0/y.jpg": b""})
+    images = {
+        f"train/{i % 3}/{i:03d}.jpg": picture(i % 120, size=(32, 32 - i % 2)) for i in range(150)
+    }
+    return write_folder(
+        tmp_path,
+        images | {f"val/{i}/x.jpg": picture(200 + i) for i in range(3)} | {"val/0/y.jpg": b""},
+    )
 
 
-def test_findings_do_not_depend_on_the_timing_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_do_not_depend_on_the_timing_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = many(tmp_path)
     monkeypatch.setattr(images, "cores", lambda: 1)
     alone = examine(data)
@@ -297,5 +355,7 @@ def a_folder_of_texts(path: Path) -> None:
 @pytest.mark.parametrize("arrange", [lambda path: None, a_file, Path.mkdir, a_folder_of_texts])
 def test_what_is_no_data_set_is_refused(arrange: Callable[[Path], None], tmp_path: Path) -> None:
     arrange(tmp_path / "data")
-    with pytest.raises(DataError, match=r"there is no folder .*data|data holds no images; expected a data set with"):
+    with pytest.raises(
+        DataError, match=r"there is no folder .*data|data holds no images; expected a data set with"
+    ):
         examine(tmp_path / "data")

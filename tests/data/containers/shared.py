@@ -17,7 +17,8 @@ MAGIC = bytes.fromhex("0a23d7ce")
 
 PIECES = st.sampled_from([MAGIC, MAGIC[:3], b"\0", b"\0" * 4, b"ustar", b"."])
 PAYLOADS = st.lists(st.binary(max_size=70) | st.lists(PIECES, max_size=9).map(b"".join), max_size=6)
-"""Payloads that are empty, that have lengths of every residue, and that have magic numbers at any place."""
+"""Payloads that are empty, that have lengths of every residue, and that have magic numbers at any
+place."""
 
 
 def sample(number: int, label: int, data: bytes) -> Sample:
@@ -31,10 +32,14 @@ def unlike(length: int, seed: int) -> bytes:
 
 
 def five(separator: bytes = b"\x01\x02\x03\x04") -> list[Sample]:
-    """Return five samples of different lengths; one has `separator` in the middle, at a multiple of 4 after 24 bytes."""
+    """Return five samples of different lengths; one has `separator` in the middle, at a multiple of
+    4 after 24 bytes."""
     images = [unlike(length, length) for length in (301, 150, 402, 275, 333)]
     images[2] = images[2][:200] + separator + images[2][204:]
-    return [sample(i, label, image) for i, (label, image) in enumerate(zip((3, 0, 12, 7, 3), images, strict=True))]
+    return [
+        sample(i, label, image)
+        for i, (label, image) in enumerate(zip((3, 0, 12, 7, 3), images, strict=True))
+    ]
 
 
 def rows(samples: Sequence[Sample]) -> list[tuple[int, int, str]]:
@@ -42,7 +47,8 @@ def rows(samples: Sequence[Sample]) -> list[tuple[int, int, str]]:
 
 
 def write(format: ModuleType, path: Path, samples: Sequence[Sample]) -> Path:
-    """Write a file of samples and the files that describe it; continue a file that an interrupted writer left."""
+    """Write a file of samples and the files that describe it; continue a file that an interrupted
+    writer left."""
     with format.Writer(path) as writer:
         writer.extend(map(writer.record, samples[writer.written :]))
         writer.describe(rows(samples))
@@ -53,7 +59,11 @@ def write(format: ModuleType, path: Path, samples: Sequence[Sample]) -> Path:
 def read(format: ModuleType, path: Path, item: Stored) -> bytes:
     """Read an image as the loader does: by its offset."""
     file = Places(path)
-    return format.image_in_parts(file, item.offset) if item.in_parts else file.read(item.offset, item.length)
+    return (
+        format.image_in_parts(file, item.offset)
+        if item.in_parts
+        else file.read(item.offset, item.length)
+    )
 
 
 def listed(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
@@ -65,11 +75,13 @@ def listed(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
     return [(image, item.label) for image, item in zip(images, found, strict=True)]
 
 
-def check_damaged(format: ModuleType, path: Path, samples: Sequence[Sample]) -> tuple[list[int], list[Damage]]:
+def check_damaged(
+    format: ModuleType, path: Path, samples: Sequence[Sample]
+) -> tuple[list[int], list[Damage]]:
     """List a damaged file; return the numbers of the samples that are still listed, and the damage.
 
-    Every listed image must be one of the samples, with its label, once and in their order. All damage must lie in the file,
-    and its reason must name a byte.
+    Every listed image must be one of the samples, with its label, once and in their order. All
+    damage must lie in the file, and its reason must name a byte.
     """
     found = list(format.stored(path))
     size = path.stat().st_size
@@ -78,13 +90,18 @@ def check_damaged(format: ModuleType, path: Path, samples: Sequence[Sample]) -> 
         assert 0 <= damage.begin < damage.end <= size
         assert re.search(r"\bbyte \d+", damage.reason)
     known = {(each.data, each.label): each.number for each in samples}
-    numbers = [known[read(format, path, item), item.label] for item in found if isinstance(item, Stored)]
+    numbers = [
+        known[read(format, path, item), item.label] for item in found if isinstance(item, Stored)
+    ]
     assert numbers == sorted(set(numbers))
     return numbers, damages
 
 
-def flips(data: bytes, skipped: Sequence[range] = (), stride: int = 1) -> Iterator[tuple[int, bytes]]:
-    """Yield every `stride`-th place outside `skipped`, and the file with one, several or all bits of that byte flipped."""
+def flips(
+    data: bytes, skipped: Sequence[range] = (), stride: int = 1
+) -> Iterator[tuple[int, bytes]]:
+    """Yield every `stride`-th place outside `skipped`, and the file with one, several or all bits
+    of that byte flipped."""
     within = {i for each in skipped for i in each}
     for i in range(0, len(data), stride):
         if i not in within:
@@ -93,7 +110,8 @@ def flips(data: bytes, skipped: Sequence[range] = (), stride: int = 1) -> Iterat
 
 
 def shifts(data: bytes, amounts: Sequence[int], stride: int) -> Iterator[tuple[range, bytes]]:
-    """Yield the changed range, and the file with bytes removed, or zeros or others added, at every `stride`-th place."""
+    """Yield the changed range, and the file with bytes removed, or zeros or others added, at every
+    `stride`-th place."""
     for i in range(0, len(data), stride):
         for amount in amounts:
             yield range(i, min(i + amount, len(data))), data[:i] + data[i + amount :]
@@ -101,9 +119,11 @@ def shifts(data: bytes, amounts: Sequence[int], stride: int) -> Iterator[tuple[r
             yield range(i, i + 1), data[:i] + unlike(amount, i) + data[i:]
 
 
-def killed(format: ModuleType, folder: Path, samples: Sequence[Sample], stride: int = 1) -> Iterator[tuple[Path, Path]]:
-    """Write samples; then, for every `stride`-th byte, continue a file that is cut there. Yield the whole and the continued
-    file each time.
+def killed(
+    format: ModuleType, folder: Path, samples: Sequence[Sample], stride: int = 1
+) -> Iterator[tuple[Path, Path]]:
+    """Write samples; then, for every `stride`-th byte, continue a file that is cut there. Yield the
+    whole and the continued file each time.
     """
     whole = write(format, folder / "whole", samples)
     data = whole.read_bytes()

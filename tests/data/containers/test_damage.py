@@ -13,7 +13,11 @@ from tests.data.containers.shared import EXAMPLES, MAGIC, PIECES, five, read, wr
 Edit = tuple[float, int, bytes]
 """The place in the file, how many bytes are removed there, and the bytes that are inserted."""
 EDITS = st.lists(
-    st.tuples(st.floats(0, 1), st.integers(0, 700), st.binary(max_size=9) | PIECES | st.binary(min_size=512, max_size=512)),
+    st.tuples(
+        st.floats(0, 1),
+        st.integers(0, 700),
+        st.binary(max_size=9) | PIECES | st.binary(min_size=512, max_size=512),
+    ),
     min_size=1,
     max_size=4,
 )
@@ -27,15 +31,20 @@ def edited(data: bytes, edits: list[Edit]) -> bytes:
 
 
 @pytest.fixture(
-    scope="module", params=[recordio, tfrecord, webdataset], ids=lambda format: format.__name__.rpartition(".")[2]
+    scope="module",
+    params=[recordio, tfrecord, webdataset],
+    ids=lambda format: format.__name__.rpartition(".")[2],
 )
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Path, bytes]:
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ModuleType, Path, bytes]:
     path = write(request.param, tmp_path_factory.mktemp("whole") / "any.tar", five(MAGIC))
     return request.param, path, path.read_bytes()
 
 
 def check_listed(format: ModuleType, path: Path) -> None:
-    """Check that listed images can be read, and that images and damage lie in the file and appear once."""
+    """Check that listed images can be read, and that images and damage lie in the file and appear
+    once."""
     size = path.stat().st_size
     places = []
     for item in format.stored(path):
@@ -58,7 +67,9 @@ def test_any_damage_can_be_listed(whole: tuple[ModuleType, Path, bytes], edits: 
 
 @EXAMPLES
 @given(pieces=st.lists(PIECES | st.binary(max_size=600) | st.integers(0, 4000), max_size=30))
-def test_any_bytes_can_be_listed(whole: tuple[ModuleType, Path, bytes], pieces: list[bytes | int]) -> None:
+def test_any_bytes_can_be_listed(
+    whole: tuple[ModuleType, Path, bytes], pieces: list[bytes | int]
+) -> None:
     """The bytes are random pieces; a number stands for a piece of a good file from this offset."""
     format, path, data = whole
     parts = [data[piece : piece + 700] if isinstance(piece, int) else piece for piece in pieces]
@@ -74,5 +85,9 @@ def test_whatever_happens_to_a_tfrecord_its_images_are_right_or_not_listed(
     path = write(tfrecord, tmp_path_factory.mktemp("damaged") / "any", five())
     damaged = edited(path.read_bytes(), edits)
     path.write_bytes(damaged)
-    found = {read(tfrecord, path, item): item.label for item in tfrecord.stored(path) if isinstance(item, Stored)}
+    found = {
+        read(tfrecord, path, item): item.label
+        for item in tfrecord.stored(path)
+        if isinstance(item, Stored)
+    }
     assert found.items() <= {each.data: each.label for each in five()}.items()

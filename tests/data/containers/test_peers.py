@@ -1,7 +1,7 @@
 """The libraries of the formats read our files, and we read theirs.
 
-Each library runs in a separate process, MXNet in a separate environment: `make mxnet-env`, or the Python that
-LOCKSTEP_MXNET_PYTHON names.
+Each library runs in a separate process, MXNet in a separate environment: `make mxnet-env`, or the
+Python that LOCKSTEP_MXNET_PYTHON names.
 """
 
 import hashlib
@@ -23,25 +23,36 @@ from tests.data.containers.shared import MAGIC, listed, write
 from tests.processes import mxnet_python
 
 PEERS = Path(__file__).parent / "peers"
-HEIGHT, WIDTH = 20, 30
+HEIGHT = 20
+WIDTH = 30
 
 
 def jpeg(seed: int, comment: bytes) -> bytes:
     """Return a JPEG of noise, with a comment 6 bytes after the beginning."""
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)).save(file, "JPEG")
+    Image.fromarray(
+        np.random.default_rng(seed).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
+    ).save(file, "JPEG")
     data = file.getvalue()
     return data[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + data[2:]
 
 
 def drawn() -> list[Sample]:
-    """Return seven images of three classes. Two have RecordIO's magic number at a multiple of 4, one has it elsewhere."""
+    """Return seven images of three classes. Two have RecordIO's magic number at a multiple of 4,
+    one has it elsewhere."""
     comments = {1: b"ab" + MAGIC, 3: b"ab" + MAGIC * 2 + b"cdef" + MAGIC, 4: b"a" + MAGIC}
-    names = [f"{folder}/{file}.JPEG" for folder, files in (("cat", "abc"), ("newt", "a"), ("owl", "abc")) for file in files]
+    names = [
+        f"{folder}/{file}.JPEG"
+        for folder, files in (("cat", "abc"), ("newt", "a"), ("owl", "abc"))
+        for file in files
+    ]
     folders = [name.partition("/")[0] for name in names]
     labels = [sorted(set(folders)).index(folder) for folder in folders]
     images = [jpeg(i, comments.get(i, bytes(i))) for i in range(len(names))]
-    return [Sample(i, *each, HEIGHT, WIDTH) for i, each in enumerate(zip(names, labels, folders, images, strict=True))]
+    return [
+        Sample(i, *each, HEIGHT, WIDTH)
+        for i, each in enumerate(zip(names, labels, folders, images, strict=True))
+    ]
 
 
 SAMPLES = drawn()
@@ -54,7 +65,11 @@ def asked(python: Path | str, script: str, *arguments: object) -> Any:
     # TensorFlow prints the processor's instructions on standard error.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(
-        [python, PEERS / script, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=900
+        [python, PEERS / script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=900,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
@@ -68,7 +83,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "images" / each.name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(each.data)
-    (folder / "samples.json").write_text(json.dumps([[each.number, each.label, each.name] for each in SAMPLES]))
+    (folder / "samples.json").write_text(
+        json.dumps([[each.number, each.label, each.name] for each in SAMPLES])
+    )
     write(recordio, folder / "ours.rec", SAMPLES)
     write(tfrecord, folder / "ours.tfrecord", SAMPLES)
     write(webdataset, folder / "ours.tar", SAMPLES)
@@ -91,7 +108,10 @@ def of_dali(folder: Path) -> Any:
 
 
 def test_mxnet_reads_every_record_by_its_index(of_mxnet: Any) -> None:
-    expected = {str(each.number): [0, each.label, each.number, 0, DIGESTS[i]] for i, each in enumerate(SAMPLES)}
+    expected = {
+        str(each.number): [0, each.label, each.number, 0, DIGESTS[i]]
+        for i, each in enumerate(SAMPLES)
+    }
     assert of_mxnet["by index"] == expected
 
 
@@ -109,8 +129,13 @@ def test_mxnet_writes_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
 
 
 def test_mxnet_writes_several_labels_in_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
-    records = [framed(packed(Header((float(each.label), 0.5, 7.0), each.number)) + each.data) for each in SAMPLES]
-    assert (folder / "several.rec").read_bytes() == b"".join(piece for record in records for piece in record)
+    records = [
+        framed(packed(Header((float(each.label), 0.5, 7.0), each.number)) + each.data)
+        for each in SAMPLES
+    ]
+    assert (folder / "several.rec").read_bytes() == b"".join(
+        piece for record in records for piece in record
+    )
 
 
 @pytest.mark.parametrize("name", ["theirs", "several"])
@@ -128,7 +153,9 @@ def im2rec(images: Path, folder: Path, *options: str) -> Path:
     for step in (["--list", "--recursive", *options], ["--pass-through"]):
         command = [mxnet_python(), script, folder / "im2rec", images, *step]
         environment = os.environ | {"PYTHONPATH": str(folder)}
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+        result = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=900
+        )
         assert result.returncode == 0, result.stderr[-3000:]
     return folder / "im2rec.rec"
 
@@ -141,8 +168,11 @@ def test_im2rec_makes_the_same_three_files_of_a_folder(folder: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_shuffled_file_of_im2rec_names_and_numbers_every_image(folder: Path, tmp_path: Path) -> None:
-    """Users make such files: the numbers are those of the sorted folder, and the records have another order."""
+def test_a_shuffled_file_of_im2rec_names_and_numbers_every_image(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Users make such files: the numbers are those of the sorted folder, and the records have
+    another order."""
     path = im2rec(folder / "images", tmp_path)
     found = [item for item in recordio.stored(path) if isinstance(item, Stored)]
     assert [item.number for item in found] != [each.number for each in SAMPLES]
@@ -176,7 +206,9 @@ def test_tensorflow_reads_every_key(of_tensorflow: Any) -> None:
 def test_files_of_tensorflow_are_read(name: str, of_tensorflow: Any, folder: Path) -> None:
     path = folder / f"{name}.tfrecord"
     assert listed(tfrecord, path) == [(each.data, each.label) for each in SAMPLES]
-    found = [(item.name, item.class_name) for item in tfrecord.stored(path) if isinstance(item, Stored)]
+    found = [
+        (item.name, item.class_name) for item in tfrecord.stored(path) if isinstance(item, Stored)
+    ]
     assert found == [(each.name, each.class_name) for each in SAMPLES]
 
 
@@ -187,9 +219,13 @@ def test_the_shuffled_file_is_a_file_to_tensorflow_too(of_tensorflow: Any) -> No
 
 @pytest.mark.parametrize(("format", "first"), [("recordio", 0), ("tfrecord", 1)])
 def test_dali_reads_images_and_labels(format: str, first: int, of_dali: Any) -> None:
-    assert of_dali[format] == [[digest, [label + first]] for digest, label in zip(DIGESTS, LABELS, strict=True)]
+    assert of_dali[format] == [
+        [digest, [label + first]] for digest, label in zip(DIGESTS, LABELS, strict=True)
+    ]
 
 
 def test_dali_reads_a_tar(of_dali: Any) -> None:
     """The class is read as the characters of its number."""
-    assert of_dali["webdataset"] == [[digest, list(b"%d" % label)] for digest, label in zip(DIGESTS, LABELS, strict=True)]
+    assert of_dali["webdataset"] == [
+        [digest, list(b"%d" % label)] for digest, label in zip(DIGESTS, LABELS, strict=True)
+    ]

@@ -21,7 +21,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def reading_ahead(monkeypatch: pytest.MonkeyPatch, probe: Exception | None) -> list[Read]:
-    """Make the system report for each byte whether it is cached; return the places that are then read ahead."""
+    """Make the system report for each byte whether it is cached; return the places that are then
+    read ahead."""
     read: list[Read] = []
     preadv = os.preadv
 
@@ -38,10 +39,20 @@ def reading_ahead(monkeypatch: pytest.MonkeyPatch, probe: Exception | None) -> l
     return read
 
 
-def test_a_file_that_is_on_the_disk_is_read_ahead_once_as_it_is_needed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_on_the_disk_is_read_ahead_once_as_it_is_needed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = reading_ahead(monkeypatch, BlockingIOError())
-    places, expected = Places(file, read_ahead=True), [(0, 300), (300, 300), (600, 300), (900, 100)]
-    for offset, length, chunks in ((0, 10, 1), (10, 290, 1), (300, 1, 2), (5, 3, 2), (899, 2, 4), (990, 10, 4)):
+    places = Places(file, read_ahead=True)
+    expected = [(0, 300), (300, 300), (600, 300), (900, 100)]
+    for offset, length, chunks in (
+        (0, 10, 1),
+        (10, 290, 1),
+        (300, 1, 2),
+        (5, 3, 2),
+        (899, 2, 4),
+        (990, 10, 4),
+    ):
         assert places.read(offset, length) == unlike(1000, 0)[offset : offset + length]
         assert read == expected[:chunks]
 
@@ -56,13 +67,17 @@ def test_a_file_that_is_in_memory_or_not_known_to_be_elsewhere_is_not_read_ahead
     assert read == []
 
 
-def test_only_who_reads_all_of_it_has_a_file_read_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_who_reads_all_of_it_has_a_file_read_ahead(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = reading_ahead(monkeypatch, BlockingIOError())
     assert Places(file).read(0, 1000) == unlike(1000, 0)
     assert read == []
 
 
-def test_beyond_its_end_a_file_is_not_read_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_its_end_a_file_is_not_read_ahead(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading_ahead(monkeypatch, BlockingIOError())
     with pytest.raises(ValueError, match="the file ends at byte 1000, expected 20 bytes from 990"):
         Places(file, read_ahead=True).read(990, 20)

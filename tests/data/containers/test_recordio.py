@@ -1,4 +1,5 @@
-"""RecordIO, compared with its specification: dmlc-core's recordio.h and recordio.cc, MXNet's recordio.py and im2rec.py."""
+"""RecordIO, compared with its specification: dmlc-core's recordio.h and recordio.cc, MXNet's
+recordio.py and im2rec.py."""
 
 import struct
 from collections.abc import Sequence
@@ -53,21 +54,36 @@ def damages(path: Path) -> list[Damage]:
 @pytest.mark.parametrize("payload", [b"", b"abcd", b"abcde", b"abcdef", b"abcdefg"], ids=len)
 def test_a_frame_is_magic_length_payload_and_zeros(payload: bytes) -> None:
     zeros = {0: 0, 1: 3, 2: 2, 3: 1}[len(payload) % 4]
-    assert joined(payload) == bytes.fromhex("0a23d7ce") + bytes([len(payload), 0, 0, 0]) + payload + b"\0" * zeros
+    assert (
+        joined(payload)
+        == bytes.fromhex("0a23d7ce") + bytes([len(payload), 0, 0, 0]) + payload + b"\0" * zeros
+    )
 
 
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [
         pytest.param(MAGIC, frame(1, 0) + frame(3, 0), id="nothing else"),
-        pytest.param(b"abcd" + MAGIC + b"ef", frame(1, 4) + b"abcd" + frame(3, 2) + b"ef\0\0", id="between"),
-        pytest.param(MAGIC * 2 + b"a", frame(1, 0) + frame(2, 0) + frame(3, 1) + b"a\0\0\0", id="twice"),
-        pytest.param(b"ab" + MAGIC, frame(0, 6) + b"ab" + MAGIC + b"\0\0", id="not at a multiple of 4"),
-        pytest.param(b"ab" + MAGIC * 2 + b"cd", frame(0, 12) + b"ab" + MAGIC * 2 + b"cd", id="two, neither at one"),
+        pytest.param(
+            b"abcd" + MAGIC + b"ef", frame(1, 4) + b"abcd" + frame(3, 2) + b"ef\0\0", id="between"
+        ),
+        pytest.param(
+            MAGIC * 2 + b"a", frame(1, 0) + frame(2, 0) + frame(3, 1) + b"a\0\0\0", id="twice"
+        ),
+        pytest.param(
+            b"ab" + MAGIC, frame(0, 6) + b"ab" + MAGIC + b"\0\0", id="not at a multiple of 4"
+        ),
+        pytest.param(
+            b"ab" + MAGIC * 2 + b"cd",
+            frame(0, 12) + b"ab" + MAGIC * 2 + b"cd",
+            id="two, neither at one",
+        ),
         pytest.param(MAGIC[:3] + b"a", frame(0, 4) + MAGIC[:3] + b"a", id="not all of it"),
     ],
 )
-def test_a_payload_is_split_where_the_magic_number_stands_at_a_multiple_of_4(payload: bytes, expected: bytes) -> None:
+def test_a_payload_is_split_where_the_magic_number_stands_at_a_multiple_of_4(
+    payload: bytes, expected: bytes
+) -> None:
     assert joined(payload) == expected
 
 
@@ -84,12 +100,17 @@ def test_a_header_is_flag_label_and_two_numbers() -> None:
 
 
 def test_several_labels_stand_behind_the_header_and_are_counted_in_its_flag() -> None:
-    expected = bytes.fromhex("02000000 00000000 0500000000000000 0000000000000000 0000e040 0000003f") + b"image"
+    expected = (
+        bytes.fromhex("02000000 00000000 0500000000000000 0000000000000000 0000e040 0000003f")
+        + b"image"
+    )
     assert packed(Header((7.0, 0.5), 5)) + b"image" == expected
     assert unpacked(expected) == (Header((7.0, 0.5), 5), 32)
 
 
-@pytest.mark.parametrize("payload", [b"", bytes(23), bytes.fromhex("02000000") + bytes(27)], ids=len)
+@pytest.mark.parametrize(
+    "payload", [b"", bytes(23), bytes.fromhex("02000000") + bytes(27)], ids=len
+)
 def test_a_payload_too_short_for_its_header_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match=rf"a record of {len(payload)} bytes has no room for"):
         unpacked(payload)
@@ -99,17 +120,23 @@ def test_a_part_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert recordio.MOST_BYTES == 0x1FFFFFFF
     monkeypatch.setattr(recordio, "MOST_BYTES", 7)
     assert joined(bytes(7))
-    with pytest.raises(ValueError, match="a part of the record has 8 bytes; a part can have at most 7"):
+    with pytest.raises(
+        ValueError, match="a part of the record has 8 bytes; a part can have at most 7"
+    ):
         framed(bytes(8))
 
 
 def test_a_file_and_what_stands_beside_it(tmp_path: Path) -> None:
     write(recordio, tmp_path / "val.rec", [sample(0, 3, b"ninebytes"), sample(1, 12, b"x")])
     headers = [struct.pack("<IfQQ", 0, 3.0, 0, 0), struct.pack("<IfQQ", 0, 12.0, 1, 0)]
-    expected = frame(0, 33) + headers[0] + b"ninebytes\0\0\0" + frame(0, 25) + headers[1] + b"x\0\0\0"
+    expected = (
+        frame(0, 33) + headers[0] + b"ninebytes\0\0\0" + frame(0, 25) + headers[1] + b"x\0\0\0"
+    )
     assert (tmp_path / "val.rec").read_bytes() == expected
     assert (tmp_path / "val.idx").read_text() == "0\t0\n1\t44\n"
-    assert (tmp_path / "val.lst").read_text() == "0\t3.000000\tclass 3/0.JPEG\n1\t12.000000\tclass 12/1.JPEG\n"
+    assert (
+        tmp_path / "val.lst"
+    ).read_text() == "0\t3.000000\tclass 3/0.JPEG\n1\t12.000000\tclass 12/1.JPEG\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["val.idx", "val.lst", "val.rec"]
 
 
@@ -122,11 +149,19 @@ def test_places_numbers_and_names_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_list_of_im2rec_may_be_shuffled_and_have_several_labels(tmp_path: Path) -> None:
-    path = write(recordio, tmp_path / "val.rec", [sample(0, 3, b"a"), sample(1, 12, b"b"), sample(2, 1, b"c")])
+    path = write(
+        recordio,
+        tmp_path / "val.rec",
+        [sample(0, 3, b"a"), sample(1, 12, b"b"), sample(2, 1, b"c")],
+    )
     # ² is a digit but not a number. U+2028 does not end a line.
     text = "1\t12.000000\t0.500000\tb.jpg\n\n0\t3.000000\ta\u2028 2.jpg\n²\t0\tc.jpg\n2\tnothing\n"
     path.with_suffix(".lst").write_text(text, encoding="utf-8")
-    assert [item.name for item in recordio.stored(path) if isinstance(item, Stored)] == ["a\u2028 2.jpg", "b.jpg", ""]
+    assert [item.name for item in recordio.stored(path) if isinstance(item, Stored)] == [
+        "a\u2028 2.jpg",
+        "b.jpg",
+        "",
+    ]
 
 
 def test_no_list_is_needed(file: Path) -> None:
@@ -136,20 +171,28 @@ def test_no_list_is_needed(file: Path) -> None:
 
 
 def test_an_index_gives_numbers_and_places(file: Path) -> None:
-    assert recordio.read_index(file.with_suffix(".idx")) == [(i, record.offset) for i, record in enumerate(records_of(file))]
+    assert recordio.read_index(file.with_suffix(".idx")) == [
+        (i, record.offset) for i, record in enumerate(records_of(file))
+    ]
 
 
-@pytest.mark.parametrize("line", ["garbage", "3 1200", "3\t", "\t1200", "3\t-8", "3\t1.5", "x\t1200", "", "³\t1200"])
+@pytest.mark.parametrize(
+    "line", ["garbage", "3 1200", "3\t", "\t1200", "3\t-8", "3\t1.5", "x\t1200", "", "³\t1200"]
+)
 def test_an_index_with_a_line_that_is_no_place_is_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "train.idx"
     path.write_text(f"0\t0\n1\t400\n{line}\n4\t1600\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"line 3 of train\.idx is .*; expected a number, a tab and an offset"):
+    with pytest.raises(
+        ValueError, match=r"line 3 of train\.idx is .*; expected a number, a tab and an offset"
+    ):
         recordio.read_index(path)
 
 
 @EXAMPLES
 @given(payloads=PAYLOADS)
-def test_payloads_are_read_as_they_were_written(payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_payloads_are_read_as_they_were_written(
+    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("written") / "any.rec"
     path.write_bytes(b"".join(map(joined, payloads)))
     assert [recordio.payload_of(Places(path), record) for record in records_of(path)] == payloads
@@ -157,7 +200,9 @@ def test_payloads_are_read_as_they_were_written(payloads: list[bytes], tmp_path_
 
 @EXAMPLES
 @given(payloads=PAYLOADS)
-def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_images_are_read_as_they_were_written(
+    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
     path = write(recordio, tmp_path_factory.mktemp("written") / "any.rec", samples)
     assert listed(recordio, path) == [(each.data, each.label) for each in samples]
@@ -165,7 +210,9 @@ def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_fa
 
 @pytest.mark.parametrize("labels", [(7.0,), (7.0, 3.5), (7.0, 0.0, 1.0)], ids=len)
 @pytest.mark.parametrize("image", [b"image", b"imag" + MAGIC + b"e"], ids=["whole", "in parts"])
-def test_of_several_labels_the_first_counts(labels: tuple[float, ...], image: bytes, tmp_path: Path) -> None:
+def test_of_several_labels_the_first_counts(
+    labels: tuple[float, ...], image: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "any.rec"
     path.write_bytes(joined(packed(Header(labels, 5)) + image))
     assert listed(recordio, path) == [(image, 7)]
@@ -180,14 +227,19 @@ def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: 
     assert good == Stored(32, 0, 0, number=0)
     assert isinstance(bad, Damage)
     assert (bad.begin, bad.end) == (32, path.stat().st_size)
-    assert bad.reason == f"the record at byte 32: its label is {label:g}; expected a class, counted from 0"
+    assert (
+        bad.reason
+        == f"the record at byte 32: its label is {label:g}; expected a class, counted from 0"
+    )
 
 
 def test_a_record_too_short_for_a_header_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
     path.write_bytes(joined(b"short") + joined(bytes(24)))
     assert [type(item) for item in recordio.stored(path)] == [Damage, Stored]
-    assert damages(path) == [Damage(0, 16, "the record at byte 0: a record of 5 bytes has no room for a header of 24")]
+    assert damages(path) == [
+        Damage(0, 16, "the record at byte 0: a record of 5 bytes has no room for a header of 24")
+    ]
 
 
 KINDS = (0.0, 7.0, 3.5, -1.0, float("nan"), float("inf"), 2.0**24, 1e30)
@@ -197,14 +249,18 @@ HEADERS = st.tuples(LABELS, NUMBERS).map(lambda fields: packed(Header(*fields)))
 HEADED = st.builds(bytes.__add__, HEADERS, st.binary(max_size=9))
 DAMAGED = st.binary(max_size=40) | st.just(frame(0, 2**20)) | st.just(frame(2, 4) + bytes(4))
 ALIKE = NUMBERS.map(lambda number: joined(packed(Header((7.0,), number)) + b"image"))
-ONE_EACH = b"".join(joined(packed(Header((label,), 5)) + b"image") for kind in KINDS for label in (7.0, 7.0, kind))
+ONE_EACH = b"".join(
+    joined(packed(Header((label,), 5)) + b"image") for kind in KINDS for label in (7.0, 7.0, kind)
+)
 
 
 @EXAMPLES
 @example(records=ONE_EACH, cut=0)
 @example(records=joined(bytes(8)) * 4, cut=0)
 @given(
-    records=st.lists(ALIKE | HEADED.map(joined) | PAYLOADS.map(b"".join).map(joined) | DAMAGED, max_size=12).map(b"".join),
+    records=st.lists(
+        ALIKE | HEADED.map(joined) | PAYLOADS.map(b"".join).map(joined) | DAMAGED, max_size=12
+    ).map(b"".join),
     cut=st.integers(0, 40),
 )
 def test_records_are_listed_together_as_they_are_one_by_one(
@@ -218,14 +274,20 @@ def test_records_are_listed_together_as_they_are_one_by_one(
         for together, one_by_one in ((0, 1), (2, 1), (3, 2), (2**10, 2**4)):
             patch.setattr(recordio, "_AT_ONCE", together)
             patch.setattr(recordio, "_ONE_BY_ONE", one_by_one)
-            listings.append(list(map(repr, recordio.stored(path))))  # as text, because a label may be NaN
+            listings.append(
+                list(map(repr, recordio.stored(path)))
+            )  # as text, because a label may be NaN
     assert listings == [listings[0]] * 4
 
 
-def test_alike_records_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alike_records_are_not_looked_at_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(recordio, tmp_path / "any.rec", [sample(i, 3, b"image") for i in range(100)])
     monkeypatch.setattr(recordio, "_stored", closely := Mock(wraps=recordio._stored))
-    assert [item.number for item in recordio.stored(path) if isinstance(item, Stored)] == list(range(100))
+    assert [item.number for item in recordio.stored(path) if isinstance(item, Stored)] == list(
+        range(100)
+    )
     assert closely.call_count == 1
 
 
@@ -256,17 +318,29 @@ def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
 
 def touched(records: Sequence[Record], bytes_: range) -> set[int]:
     """Return the records in which bytes were changed, and those before them."""
-    hit = {i for i, each in enumerate(records) if each.offset < bytes_.stop and bytes_.start < each.end}
+    hit = {
+        i for i, each in enumerate(records) if each.offset < bytes_.stop and bytes_.start < each.end
+    }
     return hit | {i - 1 for i in hit}
 
 
-def test_a_flipped_byte_of_a_frame_costs_that_record_and_the_one_in_front_of_it_at_most(file: Path) -> None:
-    """There are no checksums: a flip in a header or an image cannot be detected. A flip in the zeros after it has no effect.
+def test_a_flipped_byte_of_a_frame_costs_that_record_and_the_one_in_front_of_it_at_most(
+    file: Path,
+) -> None:
+    """There are no checksums: a flip in a header or an image cannot be detected. A flip in the
+    zeros after it has no effect.
 
-    A length that is wrong by less than 4 cannot always be detected; the next test is about its lowest byte.
+    A length that is wrong by less than 4 cannot always be detected; the next test is about its
+    lowest byte.
     """
-    data, records = file.read_bytes(), records_of(file)
-    frames = {begin - 8 + i for record in records for begin, _ in record.spans for i in (0, 1, 2, 3, 5, 6, 7)}
+    data = file.read_bytes()
+    records = records_of(file)
+    frames = {
+        begin - 8 + i
+        for record in records
+        for begin, _ in record.spans
+        for i in (0, 1, 2, 3, 5, 6, 7)
+    }
     assert len(frames) == 6 * 7
     for i in sorted(frames):
         for bit in range(8):
@@ -277,19 +351,24 @@ def test_a_flipped_byte_of_a_frame_costs_that_record_and_the_one_in_front_of_it_
 
 
 def test_a_length_that_is_wrong_by_4_or_more_costs_that_record_alone(file: Path) -> None:
-    data, records = file.read_bytes(), records_of(file)
+    data = file.read_bytes()
+    records = records_of(file)
     for number, record in enumerate(records):
         for begin, _ in record.spans:
             for bit in range(2, 8):
-                file.write_bytes(data[: begin - 4] + bytes([data[begin - 4] ^ 1 << bit]) + data[begin - 3 :])
+                file.write_bytes(
+                    data[: begin - 4] + bytes([data[begin - 4] ^ 1 << bit]) + data[begin - 3 :]
+                )
                 left, found = check_damaged(recordio, file, five(MAGIC))
                 assert found
                 assert left == [i for i in range(5) if i != number]
 
 
 def test_a_length_that_reaches_over_the_next_records_does_not_lose_them(file: Path) -> None:
-    """The length must not end exactly where one of these records ends: that looks like a long image."""
-    data, records = bytearray(file.read_bytes()), records_of(file)
+    """The length must not end exactly where one of these records ends: that looks like a long
+    image."""
+    data = bytearray(file.read_bytes())
+    records = records_of(file)
     data[4:8] = struct.pack("<I", records[3].offset)
     file.write_bytes(data)
     left, [damage] = check_damaged(recordio, file, five(MAGIC))
@@ -304,12 +383,19 @@ def test_a_part_that_swallowed_the_next_is_damage(file: Path) -> None:
     struct.pack_into("<I", data, 4, 1 << 29 | 24 + 4 + 8 + 4)
     file.write_bytes(data)
     assert damages(file) == [
-        Damage(0, len(data), "the record at byte 0: a part begins at byte 36, inside the part at byte 0")
+        Damage(
+            0,
+            len(data),
+            "the record at byte 0: a part begins at byte 36, inside the part at byte 0",
+        )
     ]
 
 
-def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_at_most(file: Path) -> None:
-    data, records = file.read_bytes(), records_of(file)
+def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_at_most(
+    file: Path,
+) -> None:
+    data = file.read_bytes()
+    records = records_of(file)
     for bytes_, damaged in shifts(data, (1, 2, 4, 8, 600), stride=29):
         file.write_bytes(damaged)
         left, found = check_damaged(recordio, file, five(MAGIC))
@@ -318,7 +404,8 @@ def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_
 
 
 def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
-    data, records = file.read_bytes(), records_of(file)
+    data = file.read_bytes()
+    records = records_of(file)
     for size in range(len(data)):
         file.write_bytes(data[:size])
         left, found = check_damaged(recordio, file, five(MAGIC))
@@ -328,8 +415,10 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
     """File systems leave such holes after a power failure."""
-    data, records = file.read_bytes(), records_of(file)
-    begin, end = records[1].offset + 40, records[3].offset + 40
+    data = file.read_bytes()
+    records = records_of(file)
+    begin = records[1].offset + 40
+    end = records[3].offset + 40
     file.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
     left, [damage] = check_damaged(recordio, file, five(MAGIC))
     assert left == [0, 4]
@@ -337,7 +426,12 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
 
 
 def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
-    samples = [sample(i, i, data) for i, data in enumerate((b"", b"a", b"ab", b"abcd" + MAGIC + b"e", b"abcde"))]
+    samples = [
+        sample(i, i, data)
+        for i, data in enumerate((b"", b"a", b"ab", b"abcd" + MAGIC + b"e", b"abcde"))
+    ]
     for whole, continued in killed(recordio, tmp_path, samples):
         for ending in ("", ".idx", ".lst"):
-            assert continued.with_suffix(ending).read_bytes() == whole.with_suffix(ending).read_bytes()
+            assert (
+                continued.with_suffix(ending).read_bytes() == whole.with_suffix(ending).read_bytes()
+            )

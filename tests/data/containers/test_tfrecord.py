@@ -39,7 +39,8 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def example(features: dict[str, bytes | int | float | list[bytes]]) -> bytes:
-    """Return a tensorflow.Example. A map is a repeated message of key and value; lists of integers are packed."""
+    """Return a tensorflow.Example. A map is a repeated message of key and value; lists of integers
+    are packed."""
     entries = b""
     for key, value in features.items():
         if isinstance(value, int):
@@ -47,7 +48,12 @@ def example(features: dict[str, bytes | int | float | list[bytes]]) -> bytes:
         elif isinstance(value, float):
             kind = field(2, field(1, bytes(4)))
         else:
-            kind = field(1, b"".join(field(1, each) for each in ([value] if isinstance(value, bytes) else value)))
+            kind = field(
+                1,
+                b"".join(
+                    field(1, each) for each in ([value] if isinstance(value, bytes) else value)
+                ),
+            )
         entries += field(1, field(1, key.encode()) + field(2, kind))
     return field(1, entries)
 
@@ -64,7 +70,8 @@ NVIDIA: dict[str, bytes | int | float | list[bytes]] = {
     "image/height": 20,
     "image/width": 30,
 }
-"""The keys of build_imagenet_data.py, without object boxes, with the values of sample(0, 3, b"the image")."""
+"""The keys of build_imagenet_data.py, without object boxes, with the values of sample(0, 3, b"the
+image")."""
 
 
 @pytest.fixture
@@ -98,11 +105,14 @@ def test_checksums_are_those_published_turned_by_15_bits_and_moved(data: bytes, 
 def test_a_record_is_length_checksum_payload_checksum() -> None:
     length = bytes.fromhex("0900000000000000")
     # The published e3069283, rotated by 15 bits, is 2507c60d; plus a282ead8, it is c78ab0e5.
-    assert joined(b"123456789") == length + by_definition(length) + b"123456789" + bytes.fromhex("e5b08ac7")
+    assert joined(b"123456789") == length + by_definition(length) + b"123456789" + bytes.fromhex(
+        "e5b08ac7"
+    )
 
 
 def by_definition(data: bytes) -> bytes:
-    """Return the masked CRC-32C in little endian, computed bit by bit with the reflected polynomial 0x1EDC6F41."""
+    """Return the masked CRC-32C in little endian, computed bit by bit with the reflected polynomial
+    0x1EDC6F41."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -125,9 +135,15 @@ def test_lengths_of_all_sizes_stand_in_an_example(image: int, name: int) -> None
 
 
 def test_an_image_is_found_behind_others_that_begin_like_it(tmp_path: Path) -> None:
-    image, path = bytes(range(70)), tmp_path / "any.tfrecord"
+    image = bytes(range(70))
+    path = tmp_path / "any.tfrecord"
     alike = image[:64] + bytes(6)
-    features: dict[str, bytes | int | float | list[bytes]] = {"a": alike, "image": image, "label": 1, "z": alike}
+    features: dict[str, bytes | int | float | list[bytes]] = {
+        "a": alike,
+        "image": image,
+        "label": 1,
+        "z": alike,
+    }
     [item] = only(path, example(features))
     assert isinstance(item, Stored)
     assert path.read_bytes()[item.offset : item.offset + item.length] == image
@@ -153,17 +169,25 @@ def test_keys_may_stand_in_any_order(tmp_path: Path) -> None:
     payload = example(dict(reversed(NVIDIA.items())))
     [item] = only(tmp_path / "any", payload)
     assert isinstance(item, Stored)
-    assert (payload[item.offset - 12 :][: item.length], item.label, item.name) == (b"the image", 3, "class 3/0.JPEG")
+    assert (payload[item.offset - 12 :][: item.length], item.label, item.name) == (
+        b"the image",
+        3,
+        "class 3/0.JPEG",
+    )
 
 
 def test_tensorflow_datasets_count_labels_from_0(tmp_path: Path) -> None:
     payload = example({"file_name": b"a.jpg", "image": b"the image", "label": 0})
-    assert only(tmp_path / "any", payload) == [Stored(12 + payload.index(b"the image"), 9, 0, "a.jpg")]
+    assert only(tmp_path / "any", payload) == [
+        Stored(12 + payload.index(b"the image"), 9, 0, "a.jpg")
+    ]
 
 
 @pytest.mark.parametrize("key", ["image/filename", "image/class/synset"])
 def test_names_may_be_missing(key: str, tmp_path: Path) -> None:
-    [item] = only(tmp_path / "any", example({name: value for name, value in NVIDIA.items() if name != key}))
+    [item] = only(
+        tmp_path / "any", example({name: value for name, value in NVIDIA.items() if name != key})
+    )
     assert isinstance(item, Stored)
     assert (item.name, item.class_name) == (
         "" if key.endswith("name") else "class 3/0.JPEG",
@@ -176,18 +200,51 @@ def test_names_may_be_missing(key: str, tmp_path: Path) -> None:
     [
         pytest.param(b"no message", "it is not an Example message", id="no message"),
         pytest.param(
-            b"", "it does not have the keys image/encoded and image/class/label or image and label; it has none", id="empty"
+            b"",
+            "it does not have the keys image/encoded and image/class/label or image and label; it"
+            " has none",
+            id="empty",
         ),
-        pytest.param(example({"x": 1, "label": 1}), "it does not have the keys .*; it has label, x", id="no image"),
-        pytest.param(example({"image/encoded": b"a"}), "it does not have the keys .*; it has image/encoded", id="no label"),
-        pytest.param(example({"image": [b"a", b"b"], "label": 1}), "it has 2 images and 1 labels", id="two images"),
-        pytest.param(example({"image": 7, "label": 1}), "it has 0 images and 1 labels", id="an image of numbers"),
-        pytest.param(example({"image": b"a", "label": 1.0}), "it has 1 images and 0 labels", id="a label in floats"),
-        pytest.param(example({"image": b"a", "label": -1}), "its label is -1; .* counted from 0", id="negative"),
-        pytest.param(example(NVIDIA | {"image/class/label": 0}), "its label is 0; .* counted from 1", id="background"),
+        pytest.param(
+            example({"x": 1, "label": 1}),
+            "it does not have the keys .*; it has label, x",
+            id="no image",
+        ),
+        pytest.param(
+            example({"image/encoded": b"a"}),
+            "it does not have the keys .*; it has image/encoded",
+            id="no label",
+        ),
+        pytest.param(
+            example({"image": [b"a", b"b"], "label": 1}),
+            "it has 2 images and 1 labels",
+            id="two images",
+        ),
+        pytest.param(
+            example({"image": 7, "label": 1}),
+            "it has 0 images and 1 labels",
+            id="an image of numbers",
+        ),
+        pytest.param(
+            example({"image": b"a", "label": 1.0}),
+            "it has 1 images and 0 labels",
+            id="a label in floats",
+        ),
+        pytest.param(
+            example({"image": b"a", "label": -1}),
+            "its label is -1; .* counted from 0",
+            id="negative",
+        ),
+        pytest.param(
+            example(NVIDIA | {"image/class/label": 0}),
+            "its label is 0; .* counted from 1",
+            id="background",
+        ),
     ],
 )
-def test_a_record_without_one_image_and_its_class_is_damage(payload: bytes, reason: str, tmp_path: Path) -> None:
+def test_a_record_without_one_image_and_its_class_is_damage(
+    payload: bytes, reason: str, tmp_path: Path
+) -> None:
     good = example(NVIDIA)
     [first, damage, last] = only(tmp_path / "any", good, payload, good)
     assert isinstance(first, Stored)
@@ -201,7 +258,9 @@ def test_a_record_without_one_image_and_its_class_is_damage(payload: bytes, reas
 
 @EXAMPLES
 @given(payloads=PAYLOADS)
-def test_payloads_are_read_as_they_were_written(payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_payloads_are_read_as_they_were_written(
+    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("written") / "any"
     path.write_bytes(b"".join(map(joined, payloads)))
     file = Places(path)
@@ -212,7 +271,9 @@ def test_payloads_are_read_as_they_were_written(payloads: list[bytes], tmp_path_
 
 @EXAMPLES
 @given(payloads=PAYLOADS)
-def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_images_are_read_as_they_were_written(
+    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
     path = write(tfrecord, tmp_path_factory.mktemp("written") / "any", samples)
     assert listed(tfrecord, path) == [(each.data, each.label) for each in samples]
@@ -239,7 +300,8 @@ def test_a_flipped_byte_costs_its_record_alone(file: Path) -> None:
 
 
 def test_missing_and_added_bytes_cost_the_records_they_touch_alone(file: Path) -> None:
-    data, places = file.read_bytes(), places_of(file)
+    data = file.read_bytes()
+    places = places_of(file)
     for bytes_, damaged in shifts(data, (1, 3, 500), stride=19):
         file.write_bytes(damaged)
         left, _ = check_damaged(tfrecord, file, five())
@@ -247,7 +309,8 @@ def test_missing_and_added_bytes_cost_the_records_they_touch_alone(file: Path) -
 
 
 def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
-    data, places = file.read_bytes(), places_of(file)
+    data = file.read_bytes()
+    places = places_of(file)
     for size in range(0, len(data), 3):
         file.write_bytes(data[:size])
         left, found = check_damaged(tfrecord, file, five())
@@ -256,14 +319,20 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
 
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
-    """File systems leave such holes after a power failure. Zeros could be a length if their checksum were 0."""
-    data, places = file.read_bytes(), places_of(file)
-    begin, end = places[1][0] + 40, places[3][0] + 40
+    """File systems leave such holes after a power failure. Zeros could be a length if their
+    checksum were 0."""
+    data = file.read_bytes()
+    places = places_of(file)
+    begin = places[1][0] + 40
+    end = places[3][0] + 40
     hole = bytes(end - begin + 3 * 2**20)
     file.write_bytes(data[:begin] + hole + data[end:])
     left, [damage] = check_damaged(tfrecord, file, five())
     assert left == [0, 4]
-    assert (damage.begin, damage.end) == (places[1][0], file.stat().st_size - (places[4][1] - places[4][0]))
+    assert (damage.begin, damage.end) == (
+        places[1][0],
+        file.stat().st_size - (places[4][1] - places[4][0]),
+    )
 
 
 def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
@@ -282,13 +351,16 @@ def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
     samples = [sample(i, i, data) for i, data in enumerate((b"", b"a", b"abc", b"abcde"))]
     for whole, continued in killed(tfrecord, tmp_path, samples):
         assert continued.read_bytes() == whole.read_bytes()
-        assert (tmp_path / "idx" / continued.name).read_bytes() == (tmp_path / "idx" / whole.name).read_bytes()
+        assert (tmp_path / "idx" / continued.name).read_bytes() == (
+            tmp_path / "idx" / whole.name
+        ).read_bytes()
 
 
 def test_a_writer_continues_behind_the_last_record_that_is_right(tmp_path: Path) -> None:
     """After a power failure, a file may have its full length without all its bytes."""
     whole = write(tfrecord, tmp_path / "whole", five())
-    data, places = bytearray(whole.read_bytes()), places_of(whole)
+    data = bytearray(whole.read_bytes())
+    places = places_of(whole)
     end = places[1][1]
     data[end - 100 : end] = bytes(100)
     (tmp_path / "torn.partial").write_bytes(data)

@@ -28,8 +28,16 @@ SAMPLES = five()[:3]
 
 
 def header(name: str, size: int) -> bytes:
-    """Return a regular file's header as in ustar: numbers in octal; in the sum, the checksum itself counts as spaces."""
-    fields = [name.encode().ljust(100, b"\0"), b"0000644\0", b"0000000\0", b"0000000\0", b"%011o\0" % size, b"00000000000\0"]
+    """Return a regular file's header as in ustar: numbers in octal; in the sum, the checksum itself
+    counts as spaces."""
+    fields = [
+        name.encode().ljust(100, b"\0"),
+        b"0000644\0",
+        b"0000000\0",
+        b"0000000\0",
+        b"%011o\0" % size,
+        b"00000000000\0",
+    ]
     rest = b"0" + bytes(100) + b"ustar\0" + b"00" + bytes(32 + 32 + 8 + 8 + 155 + 12)
     front = b"".join(fields)
     return front + b"%06o\0 " % sum(front + b" " * 8 + rest) + rest
@@ -65,7 +73,9 @@ def test_places_labels_and_names_are_listed(tmp_path: Path) -> None:
     assert list(webdataset.stored(path)) == [Stored(5 * 512, 9, 3, "class 3/7.JPEG", "class 3")]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("a/b.PNG", "png"), ("a/b.jpg", "jpg"), ("a/b.x", "jpg"), ("a/b", "jpg")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a/b.PNG", "png"), ("a/b.jpg", "jpg"), ("a/b.x", "jpg"), ("a/b", "jpg")]
+)
 def test_an_image_keeps_its_kind(name: str, kind: str, tmp_path: Path) -> None:
     path = write(webdataset, tmp_path / "val.tar", [SAMPLES[0]._replace(name=name)])
     with tarfile.open(path) as opened:
@@ -75,7 +85,9 @@ def test_an_image_keeps_its_kind(name: str, kind: str, tmp_path: Path) -> None:
 
 @EXAMPLES
 @given(payloads=PAYLOADS)
-def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_images_are_read_as_they_were_written(
+    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
     path = write(webdataset, tmp_path_factory.mktemp("written") / "any.tar", samples)
     assert listed(webdataset, path) == [(each.data, each.label) for each in samples]
@@ -84,7 +96,10 @@ def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_fa
 @pytest.mark.parametrize("prefix", ["", "./", "train/"])
 def test_without_a_number_the_folder_is_the_class(prefix: str, tmp_path: Path) -> None:
     path = tar(
-        tmp_path / "any.tar", (f"{prefix}cat/a.jpg", b"1"), (f"{prefix}owl/a.b.png", b"2"), (f"{prefix}owl/c.JPEG", b"3")
+        tmp_path / "any.tar",
+        (f"{prefix}cat/a.jpg", b"1"),
+        (f"{prefix}owl/a.b.png", b"2"),
+        (f"{prefix}owl/c.JPEG", b"3"),
     )
     found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
     # The kind is all after the first dot of a name: `b.png` is not the kind of an image.
@@ -96,7 +111,11 @@ def test_without_a_number_the_folder_is_the_class(prefix: str, tmp_path: Path) -
 
 def test_a_number_counts_before_the_folder(tmp_path: Path) -> None:
     path = tar(
-        tmp_path / "any.tar", ("cat/a.jpg", b"1"), ("cat/a.cls", b" 5\n"), ("b.json", b'{"label": 6}'), ("b.jpg", b"2")
+        tmp_path / "any.tar",
+        ("cat/a.jpg", b"1"),
+        ("cat/a.cls", b" 5\n"),
+        ("b.json", b'{"label": 6}'),
+        ("b.jpg", b"2"),
     )
     assert listed(webdataset, path) == [(b"1", 5), (b"2", 6)]
 
@@ -124,30 +143,54 @@ def test_folders_links_and_long_names_are_read(format: int, tmp_path: Path) -> N
             info.size = 1 + i
             opened.addfile(info, io.BytesIO(b"image"))
         link = tarfile.TarInfo("cat/link.jpg")
-        link.type, link.linkname = tarfile.SYMTYPE, "a.jpg"
+        link.type = tarfile.SYMTYPE
+        link.linkname = "a.jpg"
         opened.addfile(link)
     assert [image for image, _ in listed(webdataset, tmp_path / "any.tar")] == [b"i", b"im", b"ima"]
-    assert [item.name for item in webdataset.stored(tmp_path / "any.tar") if isinstance(item, Stored)] == names
+    assert [
+        item.name for item in webdataset.stored(tmp_path / "any.tar") if isinstance(item, Stored)
+    ] == names
 
 
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        pytest.param([("b.cls", b"cat"), ("b.jpg", b"")], r"b\.cls is 'cat'; expected the number of a class", id="a name"),
+        pytest.param(
+            [("b.cls", b"cat"), ("b.jpg", b"")],
+            r"b\.cls is 'cat'; expected the number of a class",
+            id="a name",
+        ),
         pytest.param([("b.cls", b"-1"), ("b.jpg", b"")], r"b\.cls is '-1'", id="negative"),
         pytest.param([("b.cls", b"1.5"), ("b.jpg", b"")], r"b\.cls is '1\.5'", id="no integer"),
         pytest.param([("b.cls", b""), ("b.jpg", b"")], r"b\.cls is ''", id="empty"),
         pytest.param([("b.cls", b"\xff\xb2"), ("b.jpg", b"")], r"b\.cls is '", id="no text"),
-        pytest.param([("b.json", b'{"label": "x"}'), ("b.jpg", b"")], r"b\.json is 'x'", id="a word in JSON"),
+        pytest.param(
+            [("b.json", b'{"label": "x"}'), ("b.jpg", b"")], r"b\.json is 'x'", id="a word in JSON"
+        ),
         pytest.param([("b.json", b"{"), ("b.jpg", b"")], r"b\.json is not JSON", id="no JSON"),
-        pytest.param([("b.json", b"\xff"), ("b.jpg", b"")], r"b\.json is not JSON", id="no text in JSON"),
+        pytest.param(
+            [("b.json", b"\xff"), ("b.jpg", b"")], r"b\.json is not JSON", id="no text in JSON"
+        ),
         pytest.param([("b.json", b"[1]"), ("b.jpg", b"")], "it has no class", id="no object"),
-        pytest.param([("b.jpg", b"")], "it has no class: expected a number in .cls, or a folder in its name", id="no class"),
+        pytest.param(
+            [("b.jpg", b"")],
+            "it has no class: expected a number in .cls, or a folder in its name",
+            id="no class",
+        ),
         pytest.param([("./b.jpg", b"")], "it has no class", id="no folder"),
     ],
 )
-def test_an_image_without_a_class_is_damage(files: list[tuple[str, bytes]], reason: str, tmp_path: Path) -> None:
-    path = tar(tmp_path / "any.tar", ("a.cls", b"0"), ("a.jpg", b"1"), *files, ("c.cls", b"0"), ("c.jpg", b"2"))
+def test_an_image_without_a_class_is_damage(
+    files: list[tuple[str, bytes]], reason: str, tmp_path: Path
+) -> None:
+    path = tar(
+        tmp_path / "any.tar",
+        ("a.cls", b"0"),
+        ("a.jpg", b"1"),
+        *files,
+        ("c.cls", b"0"),
+        ("c.jpg", b"2"),
+    )
     [first, damage, last] = webdataset.stored(path)
     assert isinstance(first, Stored)
     assert isinstance(last, Stored)
@@ -163,11 +206,15 @@ def test_json_of_thousands_of_brackets_is_damage(tmp_path: Path) -> None:
     assert [type(item) for item in webdataset.stored(path)] == [Damage]
 
 
-@pytest.mark.parametrize("magic", ["1f8b08", "425a68", "fd377a585a00", "28b52ffd"], ids=["gzip", "bzip2", "xz", "zstd"])
+@pytest.mark.parametrize(
+    "magic", ["1f8b08", "425a68", "fd377a585a00", "28b52ffd"], ids=["gzip", "bzip2", "xz", "zstd"]
+)
 def test_a_compressed_tar_is_refused(magic: str, tmp_path: Path) -> None:
     path = tmp_path / "any.tar"
     path.write_bytes(bytes.fromhex(magic) + bytes(100))
-    with pytest.raises(ValueError, match="the tar is compressed: images in it cannot be read by offset"):
+    with pytest.raises(
+        ValueError, match="the tar is compressed: images in it cannot be read by offset"
+    ):
         list(webdataset.stored(path))
 
 
@@ -193,19 +240,37 @@ def test_what_is_no_tar_is_damage_as_a_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [-512, -(2**40), 2**62, 2**70])
 @pytest.mark.parametrize(
-    "kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["file", "pax", "long name"]
+    "kind",
+    [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME],
+    ids=["file", "pax", "long name"],
 )
 def test_a_size_that_no_file_has_is_damage(kind: bytes, size: int, tmp_path: Path) -> None:
-    """GNU's numbers in base 256 allow such sizes. With a negative size, a reader could return to the same header forever."""
+    """GNU's numbers in base 256 allow such sizes. With a negative size, a reader could return to
+    the same header forever."""
     info = tarfile.TarInfo("cat/b.jpg")
-    info.size, info.type = size, kind
+    info.size = size
+    info.type = kind
     bad = info.tobuf(tarfile.GNU_FORMAT)
     path = tmp_path / "any.tar"
-    path.write_bytes(member("cat/a.jpg", b"1") + bad + member("cat/c.jpg", b"2") + member("cat/d.jpg", b"3") + bytes(1024))
+    path.write_bytes(
+        member("cat/a.jpg", b"1")
+        + bad
+        + member("cat/c.jpg", b"2")
+        + member("cat/d.jpg", b"3")
+        + bytes(1024)
+    )
     found = list(webdataset.stored(path))
-    before = ["cat/a.jpg"] if kind == tarfile.REGTYPE else []  # a member without a header after it counts as damaged
-    assert [item.name for item in found if isinstance(item, Stored)] == [*before, "cat/c.jpg", "cat/d.jpg"]
-    assert [(item.begin, item.end) for item in found if isinstance(item, Damage)] == [(1024 if before else 0, 1536)]
+    before = (
+        ["cat/a.jpg"] if kind == tarfile.REGTYPE else []
+    )  # a member without a header after it counts as damaged
+    assert [item.name for item in found if isinstance(item, Stored)] == [
+        *before,
+        "cat/c.jpg",
+        "cat/d.jpg",
+    ]
+    assert [(item.begin, item.end) for item in found if isinstance(item, Damage)] == [
+        (1024 if before else 0, 1536)
+    ]
 
 
 def spans(path: Path) -> list[tuple[int, int]]:
@@ -213,12 +278,16 @@ def spans(path: Path) -> list[tuple[int, int]]:
     with tarfile.open(path) as opened:
         begins = [each.offset for each in opened.getmembers() if each.name.endswith(".cls")]
         last = opened.getmembers()[-1]
-    return list(zip(begins, [*begins[1:], last.offset_data + -(-last.size // 512) * 512], strict=True))
+    return list(
+        zip(begins, [*begins[1:], last.offset_data + -(-last.size // 512) * 512], strict=True)
+    )
 
 
 def contents(path: Path) -> list[range]:
     with tarfile.open(path) as opened:
-        return [range(each.offset_data, each.offset_data + each.size) for each in opened.getmembers()]
+        return [
+            range(each.offset_data, each.offset_data + each.size) for each in opened.getmembers()
+        ]
 
 
 def touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
@@ -226,7 +295,8 @@ def touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
 
 
 def test_a_flipped_byte_costs_its_sample_and_the_one_in_front_of_it_at_most(file: Path) -> None:
-    """Headers have checksums, contents do not: flips in a class, a JSON or an image are not tested here."""
+    """Headers have checksums, contents do not: flips in a class, a JSON or an image are not tested
+    here."""
     places = spans(file)
     for i, damaged in flips(file.read_bytes(), contents(file), stride=5):
         file.write_bytes(damaged)
@@ -238,20 +308,28 @@ def test_a_flipped_byte_costs_its_sample_and_the_one_in_front_of_it_at_most(file
 
 def test_a_flip_in_a_class_or_in_names_raises_nothing_and_moves_nothing(file: Path) -> None:
     data = file.read_bytes()
-    places = [(item.offset, item.length) for item in webdataset.stored(file) if isinstance(item, Stored)]
+    places = [
+        (item.offset, item.length) for item in webdataset.stored(file) if isinstance(item, Stored)
+    ]
     for span in (each for i, each in enumerate(contents(file)) if i % 3 < 2):
         for i, damaged in flips(data[span.start : span.stop]):
             file.write_bytes(data[: span.start] + damaged + data[span.stop :])
             found = list(webdataset.stored(file))
             assert len(found) == 3, i
-            assert {(item.offset, item.length) for item in found if isinstance(item, Stored)} <= set(places)
+            assert {
+                (item.offset, item.length) for item in found if isinstance(item, Stored)
+            } <= set(places)
 
 
-def test_missing_and_added_bytes_cost_the_samples_they_touch_and_those_in_front_at_most(file: Path) -> None:
-    """Some losses cannot be detected, and are not tested: if exactly the bytes of some members are missing, the following
-    contents move up; if blocks of the last member are missing, the zeros at the end of the archive seem to be a part of it.
+def test_missing_and_added_bytes_cost_the_samples_they_touch_and_those_in_front_at_most(
+    file: Path,
+) -> None:
+    """Some losses cannot be detected, and are not tested: if exactly the bytes of some members are
+    missing, the following contents move up; if blocks of the last member are missing, the zeros at
+    the end of the archive seem to be a part of it.
     """
-    data, places = file.read_bytes(), spans(file)
+    data = file.read_bytes()
+    places = spans(file)
     blocks = (case for case in shifts(data, (512,), stride=29) if case[0].stop <= places[-1][0])
     for bytes_, damaged in (*shifts(data, (1, 7, 300, 1500), stride=37), *blocks):
         file.write_bytes(damaged)
@@ -261,7 +339,8 @@ def test_missing_and_added_bytes_cost_the_samples_they_touch_and_those_in_front_
 
 
 def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
-    data, places = file.read_bytes(), spans(file)
+    data = file.read_bytes()
+    places = spans(file)
     with tarfile.open(file) as opened:
         begins = {each.offset for each in opened.getmembers()}
     for size in [*range(0, len(data), 13), *range(0, len(data), 512)]:
@@ -276,8 +355,11 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
     """File systems leave such holes after a power failure."""
-    data, places = file.read_bytes(), spans(file)
-    file.write_bytes(data[: places[0][0] + 600] + bytes(places[1][1] - places[0][0] - 600) + data[places[1][1] :])
+    data = file.read_bytes()
+    places = spans(file)
+    file.write_bytes(
+        data[: places[0][0] + 600] + bytes(places[1][1] - places[0][0] - 600) + data[places[1][1] :]
+    )
     left, found = check_damaged(webdataset, file, SAMPLES)
     assert left == [2]
     assert found[-1].end == places[2][0]
@@ -288,39 +370,55 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
 def test_an_image_whose_class_is_lost_is_not_taken_for_one_of_its_folder(
     order: tuple[str, str], lost: int, tmp_path: Path
 ) -> None:
-    """Otherwise it would get a wrong label, or, with numbers and names mixed, no image of the file could be used."""
-    files = [(f"cat/{key}.{kind}", b"5" if kind == "cls" else key.encode()) for key in "abcd" for kind in order]
+    """Otherwise it would get a wrong label, or, with numbers and names mixed, no image of the file
+    could be used."""
+    files = [
+        (f"cat/{key}.{kind}", b"5" if kind == "cls" else key.encode())
+        for key in "abcd"
+        for kind in order
+    ]
     path = tar(tmp_path / "any.tar", *files)
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.cls\0".encode())] ^= 1
     path.write_bytes(data)
     found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
-    gone = {lost, lost - 1} if order[0] == "cls" else {lost}  # the member before the damage counts as damaged too
+    gone = (
+        {lost, lost - 1} if order[0] == "cls" else {lost}
+    )  # the member before the damage counts as damaged too
     assert [(item.label, item.name) for item in found] == [
         (5, f"cat/{key}.jpg") for i, key in enumerate("abcd") if i not in gone
     ]
 
 
 @pytest.mark.parametrize("lost", range(4))
-def test_in_a_tar_without_numbers_an_image_beside_damage_is_taken(lost: int, tmp_path: Path) -> None:
+def test_in_a_tar_without_numbers_an_image_beside_damage_is_taken(
+    lost: int, tmp_path: Path
+) -> None:
     path = tar(tmp_path / "any.tar", *((f"cat/{key}.jpg", b"image") for key in "abcd"))
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.jpg\0".encode())] ^= 1
     path.write_bytes(data)
     found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
-    assert [item.name for item in found] == [f"cat/{key}.jpg" for i, key in enumerate("abcd") if i not in (lost, lost - 1)]
+    assert [item.name for item in found] == [
+        f"cat/{key}.jpg" for i, key in enumerate("abcd") if i not in (lost, lost - 1)
+    ]
 
 
 def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
     samples = [sample(i, i, data) for i, data in enumerate((b"", b"a" * 512, b"ab"))]
-    # There are only zeros between members, so most positions are equal. A stride of 31 reaches every position in a block.
+    # There are only zeros between members, so most positions are equal. A stride of 31 reaches
+    # every position in a block.
     for whole, continued in killed(webdataset, tmp_path, samples, stride=31):
         assert continued.read_bytes() == whole.read_bytes()
 
 
 def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
     name = b"caf\xe9/\xff \xc3\xbc.jpg".decode("utf-8", "surrogateescape")
-    path = write(webdataset, tmp_path / "any.tar", [SAMPLES[0]._replace(name=name, class_name=name.partition("/")[0])])
+    path = write(
+        webdataset,
+        tmp_path / "any.tar",
+        [SAMPLES[0]._replace(name=name, class_name=name.partition("/")[0])],
+    )
     with tarfile.open(path) as opened:
         json.loads(opened.extractfile("00000000.json").read())  # type: ignore[union-attr]
     [item] = webdataset.stored(path)

@@ -1,7 +1,9 @@
-"""A fuzzer of the JPEG decoder: `python -m tests.data.decoding.fuzz_jpeg --minutes 5` (see `make fuzz`).
+"""A fuzzer of the JPEG decoder: `python -m tests.data.decoding.fuzz_jpeg --minutes 5` (see `make
+fuzz`).
 
-It draws JPEGs, damages most of them, decodes windows of them, and compares every answer with libjpeg-turbo's pixels. To give
-no answer is always right; the decoder must answer for a damaged file only with the pixels that libjpeg-turbo gives.
+It draws JPEGs, damages most of them, decodes windows of them, and compares every answer with
+libjpeg-turbo's pixels. To give no answer is always right; the decoder must answer for a damaged
+file only with the pixels that libjpeg-turbo gives.
 """
 
 import argparse
@@ -39,8 +41,10 @@ def module_of(path: Path | None) -> Any:
 
 def drawn(rng: np.random.Generator) -> bytes:
     """Return a whole JPEG of a kind that the decoder answers for."""
-    height, width = int(rng.integers(1, 150)), int(rng.integers(16, 150))
-    pixels, quality = picture(rng, height, width), int(rng.integers(1, 101))
+    height = int(rng.integers(1, 150))
+    width = int(rng.integers(16, 150))
+    pixels = picture(rng, height, width)
+    quality = int(rng.integers(1, 101))
     if rng.random() < 0.5:
         return encoded(pixels, SAMPLINGS[rng.integers(4)], quality)
     options: list[dict[str, Any]] = [
@@ -51,12 +55,15 @@ def drawn(rng: np.random.Generator) -> bytes:
     ]
     file = io.BytesIO()
     kind = options[rng.integers(len(options))]
-    Image.fromarray(pixels).save(file, "JPEG", quality=quality, subsampling=int(rng.integers(3)), **kind)
+    Image.fromarray(pixels).save(
+        file, "JPEG", quality=quality, subsampling=int(rng.integers(3)), **kind
+    )
     return file.getvalue()
 
 
 def damaged(rng: np.random.Generator, data: bytes) -> bytes:
-    """Return a JPEG with bytes changed, removed, inserted or doubled; headers are hit as often as the codes."""
+    """Return a JPEG with bytes changed, removed, inserted or doubled; headers are hit as often as
+    the codes."""
     found = bytearray(data)
     scan = max(data.find(b"\xff\xda"), 4)
     for _ in range(int(rng.integers(1, 5))):
@@ -84,23 +91,27 @@ def answered(module: Any, data: bytes, size: tuple[int, int], window: Window) ->
     """Return the decoder's answer, from buffers of exactly the size it asks for."""
     _, _, height, width = window
     room, pixels = module.sizes(len(data), height, width)
-    scratch, out = np.zeros(room, np.uint8), np.zeros(pixels, np.uint8)
+    scratch = np.zeros(room, np.uint8)
+    out = np.zeros(pixels, np.uint8)
     if not module.decode_window(data, size, window, scratch, out):
         return None
     return out[: height * width * 3].reshape(height, width, 3)
 
 
 def judged(module: Any, rng: np.random.Generator, data: bytes) -> str:
-    """Decode a window of a file; return what came of it: "no answer", "right", "wrong", or "libjpeg-turbo refuses it".
+    """Decode a window of a file; return what came of it: "no answer", "right", "wrong", or
+    "libjpeg-turbo refuses it".
 
     The last is damage behind the window's last row, which the decoder does not look at.
     """
     try:
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
     except (ValueError, KeyError):
-        height, width = 64, 64
+        height = 64
+        width = 64
     if height * width > 2**20:
-        height, width = 64, 64
+        height = 64
+        width = 64
     window = any_window(rng, height, width)
     found = answered(module, data, (height, width), window)
     if found is None:
@@ -110,20 +121,33 @@ def judged(module: Any, rng: np.random.Generator, data: bytes) -> str:
     except ValueError:
         return "libjpeg-turbo refuses it"
     top, left, rows, columns = window
-    return "right" if np.array_equal(found, whole[top : top + rows, left : left + columns]) else "wrong"
+    return (
+        "right"
+        if np.array_equal(found, whole[top : top + rows, left : left + columns])
+        else "wrong"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--module", type=Path, help="A compiled _jpeg to test instead of the installed one.")
-    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="Where files with a wrong answer are written.")
+    parser.add_argument(
+        "--module", type=Path, help="A compiled _jpeg to test instead of the installed one."
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=Path("build/fuzz"),
+        help="Where files with a wrong answer are written.",
+    )
     asked = parser.parse_args()
-    module, counts = module_of(asked.module), Counter[str]()
+    module = module_of(asked.module)
+    counts = Counter[str]()
     if module is None:
         sys.exit("the decoder is not compiled here; see `lockstep doctor`")
-    end, number = time.monotonic() + 60 * asked.minutes, 0
+    end = time.monotonic() + 60 * asked.minutes
+    number = 0
     while time.monotonic() < end:
         rng = np.random.default_rng([asked.seed, number])
         data = drawn(rng)

@@ -1,4 +1,5 @@
-"""Decoding, compared with Pillow and hand-made files; cropping and resizing, compared with the bilinear formula."""
+"""Decoding, compared with Pillow and hand-made files; cropping and resizing, compared with the
+bilinear formula."""
 
 import io
 import struct
@@ -21,7 +22,9 @@ Use = Callable[[bytes], object]
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
     """Return soft colours with fine noise on top, as in a photo."""
     random = np.random.default_rng(seed)
-    soft = Image.fromarray(random.integers(0, 256, (6, 8, 3), np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+    soft = Image.fromarray(random.integers(0, 256, (6, 8, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
     noise = random.integers(-12, 13, (height, width, 3))
     return Image.fromarray(np.clip(np.asarray(soft) + noise, 0, 255).astype(np.uint8))
 
@@ -73,7 +76,9 @@ def test_a_grey_jpeg_becomes_three_equal_channels() -> None:
 
 
 @pytest.mark.parametrize(("adobe_transform", "colours"), [(0, "CMYK"), (2, "YCCK")])
-def test_a_jpeg_in_four_colours_has_the_pixels_that_pillow_converts(adobe_transform: int, colours: str) -> None:
+def test_a_jpeg_in_four_colours_has_the_pixels_that_pillow_converts(
+    adobe_transform: int, colours: str
+) -> None:
     data = with_adobe_transform(CMYK, adobe_transform)
     assert simplejpeg.decode_jpeg_header(data)[2] == colours
     np.testing.assert_array_equal(decode(data), by_pillow(data))
@@ -85,24 +90,36 @@ def test_a_jpeg_of_pure_magenta_and_yellow_ink_is_red() -> None:
 
 
 @pytest.mark.parametrize("use", [decode, check])
-def test_a_cmyk_jpeg_is_not_decoded_by_simplejpeg(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.simplejpeg, "decode_jpeg", lambda *_, **__: pytest.fail("decoded by simplejpeg"))
+def test_a_cmyk_jpeg_is_not_decoded_by_simplejpeg(
+    use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        module.simplejpeg, "decode_jpeg", lambda *_, **__: pytest.fail("decoded by simplejpeg")
+    )
     use(CMYK)
 
 
 @pytest.mark.parametrize(
-    "factors", [(0x31, 0x11, 0x11), (0x22, 0x11, 0x21), (0x42, 0x11, 0x11), (0x14, 0x11, 0x11)], ids=str
+    "factors",
+    [(0x31, 0x11, 0x11), (0x22, 0x11, 0x21), (0x42, 0x11, 0x11), (0x14, 0x11, 0x11)],
+    ids=str,
 )
-def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(factors: tuple[int, int, int]) -> None:
+def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(
+    factors: tuple[int, int, int],
+) -> None:
     plain = encoded(Image.new("RGB", (32, 16), (128, 128, 128)), subsampling="4:4:4")
     header = bytearray(plain[: plain.index(b"\xff\xda") + 14])
     frame = header.index(b"\xff\xc0")
     for component, factor in enumerate(factors):
         header[frame + 11 + 3 * component] = factor
-    # Every block is grey 128: "difference 0, end of block" in the standard codes for luma and chroma.
-    blocks = [("001010" if component == 0 else "0000", factor) for component, factor in enumerate(factors)]
+    # Every block is grey 128: "difference 0, end of block" in the standard codes for luma and
+    # chroma.
+    blocks = [
+        ("001010" if component == 0 else "0000", factor) for component, factor in enumerate(factors)
+    ]
     unit = "".join(code * ((factor >> 4) * (factor & 15)) for code, factor in blocks)
-    widest, highest = max(factor >> 4 for factor in factors), max(factor & 15 for factor in factors)
+    widest = max(factor >> 4 for factor in factors)
+    highest = max(factor & 15 for factor in factors)
     bits = unit * (-(-32 // (8 * widest)) * -(-16 // (8 * highest)))
     bits += "1" * (-len(bits) % 8)
     data = bytes(header) + int(bits, 2).to_bytes(len(bits) // 8, "big") + b"\xff\xd9"
@@ -115,7 +132,9 @@ def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(fact
     ("kind", "options"),
     [("PNG", {}), ("BMP", {}), ("PPM", {}), ("TIFF", {}), ("WEBP", {"lossless": True})],
 )
-def test_an_image_without_loss_keeps_its_pixels_whatever_its_file_is_called(kind: str, options: dict[str, object]) -> None:
+def test_an_image_without_loss_keeps_its_pixels_whatever_its_file_is_called(
+    kind: str, options: dict[str, object]
+) -> None:
     np.testing.assert_array_equal(decode(encoded(PHOTO, kind, **options)), PIXELS)
 
 
@@ -190,7 +209,10 @@ BROKEN = {
     "empty": (b"", "empty file"),
     "text": (b"404: not found\n" * 50, "not an image"),
     "zeros": (bytes(4096), "not an image"),
-    "a program's file": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "not an image"),
+    "a program's file": (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n",
+        "not an image",
+    ),
     "a JPEG's first two bytes": (JPEG[:2], "not an image"),
     "a JPEG cut in its header": (JPEG[:300], "Truncated"),
     "a JPEG cut in half": (JPEG[:MIDDLE], "Premature end"),
@@ -206,7 +228,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("use", [check, decode_undamaged])
 @pytest.mark.parametrize(("data", "reason"), BROKEN.values(), ids=BROKEN)
-def test_check_and_decode_undamaged_say_what_is_wrong_with(data: bytes, reason: str, use: Use) -> None:
+def test_check_and_decode_undamaged_say_what_is_wrong_with(
+    data: bytes, reason: str, use: Use
+) -> None:
     with pytest.raises(ValueError, match=reason):
         use(data)
 
@@ -229,7 +253,9 @@ def test_a_jpeg_that_only_breaks_the_rules_is_whole(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [JPEG, encoded(PHOTO, progressive=True), CMYK, PNG], ids=["JPEG", "progressive", "CMYK", "PNG"]
+    "data",
+    [JPEG, encoded(PHOTO, progressive=True), CMYK, PNG],
+    ids=["JPEG", "progressive", "CMYK", "PNG"],
 )
 def test_an_undamaged_image_has_the_pixels_that_pillow_decodes(data: bytes) -> None:
     difference = decode_undamaged(data).astype(int) - by_pillow(data)
@@ -247,7 +273,9 @@ def png_that_claims(height: int, width: int) -> bytes:
 
 
 @pytest.mark.parametrize("use", [decode, check])
-@pytest.mark.parametrize("data", [jpeg_that_claims(65500, 65500), png_that_claims(65500, 65500)], ids=["JPEG", "PNG"])
+@pytest.mark.parametrize(
+    "data", [jpeg_that_claims(65500, 65500), png_that_claims(65500, 65500)], ids=["JPEG", "PNG"]
+)
 def test_an_image_that_claims_billions_of_pixels_is_refused(use: Use, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"too many|decompression bomb"):
         use(data)
@@ -255,8 +283,13 @@ def test_an_image_that_claims_billions_of_pixels_is_refused(use: Use, data: byte
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("use", [decode, check])
-def test_a_png_of_more_pixels_than_are_decoded_in_whole_is_refused_with_what_to_do(use: Use) -> None:
-    with pytest.raises(ValueError, match=r"13000 x 13000 pixels are too many: at most 100,000,000 .*; reduce the image"):
+def test_a_png_of_more_pixels_than_are_decoded_in_whole_is_refused_with_what_to_do(
+    use: Use,
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"13000 x 13000 pixels are too many: at most 100,000,000 .*; reduce the image",
+    ):
         use(png_that_claims(13000, 13000))
 
 
@@ -277,7 +310,9 @@ def test_a_few_bytes_that_claim_millions_of_pixels_are_refused_before_they_are_d
     monkeypatch.setattr(module.Image.Image, "load", fail)
     sides = struct.pack("<I", (9_000 - 1) | (8_000 - 1) << 14)
     data = data[:21] + sides + data[25:]
-    with pytest.raises(ValueError, match=f"9000 x 8000 pixels are too many for a file of {len(data)} bytes"):
+    with pytest.raises(
+        ValueError, match=f"9000 x 8000 pixels are too many for a file of {len(data)} bytes"
+    ):
         use(data)
 
 
@@ -288,8 +323,14 @@ def test_a_blank_page_of_one_bit_a_pixel_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("use", [decode, check])
-@pytest.mark.parametrize("error", [TypeError("odd"), struct.error("odd"), IndexError("odd"), MemoryError("odd")], ids=repr)
-def test_whatever_pillow_raises_is_a_value_error(use: Use, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("odd"), struct.error("odd"), IndexError("odd"), MemoryError("odd")],
+    ids=repr,
+)
+def test_whatever_pillow_raises_is_a_value_error(
+    use: Use, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -328,7 +369,8 @@ def test_a_damaged_file_is_an_image_of_one_size_or_a_value_error(data: bytes) ->
 
 
 def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return means of four pixels, weighted by their distance. Pixel i covers i to i + 1; the border's colours continue."""
+    """Return means of four pixels, weighted by their distance. Pixel i covers i to i + 1; the
+    border's colours continue."""
 
     def taps(count: int, wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         centre = (np.arange(wanted) + 0.5) * count / wanted - 0.5
@@ -360,7 +402,9 @@ def transformed(*, flip: bool = False, antialias: bool = False, cut: str) -> np.
     file = io.BytesIO()
     Image.fromarray(PIXELS).save(file, "PNG")
     size = PIXELS.shape[:2]
-    decode_into(file.getvalue(), size, window, resized, offset, flip=flip, antialias=antialias, out=out)
+    decode_into(
+        file.getvalue(), size, window, resized, offset, flip=flip, antialias=antialias, out=out
+    )
     return out
 
 
@@ -372,7 +416,9 @@ def square(pixels: np.ndarray, cut: str) -> np.ndarray:
 @pytest.mark.parametrize("cut", CUTS)
 def test_without_antialias_the_window_is_resized_by_the_bilinear_formula(cut: str) -> None:
     (top, left, height, width), resized, _ = CUTS[cut]
-    expected = bilinear(PIXELS[top : top + height, left : left + width].astype(np.float64), *resized)
+    expected = bilinear(
+        PIXELS[top : top + height, left : left + width].astype(np.float64), *resized
+    )
     np.testing.assert_allclose(transformed(cut=cut), square(expected, cut), atol=1)
 
 
@@ -385,11 +431,18 @@ def test_with_antialias_the_window_is_resized_as_pillow_does(cut: str) -> None:
 
 
 def test_antialias_changes_an_image_that_shrinks() -> None:
-    assert np.abs(transformed(cut="shrunk").astype(int) - transformed(cut="shrunk", antialias=True)).max() > 3
+    assert (
+        np.abs(
+            transformed(cut="shrunk").astype(int) - transformed(cut="shrunk", antialias=True)
+        ).max()
+        > 3
+    )
 
 
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("cut", ["shrunk", "the centre"])
 def test_a_flip_mirrors_the_finished_square(cut: str, antialias: bool) -> None:
     plain = transformed(cut=cut, antialias=antialias)
-    np.testing.assert_array_equal(transformed(cut=cut, antialias=antialias, flip=True), plain[:, ::-1])
+    np.testing.assert_array_equal(
+        transformed(cut=cut, antialias=antialias, flip=True), plain[:, ::-1]
+    )

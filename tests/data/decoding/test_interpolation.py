@@ -21,7 +21,9 @@ CUTS: dict[str, tuple[Window, tuple[int, int]]] = {
 }
 
 
-def transformed(data: bytes, cut: str, *, antialias: bool, interpolation: str = "bicubic", **more: str) -> np.ndarray:
+def transformed(
+    data: bytes, cut: str, *, antialias: bool, interpolation: str = "bicubic", **more: str
+) -> np.ndarray:
     window, resized = CUTS[cut]
     out = np.full((32, 32, 3), 77, np.uint8)
     how = {"flip": False, "antialias": antialias, "interpolation": interpolation, **more}
@@ -45,13 +47,18 @@ def png() -> bytes:
 
 
 def cubic_matrix(count: int, wanted: int, a: float, centre_of_pixels: float = 0.5) -> np.ndarray:
-    """Return float64 [wanted, count]: weights of Keys' cubic. Pixel i covers i to i + 1; the border's colours continue."""
+    """Return float64 [wanted, count]: weights of Keys' cubic. Pixel i covers i to i + 1; the
+    border's colours continue."""
     weights = np.zeros((wanted, count))
-    for row, centre in enumerate((np.arange(wanted) + centre_of_pixels) * count / wanted - centre_of_pixels):
+    for row, centre in enumerate(
+        (np.arange(wanted) + centre_of_pixels) * count / wanted - centre_of_pixels
+    ):
         for place in range(int(np.floor(centre)) - 1, int(np.floor(centre)) + 3):
             x = abs(centre - place)
             near = (a + 2) * x**3 - (a + 3) * x**2 + 1
-            weights[row, min(max(place, 0), count - 1)] += near if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4)
+            weights[row, min(max(place, 0), count - 1)] += (
+                near if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4)
+            )
     return weights
 
 
@@ -67,16 +74,23 @@ def test_with_antialias_bicubic_is_pillows(cut: str) -> None:
 def test_without_antialias_bicubic_is_the_cubic_of_sixteen_pixels(cut: str) -> None:
     (top, left, height, width), resized = CUTS[cut]
     part = PIXELS[top : top + height, left : left + width].astype(np.float64)
-    rows, columns = (cubic_matrix(count, wanted, -0.75) for count, wanted in zip((height, width), resized, strict=True))
+    rows, columns = (
+        cubic_matrix(count, wanted, -0.75)
+        for count, wanted in zip((height, width), resized, strict=True)
+    )
     expected = np.clip(np.einsum("ih,hwc,jw->ijc", rows, part, columns), 0, 255)
-    np.testing.assert_allclose(transformed(png(), cut, antialias=False), square(expected, cut), atol=1)
+    np.testing.assert_allclose(
+        transformed(png(), cut, antialias=False), square(expected, cut), atol=1
+    )
 
 
 @pytest.mark.parametrize("cut", ["shrunk", "enlarged", "one direction shrunk"])
 def test_bicubic_samples_at_whole_multiples_of_the_scale_where_the_recipe_says_so(cut: str) -> None:
     (top, left, height, width), resized = CUTS[cut]
     part = PIXELS[top : top + height, left : left + width].astype(np.float64)
-    rows, columns = (cubic_matrix(*counts, -0.75, 0) for counts in zip((height, width), resized, strict=True))
+    rows, columns = (
+        cubic_matrix(*counts, -0.75, 0) for counts in zip((height, width), resized, strict=True)
+    )
     expected = np.clip(np.einsum("ih,hwc,jw->ijc", rows, part, columns), 0, 255)
     found = transformed(png(), cut, antialias=False, sampling="asymmetric")
     np.testing.assert_allclose(found, square(expected, cut), atol=0.51)

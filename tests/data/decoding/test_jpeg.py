@@ -1,4 +1,5 @@
-"""The decoder of windows, compared with libjpeg-turbo: it returns the same pixels to the last bit, or None."""
+"""The decoder of windows, compared with libjpeg-turbo: it returns the same pixels to the last bit,
+or None."""
 
 import io
 
@@ -39,11 +40,14 @@ def assert_same(data: bytes, window: Window, case: str = "") -> None:
 def test_a_window_has_the_pixels_of_libjpeg_turbo(sampling: str) -> None:
     rng = np.random.default_rng(SAMPLINGS.index(sampling))
     for case in range(150):
-        height, width = int(rng.integers(1, 140)), int(rng.integers(WIDE, 140))
+        height = int(rng.integers(1, 140))
+        width = int(rng.integers(WIDE, 140))
         quality = int(rng.integers(5, 99))
         window = any_window(rng, height, width)
         data = encoded(picture(rng, height, width), sampling, quality)
-        assert_same(data, window, f"case {case}: {height} x {width}, quality {quality}, window {window}")
+        assert_same(
+            data, window, f"case {case}: {height} x {width}, quality {quality}, window {window}"
+        )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -55,13 +59,24 @@ def test_every_window_of_a_small_image(sampling: str) -> None:
             assert_same(data, (0, 0, top + 1, left + 1), f"to {top}, {left}")
 
 
-@pytest.mark.parametrize("options", [{"optimize": True}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"optimize": True}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}],
+    ids=str,
+)
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_codes_of_its_own_and_restarts_make_no_difference(options: dict[str, object], subsampling: int) -> None:
+def test_codes_of_its_own_and_restarts_make_no_difference(
+    options: dict[str, object], subsampling: int
+) -> None:
     rng = np.random.default_rng(subsampling)
     for case in range(40):
         height, width = rng.integers(WIDE, 140, 2).tolist()
-        data = by_pillow(picture(rng, height, width), quality=int(rng.integers(30, 99)), subsampling=subsampling, **options)
+        data = by_pillow(
+            picture(rng, height, width),
+            quality=int(rng.integers(30, 99)),
+            subsampling=subsampling,
+            **options,
+        )
         assert_same(data, any_window(rng, height, width), f"case {case}")
 
 
@@ -70,9 +85,15 @@ def test_codes_of_sixteen_bits_are_read() -> None:
     rng = np.random.default_rng(3)
     noise = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     for quality in (60, 90):
-        assert_same(simplejpeg.encode_jpeg(noise, quality, colorsubsampling="444"), (0, 0, 64, 64), str(quality))
+        assert_same(
+            simplejpeg.encode_jpeg(noise, quality, colorsubsampling="444"),
+            (0, 0, 64, 64),
+            str(quality),
+        )
     checks = np.indices((64, 64)).sum(0) % 2 * 60 + 90
-    assert_same(simplejpeg.encode_jpeg(checks[..., None].repeat(3, 2).astype(np.uint8), 100), (8, 8, 40, 40))
+    assert_same(
+        simplejpeg.encode_jpeg(checks[..., None].repeat(3, 2).astype(np.uint8), 100), (8, 8, 40, 40)
+    )
 
 
 PLAIN = encoded(picture(np.random.default_rng(3), 40, 40), "420")
@@ -91,7 +112,9 @@ def with_a_code_of_ones(jpeg: bytes) -> bytes:
 
 
 def test_a_table_that_no_scan_uses_makes_no_difference() -> None:
-    other = with_a_code_of_ones(PLAIN).replace(bytes([0, 21, 0x03, 2, 0]), bytes([0, 21, 0x03, 0, 2]))
+    other = with_a_code_of_ones(PLAIN).replace(
+        bytes([0, 21, 0x03, 2, 0]), bytes([0, 21, 0x03, 0, 2])
+    )
     assert_same(other, (0, 0, 40, 40))
 
 
@@ -139,7 +162,10 @@ def test_coefficients_that_no_image_has_are_left_to_libjpeg_turbo() -> None:
     plain = encoded(picture(np.random.default_rng(3), 40, 40), "444", 50)
     table = plain.index(b"\xff\xdb") + 5
     # The quantizer says that every luma coefficient was divided by 255.
-    assert decode_window(plain[:table] + b"\xff" * 64 + plain[table + 64 :], (40, 40), (0, 0, 40, 40)) is None
+    assert (
+        decode_window(plain[:table] + b"\xff" * 64 + plain[table + 64 :], (40, 40), (0, 0, 40, 40))
+        is None
+    )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -151,7 +177,9 @@ def test_of_a_damaged_file_there_are_the_pixels_of_libjpeg_turbo_or_none(samplin
         damaged = bytearray(data)
         reach = len(data) if case % 2 else 640  # the headers
         for place in rng.integers(2, reach, rng.integers(1, 4)).tolist():
-            damaged[place : place + case % 3] = rng.integers(0, 256, rng.integers(0, 3)).astype(np.uint8).tobytes()
+            damaged[place : place + case % 3] = (
+                rng.integers(0, 256, rng.integers(0, 3)).astype(np.uint8).tobytes()
+            )
         if case % 5 == 0:
             del damaged[rng.integers(20, len(damaged)) :]
         window = any_window(rng, 60, 70)
@@ -178,7 +206,16 @@ def test_a_file_cut_anywhere_is_read_within_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "window", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, -5, 5), (0, 0, 0, 5), (0, 0, 5, 0), (36, 0, 5, 5), (0, 36, 5, 5)]
+    "window",
+    [
+        (-1, 0, 5, 5),
+        (0, -1, 5, 5),
+        (0, 0, -5, 5),
+        (0, 0, 0, 5),
+        (0, 0, 5, 0),
+        (36, 0, 5, 5),
+        (0, 36, 5, 5),
+    ],
 )
 def test_a_window_that_is_not_within_the_image_is_refused(window: Window) -> None:
     data = encoded(picture(np.random.default_rng(3), 40, 40), "420")
@@ -191,7 +228,9 @@ def test_an_image_larger_than_a_jpeg_can_be_is_refused(side: int) -> None:
     with pytest.raises(ValueError, match=f"no window has {side} x {side} pixels"):
         _jpeg.sizes(100, side, side)
     with pytest.raises(ValueError, match=f"not within an image of {side} x {side} pixels"):
-        _jpeg.decode_window(PLAIN, (side, side), (0, 0, side, side), np.zeros(64, np.uint8), np.zeros(64, np.uint8))
+        _jpeg.decode_window(
+            PLAIN, (side, side), (0, 0, side, side), np.zeros(64, np.uint8), np.zeros(64, np.uint8)
+        )
 
 
 @pytest.mark.parametrize("short", ["room", "out"])
@@ -209,7 +248,16 @@ def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.Monk
 
     def crop() -> np.ndarray:
         out = np.zeros((32, 32, 3), np.uint8)
-        decode_into(data, (130, 170), (33, 41, 70, 90), (40, 36), (3, 2), flip=True, antialias=False, out=out)
+        decode_into(
+            data,
+            (130, 170),
+            (33, 41, 70, 90),
+            (40, 36),
+            (3, 2),
+            flip=True,
+            antialias=False,
+            out=out,
+        )
         return out
 
     ours = crop()
@@ -227,4 +275,9 @@ def test_whatever_is_damaged_has_the_pixels_of_libjpeg_turbo_or_no_answer(seed: 
 
 def test_threads_do_not_share_buffers() -> None:
     rng = np.random.default_rng(5)
-    assert wrong_in_threads(decode_window, [encoded(picture(rng, 100, 120), sampling) for sampling in SAMPLINGS]) == []
+    assert (
+        wrong_in_threads(
+            decode_window, [encoded(picture(rng, 100, 120), sampling) for sampling in SAMPLINGS]
+        )
+        == []
+    )

@@ -1,4 +1,5 @@
-"""Photos that are turned or mirrored as their EXIF orientation says, compared with Pillow's `exif_transpose`."""
+"""Photos that are turned or mirrored as their EXIF orientation says, compared with Pillow's
+`exif_transpose`."""
 
 import io
 import struct
@@ -10,11 +11,18 @@ from PIL import Image, ImageOps
 
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.decode import decode
-from lockstep.data.decoding.orientation import orientation_of, shown_size, stored_window, turned, with_orientation
+from lockstep.data.decoding.orientation import (
+    orientation_of,
+    shown_size,
+    stored_window,
+    turned,
+    with_orientation,
+)
 from tests.data.pictures import any_window, encoded, picture
 
 ORIENTATIONS = range(1, 9)
-HEIGHT, WIDTH = 75, 101
+HEIGHT = 75
+WIDTH = 101
 PIXELS = picture(np.random.default_rng(3), HEIGHT, WIDTH)
 
 
@@ -50,12 +58,16 @@ def with_exif(exif: bytes, before: bytes = b"") -> bytes:
     """Return a JPEG with EXIF data, and something before its segment."""
     jpeg = encoded(PIXELS, "420")
     segment = b"Exif\0\0" + exif
-    return jpeg[:2] + before + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+    return (
+        jpeg[:2] + before + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+    )
 
 
 def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
     head = {"<": b"II*\0", ">": b"MM\0*"}[order]
-    packed = struct.pack(order + {3: "HH", 4: "I", 1: "BBH"}[kind], value, *[0] * {3: 1, 4: 0, 1: 2}[kind])
+    packed = struct.pack(
+        order + {3: "HH", 4: "I", 1: "BBH"}[kind], value, *[0] * {3: 1, 4: 0, 1: 2}[kind]
+    )
     return head + struct.pack(order + "IHHHI", 8, tags, 0x0112, kind, 1) + packed + bytes(4)
 
 
@@ -66,7 +78,9 @@ def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
     [b"", b"\xff\xff", b"\xff\xe0\0\x04ab", b"\xff\xe1\0\x09http:\0\0", b"garbage"],
     ids=["nothing", "fill bytes", "JFIF", "XMP", "garbage"],
 )
-def test_exif_data_is_found_in_either_byte_order_behind_other_segments(before: bytes, kind: int, order: str) -> None:
+def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
+    before: bytes, kind: int, order: str
+) -> None:
     assert orientation_of(with_exif(tiff(order, kind, 6), before)) == 6
 
 
@@ -102,7 +116,12 @@ def test_exif_data_behind_the_pixels_of_a_png_counts() -> None:
     file = io.BytesIO()
     Image.fromarray(PIXELS).save(file, "PNG")
     exif = tiff(">", 3, 8)
-    chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    chunk = (
+        struct.pack(">I", len(exif))
+        + b"eXIf"
+        + exif
+        + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    )
     data = file.getvalue()[:-12] + chunk + file.getvalue()[-12:]
     np.testing.assert_array_equal(turned(decode(data), orientation_of(data)), shown(PIXELS, 8))
 
@@ -132,29 +151,44 @@ def test_a_crop_is_that_of_the_image_turned_before(format: str, orientation: int
         data = file.getvalue()
     whole = shown(decode(data), orientation)
     rng = np.random.default_rng(orientation)
-    for sampling, antialias, flip in (("half_pixel", False, False), ("half_pixel", True, True), ("asymmetric", False, True)):
+    for sampling, antialias, flip in (
+        ("half_pixel", False, False),
+        ("half_pixel", True, True),
+        ("asymmetric", False, True),
+    ):
         window = any_window(rng, *whole.shape[:2])
         outs = np.zeros((3, 32, 32, 3), np.uint8)
         how = {"flip": flip, "antialias": antialias, "sampling": sampling}
         geometry = (window, (40, 36), (3, 2))
         decode_into(whole, whole.shape[:2], *geometry, **how, out=outs[0])
         decode_into(data, (HEIGHT, WIDTH), *geometry, **how, orientation=orientation, out=outs[1])
-        decode_into(decode(data), (HEIGHT, WIDTH), *geometry, **how, orientation=orientation, out=outs[2])
+        decode_into(
+            decode(data), (HEIGHT, WIDTH), *geometry, **how, orientation=orientation, out=outs[2]
+        )
         np.testing.assert_array_equal(outs[1], outs[0])
         np.testing.assert_array_equal(outs[2], outs[0])
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_a_crop_in_reduced_size_is_that_of_the_reduced_image_turned_before(orientation: int) -> None:
-    data = photo(orientation)  # 75 and 101 are no multiples of 2: the sides of the reduced image are rounded up
+def test_a_crop_in_reduced_size_is_that_of_the_reduced_image_turned_before(
+    orientation: int,
+) -> None:
+    data = photo(
+        orientation
+    )  # 75 and 101 are no multiples of 2: the sides of the reduced image are rounded up
     whole = shown(decode(data, 2), orientation)
     outs = np.zeros((2, 16, 16, 3), np.uint8)
-    top, left, height, width = 5, 8, 62, 61
+    top = 5
+    left = 8
+    height = 62
+    width = 61
     part = np.ascontiguousarray(whole[top // 2 :, left // 2 :][: height // 2, : width // 2])
     how = {"flip": False, "antialias": True}
     decode_into(part, part.shape[:2], (0, 0, *part.shape[:2]), (30, 30), (4, 6), **how, out=outs[0])
     how |= {"dct_scaling": True, "orientation": orientation}
-    decode_into(data, (HEIGHT, WIDTH), (top, left, height, width), (30, 30), (4, 6), **how, out=outs[1])
+    decode_into(
+        data, (HEIGHT, WIDTH), (top, left, height, width), (30, 30), (4, 6), **how, out=outs[1]
+    )
     np.testing.assert_array_equal(*outs)
 
 
@@ -163,4 +197,6 @@ def test_an_orientation_can_be_given_to_a_jpeg(orientation: int) -> None:
     plain = encoded(PIXELS, "420")
     image = Image.open(io.BytesIO(with_orientation(plain, orientation)))
     assert image.getexif().get(0x0112, 1) == orientation
-    np.testing.assert_array_equal(np.asarray(ImageOps.exif_transpose(image)), shown(decode(plain), orientation))
+    np.testing.assert_array_equal(
+        np.asarray(ImageOps.exif_transpose(image)), shown(decode(plain), orientation)
+    )

@@ -19,7 +19,11 @@ def test_a_reduced_image_is_the_mean_of_its_blocks() -> None:
     assert np.abs(decode(encoded(ramp, "444", 100), 4)[..., 0] - means).max() <= 2
 
 
-WINDOWS = {"half": ((0, 0, 64, 80), 2), "less than half": ((0, 0, 63, 80), 1), "a quarter": ((8, 4, 130, 150), 4)}
+WINDOWS = {
+    "half": ((0, 0, 64, 80), 2),
+    "less than half": ((0, 0, 63, 80), 1),
+    "a quarter": ((8, 4, 130, 150), 4),
+}
 
 
 @pytest.mark.parametrize("sampling", ["half_pixel", "asymmetric"])
@@ -34,7 +38,8 @@ def test_with_dct_scaling_a_large_window_is_taken_from_a_reduced_image(
     decode_into(data, (150, 170), window, (32, 32), (0, 0), **how, dct_scaling=True, out=outs[0])
     smaller = decode(data, reduction)
     top, left, height, width = (length // reduction for length in window)
-    part, file = smaller[top : top + height, left : left + width], io.BytesIO()
+    part = smaller[top : top + height, left : left + width]
+    file = io.BytesIO()
     Image.fromarray(part).save(file, "PNG")
     whole = (0, 0, *part.shape[:2])
     decode_into(file.getvalue(), part.shape[:2], whole, (32, 32), (0, 0), **how, out=outs[1])

@@ -51,7 +51,9 @@ def second(pixels: int, order: list[str]) -> threading.Thread:
     ],
     ids=["too many together", "as many as may be", "usual", "alone"],
 )
-def test_a_large_image_waits_until_there_is_room_for_it(first: int, other: int, order: list[str]) -> None:
+def test_a_large_image_waits_until_there_is_room_for_it(
+    first: int, other: int, order: list[str]
+) -> None:
     found: list[str] = []
     with decoding(first):
         thread = second(other, found)
@@ -70,11 +72,23 @@ def test_room_is_given_back_by_what_cannot_be_decoded() -> None:
     ("height", "width", "size", "most", "message"),
     [
         (10_000, 10_000, 10**6, MOST_PIXELS_IN_WHOLE, None),
-        (10_000, 10_001, 10**6, MOST_PIXELS_IN_WHOLE, "10001 x 10000 pixels are too many: at most 100,000,000 unless"),
+        (
+            10_000,
+            10_001,
+            10**6,
+            MOST_PIXELS_IN_WHOLE,
+            "10001 x 10000 pixels are too many: at most 100,000,000 unless",
+        ),
         (10_000, 10_001, 10**6, MOST_PIXELS, None),
         (13_378, 13_378, 10**8, MOST_PIXELS, "too many: at most 178,956,970; reduce"),
         (2048, 2048, 30, MOST_PIXELS_IN_WHOLE, None),
-        (2048, 2049, 30, MOST_PIXELS_IN_WHOLE, "2049 x 2048 pixels are too many for a file of 30 bytes"),
+        (
+            2048,
+            2049,
+            30,
+            MOST_PIXELS_IN_WHOLE,
+            "2049 x 2048 pixels are too many for a file of 30 bytes",
+        ),
         (4096, 4096, 1024, MOST_PIXELS_IN_WHOLE, None),
     ],
 )
@@ -106,8 +120,11 @@ def plain(before: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 @pytest.mark.parametrize("without_data", [False, True])
-def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_decoded(mode: str, without_data: bool) -> None:
-    out, usual = np.empty((8, 8, 3), np.uint8), count_scans(progressive_jpeg(mode), MOST_SCANS)
+def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_decoded(
+    mode: str, without_data: bool
+) -> None:
+    out = np.empty((8, 8, 3), np.uint8)
+    usual = count_scans(progressive_jpeg(mode), MOST_SCANS)
     assert usual == {"RGB": 10, "CMYK": 18}[mode]  # as in libjpeg's own scripts
     decode(progressive_jpeg(mode, MOST_SCANS - usual, without_data))
     hostile = progressive_jpeg(mode, MOST_SCANS - usual + 1, without_data)
@@ -128,16 +145,22 @@ def test_scans_are_counted_as_libjpeg_reads_them() -> None:
     thumbnail = b"\xff\xe1" + (2 + len(photo)).to_bytes(2, "big") + photo
     assert count_scans(photo, MOST_SCANS) == 15
     assert count_scans(photo[:2] + thumbnail + photo[2:], MOST_SCANS) == 15
-    assert count_scans(photo + 20 * photo, MOST_SCANS) == 15  # a file of several photos, as cameras write them
+    assert (
+        count_scans(photo + 20 * photo, MOST_SCANS) == 15
+    )  # a file of several photos, as cameras write them
     assert count_scans(photo, 7) == 8
     assert count_scans(plain(), MOST_SCANS) == 1
     assert count_scans(memoryview(plain(thumbnail)), MOST_SCANS) == 1
     first = photo.index(b"\xff\xda")
-    hidden = photo[: first + 14] + b"\xff\x02\xff\xff" + photo[first + 14 :]  # libjpeg skips no segment that is not known
+    hidden = (
+        photo[: first + 14] + b"\xff\x02\xff\xff" + photo[first + 14 :]
+    )  # libjpeg skips no segment that is not known
     assert count_scans(hidden, MOST_SCANS) == 15
 
 
-@pytest.mark.parametrize(("height", "width", "is_allowed"), [(13_377, 13_377, True), (20_000, 14_400, False)])
+@pytest.mark.parametrize(
+    ("height", "width", "is_allowed"), [(13_377, 13_377, True), (20_000, 14_400, False)]
+)
 def test_scans_are_held_against_the_pixels(height: int, width: int, is_allowed: bool) -> None:
     data = progressive_jpeg()
     assert (count_scans(data, MOST_SCANS) * height * width <= MOST_SCANNED_PIXELS) == is_allowed

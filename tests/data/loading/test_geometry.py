@@ -1,6 +1,8 @@
-"""Evaluation in the geometry of NVIDIA's originals, compared with the operators of DALI and TensorFlow on odd sizes.
+"""Evaluation in the geometry of NVIDIA's originals, compared with the operators of DALI and
+TensorFlow on odd sizes.
 
-The images are drawn, or photos of a folder: `LOCKSTEP_PHOTOS=FOLDER pytest tests/data/loading/test_geometry.py`.
+The images are drawn, or photos of a folder: `LOCKSTEP_PHOTOS=FOLDER pytest
+tests/data/loading/test_geometry.py`.
 """
 
 import os
@@ -20,7 +22,8 @@ from lockstep.recipes.published import RECIPES
 from tests.inference.cases import of_tensorflow_1
 
 SIZES = ((354, 500), (500, 354), (375, 500), (301, 307), (97, 131))
-"""Sides after the resize of 361.6 and 341.3, a half in the crop's place, and an image that is enlarged."""
+"""Sides after the resize of 361.6 and 341.3, a half in the crop's place, and an image that is
+enlarged."""
 
 CHANGES: dict[str, dict[str, Any]] = {
     "as published": {},
@@ -44,7 +47,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
         pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), int)
         pixels = pixels + random.integers(-9, 10, pixels.shape)
         pixels[height // 3 : -height // 3, width // 4 : width // 2] //= 2
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / "images" / f"{number}.jpg", quality=95)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(
+            root / "images" / f"{number}.jpg", quality=95
+        )
     return open_index(root)
 
 
@@ -57,14 +62,23 @@ def of_dali(photos: Index) -> dict[str, np.ndarray]:
     @pipeline_def(batch_size=len(images), num_threads=1, device_id=None)
     def original() -> Any:
         given = fn.external_source(source=[images])
-        arguments = [(how.get("eval_resize", 256), how.get("eval_antialias", False)) for how in CHANGES.values()]
-        resized = [fn.resize(given, resize_shorter=shorter, antialias=antialias) for shorter, antialias in arguments]
+        arguments = [
+            (how.get("eval_resize", 256), how.get("eval_antialias", False))
+            for how in CHANGES.values()
+        ]
+        resized = [
+            fn.resize(given, resize_shorter=shorter, antialias=antialias)
+            for shorter, antialias in arguments
+        ]
         how = {"crop": (224, 224), "mean": 0.0, "std": 1.0, "output_layout": "HWC"}
         return tuple(fn.crop_mirror_normalize(each, **how) for each in resized)
 
     pipeline = original()
     pipeline.build()
-    return {name: np.asarray(each.as_tensor()) for name, each in zip(CHANGES, pipeline.run(), strict=True)}
+    return {
+        name: np.asarray(each.as_tensor())
+        for name, each in zip(CHANGES, pipeline.run(), strict=True)
+    }
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -77,7 +91,13 @@ def test_evaluation_by_the_paddle_recipe_is_that_of_dalis_operators(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"eval_side_rounding": "down"}, {"eval_offset_rounding": "even"}, {"eval_sampling": "half_pixel"}], ids=str
+    "changes",
+    [
+        {"eval_side_rounding": "down"},
+        {"eval_offset_rounding": "even"},
+        {"eval_sampling": "half_pixel"},
+    ],
+    ids=str,
 )
 def test_without_one_of_its_fields_it_is_another(
     changes: dict[str, Any], photos: Index, of_dali: dict[str, np.ndarray]
@@ -95,7 +115,9 @@ def evaluated(index: Index, recipe: Any, loader: str) -> np.ndarray:
     return batch.images.astype(np.float32)
 
 
-def test_the_dali_loader_evaluates_by_the_tensorflow_recipe_as_the_host_loader(photos: Index) -> None:
+def test_the_dali_loader_evaluates_by_the_tensorflow_recipe_as_the_host_loader(
+    photos: Index,
+) -> None:
     recipe = RECIPES["resnet50-tensorflow-90ep"]()
     assert np.abs(evaluated(photos, recipe, "dali") - evaluated(photos, recipe, "host")).max() <= 1
 

@@ -1,4 +1,5 @@
-"""The host loader, compared with separate decoding, cropping and resizing; its order, its limits and its end."""
+"""The host loader, compared with separate decoding, cropping and resizing; its order, its limits
+and its end."""
 
 import dataclasses
 import os
@@ -32,7 +33,8 @@ def index(textures: Path) -> Index:
 
 @pytest.fixture(scope="module")
 def plans(tiny_recipe: Recipe, index: Index) -> list[BatchPlan]:
-    """Two training steps with MixUp, and the last two batches of an evaluation of 60 images in batches of 16."""
+    """Two training steps with MixUp, and the last two batches of an evaluation of 60 images in
+    batches of 16."""
     mixed = tiny_recipe.replace(mixup_alpha=0.2)
     training = islice(training_plans(mixed, index.sizes, 0), 2)
     return [*training, *list(evaluation_plans(tiny_recipe, index.sizes, 16))[-2:]]
@@ -43,7 +45,9 @@ def few(tmp_path: Path) -> Index:
     """Four images in different greys, in four classes."""
     for i in range(4):
         (tmp_path / str(i)).mkdir()
-        Image.new("RGB", (40, 40), (50 * i + 20,) * 3).save(tmp_path / str(i) / "image.jpg", quality=95)
+        Image.new("RGB", (40, 40), (50 * i + 20,) * 3).save(
+            tmp_path / str(i) / "image.jpg", quality=95
+        )
     return open_index(tmp_path)
 
 
@@ -68,7 +72,9 @@ def loaded(index: Index, plans: Iterable[BatchPlan], **settings: Any) -> list[Ba
         return list(one.batches(plans))
 
 
-def by_hand(index: Index, plan: BatchPlan, antialias: bool, interpolation: str = "bilinear") -> np.ndarray:
+def by_hand(
+    index: Index, plan: BatchPlan, antialias: bool, interpolation: str = "bilinear"
+) -> np.ndarray:
     filtering, sampling = {
         "bilinear": (Image.Resampling.BILINEAR, cv2.INTER_LINEAR),
         "bicubic": (Image.Resampling.BICUBIC, cv2.INTER_CUBIC),
@@ -81,7 +87,11 @@ def by_hand(index: Index, plan: BatchPlan, antialias: bool, interpolation: str =
         top, left, height, width = plan.windows[i].tolist()
         rows, columns = plan.resized[i].tolist()
         down, along = plan.offsets[i].tolist()
-        window = Image.open(index.path(sample)).convert("RGB").crop((left, top, left + width, top + height))
+        window = (
+            Image.open(index.path(sample))
+            .convert("RGB")
+            .crop((left, top, left + width, top + height))
+        )
         if antialias:
             pixels = np.asarray(window.resize((columns, rows), filtering))
         else:
@@ -114,7 +124,9 @@ def test_batches_do_not_depend_on_threads_or_on_how_far_ahead(
         np.testing.assert_array_equal(batch.images, by_hand(index, plan, False))
 
 
-def test_images_and_labels_have_the_types_that_cross_into_an_engine(index: Index, plans: list[BatchPlan]) -> None:
+def test_images_and_labels_have_the_types_that_cross_into_an_engine(
+    index: Index, plans: list[BatchPlan]
+) -> None:
     batch = loaded(index, plans[:1])[0]
     assert (batch.images.dtype, batch.images.shape) == (np.uint8, (8, SIZE, SIZE, 3))
     assert (batch.labels.dtype, batch.labels.shape) == (np.int64, (8,))
@@ -159,7 +171,9 @@ def test_no_plans_give_no_batches(few: Index) -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_no_more_batches_are_held_than_those_ahead_and_the_one_handed_out(few: Index, ahead: int) -> None:
+def test_no_more_batches_are_held_than_those_ahead_and_the_one_handed_out(
+    few: Index, ahead: int
+) -> None:
     planned = 0
 
     def lazily() -> Iterator[BatchPlan]:
@@ -196,14 +210,18 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return decoded
 
 
-def test_images_not_begun_when_a_loader_closes_are_not_decoded(few: Index, slowly: list[bytes]) -> None:
+def test_images_not_begun_when_a_loader_closes_are_not_decoded(
+    few: Index, slowly: list[bytes]
+) -> None:
     with loader(few, threads=1, ahead=1) as one:
         batches = one.batches([whole(0), whole(*[1] * 40)])
         next(batches)
     assert 1 <= len(slowly) < 20
 
 
-def test_images_not_begun_when_a_list_of_plans_is_left_are_not_decoded(few: Index, slowly: list[bytes]) -> None:
+def test_images_not_begun_when_a_list_of_plans_is_left_are_not_decoded(
+    few: Index, slowly: list[bytes]
+) -> None:
     with loader(few, threads=1, ahead=1) as one:
         batches = one.batches([whole(0), whole(*[1] * 40)])
         next(batches)
@@ -239,12 +257,18 @@ def other_pixels(path: Path) -> bytes:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(change, reason: str, few: Index) -> None:
+def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(
+    change, reason: str, few: Index
+) -> None:
     path = Path(few.path(2))
     before = path.stat()
     path.write_bytes(change(path))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # otherwise the change of time is noticed
-    with pytest.raises(DataError, match=rf"2/image\.jpg is not the image that was indexed: {reason}"):
+    os.utime(
+        path, ns=(before.st_atime_ns, before.st_mtime_ns)
+    )  # otherwise the change of time is noticed
+    with pytest.raises(
+        DataError, match=rf"2/image\.jpg is not the image that was indexed: {reason}"
+    ):
         loaded(few, [whole(0), whole(1), whole(2), whole(3)])
 
 
@@ -258,7 +282,9 @@ def test_batches_before_a_bad_image_are_handed_out(few: Index) -> None:
     Path(few.path(2)).unlink()
     labels = []
     with loader(few, ahead=3) as one, pytest.raises(DataError):
-        labels.extend(batch.labels.tolist() for batch in one.batches([whole(0), whole(1), whole(2), whole(3)]))
+        labels.extend(
+            batch.labels.tolist() for batch in one.batches([whole(0), whole(1), whole(2), whole(3)])
+        )
     assert labels == [[0], [1]]
 
 
@@ -279,7 +305,9 @@ def test_a_grey_and_a_cmyk_image_make_a_batch_with_others(few: Index) -> None:
     np.testing.assert_allclose(images[2], np.broadcast_to([254, 0, 0], images[2].shape), atol=3)
 
 
-def test_all_cores_are_used_unless_a_number_is_given(few: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cores_are_used_unless_a_number_is_given(
+    few: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "share_of_cores", lambda: 3)
     with loader(few, threads=0) as one:
         list(one.batches([whole(0, 1, 2, 3)] * 5))

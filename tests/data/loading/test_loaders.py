@@ -1,4 +1,5 @@
-"""The loaders execute the same plans: order, labels, crops and flips are equal; pixels differ by rounding when resized."""
+"""The loaders execute the same plans: order, labels, crops and flips are equal; pixels differ by
+rounding when resized."""
 
 import io
 from collections.abc import Iterator
@@ -24,10 +25,11 @@ from lockstep.system.errors import DataError, RecipeError
 
 SIZE = 32
 ROUNDING = 1
-"""The difference of DALI's resizing, in levels of 255. DALI rounds once, OpenCV computes in fixed point, and Pillow rounds
-after each direction."""
+"""The difference of DALI's resizing, in levels of 255. DALI rounds once, OpenCV computes in fixed
+point, and Pillow rounds after each direction."""
 ROUNDING_AT_BORDERS = 24
-"""The difference in the outermost pixels with antialiasing: outside the image, DALI repeats the border, Pillow does not."""
+"""The difference in the outermost pixels with antialiasing: outside the image, DALI repeats the
+border, Pillow does not."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def batches(loader: Loader, plans: list[BatchPlan]) -> list[Batch]:
 
 
 def apart(a: list[Batch], b: list[Batch]) -> np.ndarray:
-    differences = [np.abs(x.images.astype(int) - y.images).ravel() for x, y in zip(a, b, strict=True)]
+    differences = [
+        np.abs(x.images.astype(int) - y.images).ravel() for x, y in zip(a, b, strict=True)
+    ]
     return np.concatenate(differences)
 
 
@@ -67,7 +71,9 @@ def test_dali_cuts_and_mirrors_what_the_host_loader_does(index: Index, mixed: Re
     assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
 
 
-def test_images_that_dali_lends_are_the_same_and_stay_while_they_are_kept(index: Index, mixed: Recipe) -> None:
+def test_images_that_dali_lends_are_the_same_and_stay_while_they_are_kept(
+    index: Index, mixed: Recipe
+) -> None:
     # On a CPU. Where DALI decodes on a GPU, images are lent in the same way.
     plans = training(mixed, index)
     lent = batches(DaliLoader(index, size=SIZE, antialias=False, threads=2, lends=True), plans)
@@ -90,14 +96,18 @@ def test_padded_batches_are_not_lent(index: Index, tiny_recipe: Recipe) -> None:
 
 def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixed: Recipe) -> None:
     plans = training(mixed, index)
-    smooth, expected = batches(dali(index, antialias=True), plans), batches(host(index, antialias=True), plans)
+    smooth = batches(dali(index, antialias=True), plans)
+    expected = batches(host(index, antialias=True), plans)
     assert apart(inner(smooth), inner(expected)).max() <= ROUNDING
     assert apart(smooth, expected).max() <= ROUNDING_AT_BORDERS
     assert apart(inner(smooth), inner(batches(dali(index), plans))).max() > 5 * ROUNDING
 
 
-def test_dali_filters_bicubically_where_the_recipe_says_so(index: Index, mixed: Recipe, tmp_path: Path) -> None:
-    # Half the contrast: a cubic overshoots, and Pillow clips after each direction, where DALI clips once.
+def test_dali_filters_bicubically_where_the_recipe_says_so(
+    index: Index, mixed: Recipe, tmp_path: Path
+) -> None:
+    # Half the contrast: a cubic overshoots, and Pillow clips after each direction, where DALI clips
+    # once.
     (tmp_path / "images").mkdir()
     for i in range(8):
         pixels = np.asarray(Image.open(index.path(i)).convert("RGB"))
@@ -106,27 +116,39 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(index: Index, mixed: 
     recipe = mixed.replace(interpolation="bicubic", antialias=True)
     plans = training(recipe, grey)
     smooth, found, expected = (
-        inner(batches(loader_of(grey, recipe.replace(**how), Execution(loader=name), size=SIZE), plans), 6)
+        inner(
+            batches(
+                loader_of(grey, recipe.replace(**how), Execution(loader=name), size=SIZE), plans
+            ),
+            6,
+        )
         for name, how in (("dali", {"interpolation": "bilinear"}), ("dali", {}), ("host", {}))
     )
     assert apart(found, expected).max() <= ROUNDING
     assert apart(smooth, expected).max() > 5 * ROUNDING
 
 
-def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(index: Index, mixed: Recipe) -> None:
+def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(
+    index: Index, mixed: Recipe
+) -> None:
     with pytest.raises(RecipeError, match="set antialias: true, or use the host loader"):
-        loader_of(index, mixed.replace(interpolation="bicubic"), Execution(loader="dali"), size=SIZE)
+        loader_of(
+            index, mixed.replace(interpolation="bicubic"), Execution(loader="dali"), size=SIZE
+        )
 
 
 def inner(whole: list[Batch], width: int = 2) -> list[Batch]:
-    """Return the images without the outermost pixels: two, which the borders of an image three times as large influence."""
+    """Return the images without the outermost pixels: two, which the borders of an image three
+    times as large influence."""
     return [Batch(batch.images[:, width:-width, width:-width], batch.labels) for batch in whole]
 
 
 def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index) -> None:
     # Without resizing, only decoding is left.
     samples = np.arange(len(index))
-    windows = np.array([(height // 3, width // 3, SIZE, SIZE) for height, width in index.sizes.tolist()], np.int32)
+    windows = np.array(
+        [(height // 3, width // 3, SIZE, SIZE) for height, width in index.sizes.tolist()], np.int32
+    )
     plan = BatchPlan(
         samples=samples,
         windows=windows,
@@ -138,11 +160,17 @@ def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index)
 
 
 @pytest.mark.parametrize(("rank", "batch"), [(0, 16), (1, 50)])
-def test_dali_evaluates_every_image_and_pads_with_black(index: Index, tiny_recipe: Recipe, rank: int, batch: int) -> None:
-    # With 60 images in batches of 50 over three ranks, the last rank gets none and the second gets ten.
+def test_dali_evaluates_every_image_and_pads_with_black(
+    index: Index, tiny_recipe: Recipe, rank: int, batch: int
+) -> None:
+    # With 60 images in batches of 50 over three ranks, the last rank gets none and the second gets
+    # ten.
     plans = list(evaluation_plans(tiny_recipe, index.sizes, batch, rank=rank, ranks=3))
-    found, expected = batches(dali(index), plans), batches(host(index), plans)
-    assert [batch.labels.tolist() for batch in found] == [batch.labels.tolist() for batch in expected]
+    found = batches(dali(index), plans)
+    expected = batches(host(index), plans)
+    assert [batch.labels.tolist() for batch in found] == [
+        batch.labels.tolist() for batch in expected
+    ]
     assert apart(found, expected).max() <= ROUNDING
 
 
@@ -154,7 +182,9 @@ def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) 
 
 
 @pytest.mark.parametrize(
-    "make", [dali, host, lambda index: SyntheticLoader(index, size=SIZE)], ids=["dali", "host", "synthetic"]
+    "make",
+    [dali, host, lambda index: SyntheticLoader(index, size=SIZE)],
+    ids=["dali", "host", "synthetic"],
 )
 def test_labels_and_mixup_are_those_of_the_plan(make: object, index: Index, mixed: Recipe) -> None:
     plans = training(mixed, index)
@@ -166,7 +196,9 @@ def test_labels_and_mixup_are_those_of_the_plan(make: object, index: Index, mixe
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_dali_takes_plans_no_further_ahead_than_asked(ahead: int, index: Index, tiny_recipe: Recipe) -> None:
+def test_dali_takes_plans_no_further_ahead_than_asked(
+    ahead: int, index: Index, tiny_recipe: Recipe
+) -> None:
     taken: list[int] = []
 
     def plans() -> Iterator[BatchPlan]:
@@ -212,18 +244,26 @@ def odd(tmp_path: Path) -> Index:
     return open_index(tmp_path)
 
 
-def test_dali_gives_other_kinds_of_images_the_pixels_of_the_host_loader(odd: Index, tiny_recipe: Recipe) -> None:
+def test_dali_gives_other_kinds_of_images_the_pixels_of_the_host_loader(
+    odd: Index, tiny_recipe: Recipe
+) -> None:
     plans = list(evaluation_plans(tiny_recipe, odd.sizes, 4))
     assert apart(batches(dali(odd), plans), batches(host(odd), plans)).max() <= ROUNDING
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
-    """Photos of every orientation as JPEG, PNG and WEBP, and what Pillow shows of them, stored upright."""
+    """Photos of every orientation as JPEG, PNG and WEBP, and what Pillow shows of them, stored
+    upright."""
     stored, upright = (tmp_path_factory.mktemp(name) for name in ("stored", "upright"))
     (stored / "train" / "photos").mkdir(parents=True)
     (upright / "photos").mkdir()
-    pixels = np.random.default_rng(1).integers(0, 256, (13, 17, 3), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+    pixels = (
+        np.random.default_rng(1)
+        .integers(0, 256, (13, 17, 3), dtype=np.uint8)
+        .repeat(4, 0)
+        .repeat(4, 1)
+    )
     for orientation, kind in product(range(1, 9), ("jpg", "png", "webp")):
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -241,10 +281,15 @@ def plans_of(recipe: Recipe, index: Index) -> list[BatchPlan]:
 
 
 @pytest.mark.parametrize("turns", [False, True])
-def test_dali_turns_photos_if_the_host_loader_does(turns: bool, photos: tuple[Index, Index], tiny_recipe: Recipe) -> None:
+def test_dali_turns_photos_if_the_host_loader_does(
+    turns: bool, photos: tuple[Index, Index], tiny_recipe: Recipe
+) -> None:
     recipe = tiny_recipe.replace(exif_orientation=turns)
     plans = plans_of(recipe, photos[0])
-    made = [batches(loader_of(photos[0], recipe, Execution(loader=name), size=SIZE), plans) for name in ("dali", "host")]
+    made = [
+        batches(loader_of(photos[0], recipe, Execution(loader=name), size=SIZE), plans)
+        for name in ("dali", "host")
+    ]
     assert apart(*made).max() <= ROUNDING
 
 
@@ -256,15 +301,25 @@ def test_turned_photos_are_planned_and_loaded_as_if_they_were_stored_upright(
     pack(stored.root.parent, tmp_path, Packing(format, shards=0 if format == "folder" else 1))
     index = open_index(find_split(tmp_path, "train"))
     pairs = zip(plans_of(recipe, index), plans_of(tiny_recipe, upright), strict=True)
-    assert all(np.array_equal(a.windows, b.windows) and np.array_equal(a.samples, b.samples) for a, b in pairs)
+    assert all(
+        np.array_equal(a.windows, b.windows) and np.array_equal(a.samples, b.samples)
+        for a, b in pairs
+    )
     plans = plans_of(recipe, index)
     turned = batches(loader_of(index, recipe, Execution(), size=SIZE), plans)
-    assert not apart(turned, batches(loader_of(upright, tiny_recipe, Execution(), size=SIZE), plans)).any()
-    assert subset(index, np.arange(3)).sizes_for(recipe).tolist() == index.sizes_for(recipe)[:3].tolist()
+    assert not apart(
+        turned, batches(loader_of(upright, tiny_recipe, Execution(), size=SIZE), plans)
+    ).any()
+    assert (
+        subset(index, np.arange(3)).sizes_for(recipe).tolist()
+        == index.sizes_for(recipe)[:3].tolist()
+    )
 
 
 @pytest.mark.parametrize("name", ["grey.jpg", "png.jpg"])
-def test_an_image_that_changed_is_named_and_the_next_loader_works(name: str, odd: Index, tiny_recipe: Recipe) -> None:
+def test_an_image_that_changed_is_named_and_the_next_loader_works(
+    name: str, odd: Index, tiny_recipe: Recipe
+) -> None:
     path = odd.root / "images" / name
     sound = path.read_bytes()
     path.write_bytes(b"no image")
@@ -282,8 +337,12 @@ def test_the_synthetic_loader_holds_one_batch(index: Index, tiny_recipe: Recipe)
     assert 100 < made[0].images.mean() < 155
 
 
-@pytest.mark.parametrize(("name", "kind"), [("host", HostLoader), ("dali", DaliLoader), ("synthetic", SyntheticLoader)])
-def test_the_loader_is_chosen_by_name(name: str, kind: type, index: Index, tiny_recipe: Recipe) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("host", HostLoader), ("dali", DaliLoader), ("synthetic", SyntheticLoader)]
+)
+def test_the_loader_is_chosen_by_name(
+    name: str, kind: type, index: Index, tiny_recipe: Recipe
+) -> None:
     assert isinstance(loader_of(index, tiny_recipe, Execution(loader=name), size=SIZE), kind)
 
 
@@ -298,6 +357,8 @@ def test_dct_scaling_is_the_host_loaders_alone(index: Index, tiny_recipe: Recipe
     scaled = batches(loader_of(index, recipe, Execution(), size=SIZE), plans)
     plain = batches(host(index), plans)
     assert apart(scaled, plain).any()
-    assert scaled[0].images.mean(axis=(1, 2)) == pytest.approx(plain[0].images.mean(axis=(1, 2)), abs=8)
+    assert scaled[0].images.mean(axis=(1, 2)) == pytest.approx(
+        plain[0].images.mean(axis=(1, 2)), abs=8
+    )
     with pytest.raises(RecipeError, match="dct_scaling"):
         loader_of(index, recipe, Execution(loader="dali"), size=SIZE)

@@ -25,14 +25,17 @@ TOKEN = "a-token-of-the-tests-0123456789"
 ENGINE = "onnxruntime"
 """It starts in less time than a framework."""
 PATIENCE_SEC = 60
-"""How long clients wait. It is no claim: a busy machine needs many times longer than an idle one."""
+"""How long clients wait. It is no claim: a busy machine needs many times longer than an idle one.
+"""
 
 
 class Server:
     """A server that listens."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
-        self.process, self.url, self._log = process, url, log
+        self.process = process
+        self.url = url
+        self._log = log
         self.address = re.fullmatch(r"http://([\d.]+):(\d+)", url)
         assert self.address is not None
         self.host, self.port = self.address[1], int(self.address[2])
@@ -80,12 +83,18 @@ def session() -> requests.Session:
 
 @contextmanager
 def serving(source: Path, log: Path, *options: object, **environment: str) -> Iterator[Server]:
-    """Start a server on a free port of the loopback interface. It is killed at the end of the block if it still runs."""
+    """Start a server on a free port of the loopback interface. It is killed at the end of the block
+    if it still runs."""
     given = command("serve", source, "--port", 0, *options)
     variables = ONE_THREAD | os.environ | environment
     with log.open("w") as errors:
         process = subprocess.Popen(
-            given, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
+            given,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=variables,
         )
     assert process.stdout is not None
     try:
@@ -117,10 +126,13 @@ def wait_for_port(server: Server) -> None:
 
 
 def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
-    """Return the logits of the NumPy reference, float32 [N, logits], of photos of one size, uint8 [N, H, W, 3]."""
+    """Return the logits of the NumPy reference, float32 [N, logits], of photos of one size, uint8
+    [N, H, W, 3]."""
     execution = Execution(backend="reference", reference_dtype="float32")
     weights = open_weights(source).in_precision("fp32")
-    squares = np.empty((len(images), weights.recipe.eval_crop, weights.recipe.eval_crop, 3), np.uint8)
+    squares = np.empty(
+        (len(images), weights.recipe.eval_crop, weights.recipe.eval_crop, 3), np.uint8
+    )
     for image, square in zip(images, squares, strict=True):
         read_square(image, weights.recipe, square)
     with open_engine(NATIVE, weights, execution) as engine:
@@ -134,7 +146,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def head(server: Server, length: object, path: str = "/predict") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", f"Host: {server.host}:{server.port}", f"Content-Length: {length}", "", ""]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {server.host}:{server.port}",
+        f"Content-Length: {length}",
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 

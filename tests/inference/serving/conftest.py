@@ -11,7 +11,9 @@ from tests.inference.serving.cases import ENGINE, Server, serving
 @pytest.fixture(scope="session")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights of a tiny model with ten classes, for images of 32 px."""
-    recipe = tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True)
+    recipe = tiny_recipe.replace(
+        mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True
+    )
     return saved(recipe, tmp_path_factory.mktemp("weights"))
 
 
@@ -19,11 +21,16 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Images of different sizes, as PNG and JPEG."""
     folder = tmp_path_factory.mktemp("photos")
-    return [image_file(folder, height, 60 + height, ".jpg" if height % 2 else ".png") for height in range(50, 58)]
+    return [
+        image_file(folder, height, 60 + height, ".jpg" if height % 2 else ".png")
+        for height in range(50, 58)
+    ]
 
 
 @pytest.fixture(scope="session")
 def server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that many tests use. They must leave it as it is."""
-    with serving(weights, tmp_path_factory.mktemp("log") / "server.log", "--engine", ENGINE) as found:
+    with serving(
+        weights, tmp_path_factory.mktemp("log") / "server.log", "--engine", ENGINE
+    ) as found:
         yield found

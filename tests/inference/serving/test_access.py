@@ -10,18 +10,26 @@ LOCAL = access_for("127.0.0.1", "127.0.0.1", None, without_token=False)
 SECRET = access_for("0.0.0.0", "0.0.0.0", TOKEN, without_token=False)
 
 
-def status(access: Access, method: str = "POST", path: str = "/predict", **headers: str) -> int | None:
-    given = {name.replace("_", "-").encode(): value.encode("latin-1") for name, value in headers.items()}
+def status(
+    access: Access, method: str = "POST", path: str = "/predict", **headers: str
+) -> int | None:
+    given = {
+        name.replace("_", "-").encode(): value.encode("latin-1") for name, value in headers.items()
+    }
     found = access.refusal(method, path, given)
     return None if found is None else found[0]
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "localhost."])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "localhost."]
+)
 def test_names_of_this_machine_are_allowed_on_loopback(host: str) -> None:
     assert status(LOCAL, host=host) is None
 
 
-@pytest.mark.parametrize("host", ["", "evil.example", "evil.example:8000", "127.0.0.1.evil", "localhost@evil", "::1:x"])
+@pytest.mark.parametrize(
+    "host", ["", "evil.example", "evil.example:8000", "127.0.0.1.evil", "localhost@evil", "::1:x"]
+)
 def test_other_names_are_refused_on_loopback(host: str) -> None:
     assert status(LOCAL, host=host) == 403
     assert status(LOCAL, "GET", "/v2/health/ready", host=host) == 403
@@ -30,7 +38,10 @@ def test_other_names_are_refused_on_loopback(host: str) -> None:
 
 def test_a_name_that_was_given_is_allowed() -> None:
     access = access_for("127.0.0.1", "127.0.0.1", None, without_token=False, hosts=["api.example"])
-    assert [status(access, host=host) for host in ("api.example", "API.example:443", "localhost", "www.example")] == [
+    assert [
+        status(access, host=host)
+        for host in ("api.example", "API.example:443", "localhost", "www.example")
+    ] == [
         None,
         None,
         None,
@@ -86,7 +97,8 @@ def test_the_page_and_health_need_no_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "token", ["", "short", "fifteen-letters", "spaces in the middle", "a-newline-at-the-end\n", "\xe9" * 20]
+    "token",
+    ["", "short", "fifteen-letters", "spaces in the middle", "a-newline-at-the-end\n", "\xe9" * 20],
 )
 def test_a_token_that_can_be_guessed_or_sent_wrong_is_refused(token: str) -> None:
     with pytest.raises(UserError, match="the token has"):
@@ -94,15 +106,25 @@ def test_a_token_that_can_be_guessed_or_sent_wrong_is_refused(token: str) -> Non
 
 
 def test_another_address_needs_a_token_or_the_users_word() -> None:
-    with pytest.raises(UserError, match=r"everyone who reaches 0\.0\.0\.0 could use this server; expected a token"):
+    with pytest.raises(
+        UserError, match=r"everyone who reaches 0\.0\.0\.0 could use this server; expected a token"
+    ):
         access_for("0.0.0.0", "0.0.0.0", None, without_token=False)
     assert access_for("0.0.0.0", "0.0.0.0", None, without_token=True) == Access(None, None)
     assert access_for("::1", "::1", None, without_token=False).hosts is not None
 
 
 def test_addresses_and_names() -> None:
-    assert [is_loopback(each) for each in ("127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "10.0.0.1")] == [
+    assert [
+        is_loopback(each) for each in ("127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "10.0.0.1")
+    ] == [
         *(True, True, True),
         *(False, False, False),
     ]
-    assert [name_of(each) for each in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == ["a", "::1", "::1", "a.b", ""]
+    assert [name_of(each) for each in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == [
+        "a",
+        "::1",
+        "::1",
+        "a.b",
+        "",
+    ]

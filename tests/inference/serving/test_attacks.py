@@ -30,8 +30,8 @@ BUSY = (408, 503)
 CONNECTIONS = 40
 TIMEOUT_SEC = 1
 BOUNDED_SEC = 60
-"""Longer than any answer may take: the time to send, the time to compute and the time to linger, on a busy machine. A
-connection that nothing bounds stays open for longer."""
+"""Longer than any answer may take: the time to send, the time to compute and the time to linger, on
+a busy machine. A connection that nothing bounds stays open for longer."""
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,23 @@ def hasty(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @contextmanager
-def small_server(weights: Path, tmp_path_factory: pytest.TempPathFactory, timeout_sec: int) -> Iterator[Server]:
+def small_server(
+    weights: Path, tmp_path_factory: pytest.TempPathFactory, timeout_sec: int
+) -> Iterator[Server]:
     """Start a server. After all tests it still answers, and holds nothing."""
-    options = ("--max-body-mb", 1, "--max-megapixels", 2, "--timeout-sec", timeout_sec, "--max-connections", CONNECTIONS)
-    with serving(weights, tmp_path_factory.mktemp("log") / "small.log", "--engine", ENGINE, *options) as found:
+    options = (
+        "--max-body-mb",
+        1,
+        "--max-megapixels",
+        2,
+        "--timeout-sec",
+        timeout_sec,
+        "--max-connections",
+        CONNECTIONS,
+    )
+    with serving(
+        weights, tmp_path_factory.mktemp("log") / "small.log", "--engine", ENGINE, *options
+    ) as found:
         yield found
         wait_until(lambda: found.metric("lockstep_admitted_images") == 0)
         assert found.stop() == 0
@@ -66,11 +79,14 @@ def still_right(request: pytest.FixtureRequest, photos: list[Path]) -> Iterator[
     data = photos[0].read_bytes()
     before = probabilities(server, data)
     yield
-    assert probabilities(server, data) == pytest.approx(before, abs=2e-6)  # batches of other sizes round otherwise
+    assert probabilities(server, data) == pytest.approx(
+        before, abs=2e-6
+    )  # batches of other sizes round otherwise
 
 
 def probabilities(server: Server, data: bytes) -> list[float]:
-    """Return what the server finds, when it has closed enough connections to take another one and is not too busy."""
+    """Return what the server finds, when it has closed enough connections to take another one and
+    is not too busy."""
     found: list[list[float]] = []
 
     def is_answered() -> bool:
@@ -91,10 +107,17 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
     """Return a PNG with one bit a pixel that claims this size."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def as_jpeg(width: int, height: int) -> bytes:
@@ -138,7 +161,9 @@ def as_jpeg(width: int, height: int) -> bytes:
         "usual scans",
     ],
 )
-def test_images_that_are_too_large_or_none_are_refused(strict: Server, data: bytes, status: int) -> None:
+def test_images_that_are_too_large_or_none_are_refused(
+    strict: Server, data: bytes, status: int
+) -> None:
     answer = strict.post("/predict", data)
     assert answer.status_code == status, answer.text
     assert ("error" in answer.json()) == (status != 200)
@@ -163,27 +188,46 @@ def test_compressed_bodies_are_refused(strict: Server) -> None:
     [
         ("multipart/form-data", b"x", 400),
         ("multipart/form-data; boundary=" + "b" * 300, b"x", 400),
-        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n--b--\r\n", 400),
-        ("multipart/form-data; boundary=b", b"--b\r\n" + b"A: b\r\n" * 100 + b"\r\nx\r\n--b--\r\n", 400),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n--b--\r\n",
+            400,
+        ),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\n" + b"A: b\r\n" * 100 + b"\r\nx\r\n--b--\r\n",
+            400,
+        ),
         ("multipart/form-data; boundary=b", b"--b\r\n" * 100_000, 400),
-        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; filename=a\r\n\r\nx\r\n--b--\r\n", 415),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nContent-Disposition: form-data; filename=a\r\n\r\nx\r\n--b--\r\n",
+            415,
+        ),
         ("multipart/mixed; boundary=b", b"x", 415),
     ],
 )
-def test_forms_without_an_image_are_refused(strict: Server, kind: str, body: bytes, status: int) -> None:
+def test_forms_without_an_image_are_refused(
+    strict: Server, kind: str, body: bytes, status: int
+) -> None:
     assert strict.post("/predict", body, headers={"Content-Type": kind}).status_code == status
 
 
 def test_json_that_grows_is_refused(strict: Server) -> None:
-    for text in (b"[" * 900_000, b'{"inputs":[' + b"{}," * 300_000 + b"{}]}", b'{"id":"' + b"x" * 900_000 + b'"}'):
+    for text in (
+        b"[" * 900_000,
+        b'{"inputs":[' + b"{}," * 300_000 + b"{}]}",
+        b'{"id":"' + b"x" * 900_000 + b'"}',
+    ):
         assert strict.post("/v2/models/model/infer", text).status_code == 400
 
 
 def exchange(server: Server, *pieces: bytes, trickle: bytes = b"") -> bytes:
-    """Send pieces, and return all that comes until the server closes the connection; b"" if that is a reset.
+    """Send pieces, and return all that comes until the server closes the connection; b"" if that is
+    a reset.
 
-    Then the bytes of `trickle` are sent, one after the other, until the answer comes: after it the connection may be closed
-    at any time.
+    Then the bytes of `trickle` are sent, one after the other, until the answer comes: after it the
+    connection may be closed at any time.
     """
     with server.connect(BOUNDED_SEC) as connection:
         try:
@@ -295,11 +339,19 @@ def mutations(server: Server, photos: list[Path]) -> Iterator[bytes]:
     """Yield whole requests of all kinds with random damage, without end."""
     draw = random.Random(7)
     images = noise(2, 32)
-    tensor = {"name": "images", "shape": [2, 32, 32, 3], "datatype": "UINT8", "parameters": {"binary_data_size": 6144}}
+    tensor = {
+        "name": "images",
+        "shape": [2, 32, 32, 3],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": 6144},
+    }
     text = json.dumps({"inputs": [tensor]}).encode()
-    numbers = json.dumps({"inputs": [tensor | {"data": images.ravel().tolist(), "parameters": {}}]}).encode()
+    numbers = json.dumps(
+        {"inputs": [tensor | {"data": images.ravel().tolist(), "parameters": {}}]}
+    ).encode()
     form = b'--b\r\nContent-Disposition: form-data; name="f"; filename="x"\r\n\r\n%s\r\n--b--\r\n'
-    infer, known = "/v2/models/model/infer", []
+    infer = "/v2/models/model/infer"
+    known = []
     for path, kind, body in (
         ("/predict", "image/jpeg", photos[1].read_bytes()),
         ("/predict?top=3", "image/png", photos[0].read_bytes()),
@@ -333,7 +385,8 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
 
 @pytest.mark.slow
 def test_mutated_requests_get_bounded_answers(hasty: Server, photos: list[Path]) -> None:
-    requests, lock = mutations(hasty, photos), threading.Lock()
+    requests = mutations(hasty, photos)
+    lock = threading.Lock()
 
     def send(_: int) -> tuple[bytes, float]:
         with lock:
@@ -347,13 +400,16 @@ def test_mutated_requests_get_bounded_answers(hasty: Server, photos: list[Path])
     statuses = {answer[9:12] for answer, _ in found if answer}
     assert {answer[:9] for answer, _ in found if answer} == {b"HTTP/1.1 "}
     assert {b"200", b"400", b"415"} <= statuses
-    assert not {status for status in statuses if status.startswith(b"5")} - {b"503"}  # 503: the machine was too busy
+    assert not {status for status in statuses if status.startswith(b"5")} - {
+        b"503"
+    }  # 503: the machine was too busy
     assert max(len(answer) for answer, _ in found) < 20_000
     assert max(seconds for _, seconds in found) < BOUNDED_SEC
 
 
 def exchange_once(server: Server, request: bytes) -> bytes:
-    """Send a request and return the first part of its answer; b"" if the server closes the connection without one."""
+    """Send a request and return the first part of its answer; b"" if the server closes the
+    connection without one."""
     try:
         with server.connect(BOUNDED_SEC) as connection:
             connection.sendall(request)

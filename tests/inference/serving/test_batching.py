@@ -1,4 +1,5 @@
-"""The queue in front of an engine: batches, bounds, errors, and the end. The engine is a sum over pixels."""
+"""The queue in front of an engine: batches, bounds, errors, and the end. The engine is a sum over
+pixels."""
 
 import threading
 import time
@@ -19,10 +20,13 @@ PATIENCE_SEC = 60
 
 
 class Sums:
-    """Logits are the sum of an image's pixels, and that times 2. It computes only while `gate` is set."""
+    """Logits are the sum of an image's pixels, and that times 2. It computes only while `gate` is
+    set."""
 
     def __init__(self) -> None:
-        self.gate, self.began, self.batches = threading.Event(), threading.Event(), list[int]()
+        self.gate = threading.Event()
+        self.began = threading.Event()
+        self.batches = list[int]()
         self.gate.set()
         self.error: Exception | None = None
 
@@ -49,7 +53,9 @@ def start() -> Iterator[Start]:
     started: list[tuple[Batcher, Sums, threading.Thread]] = []
 
     def begin(**limits: float) -> tuple[Batcher, Sums]:
-        batcher, sums = Batcher(Limits(**limits)), Sums()  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        batcher = Batcher(Limits(**limits))
+        sums = Sums()
         thread = threading.Thread(target=batcher.run, args=(sums,))
         thread.start()
         started.append((batcher, sums, thread))
@@ -82,12 +88,19 @@ def blocked(batcher: Batcher, sums: Sums) -> "Future[Computed]":
     return found
 
 
-def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_own_results(start: Start) -> None:
+def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_own_results(
+    start: Start,
+) -> None:
     batcher, sums = start(batch_images=8)
     first = blocked(batcher, sums)
     others = [put(batcher, 1), put(batcher, 2, 3), put(batcher, 4)]
     sums.gate.set()
-    assert [each.result(PATIENCE_SEC).logits[:, 0].tolist() for each in (first, *others)] == [[108], [12], [24, 36], [48]]
+    assert [each.result(PATIENCE_SEC).logits[:, 0].tolist() for each in (first, *others)] == [
+        [108],
+        [12],
+        [24, 36],
+        [48],
+    ]
     assert sums.batches == [1, 4]
     assert {each.result().batch_images for each in others} == {4}
 
@@ -110,7 +123,9 @@ def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -
         time.sleep(0.05)
         assert not early.done()
         found = late.submit(images(2))
-        assert early.result(PATIENCE_SEC).batch_images == found.result(PATIENCE_SEC).batch_images == 2
+        assert (
+            early.result(PATIENCE_SEC).batch_images == found.result(PATIENCE_SEC).batch_images == 2
+        )
     with batcher.expect():  # its image cannot be read
         waiting = put(batcher, 3)
     assert waiting.result(PATIENCE_SEC).batch_images == 1
@@ -143,7 +158,8 @@ def test_the_queue_is_bounded_and_its_places_come_back(start: Start) -> None:
 def test_a_cancelled_request_is_not_computed(start: Start) -> None:
     batcher, sums = start()
     blocked(batcher, sums)
-    left, stays = put(batcher, 1), put(batcher, 2)
+    left = put(batcher, 1)
+    stays = put(batcher, 2)
     assert left.cancel()
     sums.gate.set()
     assert stays.result(PATIENCE_SEC).logits[0, 0] == 24
@@ -151,7 +167,9 @@ def test_a_cancelled_request_is_not_computed(start: Start) -> None:
     assert batcher.waiting == 0
 
 
-def test_an_error_of_the_engine_reaches_its_requests_and_the_next_ones_are_computed(start: Start) -> None:
+def test_an_error_of_the_engine_reaches_its_requests_and_the_next_ones_are_computed(
+    start: Start,
+) -> None:
     batcher, sums = start()
     sums.error = MemoryError("too much")
     with pytest.raises(MemoryError, match="too much"):
@@ -163,7 +181,8 @@ def test_an_error_of_the_engine_reaches_its_requests_and_the_next_ones_are_compu
 def test_a_result_that_is_not_finite_is_an_error_of_its_request_alone(start: Start) -> None:
     batcher, sums = start()
     blocked(batcher, sums)
-    bad, good = put(batcher, 255), put(batcher, 1)
+    bad = put(batcher, 255)
+    good = put(batcher, 1)
     sums.gate.set()
     with pytest.raises(DivergedError, match="not finite"):
         bad.result(PATIENCE_SEC)
@@ -179,7 +198,8 @@ def test_an_explanation_is_of_the_likeliest_class(start: Start) -> None:
 
 
 def test_what_is_queued_is_computed_before_the_end() -> None:
-    batcher, sums = Batcher(Limits(batch_images=2)), Sums()
+    batcher = Batcher(Limits(batch_images=2))
+    sums = Sums()
     found = [put(batcher, value) for value in range(5)]
     batcher.close()
     thread = threading.Thread(target=batcher.run, args=(sums,))
@@ -194,7 +214,11 @@ def test_many_threads_get_their_own_results(start: Start) -> None:
     wrong: list[int] = []
 
     def client(value: int) -> None:
-        wrong.extend(value for _ in range(50) if put(batcher, value).result(PATIENCE_SEC).logits[0, 0] != 12 * value)
+        wrong.extend(
+            value
+            for _ in range(50)
+            if put(batcher, value).result(PATIENCE_SEC).logits[0, 0] != 12 * value
+        )
 
     threads = [threading.Thread(target=client, args=(value,)) for value in range(16)]
     for thread in threads:

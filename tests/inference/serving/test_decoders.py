@@ -1,4 +1,5 @@
-"""Decoders that are stuck, have ended, or are left by their clients: they cost nobody else an answer.
+"""Decoders that are stuck, have ended, or are left by their clients: they cost nobody else an
+answer.
 
 A process that is stopped stands for one that never ends its work.
 """
@@ -59,9 +60,15 @@ def stuck_upload(server: Server, data: bytes) -> Iterator[socket.socket]:
         yield connection
 
 
-def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """Also: a full queue answers 429, clients that leave free their places, and decoders end with a killed server."""
-    large = saved(tiny_recipe.replace(mean=MEAN, std=STD, image_size=256, eval_resize=256, eval_crop=256), tmp_path)
+def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    """Also: a full queue answers 429, clients that leave free their places, and decoders end with a
+    killed server."""
+    large = saved(
+        tiny_recipe.replace(mean=MEAN, std=STD, image_size=256, eval_resize=256, eval_crop=256),
+        tmp_path,
+    )
     data = image_file(tmp_path, 256, 256, ".jpg").read_bytes()
     options = ("--max-batch", 1, "--max-queue", 2, "--timeout-sec", 10 * PATIENCE_SEC, *ONE_DECODER)
     with serving(large, tmp_path / "log", "--engine", ENGINE, *options) as server:
@@ -112,7 +119,10 @@ def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decod
     with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         with stuck_upload(server, data) as connection:
             assert connection.recv(12) == b"HTTP/1.1 503"
-        assert server.post("/predict", data).status_code in (200, 503)  # 503: forking took longer on a busy machine
+        assert server.post("/predict", data).status_code in (
+            200,
+            503,
+        )  # 503: forking took longer on a busy machine
 
         forker = forker_of(server)
         os.kill(forker, signal.SIGSTOP)
@@ -132,7 +142,10 @@ def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decod
 
 def test_a_form_has_at_most_100_parts() -> None:
     def form(parts: int) -> bytes:
-        last = b'--b\r\nContent-Disposition: form-data; name="f"; filename="x"\r\n\r\nimage\r\n--b--\r\n'
+        last = (
+            b'--b\r\nContent-Disposition: form-data; name="f";'
+            b' filename="x"\r\n\r\nimage\r\n--b--\r\n'
+        )
         return (parts - 1) * b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n" + last
 
     kind = "multipart/form-data; boundary=b"

@@ -1,4 +1,5 @@
-"""Sixteen clients at the same time: no error, right answers, and no growth. Under `make soak` for a minute."""
+"""Sixteen clients at the same time: no error, right answers, and no growth. Under `make soak` for a
+minute."""
 
 import json
 import threading
@@ -17,13 +18,28 @@ WARM_SEC, SECONDS = (10, 60) if SOAK else (1, 2)
 FEWEST_ROUNDS = 3
 """What every client sends at least, so that a slow machine has something to count, too."""
 GROWTH_MB = 10 if SOAK else 30
-"""A leak of a kilobyte a request would be more. Less time leaves more of the growth until all batch sizes were seen."""
+"""A leak of a kilobyte a request would be more. Less time leaves more of the growth until all batch
+sizes were seen."""
 
 
-def client(server: Server, number: int, until: float, photos: list[Path], expected: np.ndarray, wrong: list[object]) -> None:
+def client(
+    server: Server,
+    number: int,
+    until: float,
+    photos: list[Path],
+    expected: np.ndarray,
+    wrong: list[object],
+) -> None:
     """Send tensors, files and damaged files in turn until a time, and a few of them in any case."""
-    image, logits, photo = noise(CLIENTS, 32)[number], expected[number], photos[number % len(photos)].read_bytes()
-    tensor = {"name": "images", "shape": [1, 32, 32, 3], "datatype": "UINT8", "parameters": {"binary_data_size": 3072}}
+    image = noise(CLIENTS, 32)[number]
+    logits = expected[number]
+    photo = photos[number % len(photos)].read_bytes()
+    tensor = {
+        "name": "images",
+        "shape": [1, 32, 32, 3],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": 3072},
+    }
     text = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(text))}
     with session() as own:
@@ -31,11 +47,18 @@ def client(server: Server, number: int, until: float, photos: list[Path], expect
         rounds = 0
         while time.monotonic() < until or rounds < FEWEST_ROUNDS:
             rounds += 1
-            answer = own.post(f"{server.url}/v2/models/model/infer", text + image.tobytes(), headers=headers).json()
-            if "outputs" not in answer or np.abs(np.array(answer["outputs"][0]["data"]) - logits).max() > 1e-3:
+            answer = own.post(
+                f"{server.url}/v2/models/model/infer", text + image.tobytes(), headers=headers
+            ).json()
+            if (
+                "outputs" not in answer
+                or np.abs(np.array(answer["outputs"][0]["data"]) - logits).max() > 1e-3
+            ):
                 wrong.append(answer)
             answer = own.post(f"{server.url}/predict", photo).json()
-            if answer.get("probabilities") != pytest.approx(first, abs=2e-6):  # batches of other sizes round otherwise
+            if answer.get("probabilities") != pytest.approx(
+                first, abs=2e-6
+            ):  # batches of other sizes round otherwise
                 wrong.append(answer)
             if own.post(f"{server.url}/predict", photo[:-40]).status_code != 415:
                 wrong.append("a damaged image")
@@ -45,7 +68,9 @@ def load(server: Server, seconds: float, photos: list[Path], expected: np.ndarra
     wrong: list[object] = []
     until = time.monotonic() + seconds
     given = (until, photos, expected, wrong)
-    threads = [threading.Thread(target=client, args=(server, number, *given)) for number in range(CLIENTS)]
+    threads = [
+        threading.Thread(target=client, args=(server, number, *given)) for number in range(CLIENTS)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -55,7 +80,9 @@ def load(server: Server, seconds: float, photos: list[Path], expected: np.ndarra
 
 
 @pytest.mark.slow
-def test_many_clients_get_right_answers_and_memory_does_not_grow(weights: Path, photos: list[Path], tmp_path: Path) -> None:
+def test_many_clients_get_right_answers_and_memory_does_not_grow(
+    weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
     expected = reference_logits(weights, noise(CLIENTS, 32))
     with serving(weights, tmp_path / "log", "--engine", ENGINE, "--quiet") as server:
         assert load(server, WARM_SEC, photos, expected) == []
@@ -63,7 +90,9 @@ def test_many_clients_get_right_answers_and_memory_does_not_grow(weights: Path, 
         files = server.metric("process_open_fds")
         assert load(server, SECONDS, photos, expected) == []
         assert (server.metric("process_resident_memory_bytes") - before) / 1e6 < GROWTH_MB
-        wait_until(lambda: server.metric("process_open_fds") <= files + 2)  # it closes what its clients have closed
+        wait_until(
+            lambda: server.metric("process_open_fds") <= files + 2
+        )  # it closes what its clients have closed
         assert server.metric("lockstep_requests_total", status="200") > 3 * CLIENTS
         assert server.stop() == 0
         assert [each for each in server.events() if each["level"] == "error"] == []

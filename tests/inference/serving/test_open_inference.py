@@ -1,4 +1,5 @@
-"""The Open Inference Protocol: requests and answers as bytes, checked against the protocol's text by hand."""
+"""The Open Inference Protocol: requests and answers as bytes, checked against the protocol's text
+by hand."""
 
 import json
 import struct
@@ -10,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.inference.serving import open_inference as oip
-from lockstep.inference.serving.open_inference import Asked, BadRequest, Output, Shapes, answer, request
+from lockstep.inference.serving.open_inference import (
+    Asked,
+    BadRequest,
+    Output,
+    Shapes,
+    answer,
+    request,
+)
 from tests.inference.serving.cases import noise
 
 SHAPES = Shapes(logits=3, most_images=4)
@@ -19,13 +27,20 @@ DEFAULT = (Output("classes", False), Output("probabilities", False))
 
 
 def body(**changes: Any) -> dict[str, Any]:
-    tensor = {"name": "images", "shape": [2, 2, 2, 3], "datatype": "UINT8", "data": IMAGES.ravel().tolist()}
+    tensor = {
+        "name": "images",
+        "shape": [2, 2, 2, 3],
+        "datatype": "UINT8",
+        "data": IMAGES.ravel().tolist(),
+    }
     return {"inputs": [tensor | changes.pop("tensor", {})], **changes}
 
 
 def read(value: Any, binary: bytes | None = None) -> Asked:
     text = json.dumps(value).encode()
-    return request(text, None, SHAPES) if binary is None else request(text + binary, len(text), SHAPES)
+    return (
+        request(text, None, SHAPES) if binary is None else request(text + binary, len(text), SHAPES)
+    )
 
 
 def in_binary(size: int, **changes: Any) -> dict[str, Any]:
@@ -62,8 +77,13 @@ def test_outputs_are_those_that_are_asked_for() -> None:
         {"name": "logits", "parameters": {"binary_data": True}},
         {"name": "probabilities", "parameters": {"classification": 99}},
     ]
-    assert read(body(outputs=outputs)).outputs == (Output("logits", True), Output("probabilities", False, best=3))
-    assert read(body(parameters={"binary_data_output": True})).outputs == tuple(Output(each.name, True) for each in DEFAULT)
+    assert read(body(outputs=outputs)).outputs == (
+        Output("logits", True),
+        Output("probabilities", False, best=3),
+    )
+    assert read(body(parameters={"binary_data_output": True})).outputs == tuple(
+        Output(each.name, True) for each in DEFAULT
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,15 +116,27 @@ def test_outputs_are_those_that_are_asked_for() -> None:
         (body(tensor={"data": [0] * 23 + ["a"]}), "whole numbers"),
         (body(tensor={"data": [True] * 24}), "whole numbers"),
         (body(tensor={"data": [[0], [0, 1]]}), "equal length"),
-        (body(tensor={"name": "encoded", "datatype": "BYTES", "shape": [1], "data": ["x"]}), "cannot hold files"),
+        (
+            body(tensor={"name": "encoded", "datatype": "BYTES", "shape": [1], "data": ["x"]}),
+            "cannot hold files",
+        ),
         (body(tensor={"parameters": []}), "parameters is not"),
         (body(tensor={"parameters": {"shared_memory_region": "x"}}), "shared memory"),
         (body(outputs={}), "outputs is not a list"),
         (body(outputs=["logits"]), "not a JSON object"),
-        (body(outputs=[{"name": "softmax"}]), "no such output; expected classes, probabilities, logits"),
+        (
+            body(outputs=[{"name": "softmax"}]),
+            "no such output; expected classes, probabilities, logits",
+        ),
         (body(outputs=[{"name": "logits"}, {"name": "logits"}]), "named twice"),
-        (body(outputs=[{"name": "classes", "parameters": {"classification": 1}}]), "classification of classes"),
-        (body(outputs=[{"name": "logits", "parameters": {"classification": -1}}]), "classification of logits"),
+        (
+            body(outputs=[{"name": "classes", "parameters": {"classification": 1}}]),
+            "classification of classes",
+        ),
+        (
+            body(outputs=[{"name": "logits", "parameters": {"classification": -1}}]),
+            "classification of logits",
+        ),
         (in_binary(24), "binary_data_size is 24; 0 bytes"),
     ],
 )
@@ -120,9 +152,21 @@ def test_a_wrong_request_is_refused_with_the_reason(value: Any, message: str) ->
         (in_binary(24), bytes(23), "24; 23 bytes"),
         (in_binary(23), bytes(23), "has 23 bytes, expected 24"),
         (in_binary(-1), bytes(24), "binary_data_size"),
-        (in_binary(4, name="encoded", shape=[2], datatype="BYTES"), encoded(b""), "ends before element 1"),
-        (in_binary(5, name="encoded", shape=[1], datatype="BYTES"), b"\xff\xff\xff\xffx", "longer than the tensor"),
-        (in_binary(5, name="encoded", shape=[1], datatype="BYTES"), encoded(b"") + b"x", "after its 1 elements"),
+        (
+            in_binary(4, name="encoded", shape=[2], datatype="BYTES"),
+            encoded(b""),
+            "ends before element 1",
+        ),
+        (
+            in_binary(5, name="encoded", shape=[1], datatype="BYTES"),
+            b"\xff\xff\xff\xffx",
+            "longer than the tensor",
+        ),
+        (
+            in_binary(5, name="encoded", shape=[1], datatype="BYTES"),
+            encoded(b"") + b"x",
+            "after its 1 elements",
+        ),
     ],
 )
 def test_a_wrong_binary_tensor_is_refused(value: Any, binary: bytes, message: str) -> None:
@@ -130,7 +174,10 @@ def test_a_wrong_binary_tensor_is_refused(value: Any, binary: bytes, message: st
         read(value, binary)
 
 
-@pytest.mark.parametrize(("text", "length"), [(b"{", None), (b"\xff{}", None), (b"{}", 3), (b"{}", 0), (b"[" * 10**5, None)])
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [(b"{", None), (b"\xff{}", None), (b"{}", 3), (b"{}", 0), (b"[" * 10**5, None)],
+)
 def test_what_is_not_json_is_refused(text: bytes, length: int | None) -> None:
     with pytest.raises(BadRequest):
         request(text, length, SHAPES)
@@ -162,14 +209,35 @@ def test_answers_are_json_or_json_and_bytes() -> None:
     parts, length = answer(Asked("7", outputs, images=IMAGES), "tiny", tensors, ["a", "b:c"])
     whole = b"".join(parts)
     assert length is not None
-    head, rest = json.loads(whole[:length]), whole[length:]
+    head = json.loads(whole[:length])
+    rest = whole[length:]
     assert (head["model_name"], head["model_version"], head["id"]) == ("tiny", "1", "7")
     texts = [b"1.000000:1:b:c", b"0.000000:0:a", b"2.000000:0:a", b"0.000000:1:b:c"]
     assert head["outputs"] == [
-        {"name": "classes", "datatype": "INT64", "shape": [2, 1], "parameters": {"binary_data_size": 16}},
-        {"name": "probabilities", "datatype": "FP32", "shape": [2, 3], "data": [0.25, 0.5, 0.25, 0.75, 0.125, 0.125]},
-        {"name": "logits", "datatype": "FP32", "shape": [2, 3], "parameters": {"binary_data_size": 24}},
-        {"name": "logits", "datatype": "BYTES", "shape": [2, 2], "parameters": {"binary_data_size": len(encoded(*texts))}},
+        {
+            "name": "classes",
+            "datatype": "INT64",
+            "shape": [2, 1],
+            "parameters": {"binary_data_size": 16},
+        },
+        {
+            "name": "probabilities",
+            "datatype": "FP32",
+            "shape": [2, 3],
+            "data": [0.25, 0.5, 0.25, 0.75, 0.125, 0.125],
+        },
+        {
+            "name": "logits",
+            "datatype": "FP32",
+            "shape": [2, 3],
+            "parameters": {"binary_data_size": 24},
+        },
+        {
+            "name": "logits",
+            "datatype": "BYTES",
+            "shape": [2, 2],
+            "parameters": {"binary_data_size": len(encoded(*texts))},
+        },
     ]
     assert rest == struct.pack("<2q6f", 1, 0, 0, 1, 0, 2, 0, 0) + encoded(*texts)
     parts, length = answer(Asked(None, DEFAULT, images=IMAGES), "tiny", tensors, [])

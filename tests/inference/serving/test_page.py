@@ -47,7 +47,8 @@ def explaining(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def show(browser: Any) -> Iterator[Show]:
-    """A function that opens a server's page. The page must complain about nothing and ask only its server."""
+    """A function that opens a server's page. The page must complain about nothing and ask only its
+    server."""
     complaints: list[str] = []
     contexts = []
 
@@ -84,7 +85,9 @@ def wait_for_results(page: "Page", count: int) -> None:
     assert page.locator("#results > li").count() == count
 
 
-def test_images_get_bars_of_their_classes(show: Show, server: Server, weights: Path, photos: list[Path]) -> None:
+def test_images_get_bars_of_their_classes(
+    show: Show, server: Server, weights: Path, photos: list[Path]
+) -> None:
     page = show(server)
     page.locator("#about", has_text=ENGINE).wait_for()
     assert page.locator("#explains").is_hidden()
@@ -98,11 +101,17 @@ def test_images_get_bars_of_their_classes(show: Show, server: Server, weights: P
         assert found.path is not None
         assert card.locator("h2").inner_text() == found.path.name
         assert card.locator(".name").all_text_contents() == list(found.classes)
-        assert card.locator(".value").all_text_contents() == [f"{100 * share:.2f} %" for share in found.probabilities]
-        widths = card.locator(".fill").evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+        assert card.locator(".value").all_text_contents() == [
+            f"{100 * share:.2f} %" for share in found.probabilities
+        ]
+        widths = card.locator(".fill").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect().width)"
+        )
         track = card.locator(".track").first.evaluate("each => each.getBoundingClientRect().width")
         assert widths == pytest.approx([track * share for share in found.probabilities], abs=1)
-        assert card.locator("img").evaluate("each => each.decode().then(() => each.naturalWidth > 0)")
+        assert card.locator("img").evaluate(
+            "each => each.decode().then(() => each.naturalWidth > 0)"
+        )
         assert " ms (server " in card.locator(".times").inner_text()
     page.locator("#clear").click()
     assert page.locator(".result").count() == 0
@@ -119,13 +128,16 @@ def test_an_image_can_be_dropped_and_pasted(show: Show, server: Server, photos: 
 
 def test_the_page_works_by_keyboard(show: Show, server: Server, photos: list[Path]) -> None:
     page = show(server)
-    # From the start: where cores are busy, Chromium may see a key before it is asked to report the dialog of that key.
+    # From the start: where cores are busy, Chromium may see a key before it is asked to report the
+    # dialog of that key.
     page.on("filechooser", lambda chooser: chooser.set_files(photos[0]))
     page.locator("#about", has_text=ENGINE).wait_for()
     reached = []
     for _ in range(4):
         page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.className || document.activeElement.id"))
+        reached.append(
+            page.evaluate("document.activeElement.className || document.activeElement.id")
+        )
     assert reached == ["skip", "theme", "unseen", "top"]
     page.keyboard.press("Shift+Tab")
     outline = page.locator(".choose").evaluate("each => getComputedStyle(each).outlineStyle")
@@ -146,7 +158,9 @@ def test_the_page_shows_why_an_image_is_refused(show: Show, server: Server, tmp_
     wait_for_results(page, 1)
     assert page.locator(".result h2").inner_text() == "<b>broken.png"
     assert page.locator(".result .bad").inner_text().startswith("not an image that can be read")
-    page.locator(".result img").wait_for(state="detached")  # when Chromium has found that it is damaged
+    page.locator(".result img").wait_for(
+        state="detached"
+    )  # when Chromium has found that it is damaged
 
 
 def test_grad_cam_is_shown_if_asked_for(show: Show, explaining: Server, photos: list[Path]) -> None:
@@ -161,9 +175,13 @@ def test_grad_cam_is_shown_if_asked_for(show: Show, explaining: Server, photos: 
     assert pictures.nth(1).get_attribute("alt") == f"What speaks for {best}"
 
 
-def test_the_token_is_asked_for_and_used(show: Show, weights: Path, photos: list[Path], tmp_path: Path) -> None:
+def test_the_token_is_asked_for_and_used(
+    show: Show, weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
     (tmp_path / "token").write_text(TOKEN + "\n")
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--token-file", tmp_path / "token") as server:
+    with serving(
+        weights, tmp_path / "log", "--engine", ENGINE, "--token-file", tmp_path / "token"
+    ) as server:
         page = show(server, refusals=2)
         page.locator("#access").wait_for()
         assert page.locator("#drop").is_hidden()
@@ -180,7 +198,9 @@ def test_the_token_is_asked_for_and_used(show: Show, weights: Path, photos: list
 
 
 @pytest.mark.parametrize("width", [320, 768])
-def test_the_page_is_no_wider_than_a_phone(show: Show, server: Server, photos: list[Path], width: int) -> None:
+def test_the_page_is_no_wider_than_a_phone(
+    show: Show, server: Server, photos: list[Path], width: int
+) -> None:
     page = show(server, width=width)
     page.locator("#about", has_text=ENGINE).wait_for()
     page.locator("#files").set_input_files(photos[0])

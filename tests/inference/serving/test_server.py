@@ -1,4 +1,5 @@
-"""A server in a process, and plain HTTP clients: answers compared with the NumPy reference, headers, figures, logs."""
+"""A server in a process, and plain HTTP clients: answers compared with the NumPy reference,
+headers, figures, logs."""
 
 import io
 import json
@@ -51,26 +52,35 @@ def test_an_image_gets_the_classes_that_the_reference_predicts(
 
 def test_a_form_with_an_image_gets_the_same_answer(server: Server, photos: list[Path]) -> None:
     data = photos[1].read_bytes()
-    [raw, form] = [server.post("/predict", data), server.post("/predict", {"note": "x"}, files={"image": ("a b.jpg", data)})]
+    [raw, form] = [
+        server.post("/predict", data),
+        server.post("/predict", {"note": "x"}, files={"image": ("a b.jpg", data)}),
+    ]
     assert raw.json()["probabilities"] == form.json()["probabilities"]
     assert len(raw.json()["classes"]) == 5
     chunked = server.post("/predict", iter([data[:100], data[100:]]))
     assert chunked.json()["probabilities"] == raw.json()["probabilities"]
 
 
-def test_tensors_as_json_and_binary_get_the_logits_of_the_reference(server: Server, weights: Path) -> None:
+def test_tensors_as_json_and_binary_get_the_logits_of_the_reference(
+    server: Server, weights: Path
+) -> None:
     images = noise(3, 32)
     logits = reference_logits(weights, images)
     url = "/v2/models/model/infer"
     tensor = {"name": "images", "shape": list(images.shape), "datatype": "UINT8"}
     asked = {"outputs": [{"name": name} for name in ("logits", "probabilities", "classes")]}
-    as_json = server.post(url, json={"inputs": [tensor | {"data": images.ravel().tolist()}], **asked}).json()
+    as_json = server.post(
+        url, json={"inputs": [tensor | {"data": images.ravel().tolist()}], **asked}
+    ).json()
     tensor["parameters"] = {"binary_data_size": images.nbytes}
     text = json.dumps({"inputs": [tensor], **asked}).encode()
     headers = {"Inference-Header-Content-Length": str(len(text))}
     in_binary = server.post(url, text + images.tobytes(), headers=headers).json()
     for found in (as_json, in_binary):
-        values = {each["name"]: np.reshape(each["data"], each["shape"]) for each in found["outputs"]}
+        values = {
+            each["name"]: np.reshape(each["data"], each["shape"]) for each in found["outputs"]
+        }
         assert values["logits"] == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
         assert values["probabilities"] == pytest.approx(softmax(logits), abs=1e-5)
         assert values["classes"].tolist() == logits.argmax(axis=1)[:, None].tolist()
@@ -83,48 +93,86 @@ def test_the_protocols_addresses(server: Server) -> None:
     assert server.get("/v2/models/model/ready").status_code == 200
     for path in ("/v2/models/model", "/v2/models/model/versions/1"):
         assert server.get(path).json()["versions"] == ["1"]
-    for path in ("/", "/about", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/model"):
+    for path in (
+        "/",
+        "/about",
+        "/metrics",
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/model",
+    ):
         answer = server.session.head(server.url + path, timeout=PATIENCE_SEC)
         assert (answer.status_code, answer.content) == (200, b"")
         assert int(answer.headers["content-length"]) > 0
-    for path in ("/v2/models/other", "/v2/models/model/versions/2", "/v2/models/other/ready", "/nothing", "/docs"):
+    for path in (
+        "/v2/models/other",
+        "/v2/models/model/versions/2",
+        "/v2/models/other/ready",
+        "/nothing",
+        "/docs",
+    ):
         answer = server.get(path)
         assert answer.status_code == 404
         assert answer.json()["error"]
     assert server.get("/predict").status_code == 405
-    assert "expected images or encoded" in server.post("/v2/models/model/infer", json={"inputs": [{}]}).json()["error"]
+    assert (
+        "expected images or encoded"
+        in server.post("/v2/models/model/infer", json={"inputs": [{}]}).json()["error"]
+    )
 
 
-@pytest.mark.parametrize("query", ["top=0", "top=x", "top=-1", "explain=maybe", "other=1", "explain=1"])
-def test_options_that_do_not_exist_are_refused(server: Server, photos: list[Path], query: str) -> None:
+@pytest.mark.parametrize(
+    "query", ["top=0", "top=x", "top=-1", "explain=maybe", "other=1", "explain=1"]
+)
+def test_options_that_do_not_exist_are_refused(
+    server: Server, photos: list[Path], query: str
+) -> None:
     answer = server.post(f"/predict?{query}", photos[0].read_bytes())
     assert answer.status_code == 400
     if query == "explain=1":
-        assert answer.json()["error"] == "this engine computes no Grad-CAM; serve with --engine native and --backend torch"
+        assert (
+            answer.json()["error"]
+            == "this engine computes no Grad-CAM; serve with --engine native and --backend torch"
+        )
 
 
-def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(weights: Path, tmp_path: Path) -> None:
-    """Also: the first batch waits for an image that is on its way, until all clients have sent theirs."""
+def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(
+    weights: Path, tmp_path: Path
+) -> None:
+    """Also: the first batch waits for an image that is on its way, until all clients have sent
+    theirs."""
     images = noise(CLIENTS, 32, seed=1)
     logits = reference_logits(weights, images)
     wrong: list[float] = []
 
     def client(server: Server, number: int) -> None:
-        tensor = {"name": "images", "shape": [1, 32, 32, 3], "datatype": "UINT8", "parameters": {"binary_data_size": 3072}}
+        tensor = {
+            "name": "images",
+            "shape": [1, 32, 32, 3],
+            "datatype": "UINT8",
+            "parameters": {"binary_data_size": 3072},
+        }
         text = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
         with session() as own:
             for _ in range(10):
                 headers = {"Inference-Header-Content-Length": str(len(text))}
                 body = text + images[number].tobytes()
-                [found] = own.post(f"{server.url}/v2/models/model/infer", body, headers=headers).json()["outputs"]
+                [found] = own.post(
+                    f"{server.url}/v2/models/model/infer", body, headers=headers
+                ).json()["outputs"]
                 wrong.append(float(np.abs(np.array(found["data"]) - logits[number]).max()))
 
     options = ("--max-wait-ms", 10_000 * PATIENCE_SEC, "--timeout-sec", 10 * PATIENCE_SEC)
     with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         with server.connect() as late:
-            late.sendall(f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: 1\r\n\r\n".encode())
+            late.sendall(
+                f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: 1\r\n\r\n".encode()
+            )
             wait_until(lambda: server.metric("lockstep_coming_requests") == 1)
-            threads = [threading.Thread(target=client, args=(server, number)) for number in range(CLIENTS)]
+            threads = [
+                threading.Thread(target=client, args=(server, number)) for number in range(CLIENTS)
+            ]
             for thread in threads:
                 thread.start()
             wait_until(lambda: server.metric("lockstep_queue_images") == CLIENTS)
@@ -132,14 +180,21 @@ def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(weight
             for thread in threads:
                 thread.join(PATIENCE_SEC)
             assert late.recv(12) == b"HTTP/1.1 415"
-        images_done, batches = (server.metric(f"lockstep_batch_images_{what}") for what in ("sum", "count"))
+        images_done, batches = (
+            server.metric(f"lockstep_batch_images_{what}") for what in ("sum", "count")
+        )
     assert len(wrong) == images_done == 10 * CLIENTS
     assert max(wrong) < 1e-4 * float(np.abs(logits).max())
     assert batches <= 1 + 9 * CLIENTS
 
 
 def test_every_answer_has_the_headers_of_security(server: Server) -> None:
-    for answer in (server.get("/"), server.get("/nothing"), server.get("/metrics"), server.post("/predict", b"x")):
+    for answer in (
+        server.get("/"),
+        server.get("/nothing"),
+        server.get("/metrics"),
+        server.post("/predict", b"x"),
+    ):
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"
         assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -151,8 +206,15 @@ def test_every_answer_has_the_headers_of_security(server: Server) -> None:
 def test_other_hosts_and_origins_are_refused(server: Server, photos: list[Path]) -> None:
     data = photos[0].read_bytes()
     assert server.post("/predict", data, headers={"Host": "evil.example"}).status_code == 403
-    assert server.post("/predict", data, headers={"Origin": "https://evil.example"}).status_code == 403
-    assert server.post("/predict", data, headers={"Host": "localhost", "Origin": "http://localhost"}).status_code == 200
+    assert (
+        server.post("/predict", data, headers={"Origin": "https://evil.example"}).status_code == 403
+    )
+    assert (
+        server.post(
+            "/predict", data, headers={"Host": "localhost", "Origin": "http://localhost"}
+        ).status_code
+        == 200
+    )
     assert server.get("/v2", headers={"Host": "evil.example"}).status_code == 403
 
 
@@ -181,21 +243,32 @@ def test_the_log_is_lines_of_json(server: Server) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", each["time"]) for each in events)
 
 
-def test_a_token_is_asked_for_and_one_of_an_export_is_served(weights: Path, photos: list[Path], tmp_path: Path) -> None:
-    """Also: the environment gives the token, the model is an exported file with a name, and successes are not logged."""
+def test_a_token_is_asked_for_and_one_of_an_export_is_served(
+    weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
+    """Also: the environment gives the token, the model is an exported file with a name, and
+    successes are not logged."""
     lockstep.export(weights, tmp_path / "export", to="onnx", compare=False)
-    data, right = photos[0].read_bytes(), {"Authorization": f"Bearer {TOKEN}"}
+    data = photos[0].read_bytes()
+    right = {"Authorization": f"Bearer {TOKEN}"}
     options = ("--name", "tiny", "--quiet", "--allow-host", "api.example")
-    with serving(tmp_path / "export", tmp_path / "log", *options, LOCKSTEP_SERVE_TOKEN=TOKEN) as server:
+    with serving(
+        tmp_path / "export", tmp_path / "log", *options, LOCKSTEP_SERVE_TOKEN=TOKEN
+    ) as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
-            for answer in (server.post("/predict", data, headers=headers), server.get("/metrics", headers=headers)):
+            for answer in (
+                server.post("/predict", data, headers=headers),
+                server.get("/metrics", headers=headers),
+            ):
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert server.get("/v2/health/ready").status_code == 200
         found = server.post("/predict", data, headers=right | {"Host": "api.example"}).json()
         assert server.get("/v2/models/tiny", headers=right).status_code == 200
         assert server.stop() == 0
         assert TOKEN not in (tmp_path / "log").read_text()
-        assert [each["status"] for each in server.events() if each["event"] == "request"] == [401] * 4
+        assert [each["status"] for each in server.events() if each["event"] == "request"] == [
+            401
+        ] * 4
     [expected] = lockstep.predict(weights, photos[0], execution=REFERENCE)
     assert found["model"] == "tiny"
     assert set(found["classes"]) <= set(CLASSES)
@@ -205,13 +278,19 @@ def test_a_token_is_asked_for_and_one_of_an_export_is_served(weights: Path, phot
 def test_files_of_pillow_are_images_too(server: Server, photos: list[Path]) -> None:
     file = io.BytesIO()
     Image.open(photos[0]).save(file, "WEBP", lossless=True)
-    png, webp = (server.post("/predict", data).json() for data in (photos[0].read_bytes(), file.getvalue()))
+    png, webp = (
+        server.post("/predict", data).json() for data in (photos[0].read_bytes(), file.getvalue())
+    )
     assert png["probabilities"] == webp["probabilities"]
 
 
 def test_a_photo_on_its_side_is_turned(server: Server, photos: list[Path]) -> None:
-    upright, turned, exif = Image.open(photos[0]), io.BytesIO(), Image.Exif()
+    upright = Image.open(photos[0])
+    turned = io.BytesIO()
+    exif = Image.Exif()
     exif[0x0112] = 6
     upright.transpose(Image.Transpose.ROTATE_90).save(turned, "PNG", exif=exif)
-    answers = [server.post("/predict", data).json() for data in (photos[0].read_bytes(), turned.getvalue())]
+    answers = [
+        server.post("/predict", data).json() for data in (photos[0].read_bytes(), turned.getvalue())
+    ]
     assert answers[0]["probabilities"] == answers[1]["probabilities"]

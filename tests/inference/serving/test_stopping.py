@@ -17,13 +17,16 @@ SECONDS = 30 if SOAK else 1
 
 
 def client(server: Server, data: bytes, statuses: list[int], lost: list[Exception]) -> None:
-    """Send images until the server refuses them or does not listen. `lost` are requests without an answer."""
+    """Send images until the server refuses them or does not listen. `lost` are requests without an
+    answer."""
     with session() as own:
         while True:
             try:
                 status = own.post(server.url + "/predict", data, timeout=PATIENCE_SEC).status_code
             except requests.ConnectionError as error:
-                if "refused" not in str(error).lower():  # the connection was made, so this request had been sent
+                if (
+                    "refused" not in str(error).lower()
+                ):  # the connection was made, so this request had been sent
                     lost.append(error)
                 return
             statuses.append(status)
@@ -32,10 +35,17 @@ def client(server: Server, data: bytes, statuses: list[int], lost: list[Exceptio
 
 
 @pytest.mark.slow
-def test_a_signal_under_load_loses_no_request(weights: Path, photos: list[Path], tmp_path: Path) -> None:
-    data, statuses, lost = photos[1].read_bytes(), list[int](), list[Exception]()
+def test_a_signal_under_load_loses_no_request(
+    weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
+    data = photos[1].read_bytes()
+    statuses = list[int]()
+    lost = list[Exception]()
     with serving(weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 0.3) as server:
-        threads = [threading.Thread(target=client, args=(server, data, statuses, lost)) for _ in range(CLIENTS)]
+        threads = [
+            threading.Thread(target=client, args=(server, data, statuses, lost))
+            for _ in range(CLIENTS)
+        ]
         for thread in threads:
             thread.start()
         wait_until(lambda: len(statuses) > 5 * CLIENTS)
@@ -48,12 +58,19 @@ def test_a_signal_under_load_loses_no_request(weights: Path, photos: list[Path],
     assert set(statuses) <= {200, 503}
     logged = [each["status"] for each in events if each["event"] == "request"]
     assert sorted(logged) == sorted(statuses)
-    assert [each["event"] for each in events if each["event"] in ("stopping", "stopped")] == ["stopping", "stopped"]
+    assert [each["event"] for each in events if each["event"] in ("stopping", "stopped")] == [
+        "stopping",
+        "stopped",
+    ]
     assert events[-1]["event"] == "stopped"
 
 
-def test_while_it_drains_it_answers_and_says_that_it_is_not_ready(weights: Path, photos: list[Path], tmp_path: Path) -> None:
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 10 * PATIENCE_SEC) as server:
+def test_while_it_drains_it_answers_and_says_that_it_is_not_ready(
+    weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
+    with serving(
+        weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 10 * PATIENCE_SEC
+    ) as server:
         idle = server.connect()
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/v2/health/ready").status_code == 503)
@@ -66,8 +83,15 @@ def test_while_it_drains_it_answers_and_says_that_it_is_not_ready(weights: Path,
         idle.close()
 
 
-def test_ctrl_c_ends_it_while_connections_are_open(weights: Path, photos: list[Path], tmp_path: Path) -> None:
-    options = ("--drain-sec", 0, "--timeout-sec", 10 * PATIENCE_SEC)  # it does not end because a limit has passed
+def test_ctrl_c_ends_it_while_connections_are_open(
+    weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
+    options = (
+        "--drain-sec",
+        0,
+        "--timeout-sec",
+        10 * PATIENCE_SEC,
+    )  # it does not end because a limit has passed
     with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         silent = server.connect()
         assert server.get("/v2").status_code == 200  # its connection stays open
@@ -75,12 +99,17 @@ def test_ctrl_c_ends_it_while_connections_are_open(weights: Path, photos: list[P
         silent.close()
 
 
-def test_an_upload_that_has_begun_is_answered_after_the_signal(weights: Path, photos: list[Path], tmp_path: Path) -> None:
+def test_an_upload_that_has_begun_is_answered_after_the_signal(
+    weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
     data = photos[0].read_bytes()
     options = ("--drain-sec", 0, "--timeout-sec", 10 * PATIENCE_SEC)
     with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         with server.connect() as connection:
-            head = f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: {len(data)}\r\n\r\n"
+            head = (
+                f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length:"
+                f" {len(data)}\r\n\r\n"
+            )
             connection.sendall(head.encode() + data[:100])
             wait_until(lambda: server.metric("lockstep_coming_requests") == 1)
             server.process.send_signal(signal.SIGTERM)

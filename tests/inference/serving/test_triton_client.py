@@ -44,7 +44,10 @@ def test_the_client_infers(triton: Any, client: Any, weights: Path, in_binary: b
     images = noise(2, 32, seed=2)
     given = triton.InferInput("images", list(images.shape), "UINT8")
     given.set_data_from_numpy(images, binary_data=in_binary)
-    outputs = [triton.InferRequestedOutput(name, binary_data=in_binary) for name in ("probabilities", "logits", "classes")]
+    outputs = [
+        triton.InferRequestedOutput(name, binary_data=in_binary)
+        for name in ("probabilities", "logits", "classes")
+    ]
     found = client.infer("model", [given], outputs=outputs, request_id="17", timeout=1000)
     logits = reference_logits(weights, images)
     assert found.get_response()["id"] == "17"
@@ -54,41 +57,65 @@ def test_the_client_infers(triton: Any, client: Any, weights: Path, in_binary: b
     assert found.as_numpy("classes").tolist() == logits.argmax(axis=1)[:, None].tolist()
 
 
-def test_the_client_sends_files_and_asks_for_names(triton: Any, client: Any, weights: Path, photos: list[Path]) -> None:
+def test_the_client_sends_files_and_asks_for_names(
+    triton: Any, client: Any, weights: Path, photos: list[Path]
+) -> None:
     files = np.array([photo.read_bytes() for photo in photos[:3]], dtype=object)
     given = triton.InferInput("encoded", [3], "BYTES")
     given.set_data_from_numpy(files)
-    found = client.infer("model", [given], outputs=[triton.InferRequestedOutput("probabilities", class_count=2)])
+    found = client.infer(
+        "model", [given], outputs=[triton.InferRequestedOutput("probabilities", class_count=2)]
+    )
     for row, prediction in zip(
         found.as_numpy("probabilities"),
-        lockstep.predict(weights, photos[:3], top=2, execution=Execution(backend="reference", reference_dtype="float32")),
+        lockstep.predict(
+            weights,
+            photos[:3],
+            top=2,
+            execution=Execution(backend="reference", reference_dtype="float32"),
+        ),
         strict=True,
     ):
         texts = [each.decode().split(":") for each in row]
         assert [text[2] for text in texts] == list(prediction.classes)
         assert [CLASSES[int(text[1])] for text in texts] == list(prediction.classes)
-        assert [float(text[0]) for text in texts] == pytest.approx(prediction.probabilities, abs=2e-6)
+        assert [float(text[0]) for text in texts] == pytest.approx(
+            prediction.probabilities, abs=2e-6
+        )
 
 
-def test_without_outputs_the_client_gets_those_of_an_export_in_binary(triton: Any, client: Any) -> None:
+def test_without_outputs_the_client_gets_those_of_an_export_in_binary(
+    triton: Any, client: Any
+) -> None:
     given = triton.InferInput("images", [1, 32, 32, 3], "UINT8")
     given.set_data_from_numpy(noise(1, 32))
     found = client.infer("model", [given])
-    assert [each["name"] for each in found.get_response()["outputs"]] == ["classes", "probabilities"]
+    assert [each["name"] for each in found.get_response()["outputs"]] == [
+        "classes",
+        "probabilities",
+    ]
     assert found.as_numpy("probabilities").sum() == pytest.approx(1)
 
 
 def test_the_examples_of_the_page_run(
-    server: Server, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server,
+    photos: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    *examples, starts_a_server = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    *examples, starts_a_server = re.findall(
+        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     assert len(examples) == 2
     assert "lockstep.serve(" in starts_a_server
     (tmp_path / "photo.jpg").write_bytes(photos[1].read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "*")
     for example in examples:
-        example = example.replace("127.0.0.1:8000", f"{server.host}:{server.port}").replace('"MODEL"', '"model"')
+        example = example.replace("127.0.0.1:8000", f"{server.host}:{server.port}").replace(
+            '"MODEL"', '"model"'
+        )
         exec(compile(example, str(PAGE), "exec"), {})
     printed = capsys.readouterr().out
     assert any(name in printed for name in CLASSES)
@@ -100,7 +127,9 @@ def test_requests_of_the_client_at_the_same_time(triton: Any, client: Any, weigh
     for image in images:
         given = triton.InferInput("images", [1, 41, 41, 3], "UINT8")
         given.set_data_from_numpy(image[None])
-        waiting.append(client.async_infer("model", [given], outputs=[triton.InferRequestedOutput("logits")]))
+        waiting.append(
+            client.async_infer("model", [given], outputs=[triton.InferRequestedOutput("logits")])
+        )
     found = np.concatenate([each.get_result().as_numpy("logits") for each in waiting])
     assert found == pytest.approx(reference_logits(weights, images), abs=1e-3)
 

@@ -15,8 +15,15 @@ from lockstep.recipes.nvidia.table import systems
 from lockstep.recipes.nvidia.translation import Translation, translate
 from lockstep.system.plain_yaml import read_yaml
 
-SCRIPTS: list[dict[str, Any]] = read_yaml(Path(__file__).with_name("options.yaml").read_text(encoding="utf-8"))
-COMMANDS = [(script, launcher, mode) for script in SCRIPTS for launcher in script["launchers"] for mode in script["modes"]]
+SCRIPTS: list[dict[str, Any]] = read_yaml(
+    Path(__file__).with_name("options.yaml").read_text(encoding="utf-8")
+)
+COMMANDS = [
+    (script, launcher, mode)
+    for script in SCRIPTS
+    for launcher in script["launchers"]
+    for mode in script["modes"]
+]
 
 
 def groups(script: dict[str, Any]) -> list[list[str]]:
@@ -45,20 +52,37 @@ def accounted(found: Translation) -> list[str]:
 
 def missing(words: list[list[str]], found: Translation) -> list[str]:
     texts = accounted(found)
-    return [" ".join(group) for group in words if not ({" ".join(group)} & set(texts) or set(group) <= set(found.unknown))]
+    return [
+        " ".join(group)
+        for group in words
+        if not ({" ".join(group)} & set(texts) or set(group) <= set(found.unknown))
+    ]
 
 
 @pytest.mark.parametrize(
-    ("script", "launcher", "mode"), COMMANDS, ids=lambda part: str(part) if isinstance(part, str) else ""
+    ("script", "launcher", "mode"),
+    COMMANDS,
+    ids=lambda part: str(part) if isinstance(part, str) else "",
 )
-def test_every_option_is_carried_or_named_and_known(script: dict[str, Any], launcher: str, mode: str) -> None:
-    words, arguments = groups(script), script.get("arguments", [])
-    command = [*launcher.split(), script["script"], *mode.split(), *(word for group in words for word in group), *arguments]
+def test_every_option_is_carried_or_named_and_known(
+    script: dict[str, Any], launcher: str, mode: str
+) -> None:
+    words = groups(script)
+    arguments = script.get("arguments", [])
+    command = [
+        *launcher.split(),
+        script["script"],
+        *mode.split(),
+        *(word for group in words for word in group),
+        *arguments,
+    ]
     found = translate(command, script["system"], script.get("revision"))
     assert missing([*words, *([argument] for argument in arguments)], found) == []
     texts = " ".join(accounted(found)).replace("=", " ").split()
     assert [
-        word for word in (launcher + " " + mode).replace("=", " ").split() if word[0] == "-" and word not in ("-m", *texts)
+        word
+        for word in (launcher + " " + mode).replace("=", " ").split()
+        if word[0] == "-" and word not in ("-m", *texts)
     ] == []
     assert set(found.unknown) <= {"--unheard-of", "5"}
     assert all(remark.reason for remark in (*found.not_carried, *found.not_needed))
@@ -67,14 +91,25 @@ def test_every_option_is_carried_or_named_and_known(script: dict[str, Any], laun
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script["script"])
 def test_what_is_carried_is_in_the_command(script: dict[str, Any]) -> None:
     for group in groups(script):
-        command = [script["script"], *script["modes"][0].split(), *group, *script.get("arguments", [])]
+        command = [
+            script["script"],
+            *script["modes"][0].split(),
+            *group,
+            *script.get("arguments", []),
+        ]
         found = translate(command, script["system"], script.get("revision"))
-        becomes = [text for carried in found.carried if carried.words == " ".join(group) for text in carried.becomes]
+        becomes = [
+            text
+            for carried in found.carried
+            if carried.words == " ".join(group)
+            for text in carried.becomes
+        ]
         assert [text for text in becomes if not holds(found, text)] == [], group
 
 
 def holds(found: Translation, text: str) -> bool:
-    """Return whether a command has what an option became: a field with this value, or the value as a part of a word."""
+    """Return whether a command has what an option became: a field with this value, or the value as
+    a part of a word."""
     words = list(found.command)
     name, _, value = text.partition("=")
     ours, how = parse_settings([word for flag, word in pairwise(words) if flag == "--set"])

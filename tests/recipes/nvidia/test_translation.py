@@ -1,4 +1,5 @@
-"""Commands of NVIDIA's documents and scripts, and what they compute. Expected values are those of the documents."""
+"""Commands of NVIDIA's documents and scripts, and what they compute. Expected values are those of
+the documents."""
 
 import shlex
 from itertools import pairwise
@@ -15,19 +16,24 @@ from lockstep.recipes.schedule import learning_rates
 from lockstep.system.errors import UserError
 
 RESNEXT = (
-    "python ./multiproc.py --nproc_per_node 8 ./launch.py --model resnext101-32x4d --precision {} --mode convergence "
-    "--platform DGXA100 /imagenet --workspace W {}"
+    "python ./multiproc.py --nproc_per_node 8 ./launch.py --model resnext101-32x4d --precision {}"
+    " --mode convergence --platform DGXA100 /imagenet --workspace W {}"
 )
 TENSORFLOW = (
-    "mpiexec --allow-run-as-root --bind-to socket -np 8 python3 main.py --arch=resnet50 --mode=train_and_evaluate "
-    "--iter_unit=epoch --num_iter={} --batch_size=256 --warmup_steps=100 --cosine_lr --label_smoothing 0.1 "
-    "--lr_init=0.256 --lr_warmup_epochs={} --momentum=0.875 --weight_decay=3.0517578125e-05 --weight_init=fan_in "
-    "--amp --static_loss_scale 128 --data_dir=D --results_dir=R"
+    "mpiexec --allow-run-as-root --bind-to socket -np 8 python3 main.py --arch=resnet50"
+    " --mode=train_and_evaluate --iter_unit=epoch --num_iter={} --batch_size=256 --warmup_steps=100"
+    " --cosine_lr --label_smoothing 0.1 --lr_init=0.256 --lr_warmup_epochs={} --momentum=0.875"
+    " --weight_decay=3.0517578125e-05 --weight_init=fan_in --amp --static_loss_scale 128"
+    " --data_dir=D --results_dir=R"
 )
 PADDLE = "python -m paddle.distributed.launch --gpus=0,1,2,3,4,5,6,7 train.py --epochs {} {}"
 PADDLE_AMP = "--amp --scale-loss 128.0 --use-dynamic-loss-scaling --data-layout NHWC"
 
-DALI: dict[str, Any] = {"eval_antialias": False, "eval_side_rounding": "nearest", "eval_offset_rounding": "up"}
+DALI: dict[str, Any] = {
+    "eval_antialias": False,
+    "eval_side_rounding": "nearest",
+    "eval_offset_rounding": "up",
+}
 DALI |= {"eval_sampling": "half_pixel_symmetric"}
 
 PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
@@ -37,7 +43,11 @@ PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
         DALI,  # the recipe evaluates with Pillow, as the code's configuration does
     ),
     # Its configuration uses the loader of PyTorch: Pillow, and ten attempts to draw a crop.
-    (RESNEXT.format("AMP", ""), "resnext101-32x4d-pytorch-250ep", {"antialias": True, "crop_attempts": 10}),
+    (
+        RESNEXT.format("AMP", ""),
+        "resnext101-32x4d-pytorch-250ep",
+        {"antialias": True, "crop_attempts": 10},
+    ),
     (
         RESNEXT.format("TF32", "--epochs=90 --mixup=0 --data-backend=dali-gpu"),
         "resnext101-32x4d-pytorch-90ep",
@@ -45,16 +55,38 @@ PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (TENSORFLOW.format(90, 5), "resnet50-tensorflow-90ep", {}),
     (TENSORFLOW.format("250 --mixup=0.2", 5), "resnet50-tensorflow-250ep", {}),
-    ("bash training/AMP/DGXA100_RN50_AMP_90E.sh R D", "resnet50-tensorflow-90ep", {"warmup_epochs": 8}),
-    ("bash DGX2_RN50_AMP_90E.sh R D", "resnet50-tensorflow-90ep", {"warmup_epochs": 8, "global_batch_images": 4096}),
-    ("bash DGX1_RN50_FP32_250E.sh R D", "resnet50-tensorflow-fp32-250ep", {"warmup_epochs": 8, "precision": "tf32"}),
-    ("bash DGXA100_RNxt101-32x4d_AMP_90E.sh R D", "resnext101-32x4d-tensorflow-90ep", {"warmup_epochs": 8}),
-    ("bash DGX1_RNxt101-32x4d_AMP_250E.sh R D", "resnext101-32x4d-tensorflow-250ep", {"warmup_epochs": 8}),
+    (
+        "bash training/AMP/DGXA100_RN50_AMP_90E.sh R D",
+        "resnet50-tensorflow-90ep",
+        {"warmup_epochs": 8},
+    ),
+    (
+        "bash DGX2_RN50_AMP_90E.sh R D",
+        "resnet50-tensorflow-90ep",
+        {"warmup_epochs": 8, "global_batch_images": 4096},
+    ),
+    (
+        "bash DGX1_RN50_FP32_250E.sh R D",
+        "resnet50-tensorflow-fp32-250ep",
+        {"warmup_epochs": 8, "precision": "tf32"},
+    ),
+    (
+        "bash DGXA100_RNxt101-32x4d_AMP_90E.sh R D",
+        "resnext101-32x4d-tensorflow-90ep",
+        {"warmup_epochs": 8},
+    ),
+    (
+        "bash DGX1_RNxt101-32x4d_AMP_250E.sh R D",
+        "resnext101-32x4d-tensorflow-250ep",
+        {"warmup_epochs": 8},
+    ),
     (PADDLE.format(90, PADDLE_AMP), "resnet50-paddle-90ep", {}),
     (PADDLE.format(50, PADDLE_AMP), "resnet50-paddle-50ep", {}),
     (PADDLE.format(90, ""), "resnet50-paddle-90ep", {"precision": "tf32"}),
     (
-        PADDLE.format(90, f"{PADDLE_AMP} --from-pretrained-params P --asp --prune-model --mask-algo mask_1d"),
+        PADDLE.format(
+            90, f"{PADDLE_AMP} --from-pretrained-params P --asp --prune-model --mask-algo mask_1d"
+        ),
         "resnet50-paddle-asp-90ep",
         {},
     ),
@@ -75,7 +107,9 @@ def trained(found: Translation) -> Recipe:
 
 
 @pytest.mark.parametrize(("command", "name", "expected"), PUBLISHED)
-def test_a_published_command_is_the_published_recipe(command: str, name: str, expected: dict[str, Any]) -> None:
+def test_a_published_command_is_the_published_recipe(
+    command: str, name: str, expected: dict[str, Any]
+) -> None:
     found = translated(command)
     assert (found.not_carried, found.unknown) == ((), ())
     if expected:
@@ -98,7 +132,11 @@ def test_the_later_runner_of_mxnet_has_its_own_schedule() -> None:
     rates = learning_rates(recipe, steps_per_epoch=1)
     np.testing.assert_allclose(rates[:5], 0.512 * np.arange(5) / 5)  # 0.256 at 256 images
     np.testing.assert_allclose(rates[5:], 0.512 * np.repeat([1, 0.256, 0.256**2], [25, 30, 30]))
-    assert (recipe.model, recipe.mixup_pairing, recipe.zero_init_last_bn) == ("resnet50-v1", "reverse", True)
+    assert (recipe.model, recipe.mixup_pairing, recipe.zero_init_last_bn) == (
+        "resnet50-v1",
+        "reverse",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,14 +156,19 @@ def test_the_stem_has_the_channels_of_the_images(command: str, channels: int) ->
     assert trained(translated(command)).stem_channels == channels
 
 
-@pytest.mark.parametrize("command", ["python main.py --batch_size 8 --dali", "runner --ngpus 8 -b 192"])
+@pytest.mark.parametrize(
+    "command", ["python main.py --batch_size 8 --dali", "runner --ngpus 8 -b 192"]
+)
 def test_images_that_dali_evaluates_have_its_geometry(command: str) -> None:
     recipe = trained(translated(command))
     assert {name: getattr(recipe, name) for name in DALI} == DALI
 
 
 def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
-    command = "python main.py --mode=train --iter_unit=batch --num_iter=1000 --batch_size=256 --data_dir=D"
+    command = (
+        "python main.py --mode=train --iter_unit=batch --num_iter=1000 --batch_size=256"
+        " --data_dir=D"
+    )
     found = translated(command)
     assert (found.not_carried, trained(found).epochs) == ((), 90)
     assert "stop_after_steps=1000" in found.command
@@ -140,20 +183,52 @@ def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
     ("command", "words", "reason"),
     [
         ("python main.py --raport-file R D", "--raport-file R", "dlll_file=R"),
-        ("python main.py --evaluate --raport-file R D", "--raport-file R", "`lockstep evaluate --json`"),
-        ("python main.py --prof 20 --raport-file R D", "--raport-file R", "`lockstep benchmark convert"),
+        (
+            "python main.py --evaluate --raport-file R D",
+            "--raport-file R",
+            "`lockstep evaluate --json`",
+        ),
+        (
+            "python main.py --prof 20 --raport-file R D",
+            "--raport-file R",
+            "`lockstep benchmark convert",
+        ),
         ("python main.py --prof 20 D", "--prof 20", "benchmark steps 20"),
         ("python main.py --batch_size 8 --log_filename R", "--log_filename R", "dlll_file=R"),
-        ("python main.py --batch_size 8 --mode evaluate --log_filename R", "--log_filename R", "`lockstep evaluate --json`"),
-        ("python main.py --batch_size 8 --warmup_steps 9", "--warmup_steps 9", "training does not use it"),
+        (
+            "python main.py --batch_size 8 --mode evaluate --log_filename R",
+            "--log_filename R",
+            "`lockstep evaluate --json`",
+        ),
+        (
+            "python main.py --batch_size 8 --warmup_steps 9",
+            "--warmup_steps 9",
+            "training does not use it",
+        ),
         ("train.py --report-file R --asp", "--report-file R", "dlll_file=R"),
-        ("train.py --run-scope eval_only --report-file R --asp", "--report-file R", "`lockstep evaluate --json`"),
+        (
+            "train.py --run-scope eval_only --report-file R --asp",
+            "--report-file R",
+            "`lockstep evaluate --json`",
+        ),
         ("runner -n 8 -b 208 --report R", "--report R", "nvidia_report_file=R"),
-        ("runner -n 1 -b 8 --only-inference --report R", "--report R", "`lockstep evaluate --json`"),
-        ("mpiexec --bind-to socket -np 8 python3 main.py --batch_size 8", "--bind-to socket", "the system places"),
+        (
+            "runner -n 1 -b 8 --only-inference --report R",
+            "--report R",
+            "`lockstep evaluate --json`",
+        ),
+        (
+            "mpiexec --bind-to socket -np 8 python3 main.py --batch_size 8",
+            "--bind-to socket",
+            "the system places",
+        ),
         ("python main.py --batch_size 8 --mode training_benchmark --xla", "--xla", "--xla"),
         ("python main.py --batch_size 8 --mode predict --xla", "--xla", "--xla"),
-        ("torchrun --nnodes 2 --nproc-per-node 4 main.py --prof 9 D", "--nnodes 2", "a benchmark runs on one machine"),
+        (
+            "torchrun --nnodes 2 --nproc-per-node 4 main.py --prof 9 D",
+            "--nnodes 2",
+            "a benchmark runs on one machine",
+        ),
         ("python main.py --lr 0.1 --lr 0.2 D", "--lr 0.1", "it is overridden later"),
         ("python main.py --topk 5 D", "--topk 5", ""),
     ],
@@ -166,8 +241,13 @@ def test_no_option_vanishes(command: str, words: str, reason: str) -> None:
 
 
 def test_several_machines_are_carried() -> None:
-    found = translated("torchrun --nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr node0 main.py -b 32 D")
-    assert shlex.join(found.command[:9]) == "launch --nodes 2 --node-rank 1 --rendezvous node0:29500 -n 8"
+    found = translated(
+        "torchrun --nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr node0 main.py -b 32 D"
+    )
+    assert (
+        shlex.join(found.command[:9])
+        == "launch --nodes 2 --node-rank 1 --rendezvous node0:29500 -n 8"
+    )
     assert trained(found).global_batch_images == 2 * 8 * 32
     assert any("--secret-file" in note for note in found.notes)
 
@@ -176,8 +256,14 @@ def test_several_machines_are_carried() -> None:
     ("command", "name"),
     [
         ("python main.py --arch resnext101-32x4d D", "resnext101-32x4d-pytorch-90ep"),
-        ("python main.py --arch resnet50 D", "resnext101-32x4d-pytorch-90ep"),  # the example has no other model's recipe
-        ("python main.py --batch_size 32 --arch resnext101-32x4d", "resnext101-32x4d-tensorflow-90ep"),
+        (
+            "python main.py --arch resnet50 D",
+            "resnext101-32x4d-pytorch-90ep",
+        ),  # the example has no other model's recipe
+        (
+            "python main.py --batch_size 32 --arch resnext101-32x4d",
+            "resnext101-32x4d-tensorflow-90ep",
+        ),
         ("train.py --asp --lr 0.1 --momentum 0.9", "resnet50-paddle-tf32-90ep"),
         ("runner --ngpus 8 -b 192", "resnet50-mxnet-90ep"),
     ],
@@ -189,12 +275,22 @@ def test_a_command_becomes_a_recipe_of_its_own_example(command: str, name: str) 
 def test_quantisation_is_carried_to_pytorchs_engine() -> None:
     found = translated("bash scripts/training/train_resnet50_AMP_QAT_10E_DGXA100.sh W P")
     assert (found.recipe, found.changes) == ("resnet50-paddle-qat-10ep", {})
-    assert shlex.join(found.command).endswith("train --recipe resnet50-paddle-qat-10ep --data DATA --out RUN --weights W")
+    assert shlex.join(found.command).endswith(
+        "train --recipe resnet50-paddle-qat-10ep --data DATA --out RUN --weights W"
+    )
     assert [each.words for each in found.not_carried] == ["--inference-dir ./inference_qat"]
     found = translated("bash GPU1_RN50_QAT.sh W D R")
     recipe = trained(found)
-    assert (recipe.quantisation, recipe.epochs, recipe.logits, recipe.global_batch_images) == ("int8", 10, 1001, 32)
-    assert (found.not_carried, "--backend" in found.command) == ((), False)  # the default engine is PyTorch's
+    assert (recipe.quantisation, recipe.epochs, recipe.logits, recipe.global_batch_images) == (
+        "int8",
+        10,
+        1001,
+        32,
+    )
+    assert (found.not_carried, "--backend" in found.command) == (
+        (),
+        False,
+    )  # the default engine is PyTorch's
     assert "PyTorch's engine quantises, so the command trains with it" in found.notes
 
 
@@ -205,7 +301,9 @@ def test_a_command_without_quantisation_has_no_quantised_recipe() -> None:
 
 
 def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
-    found = translated("python launch.py --model resnet50 --precision AMP --mode convergence --platform DGXA100 D")
+    found = translated(
+        "python launch.py --model resnet50 --precision AMP --mode convergence --platform DGXA100 D"
+    )
     assert trained(found).global_batch_images == 2048
     assert "accumulation_steps=8" in found.command  # 2048 images on one GPU that takes 256
     assert found.command[0] == "train"
@@ -222,7 +320,9 @@ def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
 )
 def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> None:
     found = translated(f"{launcher} main.py -b32 --lr 0.4 D")
-    assert found.command[:4] == (("launch", "-n", str(ranks), "--") if ranks > 1 else found.command[:4])
+    assert found.command[:4] == (
+        ("launch", "-n", str(ranks), "--") if ranks > 1 else found.command[:4]
+    )
     assert ("launch" in found.command) == (ranks > 1)
     assert trained(found).global_batch_images == 32 * ranks
 
@@ -231,46 +331,75 @@ def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> 
     ("command", "expected"),
     [
         (
-            "python classify.py --arch resnet50 --pretrained-from-file W --precision AMP --image photo.jpg",
+            (
+                "python classify.py --arch resnet50 --pretrained-from-file W --precision AMP"
+                " --image photo.jpg"
+            ),
             "predict W photo.jpg --set precision=fp16",
         ),
-        ("python main.py --evaluate -b 64 --amp --resume C D", "evaluate C --data D --batch 64 --set precision=fp16"),
+        (
+            "python main.py --evaluate -b 64 --amp --resume C D",
+            "evaluate C --data D --batch 64 --set precision=fp16",
+        ),
         (
             "python checkpoint2model.py --checkpoint-path C --weight-path w.pth",
             "convert C w.pth --to torchvision",
         ),
         ("python model2onnx.py --pretrained-from-file W --output O -b 4", "export W O --to onnx"),
-        ("python export_frozen_graph.py --checkpoint C --output_file O", "export C O --to frozen-graph"),
+        (
+            "python export_frozen_graph.py --checkpoint C --output_file O",
+            "export C O --to frozen-graph",
+        ),
         (
             "python export_model.py --from-checkpoint C --trt-inference-dir O",
             "export C O --to paddle-inference",
         ),
         (
             "bash infer_resnet50_TF32.sh",
-            "benchmark inference --backend paddle --model resnet50 --recipe resnet50-paddle-tf32-90ep -n 1 -b 256 --dtype "
-            "tf32 --data synthetic -i 16 -e 64 -w 1",
+            (
+                "benchmark inference --backend paddle --model resnet50 --recipe"
+                " resnet50-paddle-tf32-90ep -n 1 -b 256 --dtype tf32 --data synthetic -i 16 -e 64"
+                " -w 1"
+            ),
         ),
         ("bash export_resnet50_AMP.sh C", "export C inference --to paddle-inference"),
         (
             "./SCORE_FP16.sh model 90",
-            "evaluate model-0090.params --data DATA --backend mxnet --batch 128 --set precision=fp16",
+            (
+                "evaluate model-0090.params --data DATA --backend mxnet --batch 128 --set"
+                " precision=fp16"
+            ),
         ),
         (  # docs/benchmarking.md has these three
-            "python main.py --mode=training_benchmark --warmup_steps 200 --num_iter 500 --iter_unit batch --batch_size 256 "
-            "--amp",
-            "benchmark train --backend tensorflow --model resnet50 --recipe resnet50-tensorflow-90ep -n 1 -b 256 --dtype "
-            "fp16 --data synthetic -i 100 -e 3 -w 2",
+            (
+                "python main.py --mode=training_benchmark --warmup_steps 200 --num_iter 500"
+                " --iter_unit batch --batch_size 256 --amp"
+            ),
+            (
+                "benchmark train --backend tensorflow --model resnet50 --recipe"
+                " resnet50-tensorflow-90ep -n 1 -b 256 --dtype fp16 --data synthetic -i 100 -e 3"
+                " -w 2"
+            ),
         ),
         (
-            "python benchmark.py -n 1,4,8 -b 208 --dtype float16 -o R --data-root D -i 100 -e 12 -w 4 --num-examples 25600",
-            "benchmark all --backend mxnet --model resnet50 --recipe resnet50-mxnet-90ep -n 1,4,8 -b 208 --dtype fp16 "
-            "--data D -i 100 -e 8 -w 4 --num-examples 25600 -o R",
+            (
+                "python benchmark.py -n 1,4,8 -b 208 --dtype float16 -o R --data-root D -i 100 -e"
+                " 12 -w 4 --num-examples 25600"
+            ),
+            (
+                "benchmark all --backend mxnet --model resnet50 --recipe resnet50-mxnet-90ep -n"
+                " 1,4,8 -b 208 --dtype fp16 --data D -i 100 -e 8 -w 4 --num-examples 25600 -o R"
+            ),
         ),
         (
-            "train.py --run-scope eval_only --benchmark --benchmark-steps 100 --benchmark-warmup-steps 300 --batch-size 8 "
-            "--amp --image-root D",
-            "benchmark inference --backend paddle --model resnet50 --recipe resnet50-paddle-90ep -n 1 -b 8 --dtype fp16 "
-            "--data D -i 100 -e 1 -w 3",
+            (
+                "train.py --run-scope eval_only --benchmark --benchmark-steps 100"
+                " --benchmark-warmup-steps 300 --batch-size 8 --amp --image-root D"
+            ),
+            (
+                "benchmark inference --backend paddle --model resnet50 --recipe"
+                " resnet50-paddle-90ep -n 1 -b 8 --dtype fp16 --data D -i 100 -e 1 -w 3"
+            ),
         ),
     ],
 )
@@ -297,10 +426,14 @@ def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
         ("python main.py --static-loss-scale 128 D", ["--static-loss-scale 128"]),
     ],
 )
-def test_an_option_that_the_script_ignores_without_another_is_named(command: str, ignored: list[str]) -> None:
+def test_an_option_that_the_script_ignores_without_another_is_named(
+    command: str, ignored: list[str]
+) -> None:
     found = translated(command)
     assert [each.words for each in found.not_needed] == ignored
-    assert all(each.reason.startswith("NVIDIA's code ignores it without --") for each in found.not_needed)
+    assert all(
+        each.reason.startswith("NVIDIA's code ignores it without --") for each in found.not_needed
+    )
     assert (trained(found).sparsity, "loss_scale" in found.changes) == ("none", False)
 
 
@@ -308,7 +441,12 @@ def test_a_value_that_a_field_does_not_take_is_not_carried() -> None:
     (refused,) = translated("python main.py --momentum 1.5 D").not_carried
     assert refused.words == "--momentum 1.5"
     assert "momentum" in refused.reason
-    for words in ("--batch-size many", "--batch-size 1e400", "--lr nan", "--benchmark --benchmark-steps 1.5"):
+    for words in (
+        "--batch-size many",
+        "--batch-size 1e400",
+        "--lr nan",
+        "--benchmark --benchmark-steps 1.5",
+    ):
         (refused,) = translated(f"train.py --image-root D {words}").not_carried
         assert words.endswith(refused.words)
 
@@ -337,7 +475,9 @@ def test_the_options_tell_which_example_a_script_is_of(command: str, system: str
 def test_a_command_of_two_revisions_is_taken_for_the_first_with_a_note() -> None:
     assert "2022" in translated("runner -n 8 -b 192").notes[0]
     assert not any("2022" in note for note in translated("runner --ngpus 8").notes)
-    older, later = (trained(translated("runner -n 8 -b 192", revision=year)) for year in ("2019", "2022"))
+    older, later = (
+        trained(translated("runner -n 8 -b 192", revision=year)) for year in ("2019", "2022")
+    )
     assert (older.lr_decay, older.lr, later.lr_decay, later.lr) == ("step", 0.1, "cosine", 0.256)
 
 
@@ -351,10 +491,16 @@ def test_a_command_of_two_revisions_is_taken_for_the_first_with_a_note() -> None
         ("runner", {"revision": "1999"}, "Known: 2019, 2022"),
         ("torchrun --nproc_per_node gpu main.py D", {}, "'gpu'"),
         ('"python main.py \'D"', {}, "No closing quotation"),
-        ("./runner -n 8 --data-root '<path to imagenet>'", {}, "a placeholder instead of a value: <path to imagenet>"),
+        (
+            "./runner -n 8 --data-root '<path to imagenet>'",
+            {},
+            "a placeholder instead of a value: <path to imagenet>",
+        ),
     ],
 )
-def test_a_command_that_cannot_be_read_says_why(command: str, how: dict[str, str], message: str) -> None:
+def test_a_command_that_cannot_be_read_says_why(
+    command: str, how: dict[str, str], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         translated(command, **how)
 
@@ -365,4 +511,8 @@ def test_the_fields_to_set_make_one_recipe_of_the_other() -> None:
         made = base.replace(**changes(base, wanted))
         np.testing.assert_allclose(learning_rates(made, 7), learning_rates(wanted, 7), rtol=1e-12)
         assert changes(made, wanted) == {}
-        assert (made.model, made.precision, made.mean) == (wanted.model, wanted.precision, wanted.mean)
+        assert (made.model, made.precision, made.mean) == (
+            wanted.model,
+            wanted.precision,
+            wanted.mean,
+        )

@@ -15,7 +15,8 @@ class Noting:
     """A logger that records its calls, and raises in the calls it is configured to fail in."""
 
     def __init__(self, opening: Opening, told: list[tuple[Any, ...]], fails_at: set[str]) -> None:
-        self.told, self.fails_at = told, fails_at
+        self.told = told
+        self.fails_at = fails_at
         self.key = opening.key or f"key {len(told)}"
         self._note("open", opening.key, dict(opening.about))
 
@@ -48,7 +49,8 @@ class Notebook:
 @pytest.fixture
 def noting(monkeypatch: pytest.MonkeyPatch) -> Notebook:
     """A logger with the name "noting"."""
-    notebook, module = Notebook(), ModuleType("lockstep.runs.loggers.noting")
+    notebook = Notebook()
+    module = ModuleType("lockstep.runs.loggers.noting")
     module.open_logger = lambda opening: Noting(opening, notebook.told, notebook.fails_at)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lockstep.runs.loggers.noting", module)
     monkeypatch.setitem(LOGGERS, "noting", Kind(("numpy",), "", forgets=False))
@@ -58,4 +60,6 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> Notebook:
 @pytest.fixture
 def picture() -> Picture:
     """Eight by six pixels, all different."""
-    return Picture("mistakes/01", "dots taken for rays", np.arange(144, dtype=np.uint8).reshape(6, 8, 3))
+    return Picture(
+        "mistakes/01", "dots taken for rays", np.arange(144, dtype=np.uint8).reshape(6, 8, 3)
+    )

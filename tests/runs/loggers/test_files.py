@@ -1,5 +1,5 @@
-"""The files of NVIDIA's examples, while a run trains. What they hold is compared with the conversion of its log, whose
-figures `tests/benchmark/test_foreign_reports.py` computes by hand."""
+"""The files of NVIDIA's examples, while a run trains. What they hold is compared with the
+conversion of its log, whose figures `tests/benchmark/test_foreign_reports.py` computes by hand."""
 
 import json
 import os
@@ -25,13 +25,17 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 def without_times(text: str) -> list[dict[str, Any]]:
     times = ("timestamp", "datetime", "elapsedtime")
-    return [{name: value for name, value in line.items() if name not in times} for line in parsed(text)]
+    return [
+        {name: value for name, value in line.items() if name not in times} for line in parsed(text)
+    ]
 
 
 @pytest.fixture(scope="module")
-def run(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run of two epochs of three steps, in three parts. In the first one nothing but the report was asked for. The second
-    one was interrupted and left lines behind as a killed process does."""
+def run(
+    tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """A run of two epochs of three steps, in three parts. In the first one nothing but the report
+    was asked for. The second one was interrupted and left lines behind as a killed process does."""
     folder = tmp_path_factory.mktemp("files") / "run"
     recipe = tiny_recipe.replace(global_batch_images=20, ema_decay=0.9)
     first = BOTH.replace(loggers=["nvidia-report"], stop_after_steps=1)
@@ -42,7 +46,9 @@ def run(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFa
         if event["kind"] == "train":
             found["steps"].append(parsed((folder / "dlll.json").read_text())[-1]["step"])
         if event["kind"] == "evaluate":
-            found["epochs"].append(json.loads((folder / "nvidia-report.json").read_text())["metrics"]["val.top1"])
+            found["epochs"].append(
+                json.loads((folder / "nvidia-report.json").read_text())["metrics"]["val.top1"]
+            )
         if event["kind"] == "train" and event["step"] == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -56,7 +62,9 @@ def run(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def test_every_line_is_written_before_the_next_step_is_logged(run: dict[str, Any]) -> None:
-    assert run["steps"][:3] == [[0, 2], [0], [1, 1]], "the last line at every step; [0] is all of an epoch"
+    assert run["steps"][:3] == [[0, 2], [0], [1, 1]], (
+        "the last line at every step; [0] is all of an epoch"
+    )
     assert [len(each) for each in run["epochs"]] == [1, 1]
 
 
@@ -79,7 +87,9 @@ def test_an_evaluation_has_the_times_of_computing(run: dict[str, Any]) -> None:
     lines = parsed((run["folder"] / "dlll.json").read_text())
     data = next(line["data"] for line in lines if "val.top1" in line.get("data", {}))
     assert data["val.data_time"] > 0
-    assert data["val.data_time"] + data["val.compute_latency"] == pytest.approx(20 / data["val.total_ips"])  # one batch
+    assert data["val.data_time"] + data["val.compute_latency"] == pytest.approx(
+        20 / data["val.total_ips"]
+    )  # one batch
     assert data["val.compute_latency"] == pytest.approx(20 / data["val.compute_ips"])
 
 
@@ -89,8 +99,12 @@ def test_the_report_is_that_of_the_log(run: dict[str, Any]) -> None:
     assert [len(report["metrics"][name]) for name in ("train.loss", "val.top1")] == [2, 2]
 
 
-@pytest.mark.parametrize(("name", "field"), [("dlll", "dlll_file"), ("nvidia-report", "nvidia_report_file")])
-def test_a_file_of_something_else_is_never_replaced(name: str, field: str, tmp_path: Path, tiny_recipe: Recipe) -> None:
+@pytest.mark.parametrize(
+    ("name", "field"), [("dlll", "dlll_file"), ("nvidia-report", "nvidia_report_file")]
+)
+def test_a_file_of_something_else_is_never_replaced(
+    name: str, field: str, tmp_path: Path, tiny_recipe: Recipe
+) -> None:
     (tmp_path / "mine").write_text('{"my": "notes"}')
     execution = Execution(**{field: str(tmp_path / "mine")})
     assert execution.loggers_used == ("tensorboard", name), "the path turns it on"

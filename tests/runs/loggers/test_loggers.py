@@ -15,7 +15,9 @@ def loggers(folder: Path, *names: str, step: int = 0, warned: list[str] | None =
     return Loggers(names or ("noting",), Opening(folder, step, {"epochs": 2}, None), warn)
 
 
-def test_figures_are_named_by_their_group(noting: Notebook, picture: Picture, tmp_path: Path) -> None:
+def test_figures_are_named_by_their_group(
+    noting: Notebook, picture: Picture, tmp_path: Path
+) -> None:
     several = loggers(tmp_path)
     several.figures("train", {"loss": 1.5, "lr": 0.1}, 2)
     several.images("mistakes", [picture], 4)
@@ -28,7 +30,9 @@ def test_figures_are_named_by_their_group(noting: Notebook, picture: Picture, tm
     ]
 
 
-def test_a_run_that_goes_on_keeps_its_key_and_sends_nothing_twice(noting: Notebook, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_keeps_its_key_and_sends_nothing_twice(
+    noting: Notebook, tmp_path: Path
+) -> None:
     first = loggers(tmp_path)
     for step in (2, 4, 6):
         first.figures("train", {"loss": float(step)}, step)
@@ -53,14 +57,17 @@ def test_a_run_that_goes_on_keeps_its_key_and_sends_nothing_twice(noting: Notebo
 def test_what_was_sent_is_noted_before_it_is_sent(noting: Notebook, tmp_path: Path) -> None:
     noting.fails_at = {"figures"}
     loggers(tmp_path).figures("train", {"loss": 1.0}, 2)
-    assert json.loads((tmp_path / "loggers.json").read_text()) == {"noting": {"key": "key 0", "sent": {"train": 2}}}
+    assert json.loads((tmp_path / "loggers.json").read_text()) == {
+        "noting": {"key": "key 0", "sent": {"train": 2}}
+    }
 
 
 @pytest.mark.parametrize("call", ["open", "figures", "images", "close"])
 def test_one_that_fails_is_warned_of_once_and_told_no_more(
     call: str, noting: Notebook, picture: Picture, tmp_path: Path
 ) -> None:
-    noting.fails_at, warned = {call}, []
+    noting.fails_at = {call}
+    warned = []
     several = loggers(tmp_path, "noting", "tensorboard", warned=warned)
     for step in (2, 4):
         several.figures("train", {"loss": 1.0}, step)
@@ -72,7 +79,9 @@ def test_one_that_fails_is_warned_of_once_and_told_no_more(
     assert list((tmp_path / "tensorboard").iterdir())  # the other loggers continue
 
 
-def test_a_request_to_stop_is_no_failure(noting: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_to_stop_is_no_failure(
+    noting: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
@@ -90,7 +99,9 @@ def test_tensorboard_alone_leaves_no_note(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOGGERS, "wandb", Kind(("no-such-client",), "pip install it", forgets=False))
+    monkeypatch.setitem(
+        LOGGERS, "wandb", Kind(("no-such-client",), "pip install it", forgets=False)
+    )
     check_installed(["tensorboard"])
     with pytest.raises(UserError, match="logger 'wandb' needs no-such-client: pip install it"):
         check_installed(["tensorboard", "wandb"])

@@ -38,10 +38,14 @@ def client(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def opened(folder: Path, step: int, warned: list[str]) -> Loggers:
     folder.mkdir(exist_ok=True)
-    return Loggers(["mlflow"], Opening(folder, step, {"epochs": 2, "mean": [1.0, 2.0]}, None), warned.append)
+    return Loggers(
+        ["mlflow"], Opening(folder, step, {"epochs": 2, "mean": [1.0, 2.0]}, None), warned.append
+    )
 
 
-def test_a_run_goes_on_in_the_same_run_and_no_step_is_there_twice(client: Any, picture: Picture, tmp_path: Path) -> None:
+def test_a_run_goes_on_in_the_same_run_and_no_step_is_there_twice(
+    client: Any, picture: Picture, tmp_path: Path
+) -> None:
     warned: list[str] = []
     for first, outcome in ((2, "stopped"), (4, "finished")):
         several = opened(tmp_path / "my run", first - 2, warned)
@@ -55,7 +59,9 @@ def test_a_run_goes_on_in_the_same_run_and_no_step_is_there_twice(client: Any, p
     assert (run.info.run_name, run.info.status) == ("my run", "FINISHED")
     assert run.data.params == {"epochs": "2", "mean": "[1.0, 2.0]"}
     history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert [(metric.step, metric.value) for metric in history] == [(step, 1 / step) for step in (2, 4, 6, 8)]
+    assert [(metric.step, metric.value) for metric in history] == [
+        (step, 1 / step) for step in (2, 4, 6, 8)
+    ]
     (artifact,) = client.list_artifacts(run.info.run_id, "mistakes")
     assert artifact.path == "mistakes/01_dots_taken_for_rays.png"
     image = Image.open(client.download_artifacts(run.info.run_id, artifact.path, str(tmp_path)))

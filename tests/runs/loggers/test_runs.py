@@ -20,13 +20,17 @@ from tests.runs.cases import events
 from tests.runs.loggers.conftest import Notebook
 
 EXECUTION = Execution(
-    backend="torch" if "torch" in BACKENDS else BACKENDS[0], log_every_steps=1, loggers=("tensorboard", "wandb")
+    backend="torch" if "torch" in BACKENDS else BACKENDS[0],
+    log_every_steps=1,
+    loggers=("tensorboard", "wandb"),
 )
 
 
 @pytest.fixture
 def noted(noting: Notebook, monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    monkeypatch.setitem(sys.modules, "lockstep.runs.loggers.wandb", sys.modules["lockstep.runs.loggers.noting"])
+    monkeypatch.setitem(
+        sys.modules, "lockstep.runs.loggers.wandb", sys.modules["lockstep.runs.loggers.noting"]
+    )
     monkeypatch.setitem(LOGGERS, "wandb", LOGGERS["noting"])
     return noting
 
@@ -54,17 +58,35 @@ def test_a_stopped_run_goes_on_in_the_same_place_and_every_step_is_there_once(
     assert [outcome for (outcome,) in noted.of("close")] == ["stopped", "finished"]
     steps = [step for values, step in noted.of("figures") if "train/loss" in values]
     assert steps == list(range(1, 8))
-    logged = {entry["step"]: entry["loss"] for entry in read_log(tmp_path / "run" / "log.jsonl") if entry["kind"] == "train"}
+    logged = {
+        entry["step"]: entry["loss"]
+        for entry in read_log(tmp_path / "run" / "log.jsonl")
+        if entry["kind"] == "train"
+    }
     assert {step: v["train/loss"] for v, step in noted.of("figures") if "train/loss" in v} == logged
-    assert [step for values, step in noted.of("figures") if "val_trained/top1_percent" in values] == [7]
+    assert [
+        step for values, step in noted.of("figures") if "val_trained/top1_percent" in values
+    ] == [7]
 
 
-def test_the_worst_mistakes_are_shown_at_the_end(noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+def test_the_worst_mistakes_are_shown_at_the_end(
+    noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
     report = lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
-    wrong = min(16, sum(report["per_class"]["trained"]["images"]) - sum(report["per_class"]["trained"]["top1"]))
+    wrong = min(
+        16,
+        sum(report["per_class"]["trained"]["images"]) - sum(report["per_class"]["trained"]["top1"]),
+    )
     assert noted.of("images") == [[[f"mistakes/{number:02d}" for number in range(1, wrong + 1)], 7]]
-    values = [value for event in events(tmp_path / "run") for value in event.summary.value if value.HasField("image")]
-    assert [value.tag[:11] for value in values] == [f"mistakes/{number:02d}" for number in range(1, wrong + 1)]
+    values = [
+        value
+        for event in events(tmp_path / "run")
+        for value in event.summary.value
+        if value.HasField("image")
+    ]
+    assert [value.tag[:11] for value in values] == [
+        f"mistakes/{number:02d}" for number in range(1, wrong + 1)
+    ]
     assert all("_taken_for_" in value.tag for value in values)
     assert {(value.image.height, value.image.width) for value in values} == {(32, 32)}
 
@@ -81,7 +103,9 @@ def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
         if event["kind"] == "evaluate":
             shutil.rmtree(data / "val")
 
-    report = lockstep.train(recipe, data, tmp_path / "run", execution=EXECUTION, listener=lose_images)
+    report = lockstep.train(
+        recipe, data, tmp_path / "run", execution=EXECUTION, listener=lose_images
+    )
     assert read_report(tmp_path / "run") is not None
     assert report["steps"] == 7
     assert told[-1]["kind"] == "finish"
@@ -94,8 +118,12 @@ def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
 def test_predictions_on_noise_are_not_shown_over_images(
     noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    report = lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION.replace(loader="synthetic"))
-    assert sum(report["per_class"]["trained"]["images"]) > sum(report["per_class"]["trained"]["top1"])
+    report = lockstep.train(
+        recipe, textures, tmp_path / "run", execution=EXECUTION.replace(loader="synthetic")
+    )
+    assert sum(report["per_class"]["trained"]["images"]) > sum(
+        report["per_class"]["trained"]["top1"]
+    )
     assert noted.of("images") == []
 
 
@@ -110,7 +138,9 @@ def test_a_logger_that_fails_does_not_end_the_training(
         textures,
         tmp_path / "run",
         execution=EXECUTION,
-        listener=lambda event: warned.append(event["message"]) if event["kind"] == "warning" else None,
+        listener=lambda event: (
+            warned.append(event["message"]) if event["kind"] == "warning" else None
+        ),
     )
     assert report["steps"] == 7
     assert warned == ["wandb failed and gets nothing more of this run: OSError: the disk is full"]
@@ -119,13 +149,17 @@ def test_a_logger_that_fails_does_not_end_the_training(
 def test_a_missing_package_is_an_error_before_the_first_step(
     recipe: Recipe, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LOGGERS, "wandb", Kind(("no-such-client",), "pip install it", forgets=False))
+    monkeypatch.setitem(
+        LOGGERS, "wandb", Kind(("no-such-client",), "pip install it", forgets=False)
+    )
     with pytest.raises(UserError, match="no-such-client: pip install it"):
         lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
     assert not (tmp_path / "run").exists()
 
 
-def test_without_loggers_there_is_the_log_alone(recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+def test_without_loggers_there_is_the_log_alone(
+    recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
     lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION.replace(loggers=()))
     assert read_log(tmp_path / "run" / "log.jsonl")
     assert not (tmp_path / "run" / "tensorboard").exists()

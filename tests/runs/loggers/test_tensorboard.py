@@ -18,4 +18,6 @@ def test_an_image_is_in_the_events_pixel_for_pixel(picture: Picture, tmp_path: P
     (found,) = [(event.step, value) for event in events(tmp_path) for value in event.summary.value]
     step, value = found
     assert (step, value.tag) == (14, "mistakes/01_dots_taken_for_rays")
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(value.image.encoded_image_string))), picture.pixels)
+    assert np.array_equal(
+        np.asarray(Image.open(io.BytesIO(value.image.encoded_image_string))), picture.pixels
+    )

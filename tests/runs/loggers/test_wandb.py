@@ -34,11 +34,13 @@ def wait_for_the_next_second() -> None:
 
 
 def payloads(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a client's file: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB.
+    """Yield the records of a client's file: a header of 7 bytes, then LevelDB's log format in
+    blocks of 32 KiB.
 
     A piece has a checksum, length, kind (1 complete, 2 first, 3 middle, 4 last) and bytes.
     """
-    place, parts = 7, b""
+    place = 7
+    parts = b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
             place += 32768 - place % 32768
@@ -54,19 +56,29 @@ def records(folder: Path) -> list[list[Any]]:
     """Return the records of all processes' files, in the order of the files."""
     import wandb
 
-    wandb.teardown()  # as at the end of a process: before that, the client's process may still be writing
+    # as at the end of a process: before that, the client's process may still be writing
+    wandb.teardown()
     from wandb.proto.wandb_internal_pb2 import Record
 
     files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
-    return [[Record.FromString(payload) for payload in payloads(file.read_bytes())] for file in files]
+    return [
+        [Record.FromString(payload) for payload in payloads(file.read_bytes())] for file in files
+    ]
 
 
 def history(records: list[Any]) -> list[dict[str, Any]]:
-    items = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
-    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in each} for each in items]
+    items = [
+        record.history.item for record in records if record.WhichOneof("record_type") == "history"
+    ]
+    return [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in each}
+        for each in items
+    ]
 
 
-def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(picture: Picture, tmp_path: Path) -> None:
+def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(
+    picture: Picture, tmp_path: Path
+) -> None:
     warned: list[str] = []
     for first, outcome in ((2, "stopped"), (4, "finished")):
         wait_for_the_next_second()  # the client names folders by it
@@ -79,7 +91,12 @@ def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(picture: Picture,
         several.close(outcome)  # type: ignore[arg-type]
     assert warned == []
     files = records(tmp_path / "my run")
-    ids = [record.run.run_id for file in files for record in file if record.WhichOneof("record_type") == "run"]
+    ids = [
+        record.run.run_id
+        for file in files
+        for record in file
+        if record.WhichOneof("record_type") == "run"
+    ]
     assert len(files) == 2
     assert len(set(ids)) == 1
     steps = [[(row["_step"], row.get("train/loss")) for row in history(file)] for file in files]

@@ -12,10 +12,21 @@ from lockstep.recipes import Recipe
 Variables = dict[str, np.ndarray]
 
 RESNET = ModelSpec(block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64))
-RESNEXT = ModelSpec(block="bottleneck", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), groups=4, expansion=2)
-BASIC = ModelSpec(block="basic", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1)
+RESNEXT = ModelSpec(
+    block="bottleneck",
+    layers=(1, 2, 1, 1),
+    stem_width=8,
+    widths=(8, 16, 32, 64),
+    groups=4,
+    expansion=2,
+)
+BASIC = ModelSpec(
+    block="basic", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1
+)
 
-EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 60), st.binary(max_size=9)), min_size=1, max_size=4)
+EDITS = st.lists(
+    st.tuples(st.floats(0, 1), st.integers(0, 60), st.binary(max_size=9)), min_size=1, max_size=4
+)
 
 
 def edited(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
@@ -31,7 +42,11 @@ def state_of(recipe: Recipe, step: int = 7) -> State:
     found = list(tensors(model_spec(recipe.model), recipe.logits))
     values = {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in found}
     trained = [tensor for tensor in found if tensor.is_trained]
-    return State(step, values, {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in trained})
+    return State(
+        step,
+        values,
+        {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in trained},
+    )
 
 
 def assert_stored(found: Variables, expected: Variables) -> None:
@@ -44,7 +59,9 @@ def assert_stored(found: Variables, expected: Variables) -> None:
 
 def assert_canonical(found: Variables, expected: Variables) -> None:
     """Assert that arrays are float32 with equal bits, contiguous and writeable."""
-    assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in expected.items()}
+    assert {name: value.tobytes() for name, value in found.items()} == {
+        n: v.tobytes() for n, v in expected.items()
+    }
     assert {value.dtype for value in found.values()} <= {np.dtype(np.float32)}
     assert all(value.flags.c_contiguous and value.flags.writeable for value in found.values())
 

@@ -1,4 +1,5 @@
-"""Ways to damage files of weights: bytes, values of JSON, messages of Protocol Buffers, arrays (see `fuzz_weights`)."""
+"""Ways to damage files of weights: bytes, values of JSON, messages of Protocol Buffers, arrays (see
+`fuzz_weights`)."""
 
 import copy
 import io
@@ -14,16 +15,47 @@ Files = dict[str, bytes]
 Damage = Callable[[np.random.Generator, Files], Files]
 
 ODD_VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**40, 2**53 + 1, 2**63, 2**64, -(2**63), 10**400),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2,
+        3,
+        7,
+        2**31,
+        2**40,
+        2**53 + 1,
+        2**63,
+        2**64,
+        -(2**63),
+        10**400,
+    ),
     *(0.5, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf),
-    *("", "0", "1", "\0", "é", "\ud800", "x" * 300, "../../etc/passwd", "/etc/passwd", "resnet50", "resnet50-v1", "None"),
+    *(
+        "",
+        "0",
+        "1",
+        "\0",
+        "é",
+        "\ud800",
+        "x" * 300,
+        "../../etc/passwd",
+        "/etc/passwd",
+        "resnet50",
+        "resnet50-v1",
+        "None",
+    ),
     *([], [0], [-1], [2**40] * 4, [[]], [None], {}, {"a": 1}, {"": {}}, [1, 2, 3, 4]),
 )
 _ODD_DTYPES = ("f2", "f8", "i1", "i4", "i8", "u1", "u2", "?", "c8", "f4")
 
 
 def damaged(rng: np.random.Generator, data: bytes, within: int | None = None) -> bytes:
-    """Return a file with bytes changed, removed, inserted, doubled or exchanged, among the first `within`."""
+    """Return a file with bytes changed, removed, inserted, doubled or exchanged, among the first
+    `within`."""
     found = bytearray(data)
     for _ in range(int(rng.integers(1, 3))):
         at, other = (int(rng.integers(min(len(found), within or len(found)))) for _ in range(2))
@@ -51,7 +83,8 @@ def damaged(rng: np.random.Generator, data: bytes, within: int | None = None) ->
 
 
 def damaged_value(rng: np.random.Generator, value: Any) -> Any:
-    """Return a copy of nested tables and lists with one or two values replaced, removed, renamed or exchanged."""
+    """Return a copy of nested tables and lists with one or two values replaced, removed, renamed or
+    exchanged."""
     root = [copy.deepcopy(value)]
     for _ in range(int(rng.integers(1, 3))):
         places = list(_places(root))
@@ -89,7 +122,8 @@ def damaged_json(rng: np.random.Generator, data: bytes) -> bytes:
 
 
 def damaged_message(rng: np.random.Generator, message: Any) -> None:
-    """Give one or two fields of a message of Protocol Buffers, or of a message inside it, another value."""
+    """Give one or two fields of a message of Protocol Buffers, or of a message inside it, another
+    value."""
     for _ in range(int(rng.integers(1, 3))):
         found = list(_messages(message))
         holder = found[int(rng.integers(len(found)))]
@@ -157,7 +191,8 @@ def odd_array(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
 
 
 def odd_arrays(rng: np.random.Generator, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return arrays with one or two missing, added, renamed, exchanged, or of another type, shape or values."""
+    """Return arrays with one or two missing, added, renamed, exchanged, or of another type, shape
+    or values."""
     found = dict(arrays)
     for _ in range(int(rng.integers(1, 3))):
         name, other = (str(rng.choice(list(found))) for _ in range(2))
@@ -165,7 +200,9 @@ def odd_arrays(rng: np.random.Generator, arrays: dict[str, np.ndarray]) -> dict[
             case 0 if len(found) > 1:
                 del found[name]
             case 1:
-                found[str(rng.choice(["a", "a/b/c", f"{name}/Momentum", f"{other}_1", "fc.bias"]))] = found[name]
+                found[
+                    str(rng.choice(["a", "a/b/c", f"{name}/Momentum", f"{other}_1", "fc.bias"]))
+                ] = found[name]
             case 2:
                 found[name], found[other] = found[other], found[name]
             case _:
@@ -199,11 +236,23 @@ def of_hdf5(rng: np.random.Generator, data: bytes) -> bytes:
 
 
 def _odd_attribute(rng: np.random.Generator, h5py: Any) -> Any:
-    odd = [h5py.Empty("f4"), b"\xff", "a", 7, [b"a", b"b"], np.zeros(0), '{"config": {"layers": 3}}', "[" * 60_000, "{}"]
+    odd = [
+        h5py.Empty("f4"),
+        b"\xff",
+        "a",
+        7,
+        [b"a", b"b"],
+        np.zeros(0),
+        '{"config": {"layers": 3}}',
+        "[" * 60_000,
+        "{}",
+    ]
     return odd[int(rng.integers(len(odd)))]
 
 
-def _odd_object(rng: np.random.Generator, h5py: Any, file: Any, name: str, shape: tuple[int, ...]) -> None:
+def _odd_object(
+    rng: np.random.Generator, h5py: Any, file: Any, name: str, shape: tuple[int, ...]
+) -> None:
     """Make something at this place."""
     match rng.integers(11):
         case 0:

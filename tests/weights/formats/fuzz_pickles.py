@@ -1,7 +1,9 @@
-"""Files of PyTorch (both containers) and of Paddle, and what their readers must answer (see `fuzz_weights`).
+"""Files of PyTorch (both containers) and of Paddle, and what their readers must answer (see
+`fuzz_weights`).
 
-Values of a PyTorch file must be those of the whole file or those that `torch.load(weights_only=True)` reads from the damaged
-one, if it reads it. Values of a Paddle file must be arrays of numbers with at most as many bytes as the file.
+Values of a PyTorch file must be those of the whole file or those that
+`torch.load(weights_only=True)` reads from the damaged one, if it reads it. Values of a Paddle file
+must be arrays of numbers with at most as many bytes as the file.
 """
 
 import io
@@ -39,19 +41,34 @@ def of_torch(rng: np.random.Generator, *, is_zip: bool) -> bytes:
 
 def of_paddle(rng: np.random.Generator) -> bytes:
     """Return a `.pdparams` file of any protocol of Paddle's."""
-    arrays: dict[str, Any] = {f"conv2d_{i}.w_0": rng.standard_normal((2, 3), np.float32) for i in range(3)}
-    arrays |= {"half": np.float16([1, 2]), "count_0": np.array([7], np.int32), "StructuredToParameterName@@": {"a": "b"}}
+    arrays: dict[str, Any] = {
+        f"conv2d_{i}.w_0": rng.standard_normal((2, 3), np.float32) for i in range(3)
+    }
+    arrays |= {
+        "half": np.float16([1, 2]),
+        "count_0": np.array([7], np.int32),
+        "StructuredToParameterName@@": {"a": "b"},
+    }
     return pickle.dumps(arrays, int(rng.integers(2, 5)))
 
 
 def same(found: Any, expected: Any) -> bool:
     """Return whether values are those that PyTorch reads."""
     if isinstance(expected, torch.Tensor):
-        value = (expected.float() if expected.dtype == torch.bfloat16 else expected).detach().resolve_conj().numpy()
+        value = (
+            (expected.float() if expected.dtype == torch.bfloat16 else expected)
+            .detach()
+            .resolve_conj()
+            .numpy()
+        )
         if not isinstance(found, np.ndarray):
             return False
         found = numbers(found)
-        return found.dtype == value.dtype and found.shape == value.shape and found.tobytes() == value.tobytes()
+        return (
+            found.dtype == value.dtype
+            and found.shape == value.shape
+            and found.tobytes() == value.tobytes()
+        )
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)
@@ -59,7 +76,11 @@ def same(found: Any, expected: Any) -> bool:
             and all(same(found[key], value) for key, value in expected.items())
         )
     if isinstance(expected, list | tuple):
-        return isinstance(found, list | tuple) and len(found) == len(expected) and all(map(same, found, expected))
+        return (
+            isinstance(found, list | tuple)
+            and len(found) == len(expected)
+            and all(map(same, found, expected))
+        )
     return not isinstance(expected, int | float | str) or repr(found) == repr(expected)
 
 

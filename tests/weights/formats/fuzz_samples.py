@@ -1,4 +1,5 @@
-"""Small weights of every format that `open_weights` reads, and how they are damaged (see `fuzz_weights`)."""
+"""Small weights of every format that `open_weights` reads, and how they are damaged (see
+`fuzz_weights`)."""
 
 import hashlib
 import io
@@ -59,10 +60,13 @@ class Sample:
 
 
 def shrink_models() -> None:
-    """Leave four models, for this process, all of them small, so that files have some tens of KB and are read fast."""
+    """Leave four models, for this process, all of them small, so that files have some tens of KB
+    and are read fast."""
 
     def small(block: Any, **other: Any) -> ModelSpec:
-        return ModelSpec(block=block, layers=(1, 1, 1, 1), stem_width=4, widths=(2, 4, 6, 8), **other)
+        return ModelSpec(
+            block=block, layers=(1, 1, 1, 1), stem_width=4, widths=(2, 4, 6, 8), **other
+        )
 
     kept = {
         "resnet18": small("basic", expansion=1),
@@ -87,7 +91,11 @@ def _written(write: Callable[[Path], object]) -> Files:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder)
-        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        return {
+            str(file.relative_to(folder)): file.read_bytes()
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
 
 
 def _in(name: str, change: Callable[[np.random.Generator, bytes], bytes]) -> Damage:
@@ -118,7 +126,11 @@ def keras_h5(name: str) -> list[Sample]:
 def _config() -> dict[str, Any]:
     """Return the configuration of a model, shortened."""
     conv = [
-        {"class_name": "Conv2D", "config": {"name": f"conv3_block1_{i}_conv", "strides": [3 - i, 3 - i]}} for i in (1, 2)
+        {
+            "class_name": "Conv2D",
+            "config": {"name": f"conv3_block1_{i}_conv", "strides": [3 - i, 3 - i]},
+        }
+        for i in (1, 2)
     ]
     norm = {"class_name": "BatchNormalization", "config": {"name": "conv1_bn", "epsilon": 1.001e-5}}
     return {"class_name": "Functional", "config": {"name": "resnet50", "layers": [*conv, norm]}}
@@ -139,8 +151,14 @@ def _with_config(data: bytes) -> bytes:
 
 def keras_archive() -> list[Sample]:
     recipe = _recipe("resnet50-v1")
-    [weights] = _written(lambda folder: keras_file.write_keras(folder / "a.weights.h5", recipe, state_of(recipe))).values()
-    members = {"config.json": json.dumps(_config()).encode(), "metadata.json": b"{}", "model.weights.h5": weights}
+    [weights] = _written(
+        lambda folder: keras_file.write_keras(folder / "a.weights.h5", recipe, state_of(recipe))
+    ).values()
+    members = {
+        "config.json": json.dumps(_config()).encode(),
+        "metadata.json": b"{}",
+        "model.weights.h5": weights,
+    }
 
     def inside(rng: np.random.Generator, files: Files) -> Files:
         """Damage members, with right checksums; the last time their names."""
@@ -151,14 +169,18 @@ def keras_archive() -> list[Sample]:
             case 1:
                 changed["model.weights.h5"] = fuzz_damage.of_hdf5(rng, weights)
             case 2:
-                changed[str(rng.choice(["/a", "../a", "C:/a", "a\\..\\b", "config.json/"]))] = changed.pop(
-                    str(rng.choice(list(members)))
+                changed[str(rng.choice(["/a", "../a", "C:/a", "a\\..\\b", "config.json/"]))] = (
+                    changed.pop(str(rng.choice(list(members))))
                 )
             case _:
                 changed["model.weights.h5"] = damaged(rng, weights)
-        return {"model": _zipped(changed, int(rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])))}
+        return {
+            "model": _zipped(changed, int(rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])))
+        }
 
-    return [Sample({"model": _zipped(members)}, ("model",), (_anywhere, _ends_of_zip, inside, inside))]
+    return [
+        Sample({"model": _zipped(members)}, ("model",), (_anywhere, _ends_of_zip, inside, inside))
+    ]
 
 
 def _ends_of_zip(rng: np.random.Generator, files: Files) -> Files:
@@ -203,7 +225,11 @@ def onnx() -> list[Sample]:
     single = {"model.onnx": whole["a/model.onnx"]}
     return [
         Sample(single, ("model.onnx", ""), (_anywhere, of_message(model))),
-        Sample(split, ("model.onnx",), (_anywhere, of_message(onnx.load_model_from_string(split["model.onnx"])))),
+        Sample(
+            split,
+            ("model.onnx",),
+            (_anywhere, of_message(onnx.load_model_from_string(split["model.onnx"]))),
+        ),
     ]
 
 
@@ -224,7 +250,9 @@ def _metadata(rng: np.random.Generator, data: bytes) -> bytes:
     """Damage the metadata of Lockstep in the header of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    header["__metadata__"]["lockstep"] = damaged_json(rng, header["__metadata__"]["lockstep"]).decode()
+    header["__metadata__"]["lockstep"] = damaged_json(
+        rng, header["__metadata__"]["lockstep"]
+    ).decode()
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
@@ -256,8 +284,11 @@ def safetensors() -> list[Sample]:
 
 
 def timm() -> list[Sample]:
-    recipe, paths = _recipe(), ("", "config.json")
-    files = _written(lambda folder: timm_folder.write(folder / "a", recipe, state_of(recipe), CLASSES))
+    recipe = _recipe()
+    paths = ("", "config.json")
+    files = _written(
+        lambda folder: timm_folder.write(folder / "a", recipe, state_of(recipe), CLASSES)
+    )
     safe = {name.removeprefix("a/"): data for name, data in files.items()}
     arrays = timm_folder._weights(recipe, state_of(recipe))
     config = _in("config.json", damaged_json)
@@ -282,7 +313,9 @@ def _of_torch(value: Any) -> bytes:
 
     def converted(each: Any) -> Any:
         if isinstance(each, np.ndarray):
-            return torch.from_numpy(each.astype(np.int32) if each.dtype == np.uint16 else each.copy())
+            return torch.from_numpy(
+                each.astype(np.int32) if each.dtype == np.uint16 else each.copy()
+            )
         if isinstance(each, dict):
             return {key: converted(held) for key, held in each.items()}
         return [converted(held) for held in each] if isinstance(each, list) else each
@@ -293,10 +326,13 @@ def _of_torch(value: Any) -> bytes:
 
 
 def pytorch() -> list[Sample]:
-    """Return a checkpoint of NVIDIA's code, and a whole one of torchvision's script with a moving average."""
+    """Return a checkpoint of NVIDIA's code, and a whole one of torchvision's script with a moving
+    average."""
     recipe = _recipe()
     state = state_of(recipe)
-    files = _written(lambda folder: torch_writing.write_nvidia_pytorch(folder / "a.pth", recipe, state, epochs=3))
+    files = _written(
+        lambda folder: torch_writing.write_nvidia_pytorch(folder / "a.pth", recipe, state, epochs=3)
+    )
     files = {"a": files["a.pth"]}
 
     def values(folder: Path) -> Any:
@@ -306,12 +342,21 @@ def pytorch() -> list[Sample]:
     with tempfile.TemporaryDirectory() as folder:
         nvidia = values(Path(folder))
     scaler = {"scale": 128.0, "_growth_tracker": 3}
-    vision = {"model": state.tensors, "model_ema": state.tensors, "epoch": 7, "args": {}, "scaler": scaler}
+    vision = {
+        "model": state.tensors,
+        "model_ema": state.tensors,
+        "epoch": 7,
+        "args": {},
+        "scaler": scaler,
+    }
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
         return {"a": _of_torch(damaged_value(rng, nvidia if rng.integers(2) else vision))}
 
-    return [Sample(files, ("a",), (_anywhere, odd)), Sample({"a": _of_torch(vision)}, ("a",), (_anywhere, odd))]
+    return [
+        Sample(files, ("a",), (_anywhere, odd)),
+        Sample({"a": _of_torch(vision)}, ("a",), (_anywhere, odd)),
+    ]
 
 
 def paddle() -> list[Sample]:
@@ -324,14 +369,17 @@ def paddle() -> list[Sample]:
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
         name = str(rng.choice(sorted(values)))
-        return files | {name: pickle.dumps(damaged_value(rng, values[name]), int(rng.integers(2, 5)))}
+        return files | {
+            name: pickle.dumps(damaged_value(rng, values[name]), int(rng.integers(2, 5)))
+        }
 
     return [Sample(files, ("", "3", "3/resnet", "3/resnet.pdparams"), (_anywhere, odd))]
 
 
 def tensorflow() -> list[Sample]:
     recipe = _recipe(padding="same")
-    state, prefix = state_of(recipe), "model.ckpt-7"
+    state = state_of(recipe)
+    prefix = "model.ckpt-7"
     files = _written(lambda folder: nvidia_tensorflow.write(folder / prefix, recipe, state))
     [index] = [name for name in files if name.endswith(".index")]
     with tempfile.TemporaryDirectory() as name:
@@ -349,11 +397,18 @@ def tensorflow() -> list[Sample]:
             name, value = pairs[at]
             message = tensor_bundle._message("Entry" if name else "Header").FromString(value)
             damaged_message(rng, message)
-            changed[at] = (name, damaged(rng, value) if rng.integers(2) and value else message.SerializeToString())
+            changed[at] = (
+                name,
+                damaged(rng, value) if rng.integers(2) and value else message.SerializeToString(),
+            )
         return files | {index: tensor_bundle._table(changed)}
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
-        found = {name: value for name, value in odd_arrays(rng, arrays).items() if value.dtype.str[1:] in _TENSORFLOWS}
+        found = {
+            name: value
+            for name, value in odd_arrays(rng, arrays).items()
+            if value.dtype.str[1:] in _TENSORFLOWS
+        }
         return files | _written(lambda folder: tensor_bundle.write(folder / prefix, found))
 
     return [Sample(files, (prefix, "", index), (_anywhere, _in(index, damaged), entry, odd))]
@@ -376,27 +431,40 @@ def tensorflow_graphs() -> list[Sample]:
         files = _written(lambda folder, write=write: write(recipe, tensors, CLASSES, folder / "a"))  # type: ignore[misc]
         whole = tensorflow_graph.message(kind).FromString(files[name])
 
-        def of_message(rng: np.random.Generator, files: Files, name: str = name, whole: Any = whole) -> Files:
+        def of_message(
+            rng: np.random.Generator, files: Files, name: str = name, whole: Any = whole
+        ) -> Files:
             copied = type(whole)()
             copied.CopyFrom(whole)
             damaged_message(rng, copied)
             return files | {name: copied.SerializeToString()}
 
-        found.append(Sample(files, ("a", name), (_anywhere, _in(name, damaged), of_message, of_message)))
+        found.append(
+            Sample(files, ("a", name), (_anywhere, _in(name, damaged), of_message, of_message))
+        )
     return found
 
 
 def mxnet() -> list[Sample]:
-    recipe, paths = _recipe(), ("model", "", "model-0003.params")
+    recipe = _recipe()
+    paths = ("model", "", "model-0003.params")
     state = state_of(recipe)
     files = _written(lambda folder: nvidia_mxnet.write(folder / "model-0003.params", recipe, state))
     expected = nvidia_mxnet.fitting(MODELS["resnet50"], LOGITS, state)
     arrays = nvidia_mxnet._stored(expected, nvidia_mxnet.names(MODELS["resnet50"]), state.tensors)
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
-        found = {name: value for name, value in odd_arrays(rng, arrays).items() if value.size and value.ndim}
-        found = {name: value for name, value in found.items() if value.dtype.str[1:] not in ("c8", "u2")}
-        return files | _written(lambda folder: mxnet_params.dump(folder / "model-0003.params", found))
+        found = {
+            name: value
+            for name, value in odd_arrays(rng, arrays).items()
+            if value.size and value.ndim
+        }
+        found = {
+            name: value for name, value in found.items() if value.dtype.str[1:] not in ("c8", "u2")
+        }
+        return files | _written(
+            lambda folder: mxnet_params.dump(folder / "model-0003.params", found)
+        )
 
     symbol = _in("model-symbol.json", damaged_json)
     return [
@@ -408,14 +476,21 @@ def mxnet() -> list[Sample]:
 def lockstep() -> list[Sample]:
     """Return a checkpoint's folder."""
     recipe = _recipe(ema_decay=0.9)
-    state, scaler = state_of(recipe), {"scale": 128.0, "good_steps": 3.0, "bad_steps": 0.0}
+    state = state_of(recipe)
+    scaler = {"scale": 128.0, "good_steps": 3.0, "bad_steps": 0.0}
     whole = State(7, state.tensors, state.momentum, state.tensors, scaler)
-    files = _written(lambda folder: checkpoint.save(folder, whole, data_digest="", about=_about(recipe)))
+    files = _written(
+        lambda folder: checkpoint.save(folder, whole, data_digest="", about=_about(recipe))
+    )
     files = {Path(name).name: data for name, data in files.items()}
 
     def digests(files: Files) -> Files:
         about = json.loads(files["state.json"])
-        about["sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != "state.json"}
+        about["sha256"] = {
+            name: hashlib.sha256(data).hexdigest()
+            for name, data in files.items()
+            if name != "state.json"
+        }
         return files | {"state.json": _signed(json.dumps(about).encode())}
 
     def of_state(rng: np.random.Generator, files: Files) -> Files:
@@ -442,7 +517,9 @@ def _signed(text: bytes) -> bytes:
     try:
         about = json.loads(text)
         about.pop("own_sha256", None)
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode()).hexdigest()
+        digest = hashlib.sha256(
+            json.dumps(about, sort_keys=True, allow_nan=False).encode()
+        ).hexdigest()
         return json.dumps(about | {"own_sha256": digest}).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         return text

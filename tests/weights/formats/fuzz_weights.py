@@ -1,12 +1,15 @@
-"""A fuzzer of the readers of weights: `python -m tests.weights.formats.fuzz_weights --files 10000` (see `make fuzz`).
+"""A fuzzer of the readers of weights: `python -m tests.weights.formats.fuzz_weights --files 10000`
+(see `make fuzz`).
 
-It damages small weights of every format, and reads them: the bytes of their files, and also values below right checksums and
-lengths, such as the configuration inside a `.keras` archive. `open_weights` must raise a `LockstepError`, or return weights
-that fit the model. The containers of PyTorch and Paddle are read alone, too (`fuzz_pickles`).
+It damages small weights of every format, and reads them: the bytes of their files, and also values
+below right checksums and lengths, such as the configuration inside a `.keras` archive.
+`open_weights` must raise a `LockstepError`, or return weights that fit the model. The containers of
+PyTorch and Paddle are read alone, too (`fuzz_pickles`).
 
-Each format is read in a process that may take 1 GiB more memory than for whole files and 20 seconds for a file. If it dies,
-that is a wrong answer, and another process continues with the next file. The separate process in which `open_weights` reads
-files of Keras first is left out, and started only for files on which HDF5's library died: then it must refuse them.
+Each format is read in a process that may take 1 GiB more memory than for whole files and 20 seconds
+for a file. If it dies, that is a wrong answer, and another process continues with the next file.
+The separate process in which `open_weights` reads files of Keras first is left out, and started
+only for files on which HDF5's library died: then it must refuse them.
 """
 
 import argparse
@@ -43,20 +46,35 @@ MOST_MEMORY = 2**30
 MOST_SECONDS = 20
 PICKLES = ("pth-zip", "pth-old", "pdparams")
 KINDS = (*SAMPLES, *PICKLES)
-UNWRITABLE = (ValueError, TypeError, KeyError, IndexError, RuntimeError, OSError, AttributeError, LockstepError)
+UNWRITABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    RuntimeError,
+    OSError,
+    AttributeError,
+    LockstepError,
+)
 """What libraries raise if a random value cannot be written at all. The file is then read whole."""
 Judge = Callable[[np.random.Generator, Path], str]
-"""Writes a damaged file into an empty folder and reads it; returns "refused", "read" or "wrong" with a reason."""
+"""Writes a damaged file into an empty folder and reads it; returns "refused", "read" or "wrong"
+with a reason."""
 
 
 def unlike(found: Opened) -> str:
     """Return what does not fit in weights; "" if they are what users of `open_weights` rely on."""
-    recipe, state = found.recipe, found.state
+    recipe = found.recipe
+    state = found.state
     expected = list(tensors(model_spec(recipe.model), recipe.logits))
     if "fc.bias" not in state.tensors and found.origin != LOCKSTEP:
         expected = [tensor for tensor in expected if not tensor.name.startswith("fc.")]
     trained = [tensor for tensor in expected if tensor.is_trained]
-    parts = {"tensors": (expected, state.tensors), "momentum": (trained, state.momentum), "ema": (expected, state.ema)}
+    parts = {
+        "tensors": (expected, state.tensors),
+        "momentum": (trained, state.momentum),
+        "ema": (expected, state.ema),
+    }
     for part, (fitting, arrays) in parts.items():
         if (arrays or part == "tensors") and not _fit(fitting, arrays):
             return part
@@ -66,10 +84,19 @@ def unlike(found: Opened) -> str:
         isinstance(value, float | int) and math.isfinite(value) for value in state.scaler.values()
     ):
         return "scaler"
-    if len(found.classes) > recipe.logits or not all(isinstance(name, str) for name in found.classes):
+    if len(found.classes) > recipe.logits or not all(
+        isinstance(name, str) for name in found.classes
+    ):
         return "classes"
     try:
-        "".join((*found.classes, *found.remarks, found.origin, *(each.name + each.dtype for each in found.stored))).encode()
+        "".join(
+            (
+                *found.classes,
+                *found.remarks,
+                found.origin,
+                *(each.name + each.dtype for each in found.stored),
+            )
+        ).encode()
     except (TypeError, UnicodeEncodeError):
         return "texts"
     if not {name for each in found.stored for name in each.tensors} <= state.tensors.keys():
@@ -78,8 +105,14 @@ def unlike(found: Opened) -> str:
 
 
 def _fit(expected: list[Tensor], arrays: dict[str, np.ndarray]) -> bool:
-    shapes = {name: value.shape for name, value in arrays.items() if isinstance(value, np.ndarray) and value.dtype == "f4"}
-    return len(shapes) == len(arrays) and shapes == {tensor.name: tensor.shape for tensor in expected}
+    shapes = {
+        name: value.shape
+        for name, value in arrays.items()
+        if isinstance(value, np.ndarray) and value.dtype == "f4"
+    }
+    return len(shapes) == len(arrays) and shapes == {
+        tensor.name: tensor.shape for tensor in expected
+    }
 
 
 def judged(path: Path, *, momentum: bool = True) -> str:
@@ -147,23 +180,34 @@ def peak() -> int:
 
 
 def child(kind: str, seed: int, numbers: range, keep: Path) -> None:
-    """Read files; print a line before each one and one with the answer. The last line is the growth of memory in bytes."""
+    """Read files; print a line before each one and one with the answer. The last line is the growth
+    of memory in bytes."""
     warnings.simplefilter("ignore")  # PyTorch's, about odd pickles
     judge = of_pickles(kind) if kind in PICKLES else of_samples(kind)
-    before, mapped = peak(), int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = peak()
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY, mapped + MOST_MEMORY))
     for number in numbers:
         print(json.dumps({"number": number}), flush=True)
-        signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)  # a library may hang outside of Python: the process is killed
+        signal.setitimer(
+            signal.ITIMER_REAL, MOST_SECONDS
+        )  # a library may hang outside of Python: the process is killed
         folder = keep / f"{kind}-{seed}-{number}"
         folder.mkdir(parents=True)
         try:
             verdict = judge(np.random.default_rng([seed, KINDS.index(kind), number]), folder)
         except Exception as error:
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/src/lockstep/" in frame.filename]
+            frames = [
+                frame
+                for frame in traceback.extract_tb(error.__traceback__)
+                if "/src/lockstep/" in frame.filename
+            ]
             if not frames:
                 raise
-            verdict = f"wrong: {type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+            verdict = (
+                f"wrong: {type(error).__name__} in"
+                f" {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+            )
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not verdict.startswith("wrong"):
             shutil.rmtree(folder)
@@ -175,7 +219,9 @@ def again(folder: Path, died: str) -> str:
     """Read the file of a process that died, with all protection."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     command = [sys.executable, "-m", "tests.weights.formats.fuzz_weights", "--again", str(files[0])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=10 * MOST_SECONDS, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=10 * MOST_SECONDS, check=False
+    )
     is_refused = len(files) == 1 and done.stdout.strip() == "refused"
     return f"refused after {died}" if is_refused else f"wrong: {died}"
 
@@ -184,10 +230,20 @@ def answers(kind: str, seed: int, files: int, keep: Path) -> Iterator[tuple[str,
     """Yield the verdict of each file, and growths of memory, each with the other empty."""
     begin = 0
     while begin < files:
-        command = [sys.executable, "-m", "tests.weights.formats.fuzz_weights", "--child", kind, "--keep", str(keep)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.weights.formats.fuzz_weights",
+            "--child",
+            kind,
+            "--keep",
+            str(keep),
+        ]
         command += ["--seed", str(seed), "--begin", str(begin), "--files", str(files)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment
+        ) as process:
             assert process.stdout is not None
             number = -1
             for line in process.stdout:
@@ -205,24 +261,41 @@ def answers(kind: str, seed: int, files: int, keep: Path) -> Iterator[tuple[str,
 
 def campaign(kind: str, seed: int, files: int, keep: Path) -> dict[str, Any]:
     """Return a format's row of the table."""
-    begin, counts, grown = time.monotonic(), Counter[str](), 0
+    begin = time.monotonic()
+    counts = Counter[str]()
+    grown = 0
     for verdict, growth in answers(kind, seed, files, keep):
         counts.update([verdict] if verdict else [])
         grown = max(grown, growth)
     row = {"format": kind, "files": counts.total(), "refused": counts.pop("refused", 0)}
     wrong = {verdict: count for verdict, count in counts.items() if verdict.startswith("wrong")}
-    dead = {verdict: count for verdict, count in counts.items() if verdict.startswith("refused after")}
-    row |= {"read": counts.total() - sum(wrong.values()) - sum(dead.values()), "wrong": wrong, "library died": dead}
+    dead = {
+        verdict: count for verdict, count in counts.items() if verdict.startswith("refused after")
+    }
+    row |= {
+        "read": counts.total() - sum(wrong.values()) - sum(dead.values()),
+        "wrong": wrong,
+        "library died": dead,
+    }
     return row | {"memory_mib": grown // 2**20, "seconds": round(time.monotonic() - begin)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=10_000, help="Number of damaged files of each format.")
+    parser.add_argument(
+        "--files", type=int, default=10_000, help="Number of damaged files of each format."
+    )
     parser.add_argument("--formats", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Formats that are read at the same time.")
-    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="Where files with a wrong answer are written.")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="Formats that are read at the same time."
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=Path("build/fuzz"),
+        help="Where files with a wrong answer are written.",
+    )
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--again", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)
@@ -239,7 +312,9 @@ def main() -> None:
             shutil.rmtree(folder)
     is_right = True
     with ThreadPoolExecutor(asked.jobs) as pool, contextlib.suppress(BrokenPipeError):
-        for row in pool.map(lambda kind: campaign(kind, asked.seed, asked.files, asked.keep), asked.formats):
+        for row in pool.map(
+            lambda kind: campaign(kind, asked.seed, asked.files, asked.keep), asked.formats
+        ):
             print(json.dumps(row), flush=True)
             is_right &= not row["wrong"]
     sys.exit(0 if is_right else 1)

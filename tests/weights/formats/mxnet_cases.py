@@ -12,16 +12,25 @@ from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.weights.formats.nvidia_mxnet import write
 from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, state_of
 
-SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
+SQUARE = ModelSpec(
+    block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8
+)
 """A model whose first stage has a 3x3 convolution with kernels of 3 x 3 x 3."""
 
 
 def name_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give small models a name, and make ResNet-50 narrow, v1.5 and v1. They keep their depth."""
-    for name, spec in {"small": RESNET, "grouped": RESNEXT, "basic": BASIC, "square": SQUARE}.items():
+    for name, spec in {
+        "small": RESNET,
+        "grouped": RESNEXT,
+        "basic": BASIC,
+        "square": SQUARE,
+    }.items():
         monkeypatch.setitem(MODELS, name, spec)
     for name in ("resnet50", "resnet50-v1"):
-        monkeypatch.setitem(MODELS, name, replace(narrowed(MODELS[name]), layers=MODELS[name].layers))
+        monkeypatch.setitem(
+            MODELS, name, replace(narrowed(MODELS[name]), layers=MODELS[name].layers)
+        )
 
 
 def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:

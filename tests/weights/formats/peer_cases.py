@@ -1,4 +1,5 @@
-"""What the tests with other frameworks have in common: how they run, and the logits of what Lockstep reads."""
+"""What the tests with other frameworks have in common: how they run, and the logits of what
+Lockstep reads."""
 
 import os
 import subprocess
@@ -12,7 +13,14 @@ from lockstep.backends.torch import load_module
 from lockstep.weights.formats.common import Original
 
 
-def run_peer(script: str, command: str, folder: Path, *, python: Path | str = sys.executable, **environment: str) -> None:
+def run_peer(
+    script: str,
+    command: str,
+    folder: Path,
+    *,
+    python: Path | str = sys.executable,
+    **environment: str,
+) -> None:
     """Run a script of `peers` without a GPU, with a command and a folder, in its own process."""
     program = [python, Path(__file__).parent / "peers" / script, command, folder]
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment

@@ -15,10 +15,19 @@ from lockstep.weights.formats.keras_file import read
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, with NumPy 2
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation:DeprecationWarning"
+    ),  # Keras, with NumPy 2
 ]
-SPEC = ModelSpec(block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), stride_in="1x1")
-OF_KERAS_1 = {"kernel": "W", "bias": "b", "moving_mean": "running_mean", "moving_variance": "running_std"}
+SPEC = ModelSpec(
+    block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), stride_in="1x1"
+)
+OF_KERAS_1 = {
+    "kernel": "W",
+    "bias": "b",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_std",
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,9 @@ class Old:
 def unit(x: Any, name: str, outputs: int, size: int = 1, stride: int = 1) -> Any:
     from keras import layers
 
-    x = layers.Conv2D(outputs, size, stride, padding="same" if size == 3 else "valid", name=f"res{name}")(x)
+    x = layers.Conv2D(
+        outputs, size, stride, padding="same" if size == 3 else "valid", name=f"res{name}"
+    )(x)
     return layers.BatchNormalization(name=f"bn{name}")(x)
 
 
@@ -60,14 +71,20 @@ def old_model() -> Any:
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Old:
-    """The model as `model.save` writes it, and its weights as the `save_weights` of these years wrote them."""
+    """The model as `model.save` writes it, and its weights as the `save_weights` of these years
+    wrote them."""
     import keras
 
-    folder, random, model = tmp_path_factory.mktemp("old"), np.random.default_rng(3), old_model()
+    folder = tmp_path_factory.mktemp("old")
+    random = np.random.default_rng(3)
+    model = old_model()
     for layer in model.layers:
         values = layer.get_weights()
         if len(values) == 4:  # a batch norm; its variances are so small that epsilon matters
-            values = [random.uniform(0.5, 1.5, values[0].size), *(random.normal(0, 0.3, (2, values[0].size)))]
+            values = [
+                random.uniform(0.5, 1.5, values[0].size),
+                *(random.normal(0, 0.3, (2, values[0].size))),
+            ]
             values.append(random.uniform(0.05, 0.5, values[0].size))
         elif values:
             values[1] = random.normal(0, 0.3, values[1].size)
@@ -76,7 +93,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Old:
     with h5py.File(folder / "whole.h5") as whole, h5py.File(folder / "weights.h5", "w") as weights:
         for name in whole["model_weights"]:
             whole.copy(f"model_weights/{name}", weights)
-    images = np.repeat(np.repeat(random.integers(0, 256, (3, 4, 4, 3)), 16, axis=1), 16, axis=2).astype(np.float32)
+    images = np.repeat(
+        np.repeat(random.integers(0, 256, (3, 4, 4, 3)), 16, axis=1), 16, axis=2
+    ).astype(np.float32)
     logits = np.asarray(model(keras.applications.resnet.preprocess_input(images.copy())))
     return Old(folder / "whole.h5", folder / "weights.h5", images, logits)
 
@@ -87,26 +106,41 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def as_keras_1(source: Path, target: Path) -> None:
-    """Write a file of weights with the variables' names of Keras 1, such as `conv1_W` in the group `conv1`."""
+    """Write a file of weights with the variables' names of Keras 1, such as `conv1_W` in the group
+    `conv1`."""
     with h5py.File(source) as file, h5py.File(target, "w") as renamed:
         for layer in file:
             for variable, values in file.get(f"{layer}/{layer}", {}).items():
                 kind = variable.removesuffix(":0")
                 renamed[f"{layer}/{layer}_{OF_KERAS_1.get(kind, kind)}:0"] = values[...]
-            renamed.require_group(layer).attrs["weight_names"] = [name.encode() for name in renamed.get(layer, ())]
+            renamed.require_group(layer).attrs["weight_names"] = [
+                name.encode() for name in renamed.get(layer, ())
+            ]
 
 
 @pytest.mark.parametrize("kind", ["whole", "weights", "of Keras 1"])
-def test_a_resnet50_with_names_of_until_2018_has_its_logits(kind: str, old: Old, tmp_path: Path) -> None:
+def test_a_resnet50_with_names_of_until_2018_has_its_logits(
+    kind: str, old: Old, tmp_path: Path
+) -> None:
     as_keras_1(old.weights, tmp_path / "keras-1.h5")
-    found = read({"whole": old.whole, "weights": old.weights, "of Keras 1": tmp_path / "keras-1.h5"}[kind])
-    assert (found.recipe.model, found.recipe.logits, found.recipe.bn_epsilon) == ("resnet50-v1", 10, 1e-3)
+    found = read(
+        {"whole": old.whole, "weights": old.weights, "of Keras 1": tmp_path / "keras-1.h5"}[kind]
+    )
+    assert (found.recipe.model, found.recipe.logits, found.recipe.bn_epsilon) == (
+        "resnet50-v1",
+        10,
+        1e-3,
+    )
     module = backends.load("reference").load_module(found.recipe, found.state.tensors)
     images = (old.images - found.recipe.mean) / found.recipe.std
     difference = np.abs(module(images.transpose(0, 3, 1, 2).astype(np.float64)) - old.logits).max()
     assert difference < 1e-4 * np.abs(old.logits).max()
-    assert np.ptp(old.logits, axis=0).max() > 0.1 * np.abs(old.logits).max(), "images are told apart"
-    assert any("versions of Keras without a layer pool1_pad" in remark for remark in found.remarks) == (kind != "whole")
+    assert np.ptp(old.logits, axis=0).max() > 0.1 * np.abs(old.logits).max(), (
+        "images are told apart"
+    )
+    assert any(
+        "versions of Keras without a layer pool1_pad" in remark for remark in found.remarks
+    ) == (kind != "whole")
 
 
 def test_names_of_several_versions_in_one_file_are_refused(tmp_path: Path) -> None:

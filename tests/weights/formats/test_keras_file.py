@@ -22,7 +22,9 @@ from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.keras_file import find, read, stored, write_keras
 from tests.weights.formats.cases import assert_canonical
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, with NumPy 2
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)  # Keras, with NumPy 2
 LOGITS = 10
 ASSUMES = "assumes images as keras.applications.resnet.preprocess_input gives them"
 BIASES = "biases of convolutions were subtracted from the running means, which computes the same"
@@ -44,7 +46,9 @@ class Keras:
 def resnet50(**options: Any) -> Any:
     import keras
 
-    return keras.applications.ResNet50(input_shape=(64, 64, 3), classifier_activation=None, **options)
+    return keras.applications.ResNet50(
+        input_shape=(64, 64, 3), classifier_activation=None, **options
+    )
 
 
 @pytest.fixture(scope="session")
@@ -52,25 +56,35 @@ def of_keras(tmp_path_factory: pytest.TempPathFactory) -> Keras:
     """Keras' ResNet50 in all its kinds of files. Tests must only read them."""
     import keras
 
-    random, folder = np.random.default_rng(5), tmp_path_factory.mktemp("keras")
+    random = np.random.default_rng(5)
+    folder = tmp_path_factory.mktemp("keras")
     model = resnet50(weights=None, classes=LOGITS)
     for layer in model.layers:
         values = layer.get_weights()
         if len(values) == 4:  # a batch norm: all of its values differ from each other
             size = values[0].size
-            values = [random.uniform(0.5, 1.5, size), random.normal(0, 0.3, size), random.normal(0, 0.3, size)]
+            values = [
+                random.uniform(0.5, 1.5, size),
+                random.normal(0, 0.3, size),
+                random.normal(0, 0.3, size),
+            ]
             values.append(random.uniform(0.5, 1.5, size))
         elif values:
             values[1] = random.normal(0, 0.3, values[1].size)
-            # Twice Glorot's limit, drawn here: with some of Keras' own draws the logits of the images are nearly equal.
+            # Twice Glorot's limit, drawn here: with some of Keras' own draws the logits of the
+            # images are nearly equal.
             ends = values[0].size * (1 / values[0].shape[-1] + 1 / values[0].shape[-2])
-            values[0] = random.uniform(-2 * (6 / ends) ** 0.5, 2 * (6 / ends) ** 0.5, values[0].shape)
+            values[0] = random.uniform(
+                -2 * (6 / ends) ** 0.5, 2 * (6 / ends) ** 0.5, values[0].shape
+            )
         layer.set_weights(values)
     for name in FILES:
         (model.save_weights if name.endswith(".weights.h5") else model.save)(folder / name)
     headless = keras.Model(model.input, model.get_layer("avg_pool").output)
     headless.save(folder / "headless.h5")
-    images = np.repeat(np.repeat(random.integers(0, 256, (3, 4, 4, 3)), 16, axis=1), 16, axis=2).astype(np.float32)
+    images = np.repeat(
+        np.repeat(random.integers(0, 256, (3, 4, 4, 3)), 16, axis=1), 16, axis=2
+    ).astype(np.float32)
     inputs = keras.applications.resnet.preprocess_input(images.copy())
     return Keras(folder, images, inputs, np.asarray(model(inputs)))
 
@@ -83,7 +97,11 @@ def original(of_keras: Keras) -> Original:
 def logits(original: Original, images: np.ndarray) -> np.ndarray:
     """Return the reference's logits of RGB images from 0 to 255."""
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)
-    return module(((images - original.recipe.mean) / original.recipe.std).transpose(0, 3, 1, 2).astype(np.float64))
+    return module(
+        ((images - original.recipe.mean) / original.recipe.std)
+        .transpose(0, 3, 1, 2)
+        .astype(np.float64)
+    )
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
@@ -95,7 +113,12 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Original) -> None:
     assert_close(logits(original, of_keras.images), of_keras.logits)
     recipe = original.recipe
-    assert (recipe.model, recipe.logits, recipe.bn_epsilon, recipe.precision) == ("resnet50-v1", LOGITS, 1.001e-5, "fp32")
+    assert (recipe.model, recipe.logits, recipe.bn_epsilon, recipe.precision) == (
+        "resnet50-v1",
+        LOGITS,
+        1.001e-5,
+        "fp32",
+    )
     assert (original.origin, original.state.step, original.state.momentum) == ("Keras", 0, {})
     assert original.remarks[0].startswith(ASSUMES)
     assert original.remarks[1:] == (BIASES,)
@@ -103,7 +126,9 @@ def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Original) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[1:])
-def test_all_kinds_of_files_have_the_same_weights(name: str, of_keras: Keras, original: Original) -> None:
+def test_all_kinds_of_files_have_the_same_weights(
+    name: str, of_keras: Keras, original: Original
+) -> None:
     assert find(of_keras.folder / name) == of_keras.folder / name
     found = read(of_keras.folder / name)
     assert (found.recipe, found.remarks) == (original.recipe, original.remarks)
@@ -111,7 +136,9 @@ def test_all_kinds_of_files_have_the_same_weights(name: str, of_keras: Keras, or
 
 
 @pytest.mark.slow
-def test_layers_that_are_only_numbered_are_known_by_their_order(of_keras: Keras, original: Original, tmp_path: Path) -> None:
+def test_layers_that_are_only_numbered_are_known_by_their_order(
+    of_keras: Keras, original: Original, tmp_path: Path
+) -> None:
     shutil.copy(of_keras.folder / "model.weights.h5", tmp_path / "a")
     with h5py.File(tmp_path / "a", "r+") as file:
         for layer in file["layers"].values():
@@ -120,19 +147,27 @@ def test_layers_that_are_only_numbered_are_known_by_their_order(of_keras: Keras,
 
 
 @pytest.mark.slow
-def test_a_model_without_a_classifier_has_all_other_tensors(of_keras: Keras, original: Original) -> None:
+def test_a_model_without_a_classifier_has_all_other_tensors(
+    of_keras: Keras, original: Original
+) -> None:
     found = read(of_keras.folder / "headless.h5")
     assert not found.has_classifier
     assert "it has no classifier" in found.remarks
-    without = {name: value for name, value in original.state.tensors.items() if not name.startswith("fc.")}
+    without = {
+        name: value for name, value in original.state.tensors.items() if not name.startswith("fc.")
+    }
     assert_canonical(found.state.tensors, without)
 
 
 @pytest.mark.slow
-def test_the_only_dense_layer_is_the_classifier(of_keras: Keras, original: Original, tmp_path: Path) -> None:
+def test_the_only_dense_layer_is_the_classifier(
+    of_keras: Keras, original: Original, tmp_path: Path
+) -> None:
     shutil.copy(of_keras.folder / "model.h5", tmp_path / "a")
     with h5py.File(tmp_path / "a", "r+") as file:
-        file.move("model_weights/predictions/predictions", "model_weights/predictions/cats_and_dogs")
+        file.move(
+            "model_weights/predictions/predictions", "model_weights/predictions/cats_and_dogs"
+        )
     found = read(tmp_path / "a")
     assert found.remarks[2:] == ("the classifier is the layer cats_and_dogs",)
     assert_canonical(found.state.tensors, original.state.tensors)
@@ -155,17 +190,28 @@ def described(of_keras: Keras, path: Path, **layers: dict[str, Any]) -> Path:
 
 
 @pytest.mark.slow
-def test_strides_that_a_file_describes_decide_between_v1_and_v1_5(of_keras: Keras, tmp_path: Path) -> None:
-    strides = {"conv3_block1_1_conv": {"strides": [1, 1]}, "conv3_block1_2_conv": {"strides": [2, 2]}}
+def test_strides_that_a_file_describes_decide_between_v1_and_v1_5(
+    of_keras: Keras, tmp_path: Path
+) -> None:
+    strides = {
+        "conv3_block1_1_conv": {"strides": [1, 1]},
+        "conv3_block1_2_conv": {"strides": [2, 2]},
+    }
     found = read(described(of_keras, tmp_path / "a", **strides))
     assert found.recipe.model == "resnet50"
-    assert "the file describes blocks with their stride in the 3x3, unlike keras.applications" in found.remarks
+    assert (
+        "the file describes blocks with their stride in the 3x3, unlike keras.applications"
+        in found.remarks
+    )
 
 
 @pytest.mark.slow
 def test_layers_for_preprocessing_are_remarked(of_keras: Keras, tmp_path: Path) -> None:
     found = read(described(of_keras, tmp_path / "a", rescaling={}))
-    assert found.remarks[-1] == "the model has layers for preprocessing, which were not read: rescaling"
+    assert (
+        found.remarks[-1]
+        == "the model has layers for preprocessing, which were not read: rescaling"
+    )
 
 
 @pytest.mark.slow
@@ -176,7 +222,10 @@ def test_layers_for_preprocessing_are_remarked(of_keras: Keras, tmp_path: Path) 
             {"conv1_bn": {"epsilon": 1e-3}},
             r"its batch norms have the epsilons \['0\.001', '1\.001e-05'\]; expected one for all",
         ),
-        ({"conv3_block1_1_conv": {"strides": [3, 3]}}, r"stage 3 has the strides \[3, 1\]; expected \[2, 1\] or \[1, 2\]"),
+        (
+            {"conv3_block1_1_conv": {"strides": [3, 3]}},
+            r"stage 3 has the strides \[3, 1\]; expected \[2, 1\] or \[1, 2\]",
+        ),
     ],
 )
 def test_a_description_of_another_model_is_refused(
@@ -191,7 +240,9 @@ def test_a_description_of_another_model_is_refused(
 def test_numbers_of_16_bits_are_converted_exactly(dtype: str, tmp_path: Path) -> None:
     import keras
 
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=keras.DTypePolicy(dtype), name="head")])
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(2, dtype=keras.DTypePolicy(dtype), name="head")]
+    )
     model.save_weights(tmp_path / "a.weights.h5")
     expected = np.asarray(model.get_weights()[0]).astype(np.float32)
     with keras_variables.opened(tmp_path / "a.weights.h5") as variables:
@@ -209,7 +260,8 @@ def test_keras_loads_what_is_written(
 
     from lockstep.backends.tensorflow import reading
 
-    build, built = keras.applications.ResNet50, []
+    build = keras.applications.ResNet50
+    built = []
 
     def small(**options: Any) -> Any:
         built.append(build(input_shape=(64, 64, 3), **options))
@@ -236,11 +288,16 @@ def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
 
 
 @pytest.mark.slow
-def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(original: Original, tmp_path: Path) -> None:
+def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(
+    original: Original, tmp_path: Path
+) -> None:
     tensors = original.state.tensors
     recipe = original.recipe.replace(mean=(123.675, 116.28, 103.53))
     remarks = write_keras(tmp_path / "w.h5", recipe, State(7, tensors, {})).remarks
-    assert "trained with the mean [123.675, 116.28, 103.53] of RGB; preprocess_input subtracts" in remarks[1]
+    assert (
+        "trained with the mean [123.675, 116.28, 103.53] of RGB; preprocess_input subtracts"
+        in remarks[1]
+    )
     assert remarks[2:] == ("left out, since the file holds only weights: step 7",)
     with pytest.raises(CheckpointError, match=r"w\.h5 already exists"):
         write_keras(tmp_path / "w.h5", recipe, original.state)
@@ -258,7 +315,9 @@ def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(original: O
         ({}, "w.keras", r"expected a name that ends in \.weights\.h5 or \.h5"),
     ],
 )
-def test_what_keras_cannot_take_is_not_written(changes: dict[str, Any], name: str, reason: str, tmp_path: Path) -> None:
+def test_what_keras_cannot_take_is_not_written(
+    changes: dict[str, Any], name: str, reason: str, tmp_path: Path
+) -> None:
     recipe = Recipe(model="resnet50-v1", logits=LOGITS).replace(**changes)
     with pytest.raises(CheckpointError, match=reason):
         write_keras(tmp_path / name, recipe, State(0, {}, {}))
@@ -267,7 +326,10 @@ def test_what_keras_cannot_take_is_not_written(changes: dict[str, Any], name: st
 
 def small_file(path: Path, **changes: np.ndarray | None) -> None:
     """Write a few variables in the older layout; others are added, or removed if they are None."""
-    arrays = {"conv1_conv/kernel": np.zeros((7, 7, 3, 64), np.float32), "conv1_bn/beta": np.zeros(64, np.float32)}
+    arrays = {
+        "conv1_conv/kernel": np.zeros((7, 7, 3, 64), np.float32),
+        "conv1_bn/beta": np.zeros(64, np.float32),
+    }
     with h5py.File(path, "w") as file:
         for name, values in (arrays | changes).items():
             layer, variable = name.split("/")
@@ -278,7 +340,10 @@ def small_file(path: Path, **changes: np.ndarray | None) -> None:
 def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
     small_file(tmp_path / "a.h5")
     with pytest.raises(
-        CheckpointError, match=r"not a complete ResNet as Keras saves it\..*is nearest, but conv1_bn/gamma is missing"
+        CheckpointError,
+        match=(
+            r"not a complete ResNet as Keras saves it\..*is nearest, but conv1_bn/gamma is missing"
+        ),
     ):
         read(tmp_path / "a.h5")
 
@@ -287,8 +352,12 @@ def test_a_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
     small_file(tmp_path / "secret.h5")
     small_file(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "r+") as file:
-        file["conv1_bn/conv1_bn/gamma:0"] = h5py.ExternalLink("secret.h5", "/conv1_bn/conv1_bn/beta:0")
-    with pytest.raises(CheckpointError, match="gamma:0 is a link to another place, which weights do not need"):
+        file["conv1_bn/conv1_bn/gamma:0"] = h5py.ExternalLink(
+            "secret.h5", "/conv1_bn/conv1_bn/beta:0"
+        )
+    with pytest.raises(
+        CheckpointError, match="gamma:0 is a link to another place, which weights do not need"
+    ):
         read(tmp_path / "a.h5")
 
 
@@ -296,7 +365,9 @@ def test_values_in_another_file_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(256))
     small_file(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "r+") as file:
-        file.create_dataset("conv1_bn/gamma", (64,), np.float32, external=[(str(tmp_path / "secret"), 0, 256)])
+        file.create_dataset(
+            "conv1_bn/gamma", (64,), np.float32, external=[(str(tmp_path / "secret"), 0, 256)]
+        )
     with pytest.raises(CheckpointError, match="the values of /conv1_bn/gamma are in another file"):
         read(tmp_path / "a.h5")
 
@@ -304,8 +375,13 @@ def test_values_in_another_file_are_not_read(tmp_path: Path) -> None:
 def test_arrays_that_claim_more_bytes_than_the_file_has_are_refused(tmp_path: Path) -> None:
     small_file(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "r+") as file:
-        file.create_dataset("predictions/kernel", (2048, 2**20), np.float32, chunks=(2048, 64), compression="gzip")
-    with pytest.raises(CheckpointError, match=r"its arrays have 8,589,9\d\d,\d\d\d bytes, but the file has \d\d,\d\d\d"):
+        file.create_dataset(
+            "predictions/kernel", (2048, 2**20), np.float32, chunks=(2048, 64), compression="gzip"
+        )
+    with pytest.raises(
+        CheckpointError,
+        match=r"its arrays have 8,589,9\d\d,\d\d\d bytes, but the file has \d\d,\d\d\d",
+    ):
         read(tmp_path / "a.h5")
 
 
@@ -342,8 +418,12 @@ def test_other_files_are_not_of_keras(tmp_path: Path) -> None:
         assert find(tmp_path / name) is None
 
 
-def test_without_the_package_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_is_told_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small_file(tmp_path / "a.h5")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(BackendError, match="files of Keras need the package h5py: pip install h5py=="):
+    with pytest.raises(
+        BackendError, match="files of Keras need the package h5py: pip install h5py=="
+    ):
         read(tmp_path / "a.h5")

@@ -1,4 +1,5 @@
-"""MXNet files hold what was written, and damage is an error. Tests with MXNet itself are in test_peers_of_mxnet."""
+"""MXNet files hold what was written, and damage is an error. Tests with MXNet itself are in
+test_peers_of_mxnet."""
 
 import struct
 from pathlib import Path
@@ -24,7 +25,12 @@ WHOLE: Variables = {
     "aux:bn0_moving_mean": np.linspace(0, 1, 3, dtype=np.float16),
     "x": np.array([7], np.int64),
 }
-VERSIONS = {"first": b"", "V1": b"\xc8\xfa\x93\xf9", "V2": b"\xc9\xfa\x93\xf9", "V3": b"\xca\xfa\x93\xf9"}
+VERSIONS = {
+    "first": b"",
+    "V1": b"\xc8\xfa\x93\xf9",
+    "V2": b"\xc9\xfa\x93\xf9",
+    "V3": b"\xca\xfa\x93\xf9",
+}
 
 
 def read(data: bytes, folder: Path) -> Variables:
@@ -45,15 +51,27 @@ def stored(array: bytes, names: bytes | None = None, count: int = 1) -> bytes:
     return struct.pack("<QQQ", 0x112, 0, count) + array + names
 
 
-def array_of(version: str = "V2", shape: tuple[int, ...] = (2,), data: bytes = bytes(8), **other: int) -> bytes:
+def array_of(
+    version: str = "V2", shape: tuple[int, ...] = (2,), data: bytes = bytes(8), **other: int
+) -> bytes:
     storage = struct.pack("<i", other.get("storage", 0)) if version in ("V2", "V3") else b""
-    sizes = struct.pack(f"<i{len(shape)}{'I' if version == 'first' else 'q'}", other.get("axes", len(shape)), *shape)
-    return VERSIONS[version] + storage + sizes + struct.pack("<3i", other.get("device", 1), 0, other.get("kind", 0)) + data
+    sizes = struct.pack(
+        f"<i{len(shape)}{'I' if version == 'first' else 'q'}", other.get("axes", len(shape)), *shape
+    )
+    return (
+        VERSIONS[version]
+        + storage
+        + sizes
+        + struct.pack("<3i", other.get("device", 1), 0, other.get("kind", 0))
+        + data
+    )
 
 
 @EXAMPLES
 @given(values=st.dictionaries(st.text(max_size=20), VALUES, max_size=10))
-def test_what_was_written_is_read_bit_for_bit(values: Variables, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_was_written_is_read_bit_for_bit(
+    values: Variables, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("mxnet") / "any.params"
     dump(path, values)
     found = load(path)
@@ -81,7 +99,9 @@ def test_the_bytes_are_those_that_mxnet_writes(tmp_path: Path) -> None:
     ],
     ids=["by columns", "transposed", "every other", "big endian"],
 )
-def test_however_an_array_lies_in_memory_its_values_are_written(value: np.ndarray, tmp_path: Path) -> None:
+def test_however_an_array_lies_in_memory_its_values_are_written(
+    value: np.ndarray, tmp_path: Path
+) -> None:
     dump(tmp_path / "a", {"a": value})
     assert np.array_equal(load(tmp_path / "a")["a"], value)
 
@@ -98,7 +118,9 @@ def test_where_shapes_are_numpys_an_array_may_have_none(tmp_path: Path) -> None:
 
 
 def test_a_size_of_0_is_an_array_without_values(tmp_path: Path) -> None:
-    assert_stored(read(stored(array_of("V3", (0, 3), b"")), tmp_path), {"x": np.zeros((0, 3), np.float32)})
+    assert_stored(
+        read(stored(array_of("V3", (0, 3), b"")), tmp_path), {"x": np.zeros((0, 3), np.float32)}
+    )
 
 
 def test_bfloat16_is_read_as_it_is(tmp_path: Path) -> None:
@@ -114,36 +136,66 @@ def test_arrays_of_a_gpu_are_read(tmp_path: Path) -> None:
 NAME = struct.pack("<Q", 1) + b"x"
 ODD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "its beginning needs 16 bytes from byte 0 on, but 0 are left"),
-    "no such file": (b"PK\x03\x04 something else", "it begins with 0x.*04034b50 and .*, expected 0x112 and 0x0"),
+    "no such file": (
+        b"PK\x03\x04 something else",
+        "it begins with 0x.*04034b50 and .*, expected 0x112 and 0x0",
+    ),
     "no version": (stored(b"\xff" * 60), r"array 0 has 4294967295 axes, expected 1 to 32"),
-    "too many arrays": (stored(array_of(), count=2**60), "it claims to have 1152921504606846976 arrays in"),
-    "an array less": (stored(array_of(), count=2), "the type of array 1 needs 12 bytes from byte 72 on, but 9 are left"),
+    "too many arrays": (
+        stored(array_of(), count=2**60),
+        "it claims to have 1152921504606846976 arrays in",
+    ),
+    "an array less": (
+        stored(array_of(), count=2),
+        "the type of array 1 needs 12 bytes from byte 72 on, but 9 are left",
+    ),
     "row_sparse": (stored(array_of(storage=1)), "array 0 is row_sparse, expected a dense array"),
     "csr": (stored(array_of(storage=2)), "array 0 is csr, expected a dense array"),
-    "another storage": (stored(array_of(storage=7)), "array 0 is of storage type 7, expected a dense array"),
+    "another storage": (
+        stored(array_of(storage=7)),
+        "array 0 is of storage type 7, expected a dense array",
+    ),
     "no axes": (stored(array_of(shape=())), "array 0 has 0 axes, expected 1 to 32"),
     "too many axes": (stored(array_of(axes=33)), "array 0 has 33 axes"),
     "a number of axes below 0": (stored(array_of("V3", axes=-1)), "array 0 has -1 axes"),
     "a negative size": (stored(array_of(shape=(-2,))), r"array 0 has the shape \[-2\]"),
     "a huge array": (
         stored(array_of(shape=(2**40, 2**40))),
-        r"array 0, float32 \[1099511627776, 1099511627776\], needs 4835703278458516698824704 bytes from byte 64 on",
+        (
+            r"array 0, float32 \[1099511627776, 1099511627776\], needs 4835703278458516698824704"
+            r" bytes from byte 64 on"
+        ),
     ),
     "a huge array without values": (stored(array_of(shape=(0, 2**62, 2**62), data=b"")), ""),
     "another device": (stored(array_of(device=77)), "array 0 has device 77 and type 0, expected"),
     "another type": (stored(array_of(kind=8)), "array 0 has device 1 and type 8, expected"),
     "no names": (stored(array_of(), struct.pack("<Q", 0)), "it has 1 arrays and 0 names"),
-    "more names": (stored(array_of(), struct.pack("<Q", 2) + NAME * 2), "it has 1 arrays and 2 names"),
-    "a huge name": (stored(array_of(), struct.pack("<QQ", 1, 2**63) + b"x"), "name 0 needs 9223372036854775808 bytes"),
-    "a name of other bytes": (stored(array_of(), struct.pack("<QQ", 1, 1) + b"\xff"), "can't decode byte 0xff"),
-    "a name twice": (stored(array_of() * 2, struct.pack("<Q", 2) + NAME * 2, 2), "two of its arrays have the name x"),
+    "more names": (
+        stored(array_of(), struct.pack("<Q", 2) + NAME * 2),
+        "it has 1 arrays and 2 names",
+    ),
+    "a huge name": (
+        stored(array_of(), struct.pack("<QQ", 1, 2**63) + b"x"),
+        "name 0 needs 9223372036854775808 bytes",
+    ),
+    "a name of other bytes": (
+        stored(array_of(), struct.pack("<QQ", 1, 1) + b"\xff"),
+        "can't decode byte 0xff",
+    ),
+    "a name twice": (
+        stored(array_of() * 2, struct.pack("<Q", 2) + NAME * 2, 2),
+        "two of its arrays have the name x",
+    ),
     "more": (stored(array_of()) + b"abc", "3 bytes follow its end"),
 }
 
 
 @pytest.mark.parametrize(("data", "reason"), ODD.values(), ids=ODD)
 def test_what_makes_no_sense_is_refused(data: bytes, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"any\.params is damaged or not an MXNet file of named arrays: .*{reason}"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"any\.params is damaged or not an MXNet file of named arrays: .*{reason}",
+    ):
         read(data, tmp_path)
 
 
@@ -153,10 +205,18 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [np.zeros((), np.float32), np.zeros((0, 3), np.float32), np.zeros(2, np.uint16), np.array(["text"])]
+    "value",
+    [
+        np.zeros((), np.float32),
+        np.zeros((0, 3), np.float32),
+        np.zeros(2, np.uint16),
+        np.array(["text"]),
+    ],
 )
 def test_what_mxnet_cannot_hold_is_not_written(value: np.ndarray, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"MXNet cannot store odd, .*; expected values of float16"):
+    with pytest.raises(
+        CheckpointError, match=r"MXNet cannot store odd, .*; expected values of float16"
+    ):
         dump(tmp_path / "a", {"even": np.zeros(2), "odd": value})
     assert not (tmp_path / "a").exists()
 

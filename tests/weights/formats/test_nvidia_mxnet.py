@@ -1,4 +1,5 @@
-"""MXNet's names and layouts, and files with other ones. Tests with MXNet itself are in test_peers_of_mxnet."""
+"""MXNet's names and layouts, and files with other ones. Tests with MXNet itself are in
+test_peers_of_mxnet."""
 
 import json
 import re
@@ -18,14 +19,22 @@ from lockstep.weights.formats import BFLOAT16, mxnet_params
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_mxnet import names, read, write
 from lockstep.weights.opening import open_weights
-from tests.weights.formats.cases import RESNET, Variables, assert_canonical, renamed, state_of, zeros
+from tests.weights.formats.cases import (
+    RESNET,
+    Variables,
+    assert_canonical,
+    renamed,
+    state_of,
+    zeros,
+)
 from tests.weights.formats.mxnet_cases import graph_of, name_small_models, original_file, recipe_of
 
 EPOCH = "no step is stored; its name says epoch 90, counted from 1"
 SPEEDS = "there are no velocities (model-0090.momentum.params)"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 NO_GRAPH = (
-    "there is no model-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that batch norms add 1e-05"
+    "there is no model-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that"
+    " batch norms add 1e-05"
 )
 
 
@@ -63,9 +72,19 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: P
     recipe = recipe_of("resnet50")
     state = state_of(recipe, 0)
     done = write(tmp_path / "model-0090.params", recipe, state)
-    written, remarks = done.files, done.remarks
-    assert [path.name for path in written] == ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
-    assert remarks == ("MXNet does not read the velocities in *.momentum.params: the original resumes with velocities of 0",)
+    written = done.files
+    remarks = done.remarks
+    assert [path.name for path in written] == [
+        "model-symbol.json",
+        "model-0090.momentum.params",
+        "model-0090.params",
+    ]
+    assert remarks == (
+        (
+            "MXNet does not read the velocities in *.momentum.params: the original resumes with"
+            " velocities of 0"
+        ),
+    )
     arrays = mxnet_params.load(tmp_path / "model-0090.params")
     velocities = mxnet_params.load(tmp_path / "model-0090.momentum.params")
     # 53 convolutions with four tensors of batch norm each, and the classifier's two
@@ -105,8 +124,12 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     assert read(tmp_path / "new" / "any-0000.params", momentum=False).state.momentum == {}
 
 
-@pytest.mark.parametrize(("epsilon", "remarks"), [(1e-5, ()), (2e-5, ("its batch norms add 2e-05 to the variance",))])
-def test_what_batch_norms_add_is_as_the_graph_says(epsilon: float, remarks: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "remarks"), [(1e-5, ()), (2e-5, ("its batch norms add 2e-05 to the variance",))]
+)
+def test_what_batch_norms_add_is_as_the_graph_says(
+    epsilon: float, remarks: tuple[str, ...], tmp_path: Path
+) -> None:
     recipe = recipe_of().replace(bn_epsilon=epsilon)
     write(tmp_path / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
     found = read(tmp_path / "model-0090.params", momentum=False)
@@ -117,7 +140,12 @@ def test_the_graph_says_what_a_recipe_does(tmp_path: Path) -> None:
     recipe = recipe_of().replace(bn_momentum=0.3)
     write(tmp_path / "model", recipe, State(0, state_of(recipe).tensors, {}))
     nodes = json.loads((tmp_path / "model-symbol.json").read_text())["nodes"]
-    assert node(nodes, "bn0")["attrs"] == {"axis": "1", "eps": "1e-05", "fix_gamma": "False", "momentum": "0.7"}
+    assert node(nodes, "bn0")["attrs"] == {
+        "axis": "1",
+        "eps": "1e-05",
+        "fix_gamma": "False",
+        "momentum": "0.7",
+    }
     assert node(nodes, "stage2_unit1_conv2")["attrs"]["stride"] == "(2, 2)"
     assert node(nodes, "stage2_unit1_conv1")["attrs"]["stride"] == "(1, 1)"
     assert node(nodes, "fc1")["attrs"] == {"num_hidden": "1000"}
@@ -125,7 +153,8 @@ def test_the_graph_says_what_a_recipe_does(tmp_path: Path) -> None:
 
 
 def in_nhwc(arrays: Variables, channels: int = 3) -> None:
-    """Change arrays as if the original was trained in fp16: OHWI kernels, and possibly a stem with more channels."""
+    """Change arrays as if the original was trained in fp16: OHWI kernels, and possibly a stem with
+    more channels."""
     for name, value in arrays.items():
         if value.ndim == 4:
             more = [(0, 0), (0, channels - 3 if name == "arg:conv0_weight" else 0), (0, 0), (0, 0)]
@@ -138,33 +167,45 @@ def with_layout(nodes: list[dict[str, Any]]) -> None:
             each["attrs"]["layout"] = "NHWC"
 
 
-OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
+OHWI = (
+    "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
+)
 
 
 @pytest.mark.parametrize("channels", [3, 4])
 @pytest.mark.parametrize("graph", [True, False])
-def test_kernels_in_nhwc_are_turned_and_a_fourth_channel_has_no_effect(graph: bool, channels: int, file: Path) -> None:
+def test_kernels_in_nhwc_are_turned_and_a_fourth_channel_has_no_effect(
+    graph: bool, channels: int, file: Path
+) -> None:
     if graph:
-        with pytest.raises(CheckpointError, match=r"conv0_weight is \[8, 3, 7, 7\], expected \[8, 7, 7, 3\]"):
+        with pytest.raises(
+            CheckpointError, match=r"conv0_weight is \[8, 3, 7, 7\], expected \[8, 7, 7, 3\]"
+        ):
             regraphed(file, with_layout)
     else:
         graph_of(file).unlink()
     found = changed(file, lambda arrays: in_nhwc(arrays, channels))
-    graph_remark, channel = () if graph else (NO_GRAPH,), (CHANNEL,) if channels == 4 else ()
+    graph_remark = () if graph else (NO_GRAPH,)
+    channel = (CHANNEL,) if channels == 4 else ()
     assert found.remarks == (EPOCH, *graph_remark, *channel, OHWI, SPEEDS)
     assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
 
 
 def test_a_fourth_channel_is_folded_in_nchw(file: Path) -> None:
     stem = "arg:conv0_weight"
-    found = changed(file, lambda a: a.update({stem: np.pad(a[stem], [(0, 0), (0, 1), (0, 0), (0, 0)])}))
+    found = changed(
+        file, lambda a: a.update({stem: np.pad(a[stem], [(0, 0), (0, 1), (0, 0), (0, 0)])})
+    )
     assert found.remarks == (EPOCH, CHANNEL, SPEEDS)
     assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
-def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(by_rows: bool, tmp_path: Path) -> None:
-    recipe, file = recipe_of("square"), tmp_path / "model-0090.params"
+def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(
+    by_rows: bool, tmp_path: Path
+) -> None:
+    recipe = recipe_of("square")
+    file = tmp_path / "model-0090.params"
     write(file, recipe, State(0, state_of(recipe).tensors, {}))
     if by_rows:
         with pytest.raises(CheckpointError):
@@ -173,10 +214,14 @@ def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(by_row
     assert_canonical(found.state.tensors, state_of(recipe).tensors)
     graph_of(file).unlink()
     which = r"stage1_unit1_conv2_weight is \[24, 3, 3, 3\], which may be OIHW or OHWI; put"
-    with pytest.raises(CheckpointError, match=rf"model-0090\.params: {which} model-symbol\.json next to it"):
+    with pytest.raises(
+        CheckpointError, match=rf"model-0090\.params: {which} model-symbol\.json next to it"
+    ):
         read(file)
     file.rename(tmp_path / "best.params")
-    with pytest.raises(CheckpointError, match=rf"best\.params: {which[:-4]} name it <prefix>-<epoch>\.params"):
+    with pytest.raises(
+        CheckpointError, match=rf"best\.params: {which[:-4]} name it <prefix>-<epoch>\.params"
+    ):
         read(tmp_path / "best.params")
 
 
@@ -186,7 +231,9 @@ def test_other_floats_become_float32(dtype: type, file: Path) -> None:
     found = changed(file, lambda arrays: arrays.update({name: arrays[name].astype(dtype)}))
     odd = "1 variables, such as stage1_unit1_conv2_weight, are not float32 and were converted to it"
     assert found.remarks == (EPOCH, odd, SPEEDS)
-    expected = state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(dtype).astype(np.float32)
+    expected = (
+        state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(dtype).astype(np.float32)
+    )
     assert np.array_equal(found.state.tensors["layer1.0.conv2.weight"], expected)
 
 
@@ -203,15 +250,25 @@ GLUON_LEAVES = {"moving_mean": "running_mean", "moving_var": "running_var"}
 
 
 def gluon_layers(spec_names: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the original's names of convolutions and batch norms, in the order in which Gluon creates layers."""
-    kernels = [theirs for ours, theirs in spec_names.items() if ours != "fc.weight" and theirs.endswith("_weight")]
+    """Return the original's names of convolutions and batch norms, in the order in which Gluon
+    creates layers."""
+    kernels = [
+        theirs
+        for ours, theirs in spec_names.items()
+        if ours != "fc.weight" and theirs.endswith("_weight")
+    ]
     norms = [theirs for theirs in spec_names.values() if theirs.endswith("_gamma")]
-    return [(k.removesuffix("_weight"), n.removesuffix("_gamma")) for k, n in zip(kernels, norms, strict=True)]
+    return [
+        (k.removesuffix("_weight"), n.removesuffix("_gamma"))
+        for k, n in zip(kernels, norms, strict=True)
+    ]
 
 
 def as_counted(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) -> dict[str, str]:
-    """Return names with counters. The model zoo counts within a stage, NVIDIA's Gluon code through the whole network."""
-    table, counts = {"fc1": f"{prefix}dense0"}, dict.fromkeys(("", "1", "2", "3", "4"), 0)
+    """Return names with counters. The model zoo counts within a stage, NVIDIA's Gluon code through
+    the whole network."""
+    table = {"fc1": f"{prefix}dense0"}
+    counts = dict.fromkeys(("", "1", "2", "3", "4"), 0)
     for kernel, norm in layers:
         stage = kernel[5] if by_stage and kernel.startswith("stage") else ""
         scope = f"{prefix}stage{stage}_" if stage else prefix
@@ -221,7 +278,8 @@ def as_counted(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) ->
 
 
 def as_paths(layers: list[tuple[str, str]], *, fused: bool) -> dict[str, str]:
-    """Return the names that Gluon's save_parameters gives NVIDIA's model, whose blocks end with a separate layer."""
+    """Return the names that Gluon's save_parameters gives NVIDIA's model, whose blocks end with a
+    separate layer."""
     table = {"fc1": "_net.output", "conv0": "_net.features.0.1", "bn0": "_net.features.1.0"}
     for kernel, norm in layers[1:]:
         stage, unit, what = re.fullmatch(r"stage(\d)_unit(\d)_conv(\w+)", kernel).groups()  # type: ignore[union-attr]
@@ -257,25 +315,36 @@ GLUON: dict[str, tuple[dict[str, str], str, str]] = {
 
 
 @pytest.mark.parametrize(("table", "joint", "program"), GLUON.values(), ids=GLUON)
-def test_layers_of_gluons_are_read_by_their_order(table: dict[str, str], joint: str, program: str, file: Path) -> None:
+def test_layers_of_gluons_are_read_by_their_order(
+    table: dict[str, str], joint: str, program: str, file: Path
+) -> None:
     arrays = renamed(mxnet_params.load(file), of_gluon(table, joint))
     path = file.with_name("best.params")
     mxnet_params.dump(path, {name: arrays[name] for name in sorted(arrays)})
     found = read(path)
     assert found.origin == program
-    assert found.recipe == (Recipe(model="small", precision="fp32") if program == "Gluon" else recipe_of())
+    assert found.recipe == (
+        Recipe(model="small", precision="fp32") if program == "Gluon" else recipe_of()
+    )
     assert found.remarks == (
         "no step is stored",
-        "a file of this name has no graph: it is assumed that bottlenecks stride in their 3x3, and that "
-        "batch norms add 1e-05",
+        (
+            "a file of this name has no graph: it is assumed that bottlenecks stride in their 3x3,"
+            " and that batch norms add 1e-05"
+        ),
         "there are no velocities (best.momentum.params)",
     )
     assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
 
 
 def add_biases(arrays: Variables, ending: str) -> dict[str, np.ndarray]:
-    """Add biases to the outer 1x1 convolutions of blocks, as Gluon's resnet50_v1 has them; return them by kernel."""
-    outer = [name for name in arrays if "unit" in name and name.endswith(("conv1_weight", "conv3_weight"))]
+    """Add biases to the outer 1x1 convolutions of blocks, as Gluon's resnet50_v1 has them; return
+    them by kernel."""
+    outer = [
+        name
+        for name in arrays
+        if "unit" in name and name.endswith(("conv1_weight", "conv3_weight"))
+    ]
     random = np.random.default_rng(3)
     biases = {name: random.standard_normal(len(arrays[name])).astype(np.float32) for name in outer}
     arrays |= {name.removesuffix("weight") + ending: value for name, value in biases.items()}
@@ -283,7 +352,8 @@ def add_biases(arrays: Variables, ending: str) -> dict[str, np.ndarray]:
 
 
 def assert_folded(found: Original, expected: Variables, biases: dict[str, np.ndarray]) -> None:
-    """Assert that only means differ: batch norm subtracts the mean from a convolution with its bias."""
+    """Assert that only means differ: batch norm subtracts the mean from a convolution with its
+    bias."""
     ours = {theirs: name for name, theirs in names(RESNET).items()}
     expected = dict(expected)
     for kernel, bias in biases.items():
@@ -294,7 +364,9 @@ def assert_folded(found: Original, expected: Variables, biases: dict[str, np.nda
     assert f"{len(biases)} convolutions have biases, such as " in "; ".join(found.remarks)
 
 
-def test_biases_of_gluons_resnet50_v1_are_folded_into_means(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_biases_of_gluons_resnet50_v1_are_folded_into_means(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(MODELS, "small-v1", replace(RESNET, stride_in="1x1"))
     arrays = dict(mxnet_params.load(file))
     biases = add_biases(arrays, "bias")
@@ -320,10 +392,13 @@ def with_bias(nodes: list[dict[str, Any]], kernel: str) -> None:
 
 
 def test_a_graph_names_the_bias_of_a_convolution(file: Path) -> None:
-    kernel, offset = "stage1_unit1_conv1", np.arange(8, dtype=np.float32)
+    kernel = "stage1_unit1_conv1"
+    offset = np.arange(8, dtype=np.float32)
     with pytest.raises(CheckpointError, match=f"{kernel}_offset is missing"):
         regraphed(file, lambda nodes: with_bias(nodes, kernel))
-    with pytest.raises(CheckpointError, match=rf"{kernel}_offset is float32 \[3\], expected float32 \[8\]"):
+    with pytest.raises(
+        CheckpointError, match=rf"{kernel}_offset is float32 \[3\], expected float32 \[8\]"
+    ):
         changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset[:3]}))
     found = changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset}))
     assert found.recipe.model == "small"
@@ -331,7 +406,8 @@ def test_a_graph_names_the_bias_of_a_convolution(file: Path) -> None:
 
 
 def test_weights_of_gluons_model_zoo_get_its_preprocessing(file: Path) -> None:
-    """MXNet's documentation: images from 0 to 1, then mean 0.485, 0.456, 0.406 and std 0.229, 0.224, 0.225."""
+    """MXNet's documentation: images from 0 to 1, then mean 0.485, 0.456, 0.406 and std 0.229,
+    0.224, 0.225."""
     table, joint, _ = GLUON["the model zoo"]
     mxnet_params.dump(file, renamed(mxnet_params.load(file), of_gluon(table, joint)))
     graph_of(file).unlink()
@@ -343,14 +419,24 @@ def test_weights_of_gluons_model_zoo_get_its_preprocessing(file: Path) -> None:
 
 def test_layers_that_several_scopes_count_are_not_ordered_by_them(file: Path) -> None:
     table, joint, _ = GLUON["counters"]
-    table = {layer: re.sub("resnet0_(conv|batchnorm)([5-7])$", r"resnet0_b0_\1\2", name) for layer, name in table.items()}
-    mxnet_params.dump(file.with_name("best.params"), renamed(mxnet_params.load(file), of_gluon(table, joint)))
-    with pytest.raises(CheckpointError, match="is nearest, but the kernel of convolution 0 is missing"):
+    table = {
+        layer: re.sub("resnet0_(conv|batchnorm)([5-7])$", r"resnet0_b0_\1\2", name)
+        for layer, name in table.items()
+    }
+    mxnet_params.dump(
+        file.with_name("best.params"), renamed(mxnet_params.load(file), of_gluon(table, joint))
+    )
+    with pytest.raises(
+        CheckpointError, match="is nearest, but the kernel of convolution 0 is missing"
+    ):
         read(file.with_name("best.params"))
 
 
 def test_any_names_are_read_where_a_graph_says_what_is_computed_with_them(file: Path) -> None:
-    table = {name: f"v{i * 37 % 101}_{name.rpartition('_')[2]}" for i, name in enumerate(names(RESNET).values())}
+    table = {
+        name: f"v{i * 37 % 101}_{name.rpartition('_')[2]}"
+        for i, name in enumerate(names(RESNET).values())
+    }
 
     def rename(nodes: list[dict[str, Any]]) -> None:
         for each in nodes:
@@ -365,14 +451,19 @@ def test_any_names_are_read_where_a_graph_says_what_is_computed_with_them(file: 
 
 UNIT = "stage1_unit2"
 REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
-    "no statistics": (lambda a: a.pop("aux:bn0_moving_var"), r"small is nearest, but bn0_moving_var is missing\."),
+    "no statistics": (
+        lambda a: a.pop("aux:bn0_moving_var"),
+        r"small is nearest, but bn0_moving_var is missing\.",
+    ),
     "no bias": (lambda a: a.pop("arg:fc1_bias"), "fc1_bias is missing"),
     "a block more": (
         lambda a: a.update({f"arg:{UNIT}b_conv1_weight": zeros(4, 4, 1, 1)}),
         f"small is nearest, but {UNIT}b_conv1_weight is unexpected",
     ),
     "a projection in stage 1": (
-        lambda a: a.update({f"arg:{UNIT}_conv1sc_weight": zeros(32, 32, 1, 1), f"arg:{UNIT}_sc_gamma": zeros(32)}),
+        lambda a: a.update(
+            {f"arg:{UNIT}_conv1sc_weight": zeros(32, 32, 1, 1), f"arg:{UNIT}_sc_gamma": zeros(32)}
+        ),
         f"small is nearest, but {UNIT}_conv1sc_weight is unexpected; {UNIT}_sc_gamma is unexpected",
     ),
     "biases of convolutions": (
@@ -383,13 +474,19 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
         lambda a: a.update({"arg:bn0_beta": zeros(3)}),
         r"bn0_beta is \[3\], expected \[8\]\. The first of its 102 arrays are \['bn0_beta'",
     ),
-    "other numbers": (lambda a: a.update({"arg:bn0_beta": np.zeros(8, np.int64)}), r": bn0_beta is int64 \[8\], expected"),
+    "other numbers": (
+        lambda a: a.update({"arg:bn0_beta": np.zeros(8, np.int64)}),
+        r": bn0_beta is int64 \[8\], expected",
+    ),
     "a variable of two kinds": (
         lambda a: a.update({"aux:bn0_beta": zeros(8)}),
         "has 103 arrays for 102 variables: some are both arg: and aux:",
     ),
     "nothing": (lambda a: a.clear(), "is not a complete ResNet as MXNet saves it"),
-    "other things": (lambda a: [a.clear(), a.update(a=zeros(2))], "is not a complete ResNet as MXNet saves it"),
+    "other things": (
+        lambda a: [a.clear(), a.update(a=zeros(2))],
+        "is not a complete ResNet as MXNet saves it",
+    ),
 }
 
 
@@ -413,25 +510,51 @@ UNLIKE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
         attribute("stage2_unit1_conv2", "stride", "(1, 1)"),
         r"in its graph, stage2_unit1_conv2_weight has the stride \(1, 1\), expected \(2, 2\)",
     ),
-    "another padding": (attribute("conv0", "pad", "(2, 2)"), r"conv0_weight has the pad \(2, 2\), expected \(3, 3\)"),
-    "dilated": (attribute("conv0", "dilate", "(2, 2)"), r"conv0_weight has the dilate \(2, 2\), expected \(1, 1\)"),
-    "groups": (attribute("stage1_unit1_conv2", "num_group", "2"), "stage1_unit1_conv2_weight has 2 groups, expected 1"),
-    "a fixed scale": (attribute("bn0", "fix_gamma", "True"), r"the scale of bn0 is fixed to 1 \(fix_gamma\)"),
-    "a fixed scale by default": (lambda nodes: node(nodes, "bn0")["attrs"].pop("fix_gamma"), "the scale of bn0 is fixed"),
+    "another padding": (
+        attribute("conv0", "pad", "(2, 2)"),
+        r"conv0_weight has the pad \(2, 2\), expected \(3, 3\)",
+    ),
+    "dilated": (
+        attribute("conv0", "dilate", "(2, 2)"),
+        r"conv0_weight has the dilate \(2, 2\), expected \(1, 1\)",
+    ),
+    "groups": (
+        attribute("stage1_unit1_conv2", "num_group", "2"),
+        "stage1_unit1_conv2_weight has 2 groups, expected 1",
+    ),
+    "a fixed scale": (
+        attribute("bn0", "fix_gamma", "True"),
+        r"the scale of bn0 is fixed to 1 \(fix_gamma\)",
+    ),
+    "a fixed scale by default": (
+        lambda nodes: node(nodes, "bn0")["attrs"].pop("fix_gamma"),
+        "the scale of bn0 is fixed",
+    ),
     "several epsilons": (
         attribute("bn0", "eps", "2e-05"),
         r"batch norms add \[1e-05, 2e-05\] to the variance, expected one",
     ),
-    "no epsilon": (lambda nodes: [n["attrs"].update(eps="-1") for n in nodes if n["op"] == "BatchNorm"], r"add \[-1.0\] to"),
+    "no epsilon": (
+        lambda nodes: [n["attrs"].update(eps="-1") for n in nodes if n["op"] == "BatchNorm"],
+        r"add \[-1.0\] to",
+    ),
     "another activation": (attribute("relu0", "act_type", "tanh"), "relu0 is tanh, expected relu"),
-    "another pool": (attribute("pooling0", "pool_type", "avg"), r"it pools avg \(3, 3\) stride \(2, 2\) pad \(1, 1\) and"),
-    "a pool that rounds up": (attribute("pooling0", "pooling_convention", "full"), "with another convention and global avg"),
+    "another pool": (
+        attribute("pooling0", "pool_type", "avg"),
+        r"it pools avg \(3, 3\) stride \(2, 2\) pad \(1, 1\) and",
+    ),
+    "a pool that rounds up": (
+        attribute("pooling0", "pooling_convention", "full"),
+        "with another convention and global avg",
+    ),
     "squeeze and excitation": (
         lambda nodes: node(nodes, "relu0").update(op="sigmoid"),
         "its graph has the operator sigmoid, which",
     ),
     "another batch norm": (
-        lambda nodes: node(nodes, "bn0").update(inputs=[*node(nodes, "bn0")["inputs"][:1], *([[0, 0, 0]] * 4)]),
+        lambda nodes: node(nodes, "bn0").update(
+            inputs=[*node(nodes, "bn0")["inputs"][:1], *([[0, 0, 0]] * 4)]
+        ),
         r"in its graph, the batch norm after conv0_weight has the variables \[\]",
     ),
     "no such convolution": (
@@ -443,7 +566,9 @@ UNLIKE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
         "the fully connected layers .*, expected one",
     ),
     "a kernel twice": (
-        lambda nodes: node(nodes, f"{UNIT}_conv1").update(inputs=node(nodes, "stage1_unit1_conv1")["inputs"]),
+        lambda nodes: node(nodes, f"{UNIT}_conv1").update(
+            inputs=node(nodes, "stage1_unit1_conv1")["inputs"]
+        ),
         "its graph has 20 convolutions of 19 kernels",
     ),
 }
@@ -477,7 +602,9 @@ GARBAGE: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("text", "reason"), GARBAGE.values(), ids=GARBAGE)
 def test_a_damaged_graph_is_an_error(text: str, reason: str, file: Path) -> None:
     graph_of(file).write_text(text)
-    with pytest.raises(CheckpointError, match=rf"model-symbol\.json is damaged or not an MXNet graph: {reason}"):
+    with pytest.raises(
+        CheckpointError, match=rf"model-symbol\.json is damaged or not an MXNet graph: {reason}"
+    ):
         read(file)
 
 
@@ -490,7 +617,10 @@ def test_velocities_that_are_not_all_there_are_left_out(file: Path) -> None:
     some = "1 of 62 velocities are missing, such as fc1_bias; the others were left out"
     assert (read(file).state.momentum, read(file).remarks) == ({}, (EPOCH, some))
     mxnet_params.dump(side, velocities | {"fc1_bias": gone[:3]})
-    with pytest.raises(CheckpointError, match=r"momentum\.params: fc1_bias is float32 \[3\], expected float32 \[1000\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"momentum\.params: fc1_bias is float32 \[3\], expected float32 \[1000\]",
+    ):
         read(file)
     side.write_text("garbage")
     assert read(file, momentum=False).remarks == ()

@@ -28,25 +28,43 @@ def file(tmp_path: Path) -> Path:
 
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10).replace(padding="same")
-    done = write(tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0}))
-    written, remarks = done.files, done.remarks
+    done = write(
+        tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0})
+    )
+    written = done.files
+    remarks = done.remarks
     assert [path.name for path in written] == ["odd-symbol.json", "odd-0000.params"]
-    for words in ("this is another", "SAME padding", "have 10: --num-classes", "step 7 cannot be stored", "loss scaling"):
+    for words in (
+        "this is another",
+        "SAME padding",
+        "have 10: --num-classes",
+        "step 7 cannot be stored",
+        "loss scaling",
+    ):
         assert [words in remark for remark in remarks].count(True) == 1
     assert len(remarks) == 5
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd-0000.params", "odd-symbol.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "odd-0000.params",
+        "odd-symbol.json",
+    ]
 
 
 def test_epochs_share_a_graph_and_another_is_not_touched(file: Path) -> None:
     recipe = recipe_of()
     before = graph_of(file).stat().st_mtime_ns
-    done = write(file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {}))
-    written, remarks = done.files, done.remarks
+    done = write(
+        file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {})
+    )
+    written = done.files
+    remarks = done.remarks
     assert written == (file.with_name("model-0091.params"),)
     assert remarks[0] == f"{graph_of(file)} existed already with the same contents"
     assert graph_of(file).stat().st_mtime_ns == before
     other = recipe_of(logits=7)
-    with pytest.raises(CheckpointError, match=r"model-symbol\.json already exists with another graph; name a new prefix"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"model-symbol\.json already exists with another graph; name a new prefix",
+    ):
         write(file.with_name("model-0092.params"), other, state_of(other))
     assert sorted(path.name for path in file.parent.iterdir()) == [
         "model-0090.params",
@@ -66,7 +84,8 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["weights.params", "a-90.params"])
 def test_an_epoch_has_four_digits(target: str, tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"{target}: expected a prefix, or <prefix>-0090.params with an epoch in four digits"
+        CheckpointError,
+        match=rf"{target}: expected a prefix, or <prefix>-0090.params with an epoch in four digits",
     ):
         write(tmp_path / target, recipe_of(), state_of(recipe_of()))
 
@@ -91,8 +110,11 @@ def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["b-0000.momentum.params"]
 
 
-def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, target = recipe_of(), tmp_path / "model-0090.params"
+def test_nothing_is_overwritten_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of()
+    target = tmp_path / "model-0090.params"
     write(target, recipe, state_of(recipe))
     for name in (".params", ".momentum.params"):
         with pytest.raises(CheckpointError, match=rf"model-0090\{name} already exists"):
@@ -100,12 +122,16 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeyp
         target.with_name(f"model-0090{name}").unlink()
     graph_of(target).unlink()
     failing(monkeypatch, "0090.params")
-    with pytest.raises(CheckpointError, match=r"model cannot be written: .*No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"model cannot be written: .*No space left on device"
+    ):
         write(target, recipe, state_of(recipe))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_may_not_be_on_the_disk_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_on_the_disk_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flush(path: Path) -> None:
         if path.is_dir():
             raise OSError(5, "Input/output error")
@@ -116,10 +142,16 @@ def test_what_may_not_be_on_the_disk_is_not_left(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_writes_every_epoch_and_again_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, prefix = recipe_of(), tmp_path / "new" / "model"
+def test_a_run_writes_every_epoch_and_again_where_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of()
+    prefix = tmp_path / "new" / "model"
     for epoch in (1, 2, 2):
-        assert write_epoch(prefix, epoch, recipe, state_of(recipe, epoch)) == tmp_path / "new" / f"model-000{epoch}.params"
+        assert (
+            write_epoch(prefix, epoch, recipe, state_of(recipe, epoch))
+            == tmp_path / "new" / f"model-000{epoch}.params"
+        )
     assert sorted(path.name for path in prefix.parent.iterdir()) == [
         "model-0001.momentum.params",
         "model-0001.params",
@@ -131,10 +163,14 @@ def test_a_run_writes_every_epoch_and_again_where_it_goes_on(tmp_path: Path, mon
     assert_canonical(found.tensors, state_of(recipe, 2).tensors)
     assert_canonical(found.momentum, state_of(recipe, 2).momentum)
     failing(monkeypatch, "0002.params")
-    with pytest.raises(CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"
+    ):
         write_epoch(prefix, 2, recipe, state_of(recipe, 3))
     assert len(list(prefix.parent.iterdir())) == 5
-    assert_canonical(read(prefix.parent / "model-0002.params").state.tensors, state_of(recipe, 2).tensors)
+    assert_canonical(
+        read(prefix.parent / "model-0002.params").state.tensors, state_of(recipe, 2).tensors
+    )
     with pytest.raises(CheckpointError, match="already exists with another graph"):
         write_epoch(prefix, 3, recipe_of(logits=7), state_of(recipe_of(logits=7)))
 
@@ -177,7 +213,10 @@ def test_the_epochs_of_nvidias_later_code_count_from_0(file: Path) -> None:
 def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(file: Path) -> None:
     file.with_name("model_0090.params").touch()
     for path in (file.parent, file.with_name("model")):
-        with pytest.raises(CheckpointError, match=r"two programs, such as model-0090.params and model_0090.params; name a"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"two programs, such as model-0090.params and model_0090.params; name a",
+        ):
             find(path)
     assert find(file) == file
 
@@ -185,6 +224,15 @@ def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(fi
 def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:
     for name in ("model.safetensors", "best.params.txt", "a-symbol.json", "a-0001.momentum.params"):
         (tmp_path / name).touch()
-    missing = [tmp_path / name for name in ("missing", "missing.params", "a", "a-0001.momentum.params", "model.safetensors")]
+    missing = [
+        tmp_path / name
+        for name in (
+            "missing",
+            "missing.params",
+            "a",
+            "a-0001.momentum.params",
+            "model.safetensors",
+        )
+    ]
     for path in (tmp_path, Path(), *missing):
         assert find(path) is None

@@ -1,4 +1,5 @@
-"""Paddle's names and layouts, and files with other ones. Tests with Paddle itself are in test_peers_of_paddle."""
+"""Paddle's names and layouts, and files with other ones. Tests with Paddle itself are in
+test_peers_of_paddle."""
 
 import pickle
 import re
@@ -16,7 +17,15 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_paddle import find, read, write
-from tests.weights.formats.cases import BASIC, RESNET, Variables, assert_canonical, renamed, state_of, zeros
+from tests.weights.formats.cases import (
+    BASIC,
+    RESNET,
+    Variables,
+    assert_canonical,
+    renamed,
+    state_of,
+    zeros,
+)
 
 STEP = "no step is stored"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
@@ -42,10 +51,14 @@ def prefix(tmp_path: Path) -> Path:
 
 
 def files(prefix: Path) -> tuple[Variables, Variables]:
-    return tuple(paddle_pickle.load(Path(f"{prefix}{ending}")).arrays for ending in (".pdparams", ".pdopt"))  # type: ignore[return-value]
+    return tuple(
+        paddle_pickle.load(Path(f"{prefix}{ending}")).arrays for ending in (".pdparams", ".pdopt")
+    )  # type: ignore[return-value]
 
 
-def read_again(parameters: Variables, optimizer: Variables | None, folder: Path, *, momentum: bool = True) -> Original:
+def read_again(
+    parameters: Variables, optimizer: Variables | None, folder: Path, *, momentum: bool = True
+) -> Original:
     paddle_pickle.dump(folder / "again.pdparams", parameters)
     if optimizer is not None:
         paddle_pickle.dump(folder / "again.pdopt", optimizer)
@@ -56,11 +69,18 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
     recipe = recipe_of("resnet50")
     state = state_of(recipe, 0)
     done = write(tmp_path / "a", recipe, state)
-    written, remarks = done.files, done.remarks
+    written = done.files
+    remarks = done.remarks
     assert written == (tmp_path / "a.pdparams", tmp_path / "a.pdopt")
-    assert remarks == ("the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 needs it",)
+    assert remarks == (
+        (
+            "the stem has a fourth input channel of zeros, as the original's --image-shape"
+            " 4,224,224 needs it"
+        ),
+    )
     parameters, optimizer = files(tmp_path / "a")
-    # 53 convolutions with four tensors of batch norm each, the classifier's two, and the learning rate
+    # 53 convolutions with four tensors of batch norm each, the classifier's two, and the learning
+    # rate
     assert len(parameters) == 268
     assert len(optimizer) == 161 + 4
     assert parameters["conv2d_0.w_0"].shape == (64, 4, 7, 7)
@@ -80,7 +100,8 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
         "fc.bias": "linear_0.b_0",
     }.items():
         assert np.array_equal(
-            parameters[theirs][:, :3] if ours == "conv1.weight" else parameters[theirs], state.tensors[ours]
+            parameters[theirs][:, :3] if ours == "conv1.weight" else parameters[theirs],
+            state.tensors[ours],
         )
         if ours in state.momentum and ours != "conv1.weight":
             assert np.array_equal(optimizer[f"{theirs}_velocity_0"], state.momentum[ours])
@@ -116,7 +137,10 @@ def test_what_the_fourth_channel_holds_has_no_effect(prefix: Path, tmp_path: Pat
 
 def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_path: Path) -> None:
     parameters, optimizer = (
-        {name: value[:, :3] if name.startswith("conv2d_0.") else value for name, value in values.items()}
+        {
+            name: value[:, :3] if name.startswith("conv2d_0.") else value
+            for name, value in values.items()
+        }
         for values in files(prefix)
     )
     found = read_again(parameters, optimizer, tmp_path)
@@ -127,7 +151,9 @@ def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_pat
 
 def later(name: str) -> str:
     """Return a name as in the second program of a process, whose counters do not begin at 0."""
-    return re.sub(r"(conv2d|batch_norm|linear)_(\d+)", lambda found: f"{found[1]}_{int(found[2]) + 97}", name)
+    return re.sub(
+        r"(conv2d|batch_norm|linear)_(\d+)", lambda found: f"{found[1]}_{int(found[2]) + 97}", name
+    )
 
 
 def of_layers(name: str) -> str:
@@ -146,12 +172,22 @@ def test_counters_may_begin_anywhere_and_batch_norms_have_two_names(
 
 
 def halved(parameters: Variables, optimizer: Variables) -> tuple[Variables, Variables]:
-    """Change variables as with --use-pure-fp16: kernels and classifier are rounded, the optimizer keeps float32 copies."""
-    kept = {name: value for name, value in parameters.items() if name.startswith(("conv2d", "linear"))}
+    """Change variables as with --use-pure-fp16: kernels and classifier are rounded, the optimizer
+    keeps float32 copies."""
+    kept = {
+        name: value for name, value in parameters.items() if name.startswith(("conv2d", "linear"))
+    }
     masters = {f"{name}_fp32_master_0": value for name, value in kept.items()}
     slots = {f"{name}_fp32_master_0_velocity_0": optimizer[f"{name}_velocity_0"] for name in kept}
-    others = {name: value for name, value in optimizer.items() if name.removesuffix("_velocity_0") not in kept}
-    return parameters | {name: value.astype(np.float16) for name, value in kept.items()}, masters | slots | others
+    others = {
+        name: value
+        for name, value in optimizer.items()
+        if name.removesuffix("_velocity_0") not in kept
+    }
+    return (
+        parameters | {name: value.astype(np.float16) for name, value in kept.items()},
+        masters | slots | others,
+    )
 
 
 @pytest.mark.parametrize("momentum", [True, False])
@@ -160,7 +196,10 @@ def test_rounded_weights_are_taken_from_the_copies_that_the_optimizer_keeps(
 ) -> None:
     found = read_again(*halved(*files(prefix)), tmp_path, momentum=momentum)
     # 20 convolutions and the classifier's two
-    remark = "22 weights are the float32 copies that the optimizer keeps, such as conv2d_0.w_0_fp32_master_0"
+    remark = (
+        "22 weights are the float32 copies that the optimizer keeps, such as"
+        " conv2d_0.w_0_fp32_master_0"
+    )
     assert found.remarks == (*([STEP] if momentum else []), CHANNEL, remark)
     assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
     assert_canonical(found.state.momentum, state_of(recipe_of()).momentum if momentum else {})
@@ -168,8 +207,13 @@ def test_rounded_weights_are_taken_from_the_copies_that_the_optimizer_keeps(
 
 def test_rounded_weights_alone_are_what_they_are(prefix: Path, tmp_path: Path) -> None:
     found = read_again(halved(*files(prefix))[0], None, tmp_path, momentum=False)
-    assert found.remarks[-1] == "22 variables, such as conv2d_0.w_0, are not float32 and were converted to it"
-    expected = state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(np.float16).astype(np.float32)
+    assert (
+        found.remarks[-1]
+        == "22 variables, such as conv2d_0.w_0, are not float32 and were converted to it"
+    )
+    expected = (
+        state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(np.float16).astype(np.float32)
+    )
     assert np.array_equal(found.state.tensors["layer1.0.conv2.weight"], expected)
 
 
@@ -193,8 +237,14 @@ REMARKED: dict[str, tuple[Callable[[Variables, Variables], object], str]] = {
         lambda p, o: p.update({"conv2d_1.w_0_asp_mask": p["conv2d_1.w_0"]}),
         "left over and not used: conv2d_1.w_0_asp_mask$",
     ),
-    "another optimizer": (lambda p, o: o.update(beta1_pow_acc_0=np.ones(1)), "left over and not used: beta1_pow_acc_0$"),
-    "other counters": (lambda p, o: o.update(learning_rate_1=np.ones(1), num_bad_steps_4=np.ones(1, np.int32)), "^$"),
+    "another optimizer": (
+        lambda p, o: o.update(beta1_pow_acc_0=np.ones(1)),
+        "left over and not used: beta1_pow_acc_0$",
+    ),
+    "other counters": (
+        lambda p, o: o.update(learning_rate_1=np.ones(1), num_bad_steps_4=np.ones(1, np.int32)),
+        "^$",
+    ),
 }
 
 
@@ -219,30 +269,53 @@ def test_without_momentum_asked_for_the_optimizers_file_is_not_even_opened(prefi
 
 
 REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
-    "no statistics": (lambda p: p.pop("batch_norm_3.w_2"), r"small is nearest, but batch_norm_3\.w_2 is missing\."),
+    "no statistics": (
+        lambda p: p.pop("batch_norm_3.w_2"),
+        r"small is nearest, but batch_norm_3\.w_2 is missing\.",
+    ),
     "no batch norm": (
         lambda p: [p.pop(f"batch_norm_19.{leaf}") for leaf in ("w_0", "b_0", "w_1", "w_2")],
         r"small is nearest, but batch_norm_19\.w_0 is missing",
     ),
     "no bias": (lambda p: p.pop("linear_0.b_0"), r"linear_0\.b_0 is missing"),
-    "no classifier": (lambda p: [p.pop("linear_0.w_0"), p.pop("linear_0.b_0")], r"linear_0\.w_0 is missing; linear_0\.b_0"),
-    "a convolution less": (lambda p: p.pop("conv2d_19.w_0"), r"small is nearest, but conv2d_19\.w_0 is missing"),
+    "no classifier": (
+        lambda p: [p.pop("linear_0.w_0"), p.pop("linear_0.b_0")],
+        r"linear_0\.w_0 is missing; linear_0\.b_0",
+    ),
+    "a convolution less": (
+        lambda p: p.pop("conv2d_19.w_0"),
+        r"small is nearest, but conv2d_19\.w_0 is missing",
+    ),
     "a block less": (
-        lambda p: [p.pop(name) for i in (5, 6, 7) for name in list(p) if re.fullmatch(rf".*_{i}\..*", name)],
+        lambda p: [
+            p.pop(name) for i in (5, 6, 7) for name in list(p) if re.fullmatch(rf".*_{i}\..*", name)
+        ],
         "is nearest, but",
     ),
-    "a convolution more": (lambda p: p.update({"conv2d_20.w_0": zeros(4, 4, 1, 1)}), r"conv2d_20\.w_0 is unexpected"),
-    "squeeze and excitation": (lambda p: p.update({"linear_1.w_0": zeros(8, 2)}), r"linear_1\.w_0 is unexpected"),
+    "a convolution more": (
+        lambda p: p.update({"conv2d_20.w_0": zeros(4, 4, 1, 1)}),
+        r"conv2d_20\.w_0 is unexpected",
+    ),
+    "squeeze and excitation": (
+        lambda p: p.update({"linear_1.w_0": zeros(8, 2)}),
+        r"linear_1\.w_0 is unexpected",
+    ),
     "another shape": (
         lambda p: p.update({"batch_norm_3.b_0": zeros(3)}),
-        r"batch_norm_3\.b_0 is \[3\], expected \[32\]\. The first of its 103 arrays are \['batch_norm_0\.b_0'",
+        (
+            r"batch_norm_3\.b_0 is \[3\], expected \[32\]\. The first of its 103 arrays are"
+            r" \['batch_norm_0\.b_0'"
+        ),
     ),
     "other numbers": (
         lambda p: p.update({"batch_norm_3.b_0": np.zeros(32, np.int64)}),
         r": batch_norm_3\.b_0 is int64 \[32\], expected float32 \[32\]",
     ),
     "nothing": (lambda p: p.clear(), "is not a complete ResNet as Paddle saves it"),
-    "other things": (lambda p: [p.clear(), p.update(a=zeros(2))], "is not a complete ResNet as Paddle saves it"),
+    "other things": (
+        lambda p: [p.clear(), p.update(a=zeros(2))],
+        "is not a complete ResNet as Paddle saves it",
+    ),
 }
 
 
@@ -258,23 +331,36 @@ def test_what_is_incomplete_or_more_is_refused(
 
 def test_a_velocity_of_another_shape_is_refused(prefix: Path, tmp_path: Path) -> None:
     parameters, optimizer = files(prefix)
-    with pytest.raises(CheckpointError, match=r"linear_0\.b_0_velocity_0 is float32 \[3\], expected float32 \[1000\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"linear_0\.b_0_velocity_0 is float32 \[3\], expected float32 \[1000\]",
+    ):
         read_again(parameters, optimizer | {"linear_0.b_0_velocity_0": zeros(3)}, tmp_path)
 
 
-def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names(prefix: Path, tmp_path: Path) -> None:
+def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names(
+    prefix: Path, tmp_path: Path
+) -> None:
     """Files from before Paddle 2.1 hold arrays by layer names, and a table of their parameters."""
     recipe = recipe_of("basic", 10)
     state = state_of(recipe)
     ends = {"running_mean": "_mean", "running_var": "_variance"}
     arrays = {
-        re.sub("running_(mean|var)", lambda found: ends[found[0]], name): value.T if name == "fc.weight" else value
+        re.sub("running_(mean|var)", lambda found: ends[found[0]], name): (
+            value.T if name == "fc.weight" else value
+        )
         for name, value in state.tensors.items()
     }
     table = {name: f"parameter_{i}" for i, name in enumerate(arrays)}
-    (tmp_path / "a.pdparams").write_bytes(pickle.dumps(arrays | {"StructuredToParameterName@@": table}, 2))
-    velocities = {f"{table[n]}_velocity_0": v.T if n == "fc.weight" else v for n, v in state.momentum.items()}
-    (tmp_path / "a.pdopt").write_bytes(pickle.dumps(velocities | {"LR_Scheduler": {"last_epoch": 3}}, 2))
+    (tmp_path / "a.pdparams").write_bytes(
+        pickle.dumps(arrays | {"StructuredToParameterName@@": table}, 2)
+    )
+    velocities = {
+        f"{table[n]}_velocity_0": v.T if n == "fc.weight" else v for n, v in state.momentum.items()
+    }
+    (tmp_path / "a.pdopt").write_bytes(
+        pickle.dumps(velocities | {"LR_Scheduler": {"last_epoch": 3}}, 2)
+    )
     found = read(tmp_path / "a")
     assert (found.recipe, found.remarks) == (recipe, (STEP,))
     assert_canonical(found.state.tensors, state.tensors)
@@ -288,7 +374,10 @@ def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
     for name, known, expected in (("a", {}, (64, 0, 0)), ("b", scaler, (512, 3, 1))):
         write(tmp_path / name, recipe, State(0, state.tensors, state.momentum, {}, known))
         optimizer = files(tmp_path / name)[1]
-        found = [optimizer[f"{kind}_0"] for kind in ("loss_scaling", "num_good_steps", "num_bad_steps", "learning_rate")]
+        found = [
+            optimizer[f"{kind}_0"]
+            for kind in ("loss_scaling", "num_good_steps", "num_bad_steps", "learning_rate")
+        ]
         assert [value.dtype.name for value in found] == ["float32", "int32", "int32", "float32"]
         assert [value.tolist() for value in found] == [[number] for number in (*expected, 0)]
 
@@ -296,7 +385,8 @@ def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10).replace(padding="same")
     done = write(tmp_path / "odd.pdparams", recipe, State(7, state_of(recipe).tensors, {}))
-    written, remarks = done.files, done.remarks
+    written = done.files
+    remarks = done.remarks
     assert written == (tmp_path / "odd.pdparams",)
     for words in (
         "fourth input channel",
@@ -315,7 +405,11 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "a", recipe_of(), state_of(recipe_of("basic")))
     state = state_of(recipe_of())
     with pytest.raises(CheckpointError, match="momentum: missing"):
-        write(tmp_path / "a", recipe_of(), State(0, state.tensors, {"fc.bias": state.momentum["fc.bias"]}))
+        write(
+            tmp_path / "a",
+            recipe_of(),
+            State(0, state.tensors, {"fc.bias": state.momentum["fc.bias"]}),
+        )
 
 
 def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
@@ -326,7 +420,9 @@ def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["b.pdopt"]
 
 
-def test_nothing_is_overwritten_and_nothing_half_written(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_overwritten_and_nothing_half_written(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = recipe_of()
     for ending in (".pdparams", ".pdopt"):
         with pytest.raises(CheckpointError, match=rf"resnet_50_paddle\{ending} already exists"):
@@ -340,36 +436,57 @@ def test_nothing_is_overwritten_and_nothing_half_written(prefix: Path, monkeypat
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(paddle_pickle, "dump", dump)
-    with pytest.raises(CheckpointError, match=r"resnet_50_paddle cannot be written: .*No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"resnet_50_paddle cannot be written: .*No space left on device"
+    ):
         write(prefix, recipe, state_of(recipe))
     assert list(prefix.parent.iterdir()) == []
 
 
 def test_a_file_a_prefix_an_epoch_and_the_folders_around_it_name_the_same(prefix: Path) -> None:
-    for path in (prefix, Path(f"{prefix}.pdparams"), Path(f"{prefix}.pdopt"), *list(prefix.parents)[:3]):
+    for path in (
+        prefix,
+        Path(f"{prefix}.pdparams"),
+        Path(f"{prefix}.pdopt"),
+        *list(prefix.parents)[:3],
+    ):
         assert find(path) == prefix
 
 
 def test_of_several_epochs_the_last_with_both_files_is_meant(prefix: Path) -> None:
-    for epoch, endings in {"9": ("pdparams", "pdopt"), "10": ("pdparams", "pdopt"), "11": ("pdparams",), "12": ()}.items():
+    for epoch, endings in {
+        "9": ("pdparams", "pdopt"),
+        "10": ("pdparams", "pdopt"),
+        "11": ("pdparams",),
+        "12": (),
+    }.items():
         (prefix.parents[1] / epoch).mkdir()
         for ending in endings:
             (prefix.parents[1] / epoch / f"resnet_50_paddle.{ending}").touch()
     (prefix.parents[1] / "best").mkdir()
     (prefix.parents[1] / "13").touch()
-    assert find(prefix.parents[2]) == find(prefix.parents[1]) == prefix.parents[1] / "10" / "resnet_50_paddle"
+    assert (
+        find(prefix.parents[2])
+        == find(prefix.parents[1])
+        == prefix.parents[1] / "10" / "resnet_50_paddle"
+    )
     assert find(prefix.parents[1] / "11") == prefix.parents[1] / "11" / "resnet_50_paddle"
 
 
 def test_a_folder_of_several_does_not_say_which(prefix: Path) -> None:
     prefix.with_name("b.pdparams").touch()
-    with pytest.raises(CheckpointError, match="7 has several prefixes: b, resnet_50_paddle; name one"):
+    with pytest.raises(
+        CheckpointError, match="7 has several prefixes: b, resnet_50_paddle; name one"
+    ):
         find(prefix.parent)
 
 
 def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "alone.pdopt").touch()
-    missing = [tmp_path / name for name in ("missing", "missing.pdparams", "alone", "alone.pdopt", "model.safetensors")]
+    missing = [
+        tmp_path / name
+        for name in ("missing", "missing.pdparams", "alone", "alone.pdopt", "model.safetensors")
+    ]
     for path in (tmp_path, Path(), *missing):
         assert find(path) is None

@@ -1,4 +1,5 @@
-"""NVIDIA's names and layouts, and variables with other ones. Tests with TensorFlow itself are in test_peers."""
+"""NVIDIA's names and layouts, and variables with other ones. Tests with TensorFlow itself are in
+test_peers."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +19,15 @@ from lockstep.weights.formats import structure, tensor_bundle
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_tensorflow import names, read, write
 from lockstep.weights.formats.tensor_bundle import Bundle
-from tests.weights.formats.cases import RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
+from tests.weights.formats.cases import (
+    RESNET,
+    RESNEXT,
+    Variables,
+    assert_canonical,
+    renamed,
+    state_of,
+    zeros,
+)
 
 SPECS = pytest.mark.parametrize("spec", [RESNET, RESNEXT], ids=["resnet", "resnext"])
 
@@ -42,20 +51,28 @@ def read_again(variables: Variables, tmp_path: Path, *, momentum: bool = True) -
 
 def test_the_names_of_resnet50_are_those_of_the_originals_code() -> None:
     table = names(MODELS["resnet50"])
-    assert len(table) == 267  # 53 convolutions with four tensors of batch norm each, and the classifier's two
+    assert (
+        len(table) == 267
+    )  # 53 convolutions with four tensors of batch norm each, and the classifier's two
     assert table["conv1.weight"] == "conv2d/conv2d/kernel"
     assert table["bn1.running_var"] == "conv2d/BatchNorm/moving_variance"
     assert table["layer1.0.conv1.weight"] == "btlnck_block_0_0/bottleneck_1/conv2d/kernel"
     assert table["layer1.0.downsample.0.weight"] == "btlnck_block_0_0/shortcut/conv2d/conv2d/kernel"
-    assert table["layer1.0.downsample.1.weight"] == "btlnck_block_0_0/shortcut/conv2d/BatchNorm/gamma"
+    assert (
+        table["layer1.0.downsample.1.weight"] == "btlnck_block_0_0/shortcut/conv2d/BatchNorm/gamma"
+    )
     assert table["layer3.5.bn2.bias"] == "btlnck_block_2_5/bottleneck_2/BatchNorm/beta"
-    assert table["layer4.2.bn3.running_mean"] == "btlnck_block_3_2/bottleneck_3/BatchNorm/moving_mean"
+    assert (
+        table["layer4.2.bn3.running_mean"] == "btlnck_block_3_2/bottleneck_3/BatchNorm/moving_mean"
+    )
     assert (table["fc.weight"], table["fc.bias"]) == ("output/dense/kernel", "output/dense/bias")
 
 
 def test_the_grouped_convolutions_of_resnext_have_a_name_of_their_own() -> None:
     table = names(MODELS["resnext101-32x4d"])
-    assert table["layer3.22.conv2.weight"] == "btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"
+    assert (
+        table["layer3.22.conv2.weight"] == "btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"
+    )
     assert table["layer3.22.conv3.weight"] == "btlnck_block_2_22/bottleneck_3/conv2d/kernel"
 
 
@@ -72,11 +89,15 @@ def test_a_state_is_written_and_read_bit_for_bit(spec: ModelSpec, tmp_path: Path
 
 def test_kernels_and_classifier_are_turned(tmp_path: Path) -> None:
     recipe = recipe_of(RESNEXT)
-    state, variables = state_of(recipe), variables_of(RESNEXT, tmp_path)
+    state = state_of(recipe)
+    variables = variables_of(RESNEXT, tmp_path)
     kernel = variables["resnet/btlnck_block_1_0/bottleneck_2/bottleneck_2group_filter"]
     assert kernel.shape == (3, 3, 4, 16)
     assert kernel[0, 1, 2, 3] == state.tensors["layer2.0.conv2.weight"][3, 2, 0, 1]
-    assert variables["resnet/output/dense/kernel/Momentum"][5, 700] == state.momentum["fc.weight"][700, 5]
+    assert (
+        variables["resnet/output/dense/kernel/Momentum"][5, 700]
+        == state.momentum["fc.weight"][700, 5]
+    )
     assert variables["global_step"].dtype == np.int64
 
 
@@ -100,16 +121,20 @@ def test_a_classifier_made_a_convolution_is_read(tmp_path: Path) -> None:
 
 
 def one_based(name: str) -> str:
-    """Return a name as in NVIDIA's code of 2019, which counts from 1, but the blocks of stage 3 from 2."""
+    """Return a name as in NVIDIA's code of 2019, which counts from 1, but the blocks of stage 3
+    from 2."""
     _, found, rest = name.partition("btlnck_block_")
     if not found:
         return name.replace("resnet/", "resnet50_v1.5/")
-    stage, block, rest = int(rest[0]) + 1, int(rest[2]) + 1, rest[3:]
+    stage = int(rest[0]) + 1
+    block = int(rest[2]) + 1
+    rest = rest[3:]
     return f"resnet50_v1.5/{found}{stage}_{block + (stage == 3)}{rest}"
 
 
 def other_words(name: str) -> str:
-    """Return a name with another program's words in the same scopes. Block numbers go to 10 and beyond."""
+    """Return a name with another program's words in the same scopes. Block numbers go to 10 and
+    beyond."""
     for ours, theirs in (
         ("resnet/conv2d/", "net/stem/"),
         ("btlnck_block_0_0", "net/unit9"),
@@ -141,22 +166,32 @@ def test_other_names_are_matched_by_structure_and_that_is_said(
     assert ("blocks count from 1" in found.remarks[-1]) == (change is one_based)
 
 
-def test_a_single_renamed_variable_is_matched_by_structure_and_only_it_is_named(tmp_path: Path) -> None:
-    old, new = "resnet/btlnck_block_1_0/bottleneck_2/conv2d", "resnet/btlnck_block_1_0/bottleneck_2/convolution"
-    found = read_again(renamed(variables_of(RESNET, tmp_path), lambda name: name.replace(old, new)), tmp_path)
+def test_a_single_renamed_variable_is_matched_by_structure_and_only_it_is_named(
+    tmp_path: Path,
+) -> None:
+    old = "resnet/btlnck_block_1_0/bottleneck_2/conv2d"
+    new = "resnet/btlnck_block_1_0/bottleneck_2/convolution"
+    found = read_again(
+        renamed(variables_of(RESNET, tmp_path), lambda name: name.replace(old, new)), tmp_path
+    )
     assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
-    assert [remark.rpartition(": ")[2] for remark in found.remarks] == [f"layer2.0.conv2.weight <- {new}/kernel"]
+    assert [remark.rpartition(": ")[2] for remark in found.remarks] == [
+        f"layer2.0.conv2.weight <- {new}/kernel"
+    ]
 
 
 def test_a_renamed_batch_norm_or_classifier_alone_is_named(tmp_path: Path) -> None:
     def change(name: str) -> str:
-        return name.replace("output/dense", "logits").replace("bottleneck_1/BatchNorm", "bottleneck_1/bn")
+        return name.replace("output/dense", "logits").replace(
+            "bottleneck_1/BatchNorm", "bottleneck_1/bn"
+        )
 
     found = read_again(renamed(variables_of(RESNET, tmp_path), change), tmp_path)
     assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
     assert found.remarks[0].partition(": ")[2].split(", ") == [
         *(
-            f"layer{stage}.{block}.bn1.weight <- resnet/btlnck_block_{stage - 1}_{block}/bottleneck_1/bn/gamma"
+            f"layer{stage}.{block}.bn1.weight <-"
+            f" resnet/btlnck_block_{stage - 1}_{block}/bottleneck_1/bn/gamma"
             for stage, block in ((1, 0), (1, 1), (2, 0), (3, 0), (4, 0))
         ),
         "fc.weight <- resnet/logits/kernel",
@@ -167,7 +202,19 @@ NAMES = sorted(f"resnet/{name}" for name in names(RESNET).values())
 EDITS = st.lists(
     st.tuples(
         st.sampled_from(NAMES),
-        st.sampled_from(["resnet", "btlnck_block_0_0", "bottleneck_1", "BatchNorm", "conv2d", "kernel", "gamma", "", "a/b"]),
+        st.sampled_from(
+            [
+                "resnet",
+                "btlnck_block_0_0",
+                "bottleneck_1",
+                "BatchNorm",
+                "conv2d",
+                "kernel",
+                "gamma",
+                "",
+                "a/b",
+            ]
+        ),
         st.none() | st.lists(st.sampled_from([0, 1, 3, 7, 8, 16, 32]), max_size=5),
         st.booleans(),
     ),
@@ -179,7 +226,9 @@ EDITS = st.lists(
 @settings(max_examples=50)
 @given(edits=EDITS, everywhere=st.booleans())
 def test_whatever_variables_there_are_each_weight_is_the_right_one_or_it_is_an_error(
-    edits: list[tuple[str, str, list[int] | None, bool]], everywhere: bool, tmp_path_factory: pytest.TempPathFactory
+    edits: list[tuple[str, str, list[int] | None, bool]],
+    everywhere: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("edited")
     variables = without("Momentum")(variables_of(RESNET, folder))
@@ -203,11 +252,14 @@ def test_whatever_variables_there_are_each_weight_is_the_right_one_or_it_is_an_e
 
 
 def without(*endings: str) -> Callable[[Variables], Variables]:
-    return lambda variables: {name: value for name, value in variables.items() if not name.endswith(endings)}
+    return lambda variables: {
+        name: value for name, value in variables.items() if not name.endswith(endings)
+    }
 
 
 def swapped_words(variables: Variables) -> Variables:
-    """Rename the first block's last convolution and shortcut, of equal shapes, so that names do not identify them."""
+    """Rename the first block's last convolution and shortcut, of equal shapes, so that names do not
+    identify them."""
     for old, new in (("/bottleneck_3", "/b"), ("/shortcut/conv2d", "/c"), ("/bottleneck_1", "/a")):
         variables = renamed(variables, lambda name, old=old, new=new: name.replace(old, new))  # type: ignore[misc]
     return variables
@@ -222,8 +274,14 @@ REFUSED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
         without("btlnck_block_1_0/bottleneck_2/BatchNorm/moving_mean"),
         r"btlnck_block_1_0/bottleneck_2/conv2d/kernel without all of gamma, beta, moving_mean",
     ),
-    "no stem": (without("resnet/conv2d/conv2d/kernel"), "expected one 7x7 convolution of 3 channels, found none"),
-    "no bias": (without("dense/bias"), "expected a classifier of 256 features with its bias, found none"),
+    "no stem": (
+        without("resnet/conv2d/conv2d/kernel"),
+        "expected one 7x7 convolution of 3 channels, found none",
+    ),
+    "no bias": (
+        without("dense/bias"),
+        "expected a classifier of 256 features with its bias, found none",
+    ),
     "no classifier": (without("dense/kernel"), "expected a classifier"),
     "ambiguous": (swapped_words, "does not say by its names which is the shortcut"),
     "two classifiers": (
@@ -232,16 +290,31 @@ REFUSED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
     ),
     "squeeze and excitation": (
         changed("btlnck_block_0_0/bottleneck_se_layer/dense/kernel", zeros(32, 2)),
-        "has 1 kernels that a plain ResNet does not have, such as resnet/btlnck_block_0_0/bottleneck_se_layer/dense/kernel",
+        (
+            "has 1 kernels that a plain ResNet does not have, such as"
+            " resnet/btlnck_block_0_0/bottleneck_se_layer/dense/kernel"
+        ),
     ),
-    "a wrong shape": (changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", zeros(3)), r"beta is \[3\], expected \[128\]"),
+    "a wrong shape": (
+        changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", zeros(3)),
+        r"beta is \[3\], expected \[128\]",
+    ),
     "no floats": (
         changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", np.zeros(128, np.int32)),
         r"beta is int32 \[128\], expected float32 \[128\]",
     ),
-    "a wrong slot": (changed("output/dense/bias/Momentum", zeros(3)), r"bias/Momentum is float32 \[3\], expected float32"),
-    "a step of no kind": (lambda v: v | {"global_step": zeros()}, "global_step is 0.0, expected a number of steps"),
-    "a step before the first": (lambda v: v | {"global_step": np.array(-1)}, "global_step is -1, expected"),
+    "a wrong slot": (
+        changed("output/dense/bias/Momentum", zeros(3)),
+        r"bias/Momentum is float32 \[3\], expected float32",
+    ),
+    "a step of no kind": (
+        lambda v: v | {"global_step": zeros()},
+        "global_step is 0.0, expected a number of steps",
+    ),
+    "a step before the first": (
+        lambda v: v | {"global_step": np.array(-1)},
+        "global_step is -1, expected",
+    ),
     "other things": (
         lambda v: {"a/kernel": zeros(3, 3), "b": zeros(1)},
         "not a complete ResNet .* The first of its 2 variables",
@@ -267,15 +340,24 @@ def test_a_missing_block_is_not_read_as_a_smaller_model(tmp_path: Path) -> None:
 
 
 def momentum_of_some(variables: Variables) -> Variables:
-    return {name: v for name, v in variables.items() if not (name.endswith("Momentum") and "block_0_0" in name)}
+    return {
+        name: v
+        for name, v in variables.items()
+        if not (name.endswith("Momentum") and "block_0_0" in name)
+    }
 
 
 REMARKED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
     "no velocities": (without("Momentum"), r"there are no velocities \(Momentum\)"),
-    "some velocities": (momentum_of_some, "12 of 62 velocities are missing, such as resnet/btlnck_block_0_0/.*left out"),
+    "some velocities": (
+        momentum_of_some,
+        "12 of 62 velocities are missing, such as resnet/btlnck_block_0_0/.*left out",
+    ),
     "no step": (without("global_step"), "there is no global_step; step 0 is used"),
     "others": (
-        lambda v: v | {"resnet/conv2d/conv2d/kernel/Adam": zeros(2, 2), "current_loss_scale": zeros()},
+        lambda v: (
+            v | {"resnet/conv2d/conv2d/kernel/Adam": zeros(2, 2), "current_loss_scale": zeros()}
+        ),
         "left over and not used: current_loss_scale, resnet/conv2d/conv2d/kernel/Adam$",
     ),
     "many others": (
@@ -283,7 +365,10 @@ REMARKED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
         "quantised/9/min and 3 more|and 3 more$",
     ),
     "other types": (
-        lambda v: {name: value.astype(np.float16) if "gamma" in name else value for name, value in v.items()},
+        lambda v: {
+            name: value.astype(np.float16) if "gamma" in name else value
+            for name, value in v.items()
+        },
         "20 variables, such as resnet/conv2d/BatchNorm/gamma, are not float32 and were converted",
     ),
 }
@@ -300,7 +385,9 @@ def test_what_a_reader_should_know_is_remarked(
 
 
 def test_without_momentum_asked_for_none_is_read_and_none_is_missed(tmp_path: Path) -> None:
-    found = read_again(without("Momentum")(variables_of(RESNET, tmp_path)), tmp_path, momentum=False)
+    found = read_again(
+        without("Momentum")(variables_of(RESNET, tmp_path)), tmp_path, momentum=False
+    )
     assert (found.state.momentum, found.remarks) == ({}, ())
 
 
@@ -310,7 +397,9 @@ def test_other_outputs_than_the_originals_are_kept_and_remarked(tmp_path: Path) 
     assert "the original's graph has 1001 outputs; these weights have 10" in remarks
     found = read(tmp_path / "ten")
     assert found.recipe.logits == 10
-    assert found.remarks == ("the classifier has 10 outputs; the original has 1001, of which the last is unused",)
+    assert found.remarks == (
+        "the classifier has 10 outputs; the original has 1001, of which the last is unused",
+    )
 
 
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
@@ -318,9 +407,17 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     state = State(0, state_of(recipe).tensors, {}, {}, {"scale": 2.0})
     (tmp_path / "checkpoint").write_text("")
     done = write(tmp_path / "odd", recipe, state)
-    files, remarks = done.files, done.remarks
+    files = done.files
+    remarks = done.remarks
     assert [path.name for path in files] == ["odd.index", "odd.data-00000-of-00001"]
-    for words in ("this is another", "symmetric padding", "have 10", "no velocities", "loss scaling", "left as it is"):
+    for words in (
+        "this is another",
+        "symmetric padding",
+        "have 10",
+        "no velocities",
+        "loss scaling",
+        "left as it is",
+    ):
         assert [words in remark for remark in remarks].count(True) == 1
     assert (tmp_path / "checkpoint").read_text() == ""
 

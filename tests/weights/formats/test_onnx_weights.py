@@ -1,4 +1,5 @@
-"""ONNX models of `lockstep export` and of PyTorch's exporter; their results in ONNX Runtime are the oracle."""
+"""ONNX models of `lockstep export` and of PyTorch's exporter; their results in ONNX Runtime are the
+oracle."""
 
 import json
 import re
@@ -53,11 +54,14 @@ def node_of(graph: Any, kind: str, number: int = 0) -> Any:
 
 
 def from_torch(module: torch.nn.Module, path: Path, *, training: bool = False) -> None:
-    """Export a module as PyTorch does. With `training` its batch norms stay nodes, else they are folded."""
+    """Export a module as PyTorch does. With `training` its batch norms stay nodes, else they are
+    folded."""
     mode = torch.onnx.TrainingMode.PRESERVE if training else torch.onnx.TrainingMode.EVAL
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this exporter is deprecated
-        torch.onnx.export(module, (torch.zeros(1, 3, 64, 64),), str(path), dynamo=False, training=mode)
+        torch.onnx.export(
+            module, (torch.zeros(1, 3, 64, 64),), str(path), dynamo=False, training=mode
+        )
 
 
 def of_runtime(path: Path, images: np.ndarray) -> np.ndarray:
@@ -83,24 +87,45 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     "changes",
     [
         {},
-        {"model": BASIC, "padding": "same", "mean": (100.0, 110.0, 120.5), "std": (50.0, 60.0, 70.0)},
+        {
+            "model": BASIC,
+            "padding": "same",
+            "mean": (100.0, 110.0, 120.5),
+            "std": (50.0, 60.0, 70.0),
+        },
         {"model": V1, "bn_epsilon": 1.001e-5},
-        {"interpolation": "bicubic", "antialias": True, "eval_resize": 235, "eval_crop": 224, "mean": (123.456789012, 1, 2)},
+        {
+            "interpolation": "bicubic",
+            "antialias": True,
+            "eval_resize": 235,
+            "eval_crop": 224,
+            "mean": (123.456789012, 1, 2),
+        },
     ],
 )
 def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     recipe = recipe_of(**changes)
     tensors = exported(recipe, tmp_path / "model", ("a", "b"))
     found = read(tmp_path / "model" / "model.onnx")
-    assert (found.recipe, found.remarks, found.origin, found.classes) == (recipe, (), "ONNX", ("a", "b"))
+    assert (found.recipe, found.remarks, found.origin, found.classes) == (
+        recipe,
+        (),
+        "ONNX",
+        ("a", "b"),
+    )
     assert (found.says_preprocessing, found.is_folded) == (True, False)
     assert_canonical(found.state.tensors, tensors)
 
 
 def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path) -> None:
-    exported(recipe_of(eval_resize=235, interpolation="bicubic", exif_orientation=True), tmp_path / "model")
+    exported(
+        recipe_of(eval_resize=235, interpolation="bicubic", exif_orientation=True),
+        tmp_path / "model",
+    )
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
-    assert json.loads({each.key: each.value for each in model.metadata_props}["lockstep_preprocessing"]) == {
+    assert json.loads(
+        {each.key: each.value for each in model.metadata_props}["lockstep_preprocessing"]
+    ) == {
         "mean": [123.675, 116.28, 103.53],
         "std": [58.395, 57.12, 57.375],
         "interpolation": "bicubic",
@@ -126,12 +151,18 @@ def test_metadata_without_a_geometry_is_read_as_torchvisions() -> None:
     ("changes", "reason"),
     [
         (None, "Expecting value"),
-        ({"eval_crop": None}, "expected a table of mean, std, interpolation, antialias, eval_resize, eval_crop"),
+        (
+            {"eval_crop": None},
+            "expected a table of mean, std, interpolation, antialias, eval_resize, eval_crop",
+        ),
         ({"eval_crop": "128"}, "eval_crop is '128', expected a value such as 224"),
         ({"antialias": 1}, "antialias is 1, expected a value such as False"),
         ({"interpolation": "nearest"}, "interpolation: Input should be 'bilinear' or 'bicubic'"),
         ({"eval_resize": 100}, r"eval_crop \(128\) must fit into eval_resize \(100\)"),
-        ({"mean": [1.0, 2.0, 3.0]}, r"its mean is \[1\.0, 2\.0, 3\.0\], but the graph's is \[123\.675, 116\.28, 103\.53\]"),
+        (
+            {"mean": [1.0, 2.0, 3.0]},
+            r"its mean is \[1\.0, 2\.0, 3\.0\], but the graph's is \[123\.675, 116\.28, 103\.53\]",
+        ),
     ],
 )
 def test_metadata_that_makes_no_sense_is_left_out_with_a_remark(
@@ -143,7 +174,9 @@ def test_metadata_that_makes_no_sense_is_left_out_with_a_remark(
     [described] = [each for each in model.metadata_props if each.key == "lockstep_preprocessing"]
     values = json.loads(described.value) | (changes or {})
     described.value = (
-        "" if changes is None else json.dumps({name: each for name, each in values.items() if each is not None})
+        ""
+        if changes is None
+        else json.dumps({name: each for name, each in values.items() if each is not None})
     )
     onnx.save(model, str(file))
     found = read(file)
@@ -163,15 +196,24 @@ def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
     from_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
     found = read(tmp_path / "a")
     assert found.recipe == recipe
-    assert found.remarks == ("the graph does not normalise its images, so the usual mean and std of ImageNet are assumed",)
+    assert found.remarks == (
+        (
+            "the graph does not normalise its images, so the usual mean and std of ImageNet are"
+            " assumed"
+        ),
+    )
     assert_canonical(found.state.tensors, tensors)
 
 
 @pytest.mark.parametrize("model", [RESNEXT, BASIC, V1])
 def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_path: Path) -> None:
     recipe = recipe_of(model)
-    from_torch(backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a")
-    assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node}
+    from_torch(
+        backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a"
+    )
+    assert "BatchNormalization" not in {
+        node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node
+    }
     found = read(tmp_path / "a")
     assert (found.recipe.model, found.is_folded, found.says_preprocessing) == (model, True, False)
     assert "batch norms are folded into their convolutions" in found.remarks[1]
@@ -181,7 +223,9 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
 
 def test_a_folded_batch_norm_is_exactly_the_identity_in_float32(tmp_path: Path) -> None:
     recipe = recipe_of(BASIC)
-    from_torch(backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a")
+    from_torch(
+        backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a"
+    )
     found = read(tmp_path / "a")
     variance = found.state.tensors["bn1.running_var"]
     assert (variance + np.float32(found.recipe.bn_epsilon) == np.float32(1)).all()
@@ -204,11 +248,17 @@ class Normalising(torch.nn.Module):
 
 def test_preprocessing_for_images_from_0_to_1_is_read(tmp_path: Path) -> None:
     recipe = recipe_of(BASIC)
-    from_torch(Normalising(backends.load("torch").load_module(recipe, random_tensors(recipe, 2))), tmp_path / "a")
+    from_torch(
+        Normalising(backends.load("torch").load_module(recipe, random_tensors(recipe, 2))),
+        tmp_path / "a",
+    )
     found = read(tmp_path / "a")
     assert found.recipe.mean == pytest.approx((102, 127.5, 153))
     assert found.recipe.std == pytest.approx((63.75, 127.5, 51))
-    assert found.remarks[0] == "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
+    assert (
+        found.remarks[0]
+        == "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
+    )
 
 
 def stored_by_inputs(graph: Any, kind: str) -> None:
@@ -241,7 +291,9 @@ def test_a_bias_before_a_batch_norm_is_subtracted_from_its_running_mean(tmp_path
 
     edited(tmp_path / "model" / "model.onnx", add_bias)
     found = read(tmp_path / "model" / "model.onnx")
-    assert found.remarks == ("biases of convolutions were subtracted from the running means, which computes the same",)
+    assert found.remarks == (
+        "biases of convolutions were subtracted from the running means, which computes the same",
+    )
     changed = {"bn1.running_mean": tensors["bn1.running_mean"] - bias}
     assert_canonical(found.state.tensors, tensors | changed)
 
@@ -252,11 +304,15 @@ def test_half_precision_is_converted(tmp_path: Path) -> None:
 
     def halve(graph: Any) -> None:
         [kernel] = [tensor for tensor in graph.initializer if tensor.name == "conv1.weight"]
-        kernel.CopyFrom(onnx.numpy_helper.from_array(tensors["conv1.weight"].astype(np.float16), "conv1.weight"))
+        kernel.CopyFrom(
+            onnx.numpy_helper.from_array(tensors["conv1.weight"].astype(np.float16), "conv1.weight")
+        )
 
     edited(file, halve)
     found = read(file)
-    assert found.remarks == ("1 constants, such as conv1.weight, are not float32 and were converted to it",)
+    assert found.remarks == (
+        "1 constants, such as conv1.weight, are not float32 and were converted to it",
+    )
     expected = tensors["conv1.weight"].astype(np.float16).astype(np.float32)
     assert found.state.tensors["conv1.weight"].tobytes() == expected.tobytes()
 
@@ -264,7 +320,13 @@ def test_half_precision_is_converted(tmp_path: Path) -> None:
 def test_weights_in_a_file_next_to_the_model_are_read(tmp_path: Path) -> None:
     tensors = exported(recipe_of(), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
-    onnx.save(onnx.load(str(file)), str(file), save_as_external_data=True, location="weights", size_threshold=0)
+    onnx.save(
+        onnx.load(str(file)),
+        str(file),
+        save_as_external_data=True,
+        location="weights",
+        size_threshold=0,
+    )
     assert_canonical(read(file).state.tensors, tensors)
 
 
@@ -275,12 +337,23 @@ def test_weights_in_a_file_next_to_the_model_are_read(tmp_path: Path) -> None:
         ({"location": "/etc/hostname"}, "which is outside of the model's folder"),
         ({"location": "link"}, "which is outside of the model's folder"),
         ({"location": "missing"}, "not next to the model"),
-        ({"location": "model.onnx", "offset": "100000000"}, r"needs 4704 bytes, which 'model\.onnx' does not have"),
-        ({"location": "model.onnx", "offset": "-8"}, r"needs 4704 bytes, which 'model\.onnx' does not have"),
-        ({"location": "model.onnx", "length": "8"}, r"needs 4704 bytes, which 'model\.onnx' does not have"),
+        (
+            {"location": "model.onnx", "offset": "100000000"},
+            r"needs 4704 bytes, which 'model\.onnx' does not have",
+        ),
+        (
+            {"location": "model.onnx", "offset": "-8"},
+            r"needs 4704 bytes, which 'model\.onnx' does not have",
+        ),
+        (
+            {"location": "model.onnx", "length": "8"},
+            r"needs 4704 bytes, which 'model\.onnx' does not have",
+        ),
     ],
 )
-def test_bytes_outside_of_the_models_folder_are_not_read(entry: dict[str, str], reason: str, tmp_path: Path) -> None:
+def test_bytes_outside_of_the_models_folder_are_not_read(
+    entry: dict[str, str], reason: str, tmp_path: Path
+) -> None:
     exported(recipe_of(), tmp_path / "model")
     (tmp_path / "secret").write_bytes(bytes(10_000))
     (tmp_path / "model" / "link").symlink_to(tmp_path / "secret")
@@ -349,10 +422,16 @@ def in_a_circle(graph: Any) -> None:
 
 
 REFUSED = {
-    "another activation": (relu_to_gelu, r"is used by Gelu, expected Relu or Add|is used by Gelu, expected Relu"),
+    "another activation": (
+        relu_to_gelu,
+        r"is used by Gelu, expected Relu or Add|is used by Gelu, expected Relu",
+    ),
     "more weights": (second_classifier, "it has 1 more nodes with weights, such as Gemm 'more'"),
     "dilations": (dilated, r"has strides \[1, 1\] and dilations \[2, 2\]"),
-    "another stride": (another_stride, "but a ResNet of these blocks and widths has|expected four stages"),
+    "another stride": (
+        another_stride,
+        "but a ResNet of these blocks and widths has|expected four stages",
+    ),
     "two paddings": (another_padding, "its windows are padded in 2 ways"),
     "a padding that is no text": (padded_by_a_number, "has the auto_pad 3, expected a text"),
     "a resize": (resized, "is used by Resize, expected Conv or Cast or Transpose"),
@@ -386,7 +465,13 @@ def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
     file = tmp_path / "model" / "model.onnx"
     assert find(tmp_path / "model") == find(file) == file
     data = file.read_bytes()
-    contents = {"whole": data, "cut": data[:-9], "empty": b"", "text": b"a file\n" * 99, "zip": b"PK\x03\x04" + bytes(99)}
+    contents = {
+        "whole": data,
+        "cut": data[:-9],
+        "empty": b"",
+        "text": b"a file\n" * 99,
+        "zip": b"PK\x03\x04" + bytes(99),
+    }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     assert [name for name in contents if find(tmp_path / name)] == ["whole"]
@@ -394,20 +479,30 @@ def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
     assert find(tmp_path / "missing") is None
 
 
-def test_without_the_package_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_is_told_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exported(recipe_of(), tmp_path / "model")
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(BackendError, match="reading ONNX models needs the package onnx: pip install onnx=="):
+    with pytest.raises(
+        BackendError, match="reading ONNX models needs the package onnx: pip install onnx=="
+    ):
         read(tmp_path / "model" / "model.onnx")
 
 
 def test_weights_given_int8_are_multiples_of_the_scales_of_their_channels(tmp_path: Path) -> None:
     recipe = recipe_of(quantisation="int8")
-    tensors, scales = random_tensors(recipe, 1), dict.fromkeys(layers(model_spec(recipe.model)), 0.5)
-    (tmp_path / "model.onnx").write_bytes(onnx_model.model_of(recipe, tensors, (), scales).SerializeToString())
+    tensors = random_tensors(recipe, 1)
+    scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.5)
+    (tmp_path / "model.onnx").write_bytes(
+        onnx_model.model_of(recipe, tensors, (), scales).SerializeToString()
+    )
     found = read(tmp_path / "model.onnx").state.tensors
     for name in (f"{layer}.weight" for layer in scales):
-        given, seen = (values[name].astype(np.float64).reshape(len(values[name]), -1) for values in (tensors, found))
+        given, seen = (
+            values[name].astype(np.float64).reshape(len(values[name]), -1)
+            for values in (tensors, found)
+        )
         steps = np.abs(given).max(axis=1, keepdims=True) / 127
         assert np.abs(seen - given).max() > 0
         assert (np.abs(seen - given) <= 0.5001 * steps).all()

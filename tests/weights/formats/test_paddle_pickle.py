@@ -1,4 +1,5 @@
-"""Paddle files hold what was written, by any program. Nothing in them is ever run, and damage is an error."""
+"""Paddle files hold what was written, by any program. Nothing in them is ever run, and damage is an
+error."""
 
 import codecs
 import os
@@ -24,7 +25,9 @@ from tests.weights.formats.cases import EDITS, assert_stored, edited
 EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
 VALUES = st.sampled_from(KINDS).flatmap(
-    lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    lambda dtype: arrays.arrays(
+        dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+    )
 )
 WHOLE: dict[str, np.ndarray] = {
     "conv2d_0.w_0": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -49,7 +52,11 @@ def read(data: bytes, folder: Path) -> Contents:
 
 
 @EXAMPLES
-@given(values=st.dictionaries(st.text(max_size=20).filter(lambda name: "@@" not in name), VALUES, max_size=10))
+@given(
+    values=st.dictionaries(
+        st.text(max_size=20).filter(lambda name: "@@" not in name), VALUES, max_size=10
+    )
+)
 def test_what_was_written_is_read_bit_for_bit_here_and_by_pickle_itself(
     values: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -60,12 +67,18 @@ def test_what_was_written_is_read_bit_for_bit_here_and_by_pickle_itself(
 
 
 @EXAMPLES
-@given(values=st.dictionaries(st.text(max_size=20).filter(lambda name: "@@" not in name), VALUES, max_size=10))
+@given(
+    values=st.dictionaries(
+        st.text(max_size=20).filter(lambda name: "@@" not in name), VALUES, max_size=10
+    )
+)
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_arrays_that_numpy_pickled_are_read_at_every_protocol_of_paddles(
     protocol: int, values: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert_stored(read(pickle.dumps(values, protocol), tmp_path_factory.mktemp("paddle")).arrays, values)
+    assert_stored(
+        read(pickle.dumps(values, protocol), tmp_path_factory.mktemp("paddle")).arrays, values
+    )
 
 
 def test_nothing_that_some_numpy_has_not_is_named_in_what_is_written(tmp_path: Path) -> None:
@@ -87,7 +100,9 @@ def test_nothing_that_some_numpy_has_not_is_named_in_what_is_written(tmp_path: P
     ids=["by columns", "transposed", "every other", "big endian", "empty"],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_however_an_array_lies_in_memory_its_values_are_read(value: np.ndarray, protocol: int, tmp_path: Path) -> None:
+def test_however_an_array_lies_in_memory_its_values_are_read(
+    value: np.ndarray, protocol: int, tmp_path: Path
+) -> None:
     found = read(pickle.dumps({"a": value}, protocol), tmp_path).arrays["a"]
     assert (found.shape, found.dtype) == (value.shape, value.dtype)
     assert np.array_equal(found, value)
@@ -97,7 +112,8 @@ def test_however_an_array_lies_in_memory_its_values_are_read(value: np.ndarray, 
 
 def test_names_of_numpys_modules_are_read_old_and_new(tmp_path: Path) -> None:
     data = pickle.dumps({"a": WHOLE["conv2d_0.w_0"]}, 2)
-    old, new = b"numpy.core.multiarray", b"numpy._core.multiarray"
+    old = b"numpy.core.multiarray"
+    new = b"numpy._core.multiarray"
     for theirs in (data.replace(new, old), data.replace(old, new)):
         assert np.array_equal(read(theirs, tmp_path).arrays["a"], WHOLE["conv2d_0.w_0"])
 
@@ -105,7 +121,11 @@ def test_names_of_numpys_modules_are_read_old_and_new(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_tensors_with_the_names_of_their_parameters_are_read(protocol: int, tmp_path: Path) -> None:
     weight = WHOLE["conv2d_0.w_0"]
-    tensors = {"conv.weight": Ask(tuple, ("conv2d_0.w_0", weight)), "epoch": 3, "lr": {"last": 0.1, "other": None}}
+    tensors = {
+        "conv.weight": Ask(tuple, ("conv2d_0.w_0", weight)),
+        "epoch": 3,
+        "lr": {"last": 0.1, "other": None},
+    }
     found = read(pickle.dumps(OrderedDict(tensors), protocol), tmp_path)
     assert_stored(found.arrays, {"conv.weight": weight})
     assert (found.parameters, found.others) == ({"conv.weight": "conv2d_0.w_0"}, ("epoch", "lr"))
@@ -113,24 +133,34 @@ def test_tensors_with_the_names_of_their_parameters_are_read(protocol: int, tmp_
 
 def test_a_table_of_parameters_beside_arrays_is_read(tmp_path: Path) -> None:
     table = {"conv.weight": "conv2d_0.w_0", "gone": "gone_0"}
-    found = read(pickle.dumps({"conv.weight": np.zeros(2), "StructuredToParameterName@@": table}, 2), tmp_path)
+    found = read(
+        pickle.dumps({"conv.weight": np.zeros(2), "StructuredToParameterName@@": table}, 2),
+        tmp_path,
+    )
     assert (found.parameters, found.others) == ({"conv.weight": "conv2d_0.w_0"}, ())
 
 
 def test_tensors_of_static_programs_are_read_without_evaluating_anything(tmp_path: Path) -> None:
     tensor = Ask(eval, "data", {"data": WHOLE["conv2d_0.w_0"]})
-    assert_stored(read(pickle.dumps({"a": tensor}, 4), tmp_path).arrays, {"a": WHOLE["conv2d_0.w_0"]})
+    assert_stored(
+        read(pickle.dumps({"a": tensor}, 4), tmp_path).arrays, {"a": WHOLE["conv2d_0.w_0"]}
+    )
 
 
 def test_scalars_are_arrays_without_axes(tmp_path: Path) -> None:
-    assert_stored(read(pickle.dumps({"a": np.float64(7)}, 4), tmp_path).arrays, {"a": np.array(7.0)})
+    assert_stored(
+        read(pickle.dumps({"a": np.float64(7)}, 4), tmp_path).arrays, {"a": np.array(7.0)}
+    )
 
 
 def in_slices(value: np.ndarray, names: list[str]) -> dict[str, Any]:
     """Return what Paddle stores for an array that is too big for the protocol."""
     about = {"a": {"OriginShape": value.shape, "slices": names}}
     parts = np.array_split(value.ravel(), 3)
-    return {f"a@@.{i}": part for i, part in enumerate(parts)} | {"UnpackBigParamInfor@@": about, "b": np.zeros(2)}
+    return {f"a@@.{i}": part for i, part in enumerate(parts)} | {
+        "UnpackBigParamInfor@@": about,
+        "b": np.zeros(2),
+    }
 
 
 def test_an_array_in_slices_is_put_together(tmp_path: Path) -> None:
@@ -144,7 +174,10 @@ ASKED: dict[str, tuple[Any, str]] = {
     "a command": (Ask(os.system, "touch {}"), r"(posix|nt)\.system"),
     "a process": (Ask(subprocess.Popen, ["touch", "{}"]), r"subprocess\.Popen"),
     "code": (Ask(eval, "__import__('os').system('touch {}')"), r"builtins\.eval of an expression"),
-    "code with names": (Ask(eval, "data", {"data": 1, "__builtins__": {}}), r"builtins\.eval of an expression"),
+    "code with names": (
+        Ask(eval, "data", {"data": 1, "__builtins__": {}}),
+        r"builtins\.eval of an expression",
+    ),
     "more code": (Ask(exec, "open('{}', 'w')"), r"builtins\.exec"),
     "an attribute": (Ask(getattr, (), "__class__"), r"builtins\.getattr"),
     "an import": (Ask(__import__, "os"), r"builtins\.__import__"),
@@ -172,16 +205,26 @@ def placed(value: Any, where: str) -> Any:
     }[where]
 
 
-@pytest.mark.parametrize("where", ["as it is", "as an array", "as a parameter", "deep inside", "as a name"])
+@pytest.mark.parametrize(
+    "where", ["as it is", "as an array", "as a parameter", "deep inside", "as a name"]
+)
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize(("value", "named"), ASKED.values(), ids=ASKED)
 def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
-    value: Any, named: str, protocol: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: Any,
+    named: str,
+    protocol: int,
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = {key: dict(vars(call)) for key, call in paddle_pickle._CALLS.items()}
     named = named if protocol > 2 else ""  # protocol 2 uses Python 2's names
-    with pytest.raises(CheckpointError, match=rf"any\.pdparams asks for ({named}).*malicious. Nothing of it was run"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"any\.pdparams asks for ({named}).*malicious. Nothing of it was run",
+    ):
         read(pickle.dumps(placed(value, where), protocol), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["any.pdparams"]
     assert {key: dict(vars(call)) for key, call in paddle_pickle._CALLS.items()} == before
@@ -226,16 +269,37 @@ ODD: dict[str, tuple[bytes, str]] = {
         program(NDARRAY, b"(K\x00\x8a\x0a" + b"\xff" * 9 + b"\x00\x86", text("<f4"), b"C\x00tR"),
         "an impossible size",
     ),
-    "a negative size": (program(NDARRAY, b"(J\xff\xff\xff\xff\x85", text("<f4"), b"C\x00tR"), "an impossible size"),
-    "too many axes": (program(NDARRAY, b"((" + b"K\x01" * 70 + b"t", text("<f4"), b"C\x04aaaatR"), "70 axes"),
-    "no text encoded": (program(call("_codecs", "encode"), b"K\x07", text("latin1"), b"\x86R"), "a int in place of a str"),
-    "another encoding": (program(call("_codecs", "encode"), text("a"), text("zip"), b"\x86R"), "not encoded as latin1"),
+    "a negative size": (
+        program(NDARRAY, b"(J\xff\xff\xff\xff\x85", text("<f4"), b"C\x00tR"),
+        "an impossible size",
+    ),
+    "too many axes": (
+        program(NDARRAY, b"((" + b"K\x01" * 70 + b"t", text("<f4"), b"C\x04aaaatR"),
+        "70 axes",
+    ),
+    "no text encoded": (
+        program(call("_codecs", "encode"), b"K\x07", text("latin1"), b"\x86R"),
+        "a int in place of a str",
+    ),
+    "another encoding": (
+        program(call("_codecs", "encode"), text("a"), text("zip"), b"\x86R"),
+        "not encoded as latin1",
+    ),
     "too few arguments": (program(call("_codecs", "encode"), b")R"), "missing 2 required"),
     "a call of no function": (program(text("a"), b")R"), "a str in place of a _Global"),
     "a function's state": (program(NDARRAY, b")}\x86b"), "sets the state of a _Global"),
-    "a function's attributes": (program(NDARRAY, b"N}", text("__defaults__"), b")s\x86b"), "sets the state of a _Global"),
+    "a function's attributes": (
+        program(NDARRAY, b"N}", text("__defaults__"), b")s\x86b"),
+        "sets the state of a _Global",
+    ),
     "an array without values": (
-        program(b"}", text("a"), call("numpy.core.multiarray", "_reconstruct"), NDARRAY, b"K\x00\x85C\x01b\x87Rs"),
+        program(
+            b"}",
+            text("a"),
+            call("numpy.core.multiarray", "_reconstruct"),
+            NDARRAY,
+            b"K\x00\x85C\x01b\x87Rs",
+        ),
         "a NoneType in place of a ndarray",
     ),
     "one text in many arrays": (
@@ -248,13 +312,18 @@ ODD: dict[str, tuple[bytes, str]] = {
         "a@@.7",
     ),
     "a slice twice": (pickle.dumps(in_slices(np.zeros((5, 7)), ["a@@.0"] * 3), 2), "a@@.0"),
-    "slices of another size": (pickle.dumps(in_slices(np.zeros((5, 7)), ["a@@.0"]), 2), "cannot reshape"),
+    "slices of another size": (
+        pickle.dumps(in_slices(np.zeros((5, 7)), ["a@@.0"]), 2),
+        "cannot reshape",
+    ),
     "slices of nothing": (pickle.dumps({"UnpackBigParamInfor@@": {"a": {}}}, 2), "slices"),
 }
 
 
 @pytest.mark.parametrize(("data", "reason"), ODD.values(), ids=ODD)
-def test_what_makes_no_sense_is_refused_without_harm(data: bytes, reason: str, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused_without_harm(
+    data: bytes, reason: str, tmp_path: Path
+) -> None:
     if not reason:
         assert read(data, tmp_path).arrays == {}
         return
@@ -275,8 +344,12 @@ def result(data: bytes, folder: Path) -> Contents | None:
         return None
 
 
-@pytest.mark.parametrize("write", [lambda v: pickle.dumps(v, 2), lambda v: pickle.dumps(v, 4)], ids=["2", "4"])
-def test_a_file_cut_off_anywhere_is_an_error(write: Callable[[object], bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "write", [lambda v: pickle.dumps(v, 2), lambda v: pickle.dumps(v, 4)], ids=["2", "4"]
+)
+def test_a_file_cut_off_anywhere_is_an_error(
+    write: Callable[[object], bytes], tmp_path: Path
+) -> None:
     whole = write(WHOLE)
     assert_stored(read(whole, tmp_path).arrays, WHOLE)
     for length in range(len(whole)):
@@ -289,7 +362,9 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
         for offset in range(len(whole)):
             for value in (whole[offset] ^ 1, whole[offset] ^ 128):
                 found = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
-                assert found is None or all(isinstance(array, np.ndarray) for array in found.arrays.values())
+                assert found is None or all(
+                    isinstance(array, np.ndarray) for array in found.arrays.values()
+                )
 
 
 @settings(max_examples=400)
@@ -297,14 +372,18 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
 def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     edits: list[tuple[float, int, bytes]], protocol: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    data = pickle.dumps(WHOLE | {"a": Ask(tuple, ("b", ARRAY)), "UnpackBigParamInfor@@": {}}, protocol)
+    data = pickle.dumps(
+        WHOLE | {"a": Ask(tuple, ("b", ARRAY)), "UnpackBigParamInfor@@": {}}, protocol
+    )
     found = result(edited(data, edits), tmp_path_factory.mktemp("edited"))
     assert found is None or all(array.dtype.kind in "iufb" for array in found.arrays.values())
 
 
 @settings(max_examples=400)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_an_error_or_arrays(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_bytes_are_an_error_or_arrays(
+    data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     for begin in (b"", b"\x80\x04", b"\x80\x04}("):
         found = result(begin + data, tmp_path_factory.mktemp("garbage"))
         assert found is None or all(array.dtype.kind in "iufb" for array in found.arrays.values())
@@ -317,8 +396,16 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_file_is_recognised_by_how_it_begins(protocol: int, tmp_path: Path) -> None:
-    file, big = tmp_path / "any.name", np.zeros(10_000, np.float32)
-    for value, is_its in (({"a": big}, True), ({}, True), ({1: big}, False), ([big], False), ("a", False), (big, False)):
+    file = tmp_path / "any.name"
+    big = np.zeros(10_000, np.float32)
+    for value, is_its in (
+        ({"a": big}, True),
+        ({}, True),
+        ({1: big}, False),
+        ([big], False),
+        ("a", False),
+        (big, False),
+    ):
         file.write_bytes(pickle.dumps(value, protocol))
         assert paddle_pickle.is_paddle(file) == is_its
     for other in (b"", b"\x80", b"\x80\x04}", b"PK\x03\x04", b"not a pickle"):

@@ -1,4 +1,5 @@
-"""Lockstep reads checkpoints of TensorFlow's Saver, and TensorFlow reads Lockstep's, with equal values and logits.
+"""Lockstep reads checkpoints of TensorFlow's Saver, and TensorFlow reads Lockstep's, with equal
+values and logits.
 
 TensorFlow runs in separate processes.
 """
@@ -32,7 +33,12 @@ def tensorflow(command: str, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("peers")
-    for name in ("sharded", "types", "partitioned", "many"):  # TensorFlow does not create this folder
+    for name in (
+        "sharded",
+        "types",
+        "partitioned",
+        "many",
+    ):  # TensorFlow does not create this folder
         (folder / name).mkdir()
     save_images(folder, 4)
     tensorflow("make", folder)
@@ -40,12 +46,16 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_images(folder: Path, count: int) -> None:
-    np.save(folder / "images.npy", np.random.default_rng(5).standard_normal((count, 64, 64, 3)).astype(np.float32))
+    np.save(
+        folder / "images.npy",
+        np.random.default_rng(5).standard_normal((count, 64, 64, 3)).astype(np.float32),
+    )
 
 
 @pytest.fixture(scope="module")
 def ours(theirs: Path) -> Path:
-    """The folder after Lockstep has read and written its checkpoints and TensorFlow has read them again."""
+    """The folder after Lockstep has read and written its checkpoints and TensorFlow has read them
+    again."""
     for name in NAMES:
         original = opened(theirs, name)
         nvidia_tensorflow.write(theirs / "ours" / name, original.recipe, original.state)
@@ -63,9 +73,23 @@ def opened(folder: Path, name: str) -> Original:
 
 def types() -> dict[str, np.ndarray]:
     numbers = np.random.default_rng(1).standard_normal((2, 3, 4)) * 100
-    found = {f"as/{kind}": numbers.astype(kind) for kind in ("float16", "float32", "float64", "int32", "int64")}
-    odd = {"zero": np.float32(-0.0), "nan": np.array([np.nan, np.inf], np.float32), "empty": np.zeros((0, 2), np.float32)}
-    return found | odd | {"transposed": numbers.astype(np.float32).T, "big endian": numbers.astype(">f4")}  # type: ignore[return-value]
+    found = {
+        f"as/{kind}": numbers.astype(kind)
+        for kind in ("float16", "float32", "float64", "int32", "int64")
+    }
+    odd = {
+        "zero": np.float32(-0.0),
+        "nan": np.array([np.nan, np.inf], np.float32),
+        "empty": np.zeros((0, 2), np.float32),
+    }
+    return (
+        found
+        | odd
+        | {
+            "transposed": numbers.astype(np.float32).T,
+            "big endian": numbers.astype(">f4"),
+        }
+    )  # type: ignore[return-value]
 
 
 def many() -> dict[str, np.ndarray]:
@@ -83,23 +107,36 @@ def test_a_checkpoint_with_nvidias_names_gives_the_logits_of_the_graph_that_wrot
     name: str, spec: object, theirs: Path
 ) -> None:
     original = opened(theirs, name)
-    assert original.recipe == resnet50_tensorflow_90ep().replace(model=spec, logits=1001, precision="fp32")
+    assert original.recipe == resnet50_tensorflow_90ep().replace(
+        model=spec, logits=1001, precision="fp32"
+    )
     assert original.state.step == 2
-    found, expected = logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"]
+    found = logits(original, theirs)
+    expected = np.load(theirs / f"{name}-logits.npz")["logits"]
     assert np.abs(expected).max() > 10
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("export", ["frozen graph", "SavedModel"])
-def test_what_nvidias_code_exports_holds_the_weights_of_the_checkpoint(name: str, export: str, theirs: Path) -> None:
-    path = tensorflow_weights.find(theirs / (f"{name}.pb" if export == "frozen graph" else f"{name}-saved"))
+def test_what_nvidias_code_exports_holds_the_weights_of_the_checkpoint(
+    name: str, export: str, theirs: Path
+) -> None:
+    path = tensorflow_weights.find(
+        theirs / (f"{name}.pb" if export == "frozen graph" else f"{name}-saved")
+    )
     assert path is not None
-    original, expected = tensorflow_weights.read(path), opened(theirs, name)
+    original = tensorflow_weights.read(path)
+    expected = opened(theirs, name)
     assert (original.origin, original.recipe) == (expected.origin, expected.recipe)
     assert_canonical(original.state.tensors, expected.state.tensors)
     assert original.remarks == (
-        ("the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used",)
+        (
+            (
+                "the graph does not normalise its images, so the mean and std of NVIDIA's recipe"
+                " are used"
+            ),
+        )
         if export == "frozen graph"
         else ()
     )
@@ -107,7 +144,8 @@ def test_what_nvidias_code_exports_holds_the_weights_of_the_checkpoint(name: str
 
 @pytest.mark.parametrize("name", NAMES)
 def test_velocities_are_the_accumulators_of_the_variables(name: str, theirs: Path) -> None:
-    state, stored = opened(theirs, name).state, np.load(theirs / f"{name}.npz")
+    state = opened(theirs, name).state
+    stored = np.load(theirs / f"{name}.npz")
     scope = {"resnet": "resnet50", "resnext": "resnext101-32x4d"}[name]
     kernel = stored[f"{scope}/btlnck_block_1_0/shortcut/conv2d/conv2d/kernel/Momentum"]
     assert state.momentum["layer2.0.downsample.0.weight"][5, 3, 0, 0] == kernel[0, 0, 3, 5] != 0
@@ -119,14 +157,22 @@ def test_velocities_are_the_accumulators_of_the_variables(name: str, theirs: Pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensorflow_restores_what_was_written_and_computes_the_same_logits(name: str, ours: Path) -> None:
+def test_tensorflow_restores_what_was_written_and_computes_the_same_logits(
+    name: str, ours: Path
+) -> None:
     expected = np.load(ours / f"{name}-logits.npz")["logits"]
-    assert np.abs(np.load(ours / f"ours-{name}-logits.npz")["logits"] - expected).max() <= 1e-6 * np.abs(expected).max()
+    assert (
+        np.abs(np.load(ours / f"ours-{name}-logits.npz")["logits"] - expected).max()
+        <= 1e-6 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_read_and_written_again_every_variable_is_the_same_to_the_bit(name: str, ours: Path) -> None:
-    first, again = np.load(ours / f"{name}.npz"), np.load(ours / f"ours-{name}.npz")
+def test_read_and_written_again_every_variable_is_the_same_to_the_bit(
+    name: str, ours: Path
+) -> None:
+    first = np.load(ours / f"{name}.npz")
+    again = np.load(ours / f"ours-{name}.npz")
     scope = {"resnet": "resnet50", "resnext": "resnext101-32x4d"}[name]
     renamed = {key.replace(scope, "resnet", 1): key for key in first}
     assert set(again) == set(renamed)
@@ -150,7 +196,8 @@ def test_tensorflow_reads_every_tensor_that_was_written(name: str, ours: Path) -
 
 
 def test_all_types_and_shapes_of_tensorflow_are_read(theirs: Path) -> None:
-    bundle, expected = Bundle(theirs / "types" / "types"), np.load(theirs / "types.npz")
+    bundle = Bundle(theirs / "types" / "types")
+    expected = np.load(theirs / "types.npz")
     for name in expected:
         found = bundle.read("types/bfloat16" if name == "bfloat16" else name)
         assert (found.dtype, found.shape) == (expected[name].dtype, expected[name].shape)
@@ -164,7 +211,9 @@ def test_types_that_no_weights_have_are_refused(kind: str, theirs: Path) -> None
         Bundle(theirs / "types" / "types").read(f"types/{kind}")
 
 
-def test_several_data_files_are_read_and_a_missing_one_is_named(theirs: Path, tmp_path: Path) -> None:
+def test_several_data_files_are_read_and_a_missing_one_is_named(
+    theirs: Path, tmp_path: Path
+) -> None:
     for file in (theirs / "sharded").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     bundle = Bundle(tmp_path / "sharded")
@@ -173,7 +222,10 @@ def test_several_data_files_are_read_and_a_missing_one_is_named(theirs: Path, tm
     (tmp_path / "sharded.data-00001-of-00003").unlink()
     bundle = Bundle(tmp_path / "sharded")
     assert bundle.read("v0").shape == (5, 1)
-    with pytest.raises(CheckpointError, match=r"v1 is in .*sharded\.data-00001-of-00003, which cannot be read: No such"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"v1 is in .*sharded\.data-00001-of-00003, which cannot be read: No such",
+    ):
         bundle.read("v1")
 
 
@@ -201,9 +253,15 @@ def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_pat
     assert original.recipe == resnet50_tensorflow_90ep().replace(precision="fp32")
     assert original.state.step == 112_590
     assert len(original.state.momentum) == 161  # as the original's code asserts
-    for name, velocity in original.state.momentum.items():  # half of the value; a step with rate 0.5 subtracts a quarter
+    for (
+        name,
+        velocity,
+    ) in (
+        original.state.momentum.items()
+    ):  # half of the value; a step with rate 0.5 subtracts a quarter
         assert np.allclose(original.state.tensors[name], 1.5 * velocity, rtol=1e-6)
-    found, expected = logits(original, tmp_path), np.load(tmp_path / "full-logits.npz")["logits"]
+    found = logits(original, tmp_path)
+    expected = np.load(tmp_path / "full-logits.npz")["logits"]
     assert np.abs(expected).max() > 1
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
@@ -212,8 +270,15 @@ def test_resnext_at_its_own_size_is_written_and_recognised(tmp_path: Path) -> No
     recipe = resnet50_tensorflow_90ep().replace(model="resnext101-32x4d")
     state = State(7, initial_tensors(recipe), {})
     nvidia_tensorflow.write(tmp_path / "model", recipe, state)
-    entry = Bundle(tmp_path / "model").entries["resnext101-32x4d/btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"]
-    assert entry.shape == (3, 3, MODELS["resnext101-32x4d"].widths[2] // 32, MODELS["resnext101-32x4d"].widths[2])
+    entry = Bundle(tmp_path / "model").entries[
+        "resnext101-32x4d/btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"
+    ]
+    assert entry.shape == (
+        3,
+        3,
+        MODELS["resnext101-32x4d"].widths[2] // 32,
+        MODELS["resnext101-32x4d"].widths[2],
+    )
     original = nvidia_tensorflow.read(tmp_path / "model")
     assert (original.recipe.model, original.recipe.weight_decay) == ("resnext101-32x4d", 1 / 16384)
     assert {name: value.tobytes() for name, value in original.state.tensors.items()} == {

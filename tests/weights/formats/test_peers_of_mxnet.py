@@ -1,4 +1,5 @@
-"""Lockstep reads files of MXNet's functions, and MXNet reads Lockstep's, with equal values and logits.
+"""Lockstep reads files of MXNet's functions, and MXNet reads Lockstep's, with equal values and
+logits.
 
 MXNet runs in separate processes and in a separate environment.
 """
@@ -23,7 +24,9 @@ from tests.weights.formats.peer_cases import logits, run_peer
 
 pytestmark = pytest.mark.slow
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
-OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
+OHWI = (
+    "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
+)
 HALF = "22 variables, such as conv0_weight, are not float32 and were converted to it"
 
 
@@ -48,13 +51,20 @@ def state() -> State:
         if len(tensor.shape) > 1:
             value = random.standard_normal(tensor.shape) * (2 / np.prod(tensor.shape[1:])) ** 0.5
         else:
-            value = random.uniform(0.5, 1.5, tensor.shape) - (0 if tensor.role in ("bn_scale", "bn_var") else 1)
-        values[tensor.name] = (value / 5 if tensor.name == "fc.weight" else value).astype(np.float32)
+            value = random.uniform(0.5, 1.5, tensor.shape) - (
+                0 if tensor.role in ("bn_scale", "bn_var") else 1
+            )
+        values[tensor.name] = (value / 5 if tensor.name == "fc.weight" else value).astype(
+            np.float32
+        )
     return State(0, values, state_of(recipe_of()).momentum)
 
 
 def with_images(folder: Path) -> Path:
-    np.save(folder / "images.npy", np.random.default_rng(5).standard_normal((4, 3, 64, 64)).astype(np.float32))
+    np.save(
+        folder / "images.npy",
+        np.random.default_rng(5).standard_normal((4, 3, 64, 64)).astype(np.float32),
+    )
     return folder
 
 
@@ -107,9 +117,16 @@ def test_every_type_of_mxnets_arrays_is_read(arrays: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("row_sparse", "is row_sparse"), ("csr", "is csr"), ("nameless", "it has 1 arrays and 0 names")]
+    ("name", "reason"),
+    [
+        ("row_sparse", "is row_sparse"),
+        ("csr", "is csr"),
+        ("nameless", "it has 1 arrays and 0 names"),
+    ],
 )
-def test_arrays_of_mxnets_that_are_not_dense_or_have_no_names_are_refused(name: str, reason: str, arrays: Path) -> None:
+def test_arrays_of_mxnets_that_are_not_dense_or_have_no_names_are_refused(
+    name: str, reason: str, arrays: Path
+) -> None:
     with pytest.raises(CheckpointError, match=reason):
         mxnet_params.load(arrays / f"{name}.params")
 
@@ -120,12 +137,16 @@ def test_mxnet_loads_the_arrays_that_were_written(arrays: Path) -> None:
 
 @pytest.mark.parametrize("version", ["first", "V1"])
 def test_older_files_are_read_as_mxnet_does(version: str, arrays: Path) -> None:
-    assert_stored(mxnet_params.load(arrays / f"{version}.params"), dict(np.load(arrays / f"{version}.npz")))
+    assert_stored(
+        mxnet_params.load(arrays / f"{version}.params"), dict(np.load(arrays / f"{version}.npz"))
+    )
 
 
 def theirs_of(name: str) -> str:
     """Return the original's name of a tensor, independently of the code under test."""
-    name = re.sub(r"^layer(\d)\.(\d)\.", lambda found: f"stage{found[1]}_unit{int(found[2]) + 1}_", name)
+    name = re.sub(
+        r"^layer(\d)\.(\d)\.", lambda found: f"stage{found[1]}_unit{int(found[2]) + 1}_", name
+    )
     for old, new in (("downsample.0", "conv1sc"), ("downsample.1", "sc")):
         name = name.replace(old, new)
     name = name.replace(".running_", ".moving_")
@@ -158,9 +179,14 @@ MODULES: dict[str, tuple[str, float, tuple[str, ...]]] = {
 @pytest.mark.parametrize(
     ("name", "graph"),
     # Only the graph says what the batch norms of "epsilon" add.
-    [*((name, True) for name in MODULES), *((name, False) for name in MODULES if name != "epsilon")],
+    [
+        *((name, True) for name in MODULES),
+        *((name, False) for name in MODULES if name != "epsilon"),
+    ],
 )
-def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: bool, theirs: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_module_gives_its_values_and_logits(
+    name: str, graph: bool, theirs: Path, tmp_path: Path
+) -> None:
     model, epsilon, remarks = MODULES[name]
     file = nvidia_mxnet.find(theirs / name)
     assert file == theirs / f"{name}-0090.params"
@@ -170,7 +196,8 @@ def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: 
         file.symlink_to(theirs / file.name)
     original = nvidia_mxnet.read(file, momentum=False)
     alone = (
-        f"there is no {name}-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that batch norms add 1e-05"
+        f"there is no {name}-symbol.json: it is assumed that bottlenecks stride in their 3x3, and"
+        " that batch norms add 1e-05"
     )
     assert original.recipe == recipe_of(model).replace(bn_epsilon=epsilon)
     assert original.remarks == (*(() if graph else (alone,)), *remarks)
@@ -179,27 +206,41 @@ def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: 
         expected = stored[theirs_of(tensor)]
         if name in ("nhwc", "half") and expected.ndim == 4:
             expected = expected.transpose(0, 3, 1, 2)
-        assert np.array_equal(value, expected[:, :3] if tensor == "conv1.weight" else expected), tensor
-    assert_near(logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"])
+        assert np.array_equal(value, expected[:, :3] if tensor == "conv1.weight" else expected), (
+            tensor
+        )
+    assert_near(
+        logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"]
+    )
 
 
 @pytest.mark.parametrize(("name", "model"), [("counted", "small"), ("resnet18_v1", "resnet18")])
 @pytest.mark.parametrize("kind", ["export", "names", "paths"])
-def test_a_network_of_gluons_gives_its_logits(kind: str, name: str, model: str, theirs: Path) -> None:
+def test_a_network_of_gluons_gives_its_logits(
+    kind: str, name: str, model: str, theirs: Path
+) -> None:
     file = theirs / (f"{name}-0003.params" if kind == "export" else f"{name}-{kind}.params")
     original = nvidia_mxnet.read(file, momentum=False)
     assert original.origin == ("NVIDIA MXNet" if name == "counted" else "Gluon")
     assert (original.recipe.model, original.recipe.logits) == (model, 10)
     assert len(original.remarks) == (0 if kind == "export" else 1)
-    assert_near(logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"])
+    assert_near(
+        logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["0003", "names", "paths"])
 def test_the_model_zoos_resnet50_v1_gives_its_logits(kind: str, theirs: Path) -> None:
     original = nvidia_mxnet.read(theirs / f"resnet50_v1-{kind}.params", momentum=False)
-    assert (original.origin, original.recipe.model, original.recipe.logits) == ("Gluon", "resnet50-v1", 10)
+    assert (original.origin, original.recipe.model, original.recipe.logits) == (
+        "Gluon",
+        "resnet50-v1",
+        10,
+    )
     assert "32 convolutions have biases, such as " in original.remarks[-1]
-    assert_near(logits(original, images_of(theirs)), np.load(theirs / "resnet50_v1-logits.npz")["logits"])
+    assert_near(
+        logits(original, images_of(theirs)), np.load(theirs / "resnet50_v1-logits.npz")["logits"]
+    )
 
 
 def softmax(values: np.ndarray) -> np.ndarray:
@@ -208,7 +249,9 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("loaded_by", ["module", "gluon"])
-def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(loaded_by: str, ours: Path) -> None:
+def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(
+    loaded_by: str, ours: Path
+) -> None:
     found = dict(np.load(ours / "ours.npz"))
     for tensor, value in state().tensors.items():
         assert np.array_equal(found[theirs_of(tensor)], value), tensor
@@ -217,14 +260,19 @@ def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(loaded
 
 
 def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:
-    """MXNet writes both. Attributes of variables and attributes with default values are not compared."""
+    """MXNet writes both. Attributes of variables and attributes with default values are not
+    compared."""
     both = [json.loads(text)["nodes"] for text in np.load(ours / "ours.npz")["nodes"]]
     written, originals = (
         {
             node["name"]: (
                 node["op"],
                 [nodes[i]["name"] for i, *_ in node["inputs"]],
-                {} if node["op"] == "null" else {**node.get("attrs", {}), "num_group": "1", "workspace": "256"},
+                (
+                    {}
+                    if node["op"] == "null"
+                    else {**node.get("attrs", {}), "num_group": "1", "workspace": "256"}
+                ),
             )
             for node in nodes
         }
@@ -236,14 +284,19 @@ def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:
         re.sub(r"^(_plus|flatten|pooling)\d+$", r"\1", name) for name in originals
     }
     for name in written.keys() & originals.keys():
-        if not re.match(r"stage\d_unit\d_relu3|pool1", name):  # its inputs are named by MXNet's counters
+        if not re.match(
+            r"stage\d_unit\d_relu3|pool1", name
+        ):  # its inputs are named by MXNet's counters
             assert written[name] == originals[name], name
 
 
 def test_mxnet_goes_on_training_from_what_was_written(ours: Path) -> None:
     """The gradient of the classifier's bias is known: probabilities minus labels."""
-    found, after = np.load(ours / "ours.npz"), np.load(ours / "ours-after.npz")
+    found = np.load(ours / "ours.npz")
+    after = np.load(ours / "ours-after.npz")
     gradient = (after["probabilities"] - np.eye(4, 10)).mean(axis=0)
     assert np.abs(gradient).max() > 1e-2
-    assert np.allclose(after["bias"], state().tensors["fc.bias"] - 0.1 * gradient, rtol=1e-5, atol=1e-6)
+    assert np.allclose(
+        after["bias"], state().tensors["fc.bias"] - 0.1 * gradient, rtol=1e-5, atol=1e-6
+    )
     assert not np.array_equal(after["mean"], found["bn0_moving_mean"])

@@ -1,6 +1,8 @@
-"""Lockstep reads files of Paddle's functions, and Paddle reads Lockstep's, with equal values and logits.
+"""Lockstep reads files of Paddle's functions, and Paddle reads Lockstep's, with equal values and
+logits.
 
-Paddle runs in separate processes, once with the programs of Paddle 3 and once with those of Paddle 2.
+Paddle runs in separate processes, once with the programs of Paddle 3 and once with those of Paddle
+2.
 """
 
 import re
@@ -55,7 +57,10 @@ def theirs(programs: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(what: str, folder: Path, programs: str) -> Path:
-    np.save(folder / "images.npy", np.random.default_rng(5).standard_normal((4, 64, 64, 3)).astype(np.float32))
+    np.save(
+        folder / "images.npy",
+        np.random.default_rng(5).standard_normal((4, 64, 64, 3)).astype(np.float32),
+    )
     paddle(what, folder, programs)
     return folder
 
@@ -66,7 +71,9 @@ def ours(theirs: Path, programs: str) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", RESNET)
         nvidia_paddle.write(theirs / "ours" / "resnet_50_paddle", recipe_of(), state())
-        nvidia_paddle.write(theirs / "pretrained" / "any", recipe_of(), State(0, state().tensors, {}))
+        nvidia_paddle.write(
+            theirs / "pretrained" / "any", recipe_of(), State(0, state().tensors, {})
+        )
     paddle("load", theirs, programs)
     return theirs
 
@@ -75,12 +82,18 @@ def state() -> State:
     random = np.random.default_rng(11)
     found = list(tensors(RESNET, 10))
     values = {
-        tensor.name: random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
-        / np.float32(max(tensor.shape[1:], default=1) ** 0.5)
+        tensor.name: (
+            random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
+            / np.float32(max(tensor.shape[1:], default=1) ** 0.5)
+        )
         for tensor in found
     }
     trained = [tensor for tensor in found if tensor.role in TRAINED_ROLES]
-    return State(0, values, {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in trained})
+    return State(
+        0,
+        values,
+        {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in trained},
+    )
 
 
 def layer_of(name: str) -> str:
@@ -88,7 +101,9 @@ def layer_of(name: str) -> str:
     first = {"1": 0, "2": 2, "3": 3, "4": 4}
     name = name.replace("running_mean", "_mean").replace("running_var", "_variance")
     name = re.sub(r"^conv1\.", "stem.0.conv.", re.sub(r"^bn1\.", "stem.0.bn.", name))
-    name = re.sub(r"^layer(\d)\.(\d)", lambda found: f"blocks.{first[found[1]] + int(found[2])}", name)
+    name = re.sub(
+        r"^layer(\d)\.(\d)", lambda found: f"blocks.{first[found[1]] + int(found[2])}", name
+    )
     name = re.sub(r"\.(conv|bn)(\d)\.", lambda found: f".conv{int(found[2]) - 1}.{found[1]}.", name)
     return name.replace("downsample.0", "short.conv").replace("downsample.1", "short.bn")
 
@@ -97,7 +112,9 @@ def theirs_as_ours(name: str, value: np.ndarray) -> np.ndarray:
     return value[:, :3] if name == "conv1.weight" else value.T if name == "fc.weight" else value
 
 
-def assert_values(found: dict[str, np.ndarray], stored: dict[str, np.ndarray], ending: str = "") -> None:
+def assert_values(
+    found: dict[str, np.ndarray], stored: dict[str, np.ndarray], ending: str = ""
+) -> None:
     assert found
     for name, value in found.items():
         layer = layer_of(name)
@@ -123,8 +140,11 @@ def assert_logits(found: np.ndarray, file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["static", "protocol2"])
-def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(name: str, theirs: Path) -> None:
-    original, stored = opened(theirs, name), dict(np.load(theirs / f"{name}.npz"))
+def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(
+    name: str, theirs: Path
+) -> None:
+    original = opened(theirs, name)
+    stored = dict(np.load(theirs / f"{name}.npz"))
     assert (original.recipe, original.remarks) == (recipe_of(), (EPOCH, CHANNEL))
     assert_values(original.state.tensors, stored)
     assert_values(original.state.momentum, stored, "_velocity_0")
@@ -134,7 +154,8 @@ def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(nam
 
 @IN_FP16
 def test_a_scaled_loss_changes_nothing(theirs: Path) -> None:
-    original, stored = opened(theirs, "amp"), dict(np.load(theirs / "amp.npz"))
+    original = opened(theirs, "amp")
+    stored = dict(np.load(theirs / "amp.npz"))
     assert original.remarks == (EPOCH, CHANNEL)
     assert_values(original.state.tensors, stored)
     assert_values(original.state.momentum, stored, "_velocity_0")
@@ -142,18 +163,24 @@ def test_a_scaled_loss_changes_nothing(theirs: Path) -> None:
 
 @IN_FP16
 def test_of_a_program_in_fp16_the_masters_are_read(theirs: Path) -> None:
-    original, stored = opened(theirs, "half"), dict(np.load(theirs / "half.npz"))
+    original = opened(theirs, "half")
+    stored = dict(np.load(theirs / "half.npz"))
     assert stored["stem.0.conv.weight"].dtype == np.float16
     assert_values(original.state.tensors, stored)
     assert_values(original.state.momentum, stored, "_velocity_0")
     assert original.remarks == (
         EPOCH,
-        "22 weights are the float32 copies that the optimizer keeps, such as conv2d_0.w_0_fp32_master_0",
+        (
+            "22 weights are the float32 copies that the optimizer keeps, such as"
+            " conv2d_0.w_0_fp32_master_0"
+        ),
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("layers", "small"), ("resnet18", "resnet18"), ("resnet50", "resnet50")], ids=lambda name: str(name)
+    ("name", "model"),
+    [("layers", "small"), ("resnet18", "resnet18"), ("resnet50", "resnet50")],
+    ids=lambda name: str(name),
 )
 def test_layers_that_paddle_saved_give_their_logits(name: str, model: str, layers: Path) -> None:
     original = nvidia_paddle.read(layers / name, momentum=False)
@@ -162,7 +189,9 @@ def test_layers_that_paddle_saved_give_their_logits(name: str, model: str, layer
     assert_logits(logits(original, images_of(layers)), layers / f"{name}-logits.npz")
 
 
-def test_a_program_of_paddles_own_models_counts_shortcuts_first_and_gives_its_logits(theirs: Path) -> None:
+def test_a_program_of_paddles_own_models_counts_shortcuts_first_and_gives_its_logits(
+    theirs: Path,
+) -> None:
     original = opened(theirs, "vision")
     assert (original.recipe.model, original.remarks) == ("resnet18", (EPOCH,))
     assert len(original.state.momentum) == 62
@@ -190,7 +219,9 @@ def test_paddle_goes_on_training_from_what_was_written(ours: Path) -> None:
     after = np.load(ours / "ours-after.npz")
     bias = 0.9 * state().momentum["fc.bias"] + 0.1 + 1e-4 * state().tensors["fc.bias"]
     assert np.allclose(after["fc.bias_velocity_0"], bias, rtol=1e-5, atol=1e-6)
-    assert np.allclose(after["fc.bias"], state().tensors["fc.bias"] - 0.1 * bias, rtol=1e-5, atol=1e-6)
+    assert np.allclose(
+        after["fc.bias"], state().tensors["fc.bias"] - 0.1 * bias, rtol=1e-5, atol=1e-6
+    )
 
 
 @IN_FP16
@@ -198,4 +229,6 @@ def test_a_program_with_a_scaled_loss_finds_all_it_looks_for(ours: Path) -> None
     found = np.load(ours / "ours-amp.npz")
     assert found["loss_scaling_0"] == 128
     assert found["num_good_steps_0"] == found["num_bad_steps_0"] == 0
-    assert np.array_equal(found["conv2d_1.w_0_velocity_0"], state().momentum["layer1.0.conv1.weight"])
+    assert np.array_equal(
+        found["conv2d_1.w_0_velocity_0"], state().momentum["layer1.0.conv1.weight"]
+    )

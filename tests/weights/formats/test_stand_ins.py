@@ -1,4 +1,5 @@
-"""Pointers of Git LFS and web pages in place of weights are named as what they are, in every format."""
+"""Pointers of Git LFS and web pages in place of weights are named as what they are, in every
+format."""
 
 import shutil
 from pathlib import Path
@@ -25,20 +26,35 @@ from tests.weights.small_models import (
     use_narrow_models,
 )
 
-POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '5'}\nsize 102469840\n".encode()
+POINTER = (
+    f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '5'}\nsize 102469840\n".encode()
+)
 PAGES = {
     "doctype": b"\n\n<!DOCTYPE html>\n<html lang='en'><head></head></html>",
     "html": b"<HTML><HEAD><TITLE>302 Moved</TITLE></HEAD></HTML>",
     "after a byte order mark": b"\xef\xbb\xbf<!doctype html>",
 }
 DENIED = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code></Error>'
-NAMES = ("a.pth.tar", "a.bin", "a.safetensors", "a.h5", "a.keras", "a.onnx", "a.params", "a.pdparams", "a.index", "a")
+NAMES = (
+    "a.pth.tar",
+    "a.bin",
+    "a.safetensors",
+    "a.h5",
+    "a.keras",
+    "a.onnx",
+    "a.params",
+    "a.pdparams",
+    "a.index",
+    "a",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pointer_is_named_whatever_its_own_name_is(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(POINTER)
-    with pytest.raises(CheckpointError, match=rf"/{name} is a Git LFS pointer, not weights.*git lfs pull"):
+    with pytest.raises(
+        CheckpointError, match=rf"/{name} is a Git LFS pointer, not weights.*git lfs pull"
+    ):
         open_weights(tmp_path / name)
 
 
@@ -58,20 +74,27 @@ def test_pages_begin_in_several_ways(page: str, tmp_path: Path) -> None:
 
 def test_the_message_of_a_server_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(DENIED)
-    with pytest.raises(CheckpointError, match=r"a\.pth is a server's message or another text \(XML\), not weights"):
+    with pytest.raises(
+        CheckpointError, match=r"a\.pth is a server's message or another text \(XML\), not weights"
+    ):
         inspect(tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize(
-    ("ending", "kind"), [(".tar", "tar"), (".tar.gz", "gzip"), (".tar.bz2", "bzip2"), (".tar.xz", "xz")]
+    ("ending", "kind"),
+    [(".tar", "tar"), (".tar.gz", "gzip"), (".tar.bz2", "bzip2"), (".tar.xz", "xz")],
 )
 def test_a_packed_file_is_to_be_unpacked(ending: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(bytes(9))
     shutil.make_archive(
-        str(tmp_path / "a"), {"tar": "tar", "gzip": "gztar", "bzip2": "bztar", "xz": "xztar"}[kind], tmp_path
+        str(tmp_path / "a"),
+        {"tar": "tar", "gzip": "gztar", "bzip2": "bztar", "xz": "xztar"}[kind],
+        tmp_path,
     )
     file = (tmp_path / f"a{ending}").rename(tmp_path / "a.pth.tar")
-    with pytest.raises(CheckpointError, match=rf"a\.pth\.tar is an archive \({kind}\), not weights: unpack it"):
+    with pytest.raises(
+        CheckpointError, match=rf"a\.pth\.tar is an archive \({kind}\), not weights: unpack it"
+    ):
         open_weights(file)
 
 
@@ -90,9 +113,16 @@ PLACES: list[tuple[Writer, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("write", "name", "opened", "pointer"), PLACES, ids=[place[3] for place in PLACES])
+@pytest.mark.parametrize(
+    ("write", "name", "opened", "pointer"), PLACES, ids=[place[3] for place in PLACES]
+)
 def test_a_pointer_among_the_files_of_a_checkpoint_is_named(
-    write: Writer, name: str, opened: str, pointer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Writer,
+    name: str,
+    opened: str,
+    pointer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_narrow_models(monkeypatch)
     write(tmp_path / name, plain_state(recipe_of()))
@@ -103,10 +133,14 @@ def test_a_pointer_among_the_files_of_a_checkpoint_is_named(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "momentum.safetensors", "state.json"])
-def test_a_pointer_in_a_run_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pointer_in_a_run_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_narrow_models(monkeypatch)
     state = plain_state(recipe_of())
-    state.momentum.update({key: value for key, value in state.tensors.items() if "running_" not in key})
+    state.momentum.update(
+        {key: value for key, value in state.tensors.items() if "running_" not in key}
+    )
     about = {"recipe": recipe_of().fields(), "classes": []}
     folder = checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     (folder / name).write_bytes(POINTER)
@@ -114,11 +148,15 @@ def test_a_pointer_in_a_run_is_named(name: str, tmp_path: Path, monkeypatch: pyt
         lockstep.convert(tmp_path / "run", tmp_path / "w.safetensors")
 
 
-def test_a_pointer_in_place_of_external_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pointer_in_place_of_external_data_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_narrow_models(monkeypatch)
     onnx(tmp_path / "a.onnx", plain_state(recipe_of()))
     model = onnx_package.load(tmp_path / "a.onnx")
-    onnx_package.save(model, tmp_path / "b.onnx", save_as_external_data=True, location="b.data", size_threshold=0)
+    onnx_package.save(
+        model, tmp_path / "b.onnx", save_as_external_data=True, location="b.data", size_threshold=0
+    )
     assert open_weights(tmp_path / "b.onnx").origin == "ONNX"
     (tmp_path / "b.data").write_bytes(POINTER)
     with pytest.raises(CheckpointError, match=r"b\.data is a Git LFS pointer"):

@@ -7,11 +7,17 @@ import pytest
 from lockstep.models.architectures import MODELS, ModelSpec, convolutions, tensors
 from lockstep.weights.formats.structure import Shape, match
 
-LEAVES = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+LEAVES = {
+    "weight": "gamma",
+    "bias": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
 
 
 def variables_of(spec: ModelSpec, logits: int = 1001) -> dict[str, tuple[str, Shape]]:
-    """Return by canonical name: another program's variable, with all of a layer in one scope, and its shape in HWIO."""
+    """Return by canonical name: another program's variable, with all of a layer in one scope, and
+    its shape in HWIO."""
     scopes = {}
     for conv in convolutions(spec):
         scope = f"net/{conv.name.replace('.', '/').replace('downsample/0', 'projection')}"
@@ -20,13 +26,19 @@ def variables_of(spec: ModelSpec, logits: int = 1001) -> dict[str, tuple[str, Sh
     scopes |= {"fc.weight": "net/top/w", "fc.bias": "net/top/b"}
     found = {}
     for tensor in tensors(spec, logits):
-        turned = [tensor.shape[i] for i in (2, 3, 1, 0)] if len(tensor.shape) == 4 else tensor.shape[::-1]
+        turned = (
+            [tensor.shape[i] for i in (2, 3, 1, 0)]
+            if len(tensor.shape) == 4
+            else tensor.shape[::-1]
+        )
         found[tensor.name] = (scopes[tensor.name], tuple(turned))
     return found
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet101", "resnet152", "resnext101-32x4d"])
-def test_models_at_their_own_size_are_recognised_whatever_the_order_of_the_variables(model: str) -> None:
+def test_models_at_their_own_size_are_recognised_whatever_the_order_of_the_variables(
+    model: str,
+) -> None:
     expected = variables_of(MODELS[model])
     items = list(expected.values())
     random.Random(model).shuffle(items)
@@ -36,7 +48,9 @@ def test_models_at_their_own_size_are_recognised_whatever_the_order_of_the_varia
 
 
 def test_a_block_without_expansion_has_no_shortcut_to_find() -> None:
-    spec = ModelSpec(block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1)
+    spec = ModelSpec(
+        block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1
+    )
     expected = variables_of(spec)
     found, names = match(dict(expected.values()))
     assert (found, names) == (spec, {name: variable for name, (variable, _) in expected.items()})
@@ -51,21 +65,29 @@ def test_stages_of_equal_width_cannot_be_told_apart() -> None:
 def test_two_convolutions_with_one_batch_norm_are_named() -> None:
     variables = dict(variables_of(MODELS["resnet50"]).values())
     variables["net/layer2/1/conv2/another"] = (1, 1, 3, 3)
-    with pytest.raises(ValueError, match=r"^net/layer2/1/conv2/another, net/layer2/1/conv2/w without all of gamma, beta"):
+    with pytest.raises(
+        ValueError,
+        match=r"^net/layer2/1/conv2/another, net/layer2/1/conv2/w without all of gamma, beta",
+    ):
         match(variables)
 
 
 def test_a_convolution_without_all_of_its_batch_norm_is_named() -> None:
     variables = dict(variables_of(MODELS["resnet50"]).values())
     del variables["net/layer2/1/conv2/moving_mean"]
-    with pytest.raises(ValueError, match=r"^net/layer2/1/conv2/w without all of gamma, beta, moving_mean, moving_variance"):
+    with pytest.raises(
+        ValueError,
+        match=r"^net/layer2/1/conv2/w without all of gamma, beta, moving_mean, moving_variance",
+    ):
         match(variables)
 
 
 def test_blocks_in_an_order_that_does_not_fit_are_refused() -> None:
     swap = {"net/layer1": "net/layer4", "net/layer4": "net/layer1"}
     variables = {
-        next((name.replace(old, new) for old, new in swap.items() if name.startswith(old)), name): shape
+        next(
+            (name.replace(old, new) for old, new in swap.items() if name.startswith(old)), name
+        ): shape
         for name, shape in variables_of(MODELS["resnet50"]).values()
     }
     with pytest.raises(ValueError, match="net/layer1/0 with convolutions of"):

@@ -1,4 +1,5 @@
-"""A bundle holds what was written, for all names and shapes. Damage is an error that names the file, never a wrong value."""
+"""A bundle holds what was written, for all names and shapes. Damage is an error that names the
+file, never a wrong value."""
 
 import os
 import struct
@@ -20,7 +21,9 @@ from tests.weights.formats.cases import EDITS, assert_stored, edited
 EXAMPLES = settings(max_examples=60)
 NAMES = st.text(min_size=1, max_size=40).filter(lambda name: not name.startswith("\0"))
 VALUES = st.sampled_from([np.float16, np.float32, np.float64, np.int32, np.int64]).flatmap(
-    lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    lambda dtype: arrays.arrays(
+        dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+    )
 )
 WHOLE: dict[str, np.ndarray] = {
     "resnet50/conv2d/conv2d/kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -76,20 +79,27 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_the_values_are_right(
 
 @EXAMPLES
 @given(data=st.binary(max_size=300), magic=st.booleans())
-def test_any_bytes_are_an_error_and_nothing_else(data: bytes, magic: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_bytes_are_an_error_and_nothing_else(
+    data: bytes, magic: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     prefix = tmp_path_factory.mktemp("garbage") / "any"
     index_path(prefix).write_bytes(data + struct.pack("<Q", 0xDB4775248B80FB57) * magic)
-    with pytest.raises(CheckpointError, match=r"any\.index is (damaged or not the index|.*, not weights)"):
+    with pytest.raises(
+        CheckpointError, match=r"any\.index is (damaged or not the index|.*, not weights)"
+    ):
         Bundle(prefix)
 
 
 def test_no_flipped_bit_of_a_file_goes_unnoticed(prefix: Path) -> None:
-    """Exceptions: the zeros that pad the footer, and the top bit of the number before them, which only adds a zero to it."""
+    """Exceptions: the zeros that pad the footer, and the top bit of the number before them, which
+    only adds a zero to it."""
     for path, unread in ((index_path(prefix), 40 - 5), (data_path(prefix, 0, 1), 0)):
         whole = path.read_bytes()
         for offset in range(len(whole)):
             for bit in (1, 128):
-                path.write_bytes(whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :])
+                path.write_bytes(
+                    whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :]
+                )
                 found, _ = contents_or_reason(prefix)
                 if found is not None:
                     assert len(whole) - 8 - unread <= offset < len(whole) - 8
@@ -114,7 +124,8 @@ def test_the_tensors_in_front_of_a_missing_end_are_still_read(prefix: Path) -> N
     bundle = Bundle(prefix)
     assert bundle.read("global_step") == 7
     with pytest.raises(
-        CheckpointError, match=r"kernel/Momentum is in .* which is damaged: bytes 176 to 272 are beyond its end"
+        CheckpointError,
+        match=r"kernel/Momentum is in .* which is damaged: bytes 176 to 272 are beyond its end",
     ):
         bundle.read("resnet50/conv2d/conv2d/kernel/Momentum")
 
@@ -130,7 +141,9 @@ def table(path: Path, pairs: list[tuple[bytes, bytes]], kind: int = 0) -> None:
     restarts = struct.pack("<II", 0, 1)
     first = block(entries + restarts, kind)
     index = block(bytes([0, 1, 2, 0x7F, 0, len(entries + restarts)]) + restarts)
-    footer = bytes([len(first), len(index) - 5] * 2).ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
+    footer = bytes([len(first), len(index) - 5] * 2).ljust(40, b"\0") + struct.pack(
+        "<Q", 0xDB4775248B80FB57
+    )
     path.write_bytes(first + index + footer)
 
 
@@ -142,12 +155,24 @@ CRAFTED: dict[str, tuple[list[tuple[bytes, bytes]], int, str]] = {
     "not in order": ([HEADER, (b"b", ONE), (b"a", ONE)], 0, "names are not in order"),
     "twice": ([HEADER, (b"a", ONE), (b"a", ONE)], 0, "names are not in order"),
     "big endian": ([(b"", bytes([0x08, 1, 0x10, 1]))], 0, "big endian"),
-    "newer": ([(b"", bytes([0x08, 1, 0x1A, 2, 0x10, 2]))], 0, "of version 2, newer than the known 1"),
+    "newer": (
+        [(b"", bytes([0x08, 1, 0x1A, 2, 0x10, 2]))],
+        0,
+        "of version 2, newer than the known 1",
+    ),
     "no message": ([HEADER, (b"a", b"\xff")], 0, "not a message of type Entry"),
     "no text": ([HEADER, (b"\xff", ONE)], 0, "utf-8"),
     "a file of none": ([HEADER, (b"a", ONE + bytes([0x18, 1]))], 0, "its entry for a is not valid"),
-    "a negative size": ([HEADER, (b"a", bytes([0x08, 1, 0x28]) + b"\xff" * 9 + b"\1")], 0, "its entry for a is not valid"),
-    "no rank": ([HEADER, (b"a", ONE + bytes([0x12, 2, 0x18, 1]))], 0, "its entry for a is not valid"),
+    "a negative size": (
+        [HEADER, (b"a", bytes([0x08, 1, 0x28]) + b"\xff" * 9 + b"\1")],
+        0,
+        "its entry for a is not valid",
+    ),
+    "no rank": (
+        [HEADER, (b"a", ONE + bytes([0x12, 2, 0x18, 1]))],
+        0,
+        "its entry for a is not valid",
+    ),
 }
 
 
@@ -169,7 +194,9 @@ def test_an_index_with_right_checksums_that_makes_no_sense_is_refused(
     ],
     ids=["size", "unknown type", "other type"],
 )
-def test_a_tensor_that_makes_no_sense_is_refused_when_it_is_read(entry: bytes, reason: str, tmp_path: Path) -> None:
+def test_a_tensor_that_makes_no_sense_is_refused_when_it_is_read(
+    entry: bytes, reason: str, tmp_path: Path
+) -> None:
     table(tmp_path / "odd.index", [HEADER, (b"a", entry)])
     with pytest.raises(CheckpointError, match=reason):
         Bundle(tmp_path / "odd").read("a")
@@ -206,7 +233,9 @@ def test_types_that_cannot_be_read_again_are_not_written(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3, 4])
-def test_a_write_that_fails_leaves_nothing_behind(failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_nothing_behind(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = 0
 
     def fsync(descriptor: int) -> None:
@@ -216,13 +245,17 @@ def test_a_write_that_fails_leaves_nothing_behind(failing: int, tmp_path: Path, 
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(CheckpointError, match=r"model cannot be written: .*No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"model cannot be written: .*No space left on device"
+    ):
         write(tmp_path / "model", WHOLE)
     assert list(tmp_path.iterdir()) == []
 
 
 def state(folder: Path, path: str) -> None:
-    (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\nall_model_checkpoint_timestamps: 1.5\nlast: "x"\n')
+    (folder / "checkpoint").write_text(
+        f'model_checkpoint_path: "{path}"\nall_model_checkpoint_timestamps: 1.5\nlast: "x"\n'
+    )
 
 
 def test_a_prefix_any_of_its_files_and_a_folder_name_the_same_checkpoint(prefix: Path) -> None:
@@ -232,7 +265,9 @@ def test_a_prefix_any_of_its_files_and_a_folder_name_the_same_checkpoint(prefix:
 
 
 @pytest.mark.parametrize("path", ["model.ckpt-7", "/elsewhere/run/model.ckpt-7", "./model.ckpt-7"])
-def test_of_several_the_newest_is_the_one_its_file_names_also_where_it_was_moved(path: str, prefix: Path) -> None:
+def test_of_several_the_newest_is_the_one_its_file_names_also_where_it_was_moved(
+    path: str, prefix: Path
+) -> None:
     write(prefix.with_name("model.ckpt-9"), WHOLE)
     state(prefix.parent, path)
     assert find(prefix.parent) == prefix
@@ -249,16 +284,27 @@ def garble(folder: Path) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "several": (lambda folder: None, "has model.ckpt-7, model.ckpt-9 and no file `checkpoint` that names the newest"),
-    "named one is gone": (lambda folder: state(folder, "model.ckpt-3"), "names 'model.ckpt-3', which does not exist"),
+    "several": (
+        lambda folder: None,
+        "has model.ckpt-7, model.ckpt-9 and no file `checkpoint` that names the newest",
+    ),
+    "named one is gone": (
+        lambda folder: state(folder, "model.ckpt-3"),
+        "names 'model.ckpt-3', which does not exist",
+    ),
     "no name": (lambda folder: state(folder, ""), "names '', which does not exist"),
     "garbage": (garble, "checkpoint cannot be read"),
-    "other text": (lambda folder: (folder / "checkpoint").write_text("epoch 7"), "checkpoint cannot be read"),
+    "other text": (
+        lambda folder: (folder / "checkpoint").write_text("epoch 7"),
+        "checkpoint cannot be read",
+    ),
 }
 
 
 @pytest.mark.parametrize(("change", "reason"), ODD.values(), ids=ODD)
-def test_a_folder_that_does_not_say_which_is_an_error(change: Callable[[Path], object], reason: str, prefix: Path) -> None:
+def test_a_folder_that_does_not_say_which_is_an_error(
+    change: Callable[[Path], object], reason: str, prefix: Path
+) -> None:
     write(prefix.with_name("model.ckpt-9"), WHOLE)
     change(prefix.parent)
     with pytest.raises(CheckpointError, match=reason):

@@ -1,4 +1,5 @@
-"""Frozen graphs and SavedModels that TensorFlow writes, Lockstep's own among them. NVIDIA's are in test_peers.
+"""Frozen graphs and SavedModels that TensorFlow writes, Lockstep's own among them. NVIDIA's are in
+test_peers.
 
 What TensorFlow computes with a graph is the oracle.
 """
@@ -27,13 +28,20 @@ from tests.inference.cases import CLASSES, random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
 
 V1 = replace(RESNEXT, layers=(1, 1, 1, 1), stride_in="1x1")
-MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
+MEAN = (100.0, 110.0, 120.0)
+STD = (50.0, 60.0, 70.0)
 WRITERS = {"saved": export.export, "frozen": export.export_frozen_graph}
 IMAGES = np.random.default_rng(3).integers(0, 256, (2, 40, 40, 3), np.uint8)
 
 
 def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
-    own = {"mean": MEAN, "std": STD, "eval_resize": 48, "eval_crop": 40, "eval_sampling": "half_pixel"}
+    own = {
+        "mean": MEAN,
+        "std": STD,
+        "eval_resize": 48,
+        "eval_crop": 40,
+        "eval_sampling": "half_pixel",
+    }
     return Recipe(model=model, logits=10, precision="fp32").replace(**own | changes)
 
 
@@ -65,7 +73,9 @@ def nodes_of(graph: Any, op: str) -> list[Any]:
     ],
     ids=str,
 )
-def test_what_lockstep_exports_is_read_back_bit_for_bit(form: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_what_lockstep_exports_is_read_back_bit_for_bit(
+    form: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     recipe = recipe_of(**changes)
     tensors = random_tensors(recipe, 1)
     WRITERS[form](recipe, tensors, CLASSES, tmp_path / "model")
@@ -77,12 +87,16 @@ def test_what_lockstep_exports_is_read_back_bit_for_bit(form: str, changes: dict
     assert {name for each in opened.stored for name in each.tensors} == tensors.keys()
     if form == "saved":
         (tmp_path / "model" / "variables" / "variables.index").unlink()
-        with pytest.raises(CheckpointError, match="is a variable, so the graph is not frozen; give a SavedModel or"):
+        with pytest.raises(
+            CheckpointError, match="is a variable, so the graph is not frozen; give a SavedModel or"
+        ):
             read(tmp_path / "model")
     # No path inside the folder, and no name, is needed to recognise it.
     file = (tmp_path / "model" / opened.source.name).rename(tmp_path / "model" / "any")
     assert tensorflow_weights.find(file) == file
-    assert not tensorflow_weights.is_graph(tmp_path / "model" / ("classes.txt" if form == "frozen" else "fingerprint.pb"))
+    assert not tensorflow_weights.is_graph(
+        tmp_path / "model" / ("classes.txt" if form == "frozen" else "fingerprint.pb")
+    )
 
 
 def test_a_frozen_graph_is_compared_and_answers_in_tensorflow_alone(tmp_path: Path) -> None:
@@ -102,7 +116,9 @@ def test_a_frozen_graph_is_compared_and_answers_in_tensorflow_alone(tmp_path: Pa
         read_square(image, recipe, square)
     logits = module(((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2))
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    assert probabilities == pytest.approx(powers / powers.sum(axis=1, keepdims=True), rel=1e-3, abs=1e-6)
+    assert probabilities == pytest.approx(
+        powers / powers.sum(axis=1, keepdims=True), rel=1e-3, abs=1e-6
+    )
     assert classes.tolist() == logits.argmax(axis=1).tolist()
 
 
@@ -113,8 +129,12 @@ def frozen(function: Callable[[Any], Any], path: Path) -> np.ndarray:
     """Freeze a function of normalised images, and return its logits of images of noise."""
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    concrete = tf.function(function).get_concrete_function(tf.TensorSpec([None, 40, 40, 3], tf.float32, name="x"))
-    path.write_bytes(convert_variables_to_constants_v2(concrete).graph.as_graph_def().SerializeToString())
+    concrete = tf.function(function).get_concrete_function(
+        tf.TensorSpec([None, 40, 40, 3], tf.float32, name="x")
+    )
+    path.write_bytes(
+        convert_variables_to_constants_v2(concrete).graph.as_graph_def().SerializeToString()
+    )
     return np.asarray(concrete(tf.constant(IMAGES.astype(np.float32) / 128 - 1)))
 
 
@@ -122,14 +142,18 @@ class Basic:
     """A small ResNet of basic blocks. Each kind of unit is one that a converter writes."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._random = kind, np.random.default_rng(7)
+        self._kind = kind
+        self._random = np.random.default_rng(7)
 
     def _constant(self, *shape: int, low: float = -0.3, scale: float = 1) -> Any:
         return tf.constant(self._random.uniform(low, 1, shape) * scale, tf.float32)
 
     def _unit(self, x: Any, outputs: int, size: int, stride: int) -> Any:
-        kernel = self._constant(size, size, x.shape[-1], outputs, scale=(size * size * x.shape[-1]) ** -0.5)
-        pad, edge = size // 2, [[0, 0], [size // 2] * 2, [size // 2] * 2, [0, 0]]
+        kernel = self._constant(
+            size, size, x.shape[-1], outputs, scale=(size * size * x.shape[-1]) ** -0.5
+        )
+        pad = size // 2
+        edge = [[0, 0], [size // 2] * 2, [size // 2] * 2, [0, 0]]
         if self._kind == "explicit":
             y = tf.nn.conv2d(x, kernel, stride, edge)
         else:
@@ -158,7 +182,9 @@ class Basic:
 
 
 @pytest.mark.parametrize("kind", ["folded", "biased", "explicit", "unfused"])
-def test_graphs_of_other_programs_compute_what_tensorflow_computes(kind: str, tmp_path: Path) -> None:
+def test_graphs_of_other_programs_compute_what_tensorflow_computes(
+    kind: str, tmp_path: Path
+) -> None:
     expected = frozen(Basic(kind), tmp_path / "graph.pb")
     original = read(tmp_path / "graph.pb")
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)
@@ -166,7 +192,9 @@ def test_graphs_of_other_programs_compute_what_tensorflow_computes(kind: str, tm
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert original.is_folded == (kind == "folded")
     assert (
-        original.remarks[0] == "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
+        original.remarks[0]
+        == "the graph does not normalise its images, so the usual mean and std of ImageNet are"
+        " assumed"
     )
     assert original.recipe.bn_epsilon == (1e-5 if kind == "folded" else 1.001e-5)
 
@@ -186,7 +214,11 @@ def wrong_constant(shape: list[int], **values: Any) -> Callable[[Any], object]:
 
 
 def first_kernel(graph: Any) -> Any:
-    return next(each for each in nodes_of(graph, "Const") if len(each.attr["value"].tensor.tensor_shape.dim) == 4)
+    return next(
+        each
+        for each in nodes_of(graph, "Const")
+        if len(each.attr["value"].tensor.tensor_shape.dim) == 4
+    )
 
 
 def variable(graph: Any) -> None:
@@ -218,29 +250,47 @@ def circle(graph: Any) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a shape without bytes": (wrong_constant([2**31, 2**31, 3, 8], float_val=[1.0]), "repeat more than 67108864 numbers"),
-    "too few bytes": (wrong_constant([7, 7, 3, 8], tensor_content=b"\0" * 12), r"has 12 bytes, which do not fit"),
-    "too many numbers": (wrong_constant([1, 1, 3, 1], float_val=[1.0] * 9), r"has 9 numbers for the shape \[1, 1, 3, 1\]"),
+    "a shape without bytes": (
+        wrong_constant([2**31, 2**31, 3, 8], float_val=[1.0]),
+        "repeat more than 67108864 numbers",
+    ),
+    "too few bytes": (
+        wrong_constant([7, 7, 3, 8], tensor_content=b"\0" * 12),
+        r"has 12 bytes, which do not fit",
+    ),
+    "too many numbers": (
+        wrong_constant([1, 1, 3, 1], float_val=[1.0] * 9),
+        r"has 9 numbers for the shape \[1, 1, 3, 1\]",
+    ),
     "a negative shape": (wrong_constant([7, 7, 3, -8]), r"has the shape \[7, 7, 3, -8\]"),
     "another activation": (renamed("Relu", "Relu6"), "is used by TensorFlow's Relu6"),
     "an operator with a name of ONNX": (renamed("Relu", "Gemm"), "is used by TensorFlow's Gemm"),
     "a batch norm in training": (training, "is used by TensorFlow's FusedBatchNormV3"),
     "a variable": (variable, "is a variable, so the graph is not frozen"),
-    "a resize of another program": (without_notes, "its images are prepared by Transpose .*expected the graph's input"),
+    "a resize of another program": (
+        without_notes,
+        "its images are prepared by Transpose .*expected the graph's input",
+    ),
     "a circle": (circle, "behind 100 nodes that change nothing"),
-    "nothing": (lambda graph: graph.ClearField("node") or graph.node.add(name="a", op="Const"), "have the layouts"),
+    "nothing": (
+        lambda graph: graph.ClearField("node") or graph.node.add(name="a", op="Const"),
+        "have the layouts",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    recipe, folder = recipe_of(), tmp_path_factory.mktemp("whole") / "model"
+    recipe = recipe_of()
+    folder = tmp_path_factory.mktemp("whole") / "model"
     WRITERS["frozen"](recipe, random_tensors(recipe, 1), CLASSES, folder)
     return (folder / "frozen_graph.pb").read_bytes()
 
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused(change: Callable[[Any], object], reason: str, whole: bytes, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(
+    change: Callable[[Any], object], reason: str, whole: bytes, tmp_path: Path
+) -> None:
     (tmp_path / "frozen_graph.pb").write_bytes(whole)
     with pytest.raises(CheckpointError, match=f"frozen_graph.pb .*({reason})"):
         read(edited(tmp_path, change))

@@ -18,7 +18,9 @@ from lockstep.weights.formats import timm_folder
 from tests.weights.formats.cases import assert_canonical
 
 CLASSES = ("cat", "owl", "bee")
-RECIPE = Recipe(model="resnet18", logits=3, antialias=True, interpolation="bicubic", precision="fp32").replace(image_size=64)
+RECIPE = Recipe(
+    model="resnet18", logits=3, antialias=True, interpolation="bicubic", precision="fp32"
+).replace(image_size=64)
 CONFIG: dict[str, Any] = {
     "architecture": "resnet18",
     "num_classes": 3,
@@ -39,12 +41,20 @@ CONFIG: dict[str, Any] = {
 def state() -> State:
     """Weights of a ResNet-18 in which every tensor has another value."""
     found = tensors(MODELS["resnet18"], 3)
-    return State(9, {tensor.name: np.full(tensor.shape, i / 7, np.float32) for i, tensor in enumerate(found)}, {})
+    return State(
+        9,
+        {tensor.name: np.full(tensor.shape, i / 7, np.float32) for i, tensor in enumerate(found)},
+        {},
+    )
 
 
 def as_timm_saves(state: State) -> dict[str, torch.Tensor]:
     values = {name: torch.from_numpy(value.copy()) for name, value in state.tensors.items()}
-    counters = [name.replace("running_var", "num_batches_tracked") for name in values if name.endswith("running_var")]
+    counters = [
+        name.replace("running_var", "num_batches_tracked")
+        for name in values
+        if name.endswith("running_var")
+    ]
     return values | {name: torch.tensor(9) for name in counters}
 
 
@@ -63,7 +73,9 @@ def empty(folder: Path, *names: str, config: str = json.dumps(CONFIG)) -> Path:
 
 
 @pytest.mark.parametrize("named", ["", "config.json", "model.safetensors"])
-def test_the_folder_its_config_and_its_weights_name_the_same_file(named: str, tmp_path: Path) -> None:
+def test_the_folder_its_config_and_its_weights_name_the_same_file(
+    named: str, tmp_path: Path
+) -> None:
     folder = empty(tmp_path, "config.json", "model.safetensors", "pytorch_model.bin")
     assert timm_folder.find(folder / named) == folder / "model.safetensors"
 
@@ -75,9 +87,17 @@ def test_weights_of_pytorch_are_taken_where_they_are_named_or_alone(tmp_path: Pa
     assert timm_folder.find(alone) == alone / "pytorch_model.bin"
 
 
-@pytest.mark.parametrize("named", ["", "model.safetensors", "config.json", "other.safetensors", "missing"])
+@pytest.mark.parametrize(
+    "named", ["", "model.safetensors", "config.json", "other.safetensors", "missing"]
+)
 def test_other_paths_are_no_folder_of_timm(named: str, tmp_path: Path) -> None:
-    empty(tmp_path, "config.json", "model.safetensors", "other.safetensors", config='{"architectures": ["ResNet"]}')
+    empty(
+        tmp_path,
+        "config.json",
+        "model.safetensors",
+        "other.safetensors",
+        config='{"architectures": ["ResNet"]}',
+    )
     assert timm_folder.find(tmp_path / named) is None
     (tmp_path / "config.json").unlink()
     assert timm_folder.find(tmp_path / named) is None
@@ -85,13 +105,19 @@ def test_other_paths_are_no_folder_of_timm(named: str, tmp_path: Path) -> None:
 
 def test_a_file_beside_timms_weights_is_not_taken_for_them(tmp_path: Path) -> None:
     assert (
-        timm_folder.find(empty(tmp_path, "config.json", "model.safetensors", "other.safetensors") / "other.safetensors")
+        timm_folder.find(
+            empty(tmp_path, "config.json", "model.safetensors", "other.safetensors")
+            / "other.safetensors"
+        )
         is None
     )
 
 
 def test_a_config_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"weights are missing; expected model.safetensors or pytorch_model.bin"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"weights are missing; expected model.safetensors or pytorch_model.bin",
+    ):
         timm_folder.find(empty(tmp_path, "config.json"))
 
 
@@ -103,45 +129,68 @@ def test_a_config_that_is_not_json_is_refused(text: str, tmp_path: Path) -> None
         timm_folder.find(tmp_path)
 
 
-def test_a_folder_that_timm_saved_is_read_with_its_preprocessing(state: State, tmp_path: Path) -> None:
+def test_a_folder_that_timm_saved_is_read_with_its_preprocessing(
+    state: State, tmp_path: Path
+) -> None:
     found = timm_folder.read(saved(tmp_path, state) / "model.safetensors", momentum=False)
     assert found.recipe == RECIPE.replace(eval_resize=73, eval_crop=64)
-    assert (found.recipe.image_size, found.recipe.interpolation, found.classes) == (64, "bicubic", CLASSES)
+    assert (found.recipe.image_size, found.recipe.interpolation, found.classes) == (
+        64,
+        "bicubic",
+        CLASSES,
+    )
     assert_canonical(found.state.tensors, state.tensors)
     assert (found.state.step, found.state.momentum, found.remarks) == (0, {}, ())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_of_half_precision_become_float32(dtype: torch.dtype, state: State, tmp_path: Path) -> None:
-    values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in as_timm_saves(state).items()}
+def test_weights_of_half_precision_become_float32(
+    dtype: torch.dtype, state: State, tmp_path: Path
+) -> None:
+    values = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in as_timm_saves(state).items()
+    }
     save_file(values, saved(tmp_path, state) / "model.safetensors")
     found = timm_folder.read(tmp_path / "model.safetensors")
-    expected = {name: value.float().numpy() for name, value in values.items() if name in state.tensors}
+    expected = {
+        name: value.float().numpy() for name, value in values.items() if name in state.tensors
+    }
     assert_canonical(found.state.tensors, expected)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (CONFIG | {"num_classes": 4, "label_names": None}, "has 3 classes, but num_classes of config.json is 4"),
+        (
+            CONFIG | {"num_classes": 4, "label_names": None},
+            "has 3 classes, but num_classes of config.json is 4",
+        ),
         (CONFIG | {"architecture": "resnet34"}, "missing .*layer1.2"),
         (CONFIG | {"architecture": "vit_base"}, "config.json: architecture is 'vit_base'"),
         ('{"architectures": ["ResNet"]}', "config.json is not of timm"),
     ],
 )
-def test_weights_that_do_not_fit_their_config_are_refused(config: Any, message: str, state: State, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_their_config_are_refused(
+    config: Any, message: str, state: State, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=message):
         timm_folder.read(saved(tmp_path, state, config) / "model.safetensors")
 
 
 def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> None:
     values = as_timm_saves(state)
-    save_file(values | {"conv1.weight": values["conv1.weight"].to(torch.int8)}, saved(tmp_path, state) / "model.safetensors")
+    save_file(
+        values | {"conv1.weight": values["conv1.weight"].to(torch.int8)},
+        saved(tmp_path, state) / "model.safetensors",
+    )
     with pytest.raises(CheckpointError, match=r"conv1.weight is int8; expected float32"):
         timm_folder.read(tmp_path / "model.safetensors")
 
 
-def test_pytorchs_weights_of_a_folder_are_read_as_its_safetensors(state: State, tmp_path: Path) -> None:
+def test_pytorchs_weights_of_a_folder_are_read_as_its_safetensors(
+    state: State, tmp_path: Path
+) -> None:
     pytest.importorskip("lockstep.weights.formats.torch_file")
     torch.save(as_timm_saves(state), saved(tmp_path, state) / "pytorch_model.bin")
     found = timm_folder.read(tmp_path / "pytorch_model.bin")
@@ -149,7 +198,9 @@ def test_pytorchs_weights_of_a_folder_are_read_as_its_safetensors(state: State, 
     assert found.classes == CLASSES
 
 
-def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(state: State, tmp_path: Path) -> None:
+def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(
+    state: State, tmp_path: Path
+) -> None:
     done = timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
     assert (
         set(done.files)
@@ -159,7 +210,8 @@ def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(state: State
     assert done.remarks == ()
     with safe_open(tmp_path / "new" / "model.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
-    written, expected = load_file(tmp_path / "new" / "model.safetensors"), as_timm_saves(state)
+    written = load_file(tmp_path / "new" / "model.safetensors")
+    expected = as_timm_saves(state)
     assert {name: (value.dtype, value.shape) for name, value in written.items()} == {
         name: (value.dtype, value.shape) for name, value in expected.items()
     }
@@ -169,14 +221,21 @@ def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(state: State
 def test_a_written_config_names_what_timm_reads(state: State, tmp_path: Path) -> None:
     timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
     config = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert {name: config[name] for name in ("architecture", "num_classes", "num_features", "label_names")} == {
+    assert {
+        name: config[name]
+        for name in ("architecture", "num_classes", "num_features", "label_names")
+    } == {
         "architecture": "resnet18",
         "num_classes": 3,
         "num_features": 512,
         "label_names": ["cat", "owl", "bee"],
     }
     nested = config["pretrained_cfg"]
-    assert (nested["interpolation"], nested["crop_mode"], nested["mean"]) == ("bicubic", "center", [0.485, 0.456, 0.406])
+    assert (nested["interpolation"], nested["crop_mode"], nested["mean"]) == (
+        "bicubic",
+        "center",
+        [0.485, 0.456, 0.406],
+    )
     assert (nested["input_size"], int(64 / nested["crop_pct"])) == ([3, 64, 64], RECIPE.eval_resize)
 
 
@@ -193,7 +252,10 @@ def test_a_written_folder_is_read_as_it_was(state: State, tmp_path: Path) -> Non
     ("changes", "remark"),
     [
         ({"antialias": False}, "timm's resize filters"),
-        ({"eval_sampling": "asymmetric"}, "as torchvision's; these weights are evaluated with eval_sampling: asymmetric"),
+        (
+            {"eval_sampling": "asymmetric"},
+            "as torchvision's; these weights are evaluated with eval_sampling: asymmetric",
+        ),
         ({"dct_scaling": True}, "evaluated with dct_scaling"),
         ({"exif_orientation": True}, "evaluated with exif_orientation"),
         ({"padding": "same"}, "SAME padding"),
@@ -213,7 +275,9 @@ def test_a_folder_that_exists_is_not_written_to(state: State, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_after_an_error_there_is_no_folder(state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_there_is_no_folder(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, value: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -229,7 +293,9 @@ def test_a_state_of_another_model_is_not_written(state: State, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_the_user_next_to_the_target_stays_as_it_is(state: State, tmp_path: Path) -> None:
+def test_a_folder_of_the_user_next_to_the_target_stays_as_it_is(
+    state: State, tmp_path: Path
+) -> None:
     (tmp_path / "unfinished-a").mkdir()
     (tmp_path / "unfinished-a" / "thesis.txt").write_text("mine")
     timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
@@ -249,7 +315,9 @@ def test_a_writer_that_fails_leaves_the_folder_of_another_alone(
     write_json = timm_folder.write_json
 
     def other_writer_fails_first(path: Path, value: object) -> None:
-        monkeypatch.setattr(timm_folder, "write_json", lambda *_: write_json(tmp_path / "a" / "none", value))
+        monkeypatch.setattr(
+            timm_folder, "write_json", lambda *_: write_json(tmp_path / "a" / "none", value)
+        )
         with pytest.raises(CheckpointError, match="cannot be written"):
             timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
         write_json(path, value)

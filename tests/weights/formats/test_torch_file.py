@@ -1,4 +1,5 @@
-"""PyTorch's files hold what PyTorch wrote, bit for bit. Nothing in them is ever run, and damage is an error."""
+"""PyTorch's files hold what PyTorch wrote, bit for bit. Nothing in them is ever run, and damage is
+an error."""
 
 import argparse
 import copy
@@ -23,13 +24,20 @@ from lockstep.weights.formats.torch_file import is_torch_file, load, save
 from lockstep.weights.formats.torch_pickle import Opaque
 from tests.weights.formats.cases import EDITS, edited
 
-ZIP, OLD = {"_use_new_zipfile_serialization": True}, {"_use_new_zipfile_serialization": False}
+ZIP = {"_use_new_zipfile_serialization": True}
+OLD = {"_use_new_zipfile_serialization": False}
 CONTAINERS = pytest.mark.parametrize("container", [ZIP, OLD], ids=["zip", "old"])
 BASE = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4) / 7
 STATE = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), torch.nn.BatchNorm2d(3)).state_dict()
 TENSORS: dict[str, torch.Tensor] = {
-    **{str(kind): BASE.to(kind) for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)},
-    **{str(kind): BASE.to(kind) for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)},
+    **{
+        str(kind): BASE.to(kind)
+        for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    },
+    **{
+        str(kind): BASE.to(kind)
+        for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    },
     "bool": BASE > 1,
     "complex": torch.tensor([1 + 2j]),
     "transposed": BASE.permute(2, 0, 1),
@@ -48,12 +56,18 @@ VALUES: dict[str, tuple[Any, Any]] = {
     ),
     "nested": ({"a": [{1: (2, ())}], (1, "b"): {}}, {"a": [{1: (2, ())}], (1, "b"): {}}),
     "sets": ({1, "a"}, {1, "a"}),
-    "dicts": ([OrderedDict(a=1), defaultdict(dict, {"b": 2}), Counter("aa")], [{"a": 1}, {"b": 2}, {"a": 2}]),
+    "dicts": (
+        [OrderedDict(a=1), defaultdict(dict, {"b": 2}), Counter("aa")],
+        [{"a": 1}, {"b": 2}, {"a": 2}],
+    ),
     "shapes": (torch.Size([2, 3]), (2, 3)),
     "devices": ([torch.device("cpu"), torch.device("cuda", 1)], ["cpu", "cuda:1"]),
     "types": ([torch.float32, torch.bfloat16], ["torch.float32", "torch.bfloat16"]),
     "layouts": (torch.strided, "torch.strided"),
-    "options": ({"args": argparse.Namespace(lr=0.1, out=PurePosixPath("/a/b"))}, {"args": {"lr": 0.1, "out": "/a/b"}}),
+    "options": (
+        {"args": argparse.Namespace(lr=0.1, out=PurePosixPath("/a/b"))},
+        {"args": {"lr": 0.1, "out": "/a/b"}},
+    ),
     "NumPy's numbers": (np.float64(76.5), np.array(76.5)),
     "NumPy's arrays": (np.arange(3), np.arange(3)),
     "a sparse tensor": (torch.eye(2).to_sparse(), Opaque("_rebuild_sparse_tensor")),
@@ -76,9 +90,14 @@ def test_tensors_are_read_bit_for_bit_whatever_their_type_and_however_they_lie(
     found = load(written(TENSORS, tmp_path, container))
     assert list(found) == list(TENSORS)
     for name, tensor in TENSORS.items():
-        value, read = in_numpy(tensor), numbers(found[name])
+        value = in_numpy(tensor)
+        read = numbers(found[name])
         assert f"torch.{dtype_name(found[name].dtype)}" == str(tensor.dtype), name
-        assert (read.dtype, read.shape, read.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
+        assert (read.dtype, read.shape, read.tobytes()) == (
+            value.dtype,
+            value.shape,
+            value.tobytes(),
+        ), name
 
 
 @CONTAINERS
@@ -94,10 +113,18 @@ def test_what_programs_store_next_to_tensors_becomes_plain_values(
 
 
 @CONTAINERS
-def test_an_object_that_occurs_twice_is_read_twice(container: dict[str, bool], tmp_path: Path) -> None:
-    numbers, options = np.arange(3), argparse.Namespace(lr=0.1)
+def test_an_object_that_occurs_twice_is_read_twice(
+    container: dict[str, bool], tmp_path: Path
+) -> None:
+    numbers = np.arange(3)
+    options = argparse.Namespace(lr=0.1)
     found = load(written([numbers, options, numbers, options, BASE, BASE], tmp_path, container))
-    assert (found[0].tolist(), found[2].tolist(), found[1], found[3]) == ([0, 1, 2], [0, 1, 2], {"lr": 0.1}, {"lr": 0.1})
+    assert (found[0].tolist(), found[2].tolist(), found[1], found[3]) == (
+        [0, 1, 2],
+        [0, 1, 2],
+        {"lr": 0.1},
+        {"lr": 0.1},
+    )
     assert found[4].tolist() == found[5].tolist() == BASE.tolist()
 
 
@@ -110,14 +137,19 @@ def test_every_protocol_is_read(protocol: int, tmp_path: Path) -> None:
 
 
 def test_unsigned_integers_that_older_containers_lack_are_read(tmp_path: Path) -> None:
-    tensors = {"a": torch.tensor([1, 65535], dtype=torch.uint16), "b": torch.ones(2).to(torch.float8_e4m3fn)}
+    tensors = {
+        "a": torch.tensor([1, 65535], dtype=torch.uint16),
+        "b": torch.ones(2).to(torch.float8_e4m3fn),
+    }
     found = load(written(tensors, tmp_path))
     assert (found["a"].dtype, found["a"].tolist()) == (np.uint16, [1, 65535])
     assert found["b"] == Opaque("torch.float8_e4m3fn")
 
 
 @CONTAINERS
-def test_a_state_dict_has_the_names_of_its_modules(container: dict[str, bool], tmp_path: Path) -> None:
+def test_a_state_dict_has_the_names_of_its_modules(
+    container: dict[str, bool], tmp_path: Path
+) -> None:
     found = load(written(STATE, tmp_path, container))
     assert (list(found), found.modules) == (list(STATE), ("", "0", "1"))
 
@@ -139,7 +171,10 @@ ASKED: dict[str, tuple[Any, str]] = {
     "an attribute": (Ask(getattr, (), "__class__"), r"__builtin__\.getattr"),
     "a file": (Ask(open, "done", "w"), r"_?io\.open"),
     "a download": (Ask(torch.hub.load, "a/b", "c"), r"torch\.hub\.load"),
-    "a module": (torch.nn.Linear(1, 1), r"torch\.nn\.modules\.linear\.Linear|an object that is no storage"),
+    "a module": (
+        torch.nn.Linear(1, 1),
+        r"torch\.nn\.modules\.linear\.Linear|an object that is no storage",
+    ),
     "a subclass by any function": (
         Ask(torch._tensor._rebuild_from_type_v2, os.system, torch.Tensor, ("touch done",), {}),
         r"(posix|nt)\.system",
@@ -152,11 +187,17 @@ ASKED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("value", "named"), ASKED.values(), ids=ASKED)
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
 def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
-    value: Any, named: str, container: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: Any,
+    named: str,
+    container: dict[str, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = written({"a": BASE, "b": [value]}, tmp_path, container)
-    with pytest.raises(CheckpointError, match=rf"any\.pth asks for ({named}).*malicious. Nothing of it was run"):
+    with pytest.raises(
+        CheckpointError, match=rf"any\.pth asks for ({named}).*malicious. Nothing of it was run"
+    ):
         load(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["any.pth"]
 
@@ -164,7 +205,9 @@ def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
 def tensor_of(offset: Any, sizes: Any, strides: Any) -> Ask:
     """Return a tensor with these numbers over a storage of 24 numbers."""
     storage = BASE.clone()._typed_storage()
-    return Ask(torch._utils._rebuild_tensor_v2, storage, offset, sizes, strides, False, OrderedDict())
+    return Ask(
+        torch._utils._rebuild_tensor_v2, storage, offset, sizes, strides, False, OrderedDict()
+    )
 
 
 OUTSIDE: dict[str, tuple[Ask, str]] = {
@@ -219,18 +262,24 @@ def in_another_root(members: Members) -> Members:
 
 
 def without_byte_order(members: Members) -> Members:
-    return {name: data for name, data in members.items() if name not in ("any/byteorder", "any/version")}
+    return {
+        name: data for name, data in members.items() if name not in ("any/byteorder", "any/version")
+    }
 
 
 def big_endian(members: Members) -> Members:
     swapped = {
-        name: np.frombuffer(data, "<f4").astype(">f4").tobytes() for name, data in members.items() if "/data/" in name
+        name: np.frombuffer(data, "<f4").astype(">f4").tobytes()
+        for name, data in members.items()
+        if "/data/" in name
     }
     return members | swapped | {"any/byteorder": b"big"}
 
 
 @pytest.mark.parametrize("change", [in_another_root, without_byte_order, big_endian])
-def test_archives_of_other_versions_and_machines_are_read(change: Callable[[Members], Members], tmp_path: Path) -> None:
+def test_archives_of_other_versions_and_machines_are_read(
+    change: Callable[[Members], Members], tmp_path: Path
+) -> None:
     path = rebuilt(written({"a": BASE}, tmp_path), change)
     assert load(path)["a"].tobytes() == in_numpy(BASE).tobytes()
     assert load(path)["a"].dtype == np.float32
@@ -240,20 +289,41 @@ ARCHIVES: dict[str, tuple[Callable[[Members], Members], str]] = {
     "an absolute name": (lambda members: members | {"/etc/a": b""}, "leaves the archive"),
     "a name above": (lambda members: members | {"any/../../a": b""}, "leaves the archive"),
     "another system's name": (lambda members: members | {"any\\..\\a": b""}, "leaves the archive"),
-    "a lost storage": (lambda members: {n: d for n, d in members.items() if n != "any/data/0"}, "storage 0 is missing"),
-    "a short storage": (lambda members: members | {"any/data/0": b"1234"}, "has 4 bytes in place of 96"),
-    "a long storage": (lambda members: members | {"any/data/0": bytes(97)}, "has 97 bytes in place of 96"),
+    "a lost storage": (
+        lambda members: {n: d for n, d in members.items() if n != "any/data/0"},
+        "storage 0 is missing",
+    ),
+    "a short storage": (
+        lambda members: members | {"any/data/0": b"1234"},
+        "has 4 bytes in place of 96",
+    ),
+    "a long storage": (
+        lambda members: members | {"any/data/0": bytes(97)},
+        "has 97 bytes in place of 96",
+    ),
     "two roots": (lambda members: members | {"b/data.pkl": b""}, "without a single data.pkl"),
     "no pickle": (lambda members: {"any/version": b"3"}, "without a single data.pkl"),
-    "an unknown order": (lambda members: members | {"any/byteorder": b"middle"}, "its byte order is b'middle'"),
-    "an older program": (lambda members: {"serialized_exported_program.json": b""}, r"is a program \(torch\.export\.save\)"),
-    "many members": (lambda members: members | {f"any/{i}": b"" for i in range(101)}, "members; expected at most 100"),
+    "an unknown order": (
+        lambda members: members | {"any/byteorder": b"middle"},
+        "its byte order is b'middle'",
+    ),
+    "an older program": (
+        lambda members: {"serialized_exported_program.json": b""},
+        r"is a program \(torch\.export\.save\)",
+    ),
+    "many members": (
+        lambda members: members | {f"any/{i}": b"" for i in range(101)},
+        "members; expected at most 100",
+    ),
 }
 
 
 @pytest.mark.parametrize(("change", "reason"), ARCHIVES.values(), ids=ARCHIVES)
 def test_archives_that_make_no_sense_are_refused(
-    change: Callable[[Members], Members], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Members], Members],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lockstep.weights.formats.torch_file._MOST_MEMBERS", 100)
     path = rebuilt(written({"a": BASE}, tmp_path), change)
@@ -267,11 +337,14 @@ def save_script(path: Path) -> None:
 
 
 def save_program(path: Path) -> None:
-    torch.export.save(torch.export.export(torch.nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),)), path)
+    torch.export.save(
+        torch.export.export(torch.nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),)), path
+    )
 
 
 @pytest.mark.parametrize(
-    ("save_it", "writer"), [(save_script, r"TorchScript, torch\.jit\.save"), (save_program, r"torch\.export\.save")]
+    ("save_it", "writer"),
+    [(save_script, r"TorchScript, torch\.jit\.save"), (save_program, r"torch\.export\.save")],
 )
 def test_a_program_is_recognised_whatever_its_name_and_refused_as_no_weights(
     save_it: Callable[[Path], None], writer: str, tmp_path: Path
@@ -284,7 +357,11 @@ def test_a_program_is_recognised_whatever_its_name_and_refused_as_no_weights(
 
 
 def test_compressed_members_are_refused_before_they_are_expanded(tmp_path: Path) -> None:
-    path = rebuilt(written({"a": torch.zeros(10**6)}, tmp_path), lambda members: members, compression=zipfile.ZIP_DEFLATED)
+    path = rebuilt(
+        written({"a": torch.zeros(10**6)}, tmp_path),
+        lambda members: members,
+        compression=zipfile.ZIP_DEFLATED,
+    )
     assert path.stat().st_size < 10_000
     with pytest.raises(CheckpointError, match=r"is compressed, which torch\.save never does"):
         load(path)
@@ -345,7 +422,9 @@ def test_views_of_the_older_container_are_read_as_pytorch_reads_them(tmp_path: P
     view = Ask(torch._utils._rebuild_tensor, View("8", 2, 4), 1, (2,), (2,))
     (tmp_path / "any.pth").write_bytes(old_container([view], np.arange(6, dtype=np.float32)))
     assert (
-        load(tmp_path / "any.pth")[0].tolist() == torch.load(tmp_path / "any.pth", weights_only=True)[0].tolist() == [3, 5]
+        load(tmp_path / "any.pth")[0].tolist()
+        == torch.load(tmp_path / "any.pth", weights_only=True)[0].tolist()
+        == [3, 5]
     )
 
 
@@ -356,7 +435,9 @@ def test_views_of_the_older_container_are_read_as_pytorch_reads_them(tmp_path: P
         (("8", 2, 4), 5, "does not have 6 numbers"),
     ],
 )
-def test_views_that_make_no_sense_are_refused(view: tuple[Any, ...], numbers: int, reason: str, tmp_path: Path) -> None:
+def test_views_that_make_no_sense_are_refused(
+    view: tuple[Any, ...], numbers: int, reason: str, tmp_path: Path
+) -> None:
     value = Ask(torch._utils._rebuild_tensor, View(*view), 0, (2,), (1,))
     (tmp_path / "any.pth").write_bytes(old_container([value], np.arange(numbers, dtype=np.float32)))
     with pytest.raises(CheckpointError, match=reason):
@@ -364,7 +445,8 @@ def test_views_that_make_no_sense_are_refused(view: tuple[Any, ...], numbers: in
 
 
 def nested_twice(times: int = 60) -> bytes:
-    """Return the instructions that make a list of 2**times numbers to print, since every list holds another one twice."""
+    """Return the instructions that make a list of 2**times numbers to print, since every list holds
+    another one twice."""
     value: list[Any] = [1]
     for _ in range(times):
         value = [value, value]
@@ -372,7 +454,8 @@ def nested_twice(times: int = 60) -> bytes:
 
 
 def of_program(*parts: bytes) -> bytes:
-    """Return a file of the older container without storages, whose object a pickle made by hand makes."""
+    """Return a file of the older container without storages, whose object a pickle made by hand
+    makes."""
     head = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}))
     return head + b"\x80\x02" + b"".join(parts) + b"." + pickle.dumps([], 2)
 
@@ -381,14 +464,26 @@ MEMO = b"q\x07"
 TEXT = b"X" + (2**20).to_bytes(4, "little") + b"a" * 2**20 + MEMO + b"0"
 NUMBERS = b"](" + b"".join(b"M" + i.to_bytes(2, "little") for i in range(5000)) + b"e" + MEMO + b"0"
 BOMBS: dict[str, tuple[bytes, str]] = {
-    "a version": (pickle.dumps(0x1950A86A20F9469CFC6C, 2) + b"\x80\x02" + nested_twice() + b".", "version is not 1001"),
-    "a key": (old_container([1], np.zeros(6)).replace(b"X\x01\x00\x00\x007", nested_twice()), "no list of texts"),
+    "a version": (
+        pickle.dumps(0x1950A86A20F9469CFC6C, 2) + b"\x80\x02" + nested_twice() + b".",
+        "version is not 1001",
+    ),
+    "a key": (
+        old_container([1], np.zeros(6)).replace(b"X\x01\x00\x00\x007", nested_twice()),
+        "no list of texts",
+    ),
     "a function": (
         of_program(b"ctorch._tensor\n_rebuild_from_type_v2\n(", nested_twice(), b"NNNtR"),
         "a list in place of a _Global",
     ),
-    "a path": (of_program(TEXT, b"cpathlib\nPosixPath\n(", b"h\x07" * 100_000, b"tR"), "a path has more than 4096"),
-    "sets": (of_program(NUMBERS, b"](", b"c__builtin__\nset\nh\x07\x85R" * 50, b"e"), "makes more bytes than it has"),
+    "a path": (
+        of_program(TEXT, b"cpathlib\nPosixPath\n(", b"h\x07" * 100_000, b"tR"),
+        "a path has more than 4096",
+    ),
+    "sets": (
+        of_program(NUMBERS, b"](", b"c__builtin__\nset\nh\x07\x85R" * 50, b"e"),
+        "makes more bytes than it has",
+    ),
 }
 
 
@@ -398,7 +493,9 @@ def test_texts_that_python_2_wrote_are_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("data", "reason"), BOMBS.values(), ids=BOMBS)
-def test_a_short_file_cannot_make_long_texts_or_many_copies(data: bytes, reason: str, tmp_path: Path) -> None:
+def test_a_short_file_cannot_make_long_texts_or_many_copies(
+    data: bytes, reason: str, tmp_path: Path
+) -> None:
     (tmp_path / "any.pth").write_bytes(data)
     with pytest.raises(CheckpointError, match=reason) as caught:
         load(tmp_path / "any.pth")
@@ -420,13 +517,21 @@ def test_pytorch_reads_arrays_that_were_written_bit_for_bit(tmp_path: Path) -> N
     save(tmp_path / "a.pth", ARRAYS)
     found = torch.load(tmp_path / "a.pth", weights_only=True, mmap=True)
     for name, value in ARRAYS.items():
-        assert (found[name].numpy().dtype, found[name].shape) == (value.dtype.newbyteorder("<"), value.shape)
+        assert (found[name].numpy().dtype, found[name].shape) == (
+            value.dtype.newbyteorder("<"),
+            value.shape,
+        )
         assert found[name].is_contiguous()
         assert np.array_equal(found[name].numpy(), value)
 
 
 def test_pytorch_reads_plain_values_that_were_written(tmp_path: Path) -> None:
-    value = {"a": [1, -(2**40), 2.5, None, True, False, "ä" * 300], "b": (1, ()), 7: OrderedDict(z={}, a=[]), "c": []}
+    value = {
+        "a": [1, -(2**40), 2.5, None, True, False, "ä" * 300],
+        "b": (1, ()),
+        7: OrderedDict(z={}, a=[]),
+        "c": [],
+    }
     save(tmp_path / "a.pth", value)
     found = torch.load(tmp_path / "a.pth", weights_only=True)
     assert (found, list(found[7]), type(found[7])) == (value, ["z", "a"], OrderedDict)
@@ -436,7 +541,9 @@ def test_pytorch_reads_plain_values_that_were_written(tmp_path: Path) -> None:
 def test_storages_that_were_written_begin_at_multiples_of_64_bytes(tmp_path: Path) -> None:
     save(tmp_path / "a.pth", ARRAYS)
     reader = torch._C.PyTorchFileReader(str(tmp_path / "a.pth"))
-    assert [reader.get_record_offset(f"data/{i}") % 64 for i in range(len(ARRAYS))] == [0] * len(ARRAYS)
+    assert [reader.get_record_offset(f"data/{i}") % 64 for i in range(len(ARRAYS))] == [0] * len(
+        ARRAYS
+    )
 
 
 @pytest.mark.parametrize("value", [{1, 2}, np.array(["a"]), np.zeros(1, np.uint32), b"bytes"])
@@ -457,14 +564,18 @@ def result(data: bytes, folder: Path) -> Any:
 def test_a_file_cut_off_anywhere_is_an_error(container: dict[str, bool], tmp_path: Path) -> None:
     whole = written({"a": torch.rand(3)}, tmp_path, container).read_bytes()
     assert result(whole, tmp_path) is not None
-    assert [length for length in range(0, len(whole), 5) if result(whole[:length], tmp_path) is not None] == []
+    assert [
+        length for length in range(0, len(whole), 5) if result(whole[:length], tmp_path) is not None
+    ] == []
 
 
 @CONTAINERS
 @settings(max_examples=150)
 @given(edits=EDITS)
 def test_whatever_happens_to_a_file_it_is_an_error_or_values(
-    edits: list[tuple[float, int, bytes]], container: dict[str, bool], tmp_path_factory: pytest.TempPathFactory
+    edits: list[tuple[float, int, bytes]],
+    container: dict[str, bool],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("edited")
     value = {
@@ -495,5 +606,7 @@ def test_other_files_are_not_pytorchs(data: bytes, tmp_path: Path) -> None:
 
 @CONTAINERS
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_both_containers_are_recognised_by_their_bytes(container: dict[str, bool], protocol: int, tmp_path: Path) -> None:
+def test_both_containers_are_recognised_by_their_bytes(
+    container: dict[str, bool], protocol: int, tmp_path: Path
+) -> None:
     assert is_torch_file(written({}, tmp_path, container, pickle_protocol=protocol))

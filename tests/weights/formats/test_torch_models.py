@@ -1,4 +1,5 @@
-"""ResNets in files that PyTorch wrote become canonical, and PyTorch's modules and optimizers take what is written."""
+"""ResNets in files that PyTorch wrote become canonical, and PyTorch's modules and optimizers take
+what is written."""
 
 import re
 from argparse import Namespace
@@ -53,16 +54,23 @@ class OfNvidia(nn.Module):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.conv1, self.bn1 = module.conv1, module.bn1
+        self.conv1 = module.conv1
+        self.bn1 = module.bn1
         self.layers = nn.Sequential(module.layer1, module.layer2, module.layer3, module.layer4)
         self.fc = module.fc
 
 
 def arrays(tensors: Tensors) -> dict[str, np.ndarray]:
-    return {name: tensor.float().numpy() for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
+    return {
+        name: tensor.float().numpy()
+        for name, tensor in tensors.items()
+        if not name.endswith("num_batches_tracked")
+    }
 
 
-def read_again(value: Any, folder: Path, name: str = "any.pth", *, momentum: bool = True) -> Original:
+def read_again(
+    value: Any, folder: Path, name: str = "any.pth", *, momentum: bool = True
+) -> Original:
     torch.save(value, folder / name)
     return read(folder / name, momentum=momentum)
 
@@ -73,46 +81,69 @@ def test_a_state_dict_is_read_as_it_is(model: str, tmp_path: Path) -> None:
     found = read_again(tensors, tmp_path)
     assert_canonical(found.state.tensors, arrays(tensors))
     assert found.recipe == recipe_of(model)
-    assert (found.state.momentum, found.state.ema, found.epochs, found.has_classifier) == ({}, {}, None, True)
+    assert (found.state.momentum, found.state.ema, found.epochs, found.has_classifier) == (
+        {},
+        {},
+        None,
+        True,
+    )
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model"])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."])
-def test_names_may_begin_as_ranks_and_compilers_write_them(prefix: str, key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."]
+)
+def test_names_may_begin_as_ranks_and_compilers_write_them(
+    prefix: str, key: str, tmp_path: Path
+) -> None:
     tensors = module_of().state_dict()
     found = read_again({key: {prefix + name: tensor for name, tensor in tensors.items()}}, tmp_path)
     assert_canonical(found.state.tensors, arrays(tensors))
 
 
-@pytest.mark.parametrize("prefix", ["model.", "net.", "module.backbone.", "model._orig_mod.", "a.b.c."])
-@pytest.mark.parametrize("module", [module_of, lambda: OfNvidia(module_of())], ids=["torchvision", "NVIDIA"])
+@pytest.mark.parametrize(
+    "prefix", ["model.", "net.", "module.backbone.", "model._orig_mod.", "a.b.c."]
+)
+@pytest.mark.parametrize(
+    "module", [module_of, lambda: OfNvidia(module_of())], ids=["torchvision", "NVIDIA"]
+)
 def test_a_prefix_of_all_names_is_taken_off_and_reported(
     module: Callable[[], nn.Module], prefix: str, tmp_path: Path
 ) -> None:
     tensors = module().state_dict()
 
     def read_with(prefix: str) -> Original:
-        averages = {f"module.{prefix}{name}": value for name, value in tensors.items()} | {"n_averaged": torch.tensor(3)}
+        averages = {f"module.{prefix}{name}": value for name, value in tensors.items()} | {
+            "n_averaged": torch.tensor(3)
+        }
         weights = {f"{prefix}{name}": value for name, value in tensors.items()}
         return read_again({"state_dict": weights, "state_dict_ema": averages}, tmp_path)
 
-    plain, found = read_with(""), read_with(prefix)
+    plain = read_with("")
+    found = read_with(prefix)
     assert_canonical(found.state.tensors, plain.state.tensors)
     assert found.state.ema.keys() == plain.state.tensors.keys()
     assert found.origin == plain.origin
     taken_off = prefix.removeprefix("module.")
-    assert found.remarks == (f"all names of tensors begin with '{taken_off}', which was taken off", *plain.remarks)
+    assert found.remarks == (
+        f"all names of tensors begin with '{taken_off}', which was taken off",
+        *plain.remarks,
+    )
 
 
 def test_a_prefix_of_some_names_is_not_taken_off(tmp_path: Path) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in module_of().state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"model\.fc\.bias is unexpected|conv1\.weight is missing"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.fc\.bias is unexpected|conv1\.weight is missing"
+    ):
         read_again(tensors | {"loss.weight": torch.zeros(3)}, tmp_path)
 
 
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
     tensors = module_of().state_dict()
-    with pytest.raises(CheckpointError, match=r"the tensor fc\.bias twice: as fc\.bias and as module\.fc\.bias"):
+    with pytest.raises(
+        CheckpointError, match=r"the tensor fc\.bias twice: as fc\.bias and as module\.fc\.bias"
+    ):
         read_again({**tensors, "module.fc.bias": tensors["fc.bias"]}, tmp_path)
 
 
@@ -131,23 +162,38 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
 
 
 def test_nvidias_names_give_nvidias_recipe(tmp_path: Path) -> None:
-    tensors = {f"module.{name}": tensor for name, tensor in OfNvidia(module_of()).state_dict().items()}
-    found = read_again({"epoch": 90, "best_prec1": torch.tensor(79.5), "state_dict": tensors}, tmp_path)
+    tensors = {
+        f"module.{name}": tensor for name, tensor in OfNvidia(module_of()).state_dict().items()
+    }
+    found = read_again(
+        {"epoch": 90, "best_prec1": torch.tensor(79.5), "state_dict": tensors}, tmp_path
+    )
     assert_canonical(found.state.tensors, arrays(module_of().state_dict()))
     assert (found.origin, found.epochs) == ("NVIDIA PyTorch", 90)
-    assert found.remarks[0] == f"{NO_STEP}; it was saved after 90 epochs; the best top-1 until then was 79.50 %"
+    assert (
+        found.remarks[0]
+        == f"{NO_STEP}; it was saved after 90 epochs; the best top-1 until then was 79.50 %"
+    )
     expected = resnext101_32x4d_pytorch_90ep().replace(model="small", logits=5, precision="fp32")
     assert found.recipe == expected.replace(global_batch_images=2048, weight_decay=1 / 32768)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet50", "resnext101-32x4d"])
-def test_the_files_that_nvidia_published_get_the_published_recipe(model: str, tmp_path: Path) -> None:
+def test_the_files_that_nvidia_published_get_the_published_recipe(
+    model: str, tmp_path: Path
+) -> None:
     shapes = Model(model_spec(model), recipe_of(model, 1000)).state_dict()
     tensors = {f"module.{name}": torch.zeros_like(tensor).half() for name, tensor in shapes.items()}
     found = read_again(tensors, tmp_path, f"nvidia_{model}_200821.pth.tar")
-    assert (found.origin, found.recipe.model, found.recipe.logits) == ("NVIDIA PyTorch", model, 1000)
-    assert found.recipe.weight_decay == {"resnet50": 1 / 32768, "resnext101-32x4d": 1 / 16384}[model]
+    assert (found.origin, found.recipe.model, found.recipe.logits) == (
+        "NVIDIA PyTorch",
+        model,
+        1000,
+    )
+    assert (
+        found.recipe.weight_decay == {"resnet50": 1 / 32768, "resnext101-32x4d": 1 / 16384}[model]
+    )
 
 
 def squeezed(tensors: Tensors) -> Tensors:
@@ -185,22 +231,32 @@ def test_other_networks_are_refused_with_what_differs(
     assert "expected [0" not in str(refused.value), "of a model without outputs"
 
 
-@pytest.mark.parametrize("value", [[1], {"a": 1}, {"state_dict": {"fc.bias": torch.zeros(3)}}, torch.zeros(3)])
+@pytest.mark.parametrize(
+    "value", [[1], {"a": 1}, {"state_dict": {"fc.bias": torch.zeros(3)}}, torch.zeros(3)]
+)
 def test_a_file_without_a_state_dict_is_refused(value: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"holds no state_dict of a convolutional network, at its top or below state_dict"
+        CheckpointError,
+        match=r"holds no state_dict of a convolutional network, at its top or below state_dict",
     ):
         read_again(value, tmp_path)
 
 
 def test_several_networks_in_a_file_are_an_error_that_lists_them(tmp_path: Path) -> None:
     tensors = module_of().state_dict()
-    with pytest.raises(CheckpointError, match="holds several networks: state_dict, model; save the one to use alone"):
+    with pytest.raises(
+        CheckpointError,
+        match="holds several networks: state_dict, model; save the one to use alone",
+    ):
         read_again({"model": tensors, "state_dict": tensors}, tmp_path)
 
 
 def test_a_network_without_a_classifier_is_read_and_named(tmp_path: Path) -> None:
-    tensors = {name: tensor for name, tensor in module_of().state_dict().items() if not name.startswith("fc.")}
+    tensors = {
+        name: tensor
+        for name, tensor in module_of().state_dict().items()
+        if not name.startswith("fc.")
+    }
     found = read_again(tensors, tmp_path)
     assert_canonical(found.state.tensors, arrays(tensors))
     assert (found.has_classifier, found.recipe.model) == (False, "small")
@@ -225,17 +281,28 @@ def nvidias_groups(module: nn.Module) -> Any:
     named = list(module.named_parameters())
     return [
         {"params": [parameter for name, parameter in named if "bn" in name], "weight_decay": 0},
-        {"params": [parameter for name, parameter in named if "bn" not in name], "weight_decay": 1e-4},
+        {
+            "params": [parameter for name, parameter in named if "bn" not in name],
+            "weight_decay": 1e-4,
+        },
     ]
 
 
 def timms_groups(module: nn.Module) -> Any:
     flat = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
-    return [{"params": flat, "weight_decay": 0}, {"params": [p for p in module.parameters() if p.ndim > 1]}]
+    return [
+        {"params": flat, "weight_decay": 0},
+        {"params": [p for p in module.parameters() if p.ndim > 1]},
+    ]
 
 
 def torchvisions_groups(module: nn.Module) -> Any:
-    norms = [p for part in module.modules() if isinstance(part, nn.BatchNorm2d) for p in part.parameters()]
+    norms = [
+        p
+        for part in module.modules()
+        if isinstance(part, nn.BatchNorm2d)
+        for p in part.parameters()
+    ]
     others = [p for p in module.parameters() if not any(p is norm for norm in norms)]
     return [{"params": others}, {"params": norms, "weight_decay": 0}]
 
@@ -247,16 +314,26 @@ def test_velocities_belong_to_the_parameters_of_the_optimizers_groups(
 ) -> None:
     module = module_of(model)
     optimizer = trained(module, groups(module))
-    found = read_again({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path)
-    expected = {name: optimizer.state[parameter]["momentum_buffer"] for name, parameter in module.named_parameters()}
+    found = read_again(
+        {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path
+    )
+    expected = {
+        name: optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in module.named_parameters()
+    }
     assert_canonical(found.state.momentum, arrays(expected))
     assert found.origin == ("NVIDIA PyTorch" if groups is nvidias_groups else "PyTorch")
 
 
 def test_velocities_and_a_moving_average_that_are_not_wanted_are_not_read(tmp_path: Path) -> None:
     module = module_of()
-    value = {"model": module.state_dict(), "optimizer": trained(module, one_group(module)).state_dict()}
-    found = read_again(value | {"model_ema": module_of(seed=1).state_dict()}, tmp_path, momentum=False)
+    value = {
+        "model": module.state_dict(),
+        "optimizer": trained(module, one_group(module)).state_dict(),
+    }
+    found = read_again(
+        value | {"model_ema": module_of(seed=1).state_dict()}, tmp_path, momentum=False
+    )
     assert_canonical(found.state.tensors, arrays(module.state_dict()))
     assert (found.state.momentum, found.state.ema) == ({}, {})
 
@@ -285,23 +362,43 @@ def of_rmsprop(state: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "remark"),
     [
-        (without_one, r"1 of \d+ velocities are missing, such as layer1.*; the others were left out"),
+        (
+            without_one,
+            r"1 of \d+ velocities are missing, such as layer1.*; the others were left out",
+        ),
         (
             with_another_shape,
-            r"velocities were left out: their order is unknown, conv1\.weight is \[3\], expected \[8, 3, 7, 7\]",
+            (
+                r"velocities were left out: their order is unknown, conv1\.weight is \[3\],"
+                r" expected \[8, 3, 7, 7\]"
+            ),
         ),
         (
             with_three_groups,
-            r"velocities were left out: the optimizer's groups of \[1, 1, 1\] parameters are of no known program",
+            (
+                r"velocities were left out: the optimizer's groups of \[1, 1, 1\] parameters are of"
+                r" no known program"
+            ),
         ),
-        (of_rmsprop, r"velocities were left out: the optimizer is not SGD, it also keeps square_avg"),
-        (lambda state: {"state": {}, **{"param_groups": state["param_groups"]}}, r"there are no velocities \(optimizer\)"),
+        (
+            of_rmsprop,
+            r"velocities were left out: the optimizer is not SGD, it also keeps square_avg",
+        ),
+        (
+            lambda state: {"state": {}, **{"param_groups": state["param_groups"]}},
+            r"there are no velocities \(optimizer\)",
+        ),
         (lambda state: "text", r"there are no velocities \(optimizer\)"),
     ],
 )
-def test_velocities_that_do_not_fit_are_left_out(change: Callable[[Any], Any], remark: str, tmp_path: Path) -> None:
+def test_velocities_that_do_not_fit_are_left_out(
+    change: Callable[[Any], Any], remark: str, tmp_path: Path
+) -> None:
     module = module_of()
-    value = {"model": module.state_dict(), "optimizer": change(trained(module, one_group(module)).state_dict())}
+    value = {
+        "model": module.state_dict(),
+        "optimizer": change(trained(module, one_group(module)).state_dict()),
+    }
     found = read_again(value, tmp_path)
     assert found.state.momentum == {}
     assert re.search(remark, "; ".join(found.remarks))
@@ -310,8 +407,12 @@ def test_velocities_that_do_not_fit_are_left_out(change: Callable[[Any], Any], r
 def test_nesterov_momentum_is_remarked(tmp_path: Path) -> None:
     module = module_of()
     optimizer = trained(module, one_group(module), nesterov=True)
-    found = read_again({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path)
-    assert "its optimizer used Nesterov momentum: resume it with --set nesterov=true" in found.remarks
+    found = read_again(
+        {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path
+    )
+    assert (
+        "its optimizer used Nesterov momentum: resume it with --set nesterov=true" in found.remarks
+    )
 
 
 @pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
@@ -330,19 +431,39 @@ def test_a_moving_average_alone_is_read_and_named(tmp_path: Path) -> None:
 
 
 def test_a_moving_average_of_another_model_is_left_out(tmp_path: Path) -> None:
-    found = read_again({"model": module_of().state_dict(), "model_ema": module_of("basic").state_dict()}, tmp_path)
+    found = read_again(
+        {"model": module_of().state_dict(), "model_ema": module_of("basic").state_dict()}, tmp_path
+    )
     assert found.state.ema == {}
-    assert "the moving average (model_ema) has other tensors than the weights and was left out" in found.remarks
+    assert (
+        "the moving average (model_ema) has other tensors than the weights and was left out"
+        in found.remarks
+    )
 
 
 ARGS = Namespace(lr=0.1)
 ORIGINS: dict[str, tuple[str, dict[str, Any], str, int | None]] = {
     "torchvision's download": ("resnet50-0676ba61.pth", {}, "torchvision", None),
-    "torchvision's script": ("model_7.pth", {"model": {}, "lr_scheduler": {}, "epoch": 7, "args": ARGS}, "torchvision", 8),
-    "timm": ("last.pth.tar", {"arch": "resnet50", "epoch": 7, "version": 2, "args": ARGS, "metric": 76.5}, "timm", 8),
+    "torchvision's script": (
+        "model_7.pth",
+        {"model": {}, "lr_scheduler": {}, "epoch": 7, "args": ARGS},
+        "torchvision",
+        8,
+    ),
+    "timm": (
+        "last.pth.tar",
+        {"arch": "resnet50", "epoch": 7, "version": 2, "args": ARGS, "metric": 76.5},
+        "timm",
+        8,
+    ),
     "a hub": ("pytorch_model.bin", {}, "timm", None),
     "NVIDIA's download": ("nvidia_resnet50_200821.pth.tar", {}, "NVIDIA PyTorch", None),
-    "the example": ("checkpoint.pth.tar", {"epoch": 7, "arch": "resnet50", "best_acc1": np.float64(70)}, "PyTorch", 7),
+    "the example": (
+        "checkpoint.pth.tar",
+        {"epoch": 7, "arch": "resnet50", "best_acc1": np.float64(70)},
+        "PyTorch",
+        7,
+    ),
     "another": ("a.pt", {"epoch": 7}, "PyTorch", None),
 }
 
@@ -359,9 +480,15 @@ def test_the_program_and_its_epochs_are_recognised(
 
 @pytest.mark.parametrize(
     ("parts", "origin"),
-    [(("relu", "avgpool", "layer1.0.relu"), "torchvision"), (("act1", "global_pool"), "timm"), ((), "PyTorch")],
+    [
+        (("relu", "avgpool", "layer1.0.relu"), "torchvision"),
+        (("act1", "global_pool"), "timm"),
+        ((), "PyTorch"),
+    ],
 )
-def test_the_program_is_recognised_by_the_names_of_its_modules(parts: tuple[str, ...], origin: str, tmp_path: Path) -> None:
+def test_the_program_is_recognised_by_the_names_of_its_modules(
+    parts: tuple[str, ...], origin: str, tmp_path: Path
+) -> None:
     module = module_of()
     for part in parts:
         owner, _, last = part.rpartition(".")
@@ -370,11 +497,22 @@ def test_the_program_is_recognised_by_the_names_of_its_modules(parts: tuple[str,
 
 
 def test_a_loss_scale_is_read(tmp_path: Path) -> None:
-    scaler = {"scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
+    scaler = {
+        "scale": 65536.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "_growth_tracker": 7,
+    }
     found = read_again({"model": module_of().state_dict(), "scaler": scaler, "rng": 1}, tmp_path)
     assert found.state.scaler == {"scale": 65536.0, "good_steps": 7, "bad_steps": 0}
     assert "left over and not used: rng" in found.remarks
-    assert read_again({"model": module_of().state_dict(), "scaler": scaler | {"scale": -1.0}}, tmp_path).state.scaler == {}
+    assert (
+        read_again(
+            {"model": module_of().state_dict(), "scaler": scaler | {"scale": -1.0}}, tmp_path
+        ).state.scaler
+        == {}
+    )
 
 
 def test_files_and_folders_are_found(tmp_path: Path) -> None:
@@ -395,7 +533,8 @@ def loaded(path: Path) -> Any:
 
 @pytest.mark.parametrize("model", ["small", "grouped", "basic"])
 def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: Path) -> None:
-    recipe, module = recipe_of(model), module_of(model)
+    recipe = recipe_of(model)
+    module = module_of(model)
     state = State(0, state_of(recipe).tensors, {})
     files = write_torchvision(tmp_path / "a.pth", recipe, state).files
     tensors = loaded(tmp_path / "a.pth")
@@ -407,7 +546,8 @@ def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: P
 
 
 def test_nvidias_module_and_optimizer_take_what_is_written(tmp_path: Path) -> None:
-    recipe, module = recipe_of(), OfNvidia(module_of())
+    recipe = recipe_of()
+    module = OfNvidia(module_of())
     state = state_of(recipe)
     files = write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3).files
     assert files == (tmp_path / "a.pth.tar", tmp_path / "a.weights.pth.tar")
@@ -418,15 +558,23 @@ def test_nvidias_module_and_optimizer_take_what_is_written(tmp_path: Path) -> No
     optimizer = torch.optim.SGD(nvidias_groups(module), lr=0.1, momentum=0.9)
     optimizer.load_state_dict(checkpoint["optimizer"])
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, recipe.weight_decay]
-    buffers = {name: optimizer.state[parameter]["momentum_buffer"] for name, parameter in module.named_parameters()}
-    bare = {re.sub(r"layers\.(\d)", lambda m: f"layer{int(m[1]) + 1}", name): value for name, value in buffers.items()}
+    buffers = {
+        name: optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in module.named_parameters()
+    }
+    bare = {
+        re.sub(r"layers\.(\d)", lambda m: f"layer{int(m[1]) + 1}", name): value
+        for name, value in buffers.items()
+    }
     assert_canonical(state.momentum, arrays(bare))
     optimizer.step()
 
 
 def test_a_checkpoint_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
     recipe = recipe_of()
-    state = State(0, state_of(recipe).tensors, state_of(recipe).momentum, state_of(recipe, 8).tensors)
+    state = State(
+        0, state_of(recipe).tensors, state_of(recipe).momentum, state_of(recipe, 8).tensors
+    )
     write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3)
     found = read(tmp_path / "a.pth.tar")
     assert_canonical(found.state.tensors, state.tensors)
@@ -436,7 +584,9 @@ def test_a_checkpoint_that_was_written_is_read_as_it_was(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("write", [write_torchvision, write_nvidia_pytorch])
-def test_nothing_is_overwritten_and_nothing_is_left_after_an_error(write: Callable[..., Any], tmp_path: Path) -> None:
+def test_nothing_is_overwritten_and_nothing_is_left_after_an_error(
+    write: Callable[..., Any], tmp_path: Path
+) -> None:
     recipe = recipe_of()
     (tmp_path / "a.pth").write_text("mine")
     with pytest.raises(CheckpointError, match=r"a\.pth already exists"):
@@ -446,7 +596,9 @@ def test_nothing_is_overwritten_and_nothing_is_left_after_an_error(write: Callab
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.pth": "mine"}
 
 
-V1 = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 8, 8), stride_in="1x1")
+V1 = ModelSpec(
+    block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 8, 8), stride_in="1x1"
+)
 
 
 @pytest.mark.parametrize(
@@ -458,7 +610,9 @@ V1 = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8,
         ({}, "left out, since the file holds only weights: velocities, step 7"),
     ],
 )
-def test_what_a_state_dict_cannot_say_is_remarked(changes: dict[str, Any], remark: str, tmp_path: Path) -> None:
+def test_what_a_state_dict_cannot_say_is_remarked(
+    changes: dict[str, Any], remark: str, tmp_path: Path
+) -> None:
     recipe = recipe_of().replace(**changes)
     remarks = write_torchvision(tmp_path / "a.pth", recipe, state_of(recipe)).remarks
     assert remark in "; ".join(remarks)
@@ -469,7 +623,12 @@ def test_all_that_a_state_dict_does_not_hold_is_named(tmp_path: Path) -> None:
     scaler = {"scale": 128.0, "good_steps": 0.0, "bad_steps": 0.0}
     whole = State(7, full.tensors, full.momentum, full.tensors, scaler)
     remarks = write_torchvision(tmp_path / "a.pth", recipe_of(), whole).remarks
-    assert remarks == ("left out, since the file holds only weights: velocities, moving averages, the loss scale, step 7",)
+    assert remarks == (
+        (
+            "left out, since the file holds only weights: velocities, moving averages, the loss"
+            " scale, step 7"
+        ),
+    )
     remarks = write_torchvision(tmp_path / "b.pth", recipe_of(), State(0, full.tensors, {})).remarks
     assert remarks == ()
 
@@ -478,18 +637,28 @@ def test_the_builder_of_resnext_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     recipe = recipe_of("resnext101-32x4d")
     monkeypatch.setattr(torch_file, "save", lambda path, value: path.write_bytes(b""))
     expected = tensors(model_spec(recipe.model), recipe.logits)
-    state = State(0, {tensor.name: np.broadcast_to(np.float32(0), tensor.shape) for tensor in expected}, {})
+    state = State(
+        0, {tensor.name: np.broadcast_to(np.float32(0), tensor.shape) for tensor in expected}, {}
+    )
     remarks = write_torchvision(tmp_path / "a.pth", recipe, state).remarks
     assert remarks == (
-        "torchvision's class needs ResNet(Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4, num_classes=5)",
+        (
+            "torchvision's class needs ResNet(Bottleneck, [3, 4, 23, 3], groups=32,"
+            " width_per_group=4, num_classes=5)"
+        ),
     )
 
 
 def test_what_nvidias_code_needs_to_know_is_remarked(tmp_path: Path) -> None:
     recipe = recipe_of()
-    remarks = write_nvidia_pytorch(tmp_path / "a.pth", recipe, State(7, state_of(recipe).tensors, {})).remarks
+    remarks = write_nvidia_pytorch(
+        tmp_path / "a.pth", recipe, State(7, state_of(recipe).tensors, {})
+    ).remarks
     assert remarks == (
-        "a.pth is for --resume on one GPU; on several, the names in state_dict have to begin with module.",
+        (
+            "a.pth is for --resume on one GPU; on several, the names in state_dict have to begin"
+            " with module."
+        ),
         "a.weights.pth is for --pretrained-from-file",
         "epoch 0 is stored, at which --resume begins; step 7 is not",
         "the original's code has only the models resnet50 and resnext101-32x4d; this is another",

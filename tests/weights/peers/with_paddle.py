@@ -2,7 +2,8 @@
 
     with_paddle.py INPUT.npz OUTPUT.npz
 
-INPUT has weights in Lockstep's layout. OUTPUT gets each weight's mask as `<algorithm> <name>`, bool in the same layout.
+INPUT has weights in Lockstep's layout. OUTPUT gets each weight's mask as `<algorithm> <name>`, bool
+in the same layout.
 """
 
 import sys
@@ -24,7 +25,9 @@ def layer(weight):
 
 def pruned(weights, algorithm):
     layers = {name: layer(weight) for name, weight in weights.items()}
-    found = asp.prune_model(paddle.nn.LayerList(layers.values()), mask_algo=algorithm, with_mask=False)
+    found = asp.prune_model(
+        paddle.nn.LayerList(layers.values()), mask_algo=algorithm, with_mask=False
+    )
     for name, made in layers.items():
         kept = found[made.weight.name] == 1
         yield name, kept if kept.ndim == 4 else kept.T
@@ -32,4 +35,7 @@ def pruned(weights, algorithm):
 
 weights = dict(np.load(sys.argv[1]))
 algorithms = ("mask_1d", "mask_2d_greedy", "mask_2d_best")
-np.savez(sys.argv[2], **{f"{way} {name}": kept for way in algorithms for name, kept in pruned(weights, way)})
+np.savez(
+    sys.argv[2],
+    **{f"{way} {name}": kept for way in algorithms for name, kept in pruned(weights, way)},
+)

@@ -1,4 +1,5 @@
-"""MXNet, which is retired and needs a separate environment. The functions of `lockstep.backends.Backend`."""
+"""MXNet, which is retired and needs a separate environment. The functions of
+`lockstep.backends.Backend`."""
 
 from lockstep.backends.mxnet import loading  # noqa: F401, I001 - before all modules that import MXNet
 
@@ -16,7 +17,16 @@ from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
 from lockstep.backends.shared.joining import join
 
-__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
+__all__ = [
+    "devices",
+    "engine",
+    "libraries",
+    "load_module",
+    "products",
+    "profile",
+    "starting",
+    "world",
+]
 
 
 def world(execution: Execution) -> MxnetWorld:
@@ -29,7 +39,9 @@ def world(execution: Execution) -> MxnetWorld:
     return MxnetWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
 
 
-def engine(recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution) -> MxnetEngine:
+def engine(
+    recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution
+) -> MxnetEngine:
     """Build the recipe's model and its compiled step."""
     refuse_quantisation(recipe, "mxnet")
     return MxnetEngine(recipe, learning_rates, world, execution)

@@ -1,8 +1,10 @@
-"""The training step on MXNet: forward and backward as a compiled graph, the update on three vectors.
+"""The training step on MXNet: forward and backward as a compiled graph, the update on three
+vectors.
 
-One vector holds all tensors of the model. Gradients, velocities and averages have one vector each, too. So the update, the
-sum over ranks and the moving average are a few operations on whole vectors, and the graph computes with views. MXNet
-executes all calls asynchronously, also on a CPU. Only `fetch`, `evaluate`, `predict` and `read` wait.
+One vector holds all tensors of the model. Gradients, velocities and averages have one vector each,
+too. So the update, the sum over ranks and the moving average are a few operations on whole vectors,
+and the graph computes with views. MXNet executes all calls asynchronously, also on a CPU. Only
+`fetch`, `evaluate`, `predict` and `read` wait.
 """
 
 import os
@@ -49,7 +51,8 @@ class MxnetHandle:
     first: int
     steps: int
     result: "Future[Fetched]"
-    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after the last step."""
+    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after
+    the last step."""
 
     @property
     def ready(self) -> bool:
@@ -60,28 +63,40 @@ class MxnetHandle:
 class MxnetEngine:
     """Implements `lockstep.backends.Engine`."""
 
-    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution) -> None:
-        self._recipe, self._world = recipe, world
-        self._parts, self._static = execution.accumulation_steps, execution.compile != "off"
+    def __init__(
+        self, recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution
+    ) -> None:
+        self._recipe = recipe
+        self._world = world
+        self._parts = execution.accumulation_steps
+        self._static = execution.compile != "off"
         self._done = 0
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
-            raise BackendError("a static graph has no batch norm over all ranks; leave compile at auto")
+            raise BackendError(
+                "a static graph has no batch norm over all ranks; leave compile at auto"
+            )
         refuse_exchange(execution.all_reduce_precision, "fp32")
         _configure(recipe, execution, world)
         self._layout = layout = Layout(recipe)
         self._values, self._velocity = self._zeros(layout.size), self._zeros(layout.trained)
         self._found = self._zeros(layout.size)
-        """Gradients, followed by mean and biased variance of a batch where `_values` has running statistics.
+        """Gradients, followed by mean and biased variance of a batch where `_values` has running
+        statistics.
 
-        They must be in one vector. MXNet does not know that the backward pass of a static graph writes statistics. But it
-        knows that the pass writes gradients to this vector, so what reads the statistics waits for the pass.
+        They must be in one vector. MXNet does not know that the backward pass of a static graph
+        writes statistics. But it knows that the pass writes gradients to this vector, so what reads
+        the statistics waits for the pass.
         """
-        self._gradient, self._moments = self._found[: layout.trained], self._found[layout.trained :]
+        self._gradient = self._found[: layout.trained]
+        self._moments = self._found[layout.trained :]
         self._ema = self._zeros(layout.size) if recipe.ema_decay else None
         self._removed: Array | None = None
         """1 where masks remove weights, else 0. It is as long as `_velocity`."""
-        self._views, self._ema_views = layout.views(self._values), {} if self._ema is None else layout.views(self._ema)
+        self._views, self._ema_views = (
+            layout.views(self._values),
+            {} if self._ema is None else layout.views(self._ema),
+        )
         found = layout.views(self._found)
         self._inputs = self._views | {name: found[name] for name in layout.statistics}
         """Inputs of the graph in training."""
@@ -99,7 +114,8 @@ class MxnetEngine:
         self._learning_rates = [float(rate) for rate in learning_rates]
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean, self._std = (
-            self._array(np.array(each, np.float32).reshape(1, 1, 1, 3)) for each in (recipe.mean, recipe.std)
+            self._array(np.array(each, np.float32).reshape(1, 1, 1, 3))
+            for each in (recipe.mean, recipe.std)
         )
         self._held: tuple[np.ndarray, Array] | None = None
 
@@ -130,7 +146,8 @@ class MxnetEngine:
                 self._update(step)
             self._done = step + 1
         if rows:
-            table, scale = mx.nd.stack(*rows), self._scale.value
+            table = mx.nd.stack(*rows)
+            scale = self._scale.value
 
         def fetched() -> Fetched:
             if not rows:  # MXNet has no empty arrays
@@ -142,18 +159,23 @@ class MxnetEngine:
         return MxnetHandle(first, len(rows), _beside(fetched))
 
     def _forward_and_back(self, batch: Batch) -> Array:
-        """Write the gradient of scale / ranks * (mean loss) to `_gradient` and return this rank's sums.
+        """Write the gradient of scale / ranks * (mean loss) to `_gradient` and return this rank's
+        sums.
 
         Running statistics are updated.
         """
-        classes, smoothing = self._recipe.logits, self._recipe.label_smoothing
-        size, sums = len(batch.labels) // self._parts, None
-        images, labels = self._images(batch), self._array(batch.labels.astype(np.int32))
+        classes = self._recipe.logits
+        smoothing = self._recipe.label_smoothing
+        size = len(batch.labels) // self._parts
+        sums = None
+        images = self._images(batch)
+        labels = self._array(batch.labels.astype(np.int32))
         if self._parts > 1:
             self._gradient[:] = 0
         for part in range(self._parts):
             rows = slice(part * size, (part + 1) * size)
-            x, own = self._normalised(images[rows]), labels[rows]
+            x = self._normalised(images[rows])
+            own = labels[rows]
             targets = mx.nd.one_hot(own, classes)
             if batch.coefficients is not None and batch.partners is not None:
                 partners = self._array(batch.partners[rows].astype(np.int32))
@@ -166,7 +188,8 @@ class MxnetEngine:
             # The gradient of cross-entropy, computed by its formula.
             slope = mx.nd.softmax(logits) - targets
             slope = mx.nd.broadcast_mul(
-                slope, (self._scale.value / (size * self._parts * self._world.ranks)).reshape((1, 1))
+                slope,
+                (self._scale.value / (size * self._parts * self._world.ranks)).reshape((1, 1)),
             )
             mx.autograd.backward([logits], [slope])
             self._move_statistics(size, x.shape)
@@ -177,7 +200,9 @@ class MxnetEngine:
             sums = counted if sums is None else sums + counted
         return sums
 
-    def _graph(self, images: Array, values: Mapping[str, Array], recipe: Recipe, *, training: bool) -> Array:
+    def _graph(
+        self, images: Array, values: Mapping[str, Array], recipe: Recipe, *, training: bool
+    ) -> Array:
         """Return the logits of normalised images, in the recipe's precision."""
         height, width = self._size_of(images.shape)
         key = (height, width, training, recipe.precision)
@@ -208,7 +233,9 @@ class MxnetEngine:
 
     def _moments_over_ranks(self, x: Array, name: str) -> tuple[Array, Array]:
         """Return mean and biased variance, in float32, over the images of all ranks."""
-        axes, shape = ((0, 1, 2), (1, 1, 1, -1)) if self._world.on_gpu else ((0, 2, 3), (1, -1, 1, 1))
+        axes, shape = (
+            ((0, 1, 2), (1, 1, 1, -1)) if self._world.on_gpu else ((0, 2, 3), (1, -1, 1, 1))
+        )
         sums = x.sum(axes)
         count = x.size // sums.size * self._world.ranks
         mean = _SumOverRanks(self._world, f"{name} mean")(sums) / count
@@ -223,7 +250,9 @@ class MxnetEngine:
             images *= self._world.ranks if self._synchronised else 1
             height, width = self._size_of(shape)
             for name, count in self._averaged[height, width].items():
-                factors[self._layout.places[f"{name}.running_var"]] = images * count / (images * count - 1)
+                factors[self._layout.places[f"{name}.running_var"]] = (
+                    images * count / (images * count - 1)
+                )
             self._unbiased[key] = self._array(factors[self._layout.trained :])
         statistics = self._values[self._layout.trained :]
         moved = self._moments * self._unbiased[key]
@@ -240,21 +269,27 @@ class MxnetEngine:
         """Return uint8 images [N, H, W, 3] as float32, (x - mean) / std, in the device's layout."""
         x = images.astype("float32")  # before the transpose: MXNet transposes bytes slowly
         if not self._world.on_gpu:
-            return mx.nd.image.normalize(x.transpose((0, 3, 1, 2)), self._recipe.mean, self._recipe.std)
+            return mx.nd.image.normalize(
+                x.transpose((0, 3, 1, 2)), self._recipe.mean, self._recipe.std
+            )
         return mx.nd.broadcast_div(mx.nd.broadcast_sub(x, self._mean), self._std)
 
     def _update(self, step: int) -> None:
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
-        gradient, rate, scale = self._gradient, self._learning_rates[step], 1 / self._scale.fixed
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
+        # stay 0.
+        gradient = self._gradient
+        rate = self._learning_rates[step]
+        scale = 1 / self._scale.fixed
         if self._removed is not None:
             gradient = mx.nd.where(self._removed, mx.nd.zeros_like(gradient), gradient)
         used = None
         if self._scale.is_dynamic:
             gradient, used = self._scale.step(gradient)
         before = self._velocity.copy() if self._scale.is_dynamic or self._recipe.nesterov else None
-        # MXNet's operator has the learning rate inside the velocity. At rate -1 its velocity is the canonical one. Its new
-        # weights are not used and overwrite the gradient.
-        decayed, trained = self._layout.decayed, self._layout.trained
+        # MXNet's operator has the learning rate inside the velocity. At rate -1 its velocity is the
+        # canonical one. Its new weights are not used and overwrite the gradient.
+        decayed = self._layout.decayed
+        trained = self._layout.trained
         for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
             if start < end:
                 mx.nd.sgd_mom_update(
@@ -267,15 +302,21 @@ class MxnetEngine:
                     rescale_grad=scale,
                     out=gradient[start:end],
                 )
-        weights, move, momentum = self._values[:trained], self._velocity, self._recipe.momentum
-        if self._recipe.nesterov and before is not None:  # g + m * v, where g = v - m * (the velocity before)
+        weights = self._values[:trained]
+        move = self._velocity
+        momentum = self._recipe.momentum
+        if (
+            self._recipe.nesterov and before is not None
+        ):  # g + m * v, where g = v - m * (the velocity before)
             move = (1 + momentum) * self._velocity - momentum * before
         if used is None or before is None:
             mx.nd.sgd_update(weights, move, lr=rate, wd=0.0, out=weights)
         else:
             moved = weights - rate * move
             weights[:] = mx.nd.where(mx.nd.broadcast_like(used, before), moved, weights)
-            self._velocity[:] = mx.nd.where(mx.nd.broadcast_like(used, before), self._velocity, before)
+            self._velocity[:] = mx.nd.where(
+                mx.nd.broadcast_like(used, before), self._velocity, before
+            )
         if self._ema is not None:
             keep = self._ema_decays[step]
             self._ema += float(1 - keep) * (self._values - self._ema)
@@ -296,7 +337,8 @@ class MxnetEngine:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn MXNet's error into one that says that a rank has ended, or what to do if memory is short."""
+        """Turn MXNet's error into one that says that a rank has ended, or what to do if memory is
+        short."""
         try:
             yield
         except mx.MXNetError as error:
@@ -317,14 +359,19 @@ class MxnetEngine:
                     self._world.share(vector[self._layout.trained :])
 
         self._waited_for(_beside(shared))
-        recipe, rows = self._recipe.for_evaluation(), []
+        recipe = self._recipe.for_evaluation()
+        rows = []
         for batch in batches:
             with self._explained():
-                logits = self._infer(self._images(batch), self._ema_views if ema else self._views, recipe)
+                logits = self._infer(
+                    self._images(batch), self._ema_views if ema else self._views, recipe
+                )
                 rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
 
         def gathered() -> np.ndarray:
-            return self._world.gathered(mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5)))
+            return self._world.gathered(
+                mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5))
+            )
 
         return Scores.of_table(self._waited_for(_beside(gathered)))
 
@@ -335,7 +382,8 @@ class MxnetEngine:
         return self._infer(self._array(images), self._views, self._recipe).asnumpy()
 
     def _infer(self, images: Array, values: Mapping[str, Array], recipe: Recipe) -> Array:
-        # In training mode: otherwise MXNet changes the layout of the weights for oneDNN, within the vector that they share.
+        # In training mode: otherwise MXNet changes the layout of the weights for oneDNN, within the
+        # vector that they share.
         with mx.autograd.train_mode():
             return self._graph(self._normalised(images), values, recipe, training=False)
 
@@ -345,15 +393,22 @@ class MxnetEngine:
         """Return a copy of the state."""
         with self._explained():
             average = {} if self._ema is None else self._layout.arrays(self._ema.asnumpy())
-            values, velocity = (self._layout.arrays(vector.asnumpy()) for vector in (self._values, self._velocity))
+            values, velocity = (
+                self._layout.arrays(vector.asnumpy()) for vector in (self._values, self._velocity)
+            )
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
         check_fit(self._layout.shapes, state.tensors, "tensors")
         check_fit(self._layout.of_parameters(), state.momentum, "momentum")
         check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
-        for vector, values in ((self._values, state.tensors), (self._velocity, state.momentum), (self._ema, state.ema)):
+        for vector, values in (
+            (self._values, state.tensors),
+            (self._velocity, state.momentum),
+            (self._ema, state.ema),
+        ):
             if vector is not None:
                 vector[:] = self._layout.vector(values)
         self._scale.write(state.scaler)
@@ -363,7 +418,9 @@ class MxnetEngine:
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
         check_masks(self._layout.of_parameters(), masks)
-        self._removed = self._array(self._layout.removed(masks).astype(np.float32)) if masks else None
+        self._removed = (
+            self._array(self._layout.removed(masks).astype(np.float32)) if masks else None
+        )
         self._apply_masks()
 
     def _apply_masks(self) -> None:
@@ -378,7 +435,8 @@ class MxnetEngine:
 def _beside(work: Callable[[], Result]) -> "Future[Result]":
     """Do work that waits in a separate daemon thread, which does not keep the process from ending.
 
-    It is the same thread for all work: MXNet keeps 5 MB for every thread that has called it, also after the thread's end.
+    It is the same thread for all work: MXNet keeps 5 MB for every thread that has called it, also
+    after the thread's end.
     """
     future: Future[Result] = Future()
 
@@ -410,7 +468,8 @@ class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
 
     def __init__(self, world: MxnetWorld, name: str) -> None:
         super().__init__()
-        self._world, self._name = world, name
+        self._world = world
+        self._name = name
 
     def forward(self, array: Array) -> Array:
         # Not in the backward pass, which MXNet executes in a separate thread and at its own time.
@@ -427,7 +486,9 @@ class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
 
 
 def _mixed(values: Array, partners: Array, weight: Array) -> Array:
-    return mx.nd.broadcast_mul(values, weight) + mx.nd.broadcast_mul(mx.nd.take(values, partners), 1 - weight)
+    return mx.nd.broadcast_mul(values, weight) + mx.nd.broadcast_mul(
+        mx.nd.take(values, partners), 1 - weight
+    )
 
 
 def _log_sum_exp(logits: Array) -> Array:
@@ -439,24 +500,30 @@ def _scored(logits: Array, labels: Array) -> Array:
     """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = mx.nd.maximum(labels, 0)
     losses = _log_sum_exp(logits) - mx.nd.pick(logits, known)
-    confidences = 1 / mx.nd.broadcast_sub(logits, logits.max(axis=1, keepdims=True)).exp().sum(axis=1)
+    confidences = 1 / mx.nd.broadcast_sub(logits, logits.max(axis=1, keepdims=True)).exp().sum(
+        axis=1
+    )
     columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels, confidences]
     return mx.nd.stack(*(column.astype("float64") for column in columns), axis=1)
 
 
 def _rank_of(logits: Array, labels: Array) -> Array:
-    """Return how many classes rank above the label: float32 [N]. Ties go to the lower class. NaN ranks first."""
+    """Return how many classes rank above the label: float32 [N]. Ties go to the lower class. NaN
+    ranks first."""
     own = mx.nd.pick(logits, labels, keepdims=True)
     classes = mx.nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
     before = mx.nd.broadcast_lesser(classes, labels.astype("float32").reshape((-1, 1)))
-    at_most, equal = mx.nd.broadcast_lesser_equal(logits, own), mx.nd.broadcast_equal(logits, own)
+    at_most = mx.nd.broadcast_lesser_equal(logits, own)
+    equal = mx.nd.broadcast_equal(logits, own)
     return (1 - at_most + equal * before).sum(axis=1)
 
 
 def _configure(recipe: Recipe, execution: Execution, world: MxnetWorld) -> None:
     if not world.on_gpu:
         if recipe.precision == "bf16" and "AVX-512" not in arithmetic().extensions:
-            raise BackendError("MXNet computes in bf16 only on processors with AVX-512; use --set precision=fp32")
+            raise BackendError(
+                "MXNet computes in bf16 only on processors with AVX-512; use --set precision=fp32"
+            )
         keep_freed_memory()
         return
     # MXNet reads these variables when an operator first computes.

@@ -19,7 +19,8 @@ try:
     import horovod.mxnet as hvd
 except ImportError as error:
     raise BackendError(
-        f"distributed is horovod, which is not installed here: {error}. `make mxnet-horovod` builds it in .venv-mxnet"
+        f"distributed is horovod, which is not installed here: {error}. `make mxnet-horovod` builds"
+        " it in .venv-mxnet"
     ) from None
 
 _FAILS_WITH = ("Horovod has been shut down", "gloo")
@@ -28,7 +29,8 @@ _LETTER_BYTES = 512
 
 
 class HorovodWorld(Ranks):
-    """This process: one of those of `horovodrun` or `lockstep launch --distributed horovod`, or a single one."""
+    """This process: one of those of `horovodrun` or `lockstep launch --distributed horovod`, or a
+    single one."""
 
     def __init__(self, execution: Execution) -> None:
         hvd.init()
@@ -41,7 +43,8 @@ class HorovodWorld(Ranks):
     def refuse_loss(self, reason: str = "") -> None:
         """Raise `LockstepError` if a rank has ended. `reason` is MXNet's error.
 
-        Horovod fails on all ranks at once. Without it, the ranks other than 0 would notice only the end of rank 0.
+        Horovod fails on all ranks at once. Without it, the ranks other than 0 would notice only the
+        end of rank 0.
         """
         super().refuse_loss()
         if any(words in reason for words in _FAILS_WITH):
@@ -59,18 +62,22 @@ class HorovodWorld(Ranks):
 
 
 def _meet() -> Hosts:
-    """Connect the ranks for questions between hosts, since Horovod answers only after all work that MXNet has enqueued.
+    """Connect the ranks for questions between hosts, since Horovod answers only after all work that
+    MXNet has enqueued.
 
     Rank 0 listens. It sends its address and a shared secret to the others through Horovod.
     """
     if hvd.rank() > 0:
         host, port, key = _told(b"").decode().split()
         return Hosts(hvd.rank(), hvd.size(), [reach(host, int(port), key, hosts.PATIENCE_SEC)])
-    host, key = _own_host(), secrets.token_hex()
+    host = _own_host()
+    key = secrets.token_hex()
     try:
         server = hosts.listening(host, 0, hvd.size())
     except OSError as error:
-        raise BackendError(f"rank 0 cannot listen at {host}, where the other ranks would reach it: {error}") from None
+        raise BackendError(
+            f"rank 0 cannot listen at {host}, where the other ranks would reach it: {error}"
+        ) from None
     _told(f"{host} {server.getsockname()[1]} {key}".encode())
     return Hosts(0, hvd.size(), hosts.come(server, hvd.size(), key))
 
@@ -84,6 +91,9 @@ def _own_host() -> str:
 
 
 def _told(letter: bytes) -> bytes:
-    """Return the letter of rank 0. It is bytes, not a Python object, since unpickling an object can execute code."""
+    """Return the letter of rank 0. It is bytes, not a Python object, since unpickling an object can
+    execute code."""
     padded = np.frombuffer(letter.ljust(_LETTER_BYTES, b" "), np.uint8)
-    return bytes(hvd.broadcast(mx.nd.array(padded, mx.cpu(), np.uint8), root_rank=0, name="hosts").asnumpy()).strip()
+    return bytes(
+        hvd.broadcast(mx.nd.array(padded, mx.cpu(), np.uint8), root_rank=0, name="hosts").asnumpy()
+    ).strip()

@@ -1,4 +1,5 @@
-"""Questions between the hosts of the ranks. MXNet's parameter server only adds up, and hangs when a rank has ended."""
+"""Questions between the hosts of the ranks. MXNet's parameter server only adds up, and hangs when a
+rank has ended."""
 
 import socket
 import struct
@@ -7,24 +8,28 @@ from contextlib import closing
 from lockstep.system.connections import Line, admitted, has_ended, limit_waiting, reach
 from lockstep.system.errors import BackendError, LockstepError
 
-ADDRESS, KEY = "LOCKSTEP_HOSTS_ADDRESS", "LOCKSTEP_HOSTS_KEY"
+ADDRESS = "LOCKSTEP_HOSTS_ADDRESS"
+KEY = "LOCKSTEP_HOSTS_KEY"
 """Environment variables: the address where rank 0 listens, as host:port, and a shared secret."""
 PATIENCE_SEC = 120.0
 """Seconds to wait until rank 0 listens and the other ranks have connected."""
 
 
 class Hosts:
-    """This rank and its connections. Rank 0 receives the values of all ranks and answers all of them."""
+    """This rank and its connections. Rank 0 receives the values of all ranks and answers all of
+    them."""
 
     def __init__(self, rank: int, ranks: int, others: list[Line]) -> None:
-        self.rank, self.ranks = rank, ranks
+        self.rank = rank
+        self.ranks = ranks
         self._others = others
         """Connections to all other ranks on rank 0; on the other ranks, only to rank 0."""
         self.lost = False
         """Whether a rank is known to have ended."""
 
     def largest(self, values: list[int]) -> list[int]:
-        """Return the largest value over all ranks, for every position of the list. Every rank must call it."""
+        """Return the largest value over all ranks, for every position of the list. Every rank must
+        call it."""
         try:
             if self.rank == 0:
                 heard = [values, *map(_receive, self._others)]
@@ -32,7 +37,12 @@ class Hosts:
             for other in self._others:
                 other.send_bytes(struct.pack(f"<{len(values)}q", *values))
             return values if self.rank == 0 else _receive(self._others[0])
-        except (EOFError, OSError, ValueError, struct.error) as error:  # the last two: the data are not integers
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+            struct.error,
+        ) as error:  # the last two: the data are not integers
             raise self.give_up() from error
 
     def refuse_loss(self) -> None:
@@ -52,7 +62,8 @@ class Hosts:
 
 
 def _receive(other: Line) -> list[int]:
-    """Return the integers that another rank sent. Nothing is unpickled, which would execute any data."""
+    """Return the integers that another rank sent. Nothing is unpickled, which would execute any
+    data."""
     received = other.recv_bytes(_LARGEST_MESSAGE_BYTES)
     return [value for (value,) in struct.iter_unpack("<q", received)]
 
@@ -61,14 +72,17 @@ _LARGEST_MESSAGE_BYTES = 2**16
 
 
 def meet(rank: int, ranks: int, address: str, key: str) -> Hosts:
-    """Return the connected ranks, once all have come to `address` (host:port). Raises `BackendError` if they do not."""
+    """Return the connected ranks, once all have come to `address` (host:port). Raises
+    `BackendError` if they do not."""
     host, _, port = address.rpartition(":")
     try:
         if rank == 0:
             return Hosts(rank, ranks, come(listening(host, int(port), ranks), ranks, key))
         return Hosts(rank, ranks, [reach(host, int(port), key, PATIENCE_SEC)])
     except (BackendError, OSError, ValueError) as error:
-        raise BackendError(f"the ranks do not find each other at {ADDRESS}={address}: {error}") from None
+        raise BackendError(
+            f"the ranks do not find each other at {ADDRESS}={address}: {error}"
+        ) from None
 
 
 def listening(host: str, port: int, ranks: int) -> socket.socket:
@@ -88,8 +102,8 @@ def come(server: socket.socket, ranks: int, key: str) -> list[Line]:
                 other = next(arrivals)
             except TimeoutError:
                 raise BackendError(
-                    f"{len(others)} of {ranks - 1} other ranks came within {PATIENCE_SEC:.0f} s; the output of those "
-                    "that are missing says why"
+                    f"{len(others)} of {ranks - 1} other ranks came within {PATIENCE_SEC:.0f} s;"
+                    " the output of those that are missing says why"
                 ) from None
             if other is not None:
                 limit_waiting(other, 0)  # a question may take as long as its slowest rank computes

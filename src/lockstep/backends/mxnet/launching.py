@@ -15,7 +15,8 @@ from lockstep.system.ranks import OF_NETWORKS
 
 @contextmanager
 def starting(table: Table, distributed: str) -> Iterator[Start]:
-    """Yield how this machine's ranks are started. Node 0 runs the scheduler and the server of all of them."""
+    """Yield how this machine's ranks are started. Node 0 runs the scheduler and the server of all
+    of them."""
     if distributed == "horovod":
         from lockstep.backends.mxnet import horovod_world  # noqa: F401 - fails once here instead of in every rank
 
@@ -30,19 +31,22 @@ def starting(table: Table, distributed: str) -> Iterator[Start]:
 
 
 def worker(table: Table, local_rank: int) -> dict[str, str]:
-    """Return the environment variables that make a rank of this machine one of the workers of MXNet's parameter server."""
+    """Return the environment variables that make a rank of this machine one of the workers of
+    MXNet's parameter server."""
     return variables(table) | {"DMLC_ROLE": "worker"}
 
 
 def variables(table: Table) -> dict[str, str]:
-    """Return the environment variables by which this machine's workers, scheduler and server find each other."""
+    """Return the environment variables by which this machine's workers, scheduler and server find
+    each other."""
     leading, (port, port_of_hosts) = table.nodes[0].address, table.shared_ports
     return {
         hosts.ADDRESS: f"{leading}:{port_of_hosts}",
         hosts.KEY: table.secret,
         "DMLC_PS_ROOT_URI": leading,
         "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NODE_HOST": table.own.address,  # not on all interfaces: a server executes what it receives
+        # not on all interfaces: a server executes what it receives
+        "DMLC_NODE_HOST": table.own.address,
         "DMLC_USE_KUBERNETES": "0",  # with 1, the scheduler would listen on all interfaces
         "DMLC_LOCAL": "0",
         "DMLC_NUM_WORKER": str(table.ranks),
@@ -59,16 +63,21 @@ def _threads_of_a_rank(table: Table) -> str:
 def _parameter_server(shared: dict[str, str]) -> Iterator[int]:
     """Run a scheduler and a server on this machine.
 
-    Yield a file descriptor that every worker must inherit. Scheduler and server end when no process has it open.
+    Yield a file descriptor that every worker must inherit. Scheduler and server end when no process
+    has it open.
     """
     heard, held = os.pipe()
     helpers: list[subprocess.Popen[bytes]] = []
     try:
         for role in ("scheduler", "server"):
-            inherited = {name: value for name, value in os.environ.items() if name not in OF_NETWORKS}
+            inherited = {
+                name: value for name, value in os.environ.items() if name not in OF_NETWORKS
+            }
             environment = inherited | shared | {"DMLC_ROLE": role}
             command = [sys.executable, "-P", "-c", _HELPER, str(heard)]
-            helpers.append(subprocess.Popen(command, env=environment, pass_fds=[heard], start_new_session=True))
+            helpers.append(
+                subprocess.Popen(command, env=environment, pass_fds=[heard], start_new_session=True)
+            )
         os.close(heard)
         yield held
     finally:
@@ -87,5 +96,6 @@ import mxnet
 """
 """Code of schedulers and servers. Importing MXNet starts them, and the import does not return.
 
-A server would unpickle an optimizer that it receives. Here it only sums, so nothing sends one, and unpickling is disabled.
+A server would unpickle an optimizer that it receives. Here it only sums, so nothing sends one, and
+unpickling is disabled.
 """

@@ -17,6 +17,8 @@ try:
     with silenced():
         mx = importlib.import_module("mxnet")
 except AttributeError as error:  # it uses names that newer versions of NumPy do not have
-    raise BackendError(f"MXNet needs numpy<1.24, as `make mxnet-env` installs it: {error}") from None
+    raise BackendError(
+        f"MXNet needs numpy<1.24, as `make mxnet-env` installs it: {error}"
+    ) from None
 if chosen is None:  # the processes that this one starts choose for themselves
     del os.environ["OMP_NUM_THREADS"]

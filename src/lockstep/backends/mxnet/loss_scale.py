@@ -11,10 +11,12 @@ Array = Any
 
 
 class LossScale:
-    """The loss scale, constant or adapted to overflows by the recipe's rule. MXNet's own scaler waits for every step."""
+    """The loss scale, constant or adapted to overflows by the recipe's rule. MXNet's own scaler
+    waits for every step."""
 
     def __init__(self, recipe: Recipe, context: Any) -> None:
-        self._recipe, self._context = recipe, context
+        self._recipe = recipe
+        self._context = context
         used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
         self.is_dynamic = used and recipe.loss_scaling == "dynamic"
         self.fixed = recipe.loss_scale if used and not self.is_dynamic else 1.0
@@ -33,17 +35,21 @@ class LossScale:
         finite = mx.nd.multi_all_finite(gradient, num_arrays=1)
         unscaled = mx.nd.broadcast_div(gradient, self.value)
         self._adapt(finite)
-        return mx.nd.where(mx.nd.broadcast_like(finite, unscaled), unscaled, mx.nd.zeros_like(unscaled)), finite
+        return mx.nd.where(
+            mx.nd.broadcast_like(finite, unscaled), unscaled, mx.nd.zeros_like(unscaled)
+        ), finite
 
     def _adapt(self, finite: Array) -> None:
-        good, bad = finite * (self._good + 1), (1 - finite) * (self._bad + 1)
+        good = finite * (self._good + 1)
+        bad = (1 - finite) * (self._bad + 1)
         grows = good >= self._recipe.loss_scale_growth_steps
         shrinks = bad >= self._recipe.loss_scale_backoff_steps
         one = mx.nd.ones_like(finite)
         factor = mx.nd.where(grows, one * self._recipe.loss_scale_growth, one)
         factor = mx.nd.where(shrinks, one * self._recipe.loss_scale_backoff, factor)
         self.value = self.value * factor
-        self._good, self._bad = good * (1 - grows), bad * (1 - shrinks)
+        self._good = good * (1 - grows)
+        self._bad = bad * (1 - shrinks)
 
     def read(self) -> dict[str, float]:
         """Return the canonical state; empty unless the scale is dynamic."""
@@ -56,4 +62,6 @@ class LossScale:
         """Replace the state. An empty state stands for the recipe's initial one."""
         if self.is_dynamic:
             state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
-            self.value, self._good, self._bad = (self._number(state[name]) for name in ("scale", "good_steps", "bad_steps"))
+            self.value, self._good, self._bad = (
+                self._number(state[name]) for name in ("scale", "good_steps", "bad_steps")
+            )

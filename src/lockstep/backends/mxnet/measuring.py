@@ -1,4 +1,5 @@
-"""What a benchmark asks of MXNet: the versions and threads it computes with, and products of matrices."""
+"""What a benchmark asks of MXNet: the versions and threads it computes with, and products of
+matrices."""
 
 import os
 from typing import Any

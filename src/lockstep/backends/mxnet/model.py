@@ -20,11 +20,12 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 class Pass:
-    """One pass of a batch through a model, in the recipe's precision: as symbols, or computed operator by operator.
+    """One pass of a batch through a model, in the recipe's precision: as symbols, or computed
+    operator by operator.
 
-    `values` are the tensors by canonical name, in canonical layout. In training a batch norm overwrites its running
-    statistics with the mean and biased variance of the batch. A graph does this in its backward pass. So these values must
-    be separate arrays for this purpose.
+    `values` are the tensors by canonical name, in canonical layout. In training a batch norm
+    overwrites its running statistics with the mean and biased variance of the batch. A graph does
+    this in its backward pass. So these values must be separate arrays for this purpose.
     """
 
     def __init__(
@@ -37,12 +38,17 @@ class Pass:
         on_gpu: bool,
         moments: Moments | None = None,
     ) -> None:
-        self._recipe, self._values, self._training, self._on_gpu, self._moments = recipe, values, training, on_gpu, moments
+        self._recipe = recipe
+        self._values = values
+        self._training = training
+        self._on_gpu = on_gpu
+        self._moments = moments
         self._ops = mx.sym if isinstance(values["fc.bias"], mx.sym.Symbol) else mx.nd
         self._size = size
         """Height and width of the activations that were computed last."""
         self.values_of_a_channel: dict[str, int] = {}
-        """Number of values of a channel in one image, by the name of the batch norm that averages them."""
+        """Number of values of a channel in one image, by the name of the batch norm that averages
+        them."""
 
     def logits(self, images: Node) -> Node:
         """Return float32 logits [N, logits] of normalised images, float32 in the device's layout."""
@@ -52,15 +58,20 @@ class Pass:
         for block in blocks(spec):
             x = self._block(x, block)
         layout = "NHWC" if self._on_gpu else "NCHW"
-        x = self._ops.Flatten(self._ops.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=layout))
+        x = self._ops.Flatten(
+            self._ops.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=layout)
+        )
         weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
-        y = self._ops.FullyConnected(self._rounded(x), weight, bias, num_hidden=self._recipe.logits, name="fc")
+        y = self._ops.FullyConnected(
+            self._rounded(x), weight, bias, num_hidden=self._recipe.logits, name="fc"
+        )
         return self._ops.cast(self._rounded(y), dtype="float32")
 
     def _rounded(self, x: Node) -> Node:
         """Return values rounded to the recipe's precision.
 
-        MXNet has no fp16 products for CPUs. There the products are float32, of numbers that were rounded to fp16.
+        MXNet has no fp16 products for CPUs. There the products are float32, of numbers that were
+        rounded to fp16.
         """
         if self._recipe.precision == "bf16":
             return self._ops.amp_cast(x, dtype=BFLOAT16)
@@ -95,25 +106,38 @@ class Pass:
                 name=conv.name,
             )
 
-        return self._batch_norm(self._rounded(self._window(x, conv.kernel, conv.stride, convolved)), conv.bn_name)
+        return self._batch_norm(
+            self._rounded(self._window(x, conv.kernel, conv.stride, convolved)), conv.bn_name
+        )
 
     def _max_pool(self, x: Node, pad: int) -> Node:
         layout = "NHWC" if self._on_gpu else "NCHW"
-        return self._ops.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=layout)
+        return self._ops.Pooling(
+            x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=layout
+        )
 
-    def _window(self, x: Node, kernel: int, stride: int, slide: Callable[[Node, int], Node]) -> Node:
+    def _window(
+        self, x: Node, kernel: int, stride: int, slide: Callable[[Node, int], Node]
+    ) -> Node:
         """Slide a window over images that are padded as in the recipe, and update the size."""
-        if self._recipe.padding == "symmetric" or stride == 1:  # both paddings are the same at stride 1
+        if (
+            self._recipe.padding == "symmetric" or stride == 1
+        ):  # both paddings are the same at stride 1
             y = slide(x, kernel // 2)
         else:
-            # Zeros for the pool, too. A ReLU comes before it, whose gradient at 0 is 0, whichever value is the largest.
-            around = [(pad // 2, pad - pad // 2) for pad in (_same(length, kernel, stride) for length in self._size)]
+            # Zeros for the pool, too. A ReLU comes before it, whose gradient at 0 is 0, whichever
+            # value is the largest.
+            around = [
+                (pad // 2, pad - pad // 2)
+                for pad in (_same(length, kernel, stride) for length in self._size)
+            ]
             y = slide(self._padded(x, around), 0) if any(map(any, around)) else slide(x, 0)
         self._size = (-(-self._size[0] // stride), -(-self._size[1] // stride))
         return y
 
     def _padded(self, x: Node, around: list[tuple[int, int]]) -> Node:
-        """Return the images with zeros around them. The operator pads only the last two axes, and not in bf16."""
+        """Return the images with zeros around them. The operator pads only the last two axes, and
+        not in bf16."""
         x = self._ops.cast(x, dtype="float32")
         x = self._ops.transpose(x, axes=(0, 3, 1, 2)) if self._on_gpu else x
         x = self._ops.pad(x, mode="constant", pad_width=(0, 0, 0, 0, *around[0], *around[1]))
@@ -121,11 +145,14 @@ class Pass:
 
     def _batch_norm(self, x: Node, name: str) -> Node:
         scale, bias, mean, variance = (
-            self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+            self._values[f"{name}.{suffix}"]
+            for suffix in ("weight", "bias", "running_mean", "running_var")
         )
         self.values_of_a_channel[name] = self._size[0] * self._size[1]
         if self._training and self._moments is not None:
-            return self._rounded(self._batch_norm_over_ranks(self._ops.cast(x, dtype="float32"), name, self._moments))
+            return self._rounded(
+                self._batch_norm_over_ranks(self._ops.cast(x, dtype="float32"), name, self._moments)
+            )
         y = self._ops.BatchNorm(
             x,
             scale,
@@ -150,7 +177,9 @@ class Pass:
         scale, bias = (self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias"))
         scale = scale / (variance + self._recipe.bn_epsilon).sqrt()
         centred = mx.nd.broadcast_sub(x, mean.reshape(shape))
-        return mx.nd.broadcast_add(mx.nd.broadcast_mul(centred, scale.reshape(shape)), bias.reshape(shape))
+        return mx.nd.broadcast_add(
+            mx.nd.broadcast_mul(centred, scale.reshape(shape)), bias.reshape(shape)
+        )
 
     def _relu(self, x: Node) -> Node:
         return self._ops.Activation(x, act_type="relu")
@@ -158,7 +187,10 @@ class Pass:
 
 def variables(recipe: Recipe) -> dict[str, Node]:
     """Return a symbol for every tensor of the recipe's model, by canonical name."""
-    return {tensor.name: mx.sym.var(tensor.name) for tensor in tensors(model_spec(recipe.model), recipe.logits)}
+    return {
+        tensor.name: mx.sym.var(tensor.name)
+        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+    }
 
 
 def _same(length: int, kernel: int, stride: int) -> int:

@@ -13,7 +13,8 @@ from lockstep.recipes import Recipe
 
 
 def load_module(recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> Any:
-    """Return the model as a `gluon.SymbolBlock` in evaluation mode: normalised NCHW images to logits.
+    """Return the model as a `gluon.SymbolBlock` in evaluation mode: normalised NCHW images to
+    logits.
 
     With padding "same", the padding is right only for images of the recipe's `eval_crop`.
     """

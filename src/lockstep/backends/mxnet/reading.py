@@ -9,5 +9,6 @@ from lockstep.recipes import Recipe
 
 
 def read(path: Path, recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return the arrays of a `.params` by name, of any shape and dtype. `recipe` is not needed. Raises what MXNet raises."""
+    """Return the arrays of a `.params` by name, of any shape and dtype. `recipe` is not needed.
+    Raises what MXNet raises."""
     return {name: value.asnumpy() for name, value in mx.nd.load(str(path)).items()}

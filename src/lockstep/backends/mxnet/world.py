@@ -1,4 +1,5 @@
-"""The processes that train together: workers of MXNet's parameter server, Horovod, or a single process."""
+"""The processes that train together: workers of MXNet's parameter server, Horovod, or a single
+process."""
 
 import atexit
 import ctypes
@@ -10,7 +11,13 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from lockstep.backends import HostQuestions, refuse_cuda_graph, refuse_fused, refuse_layout, refuse_recompute
+from lockstep.backends import (
+    HostQuestions,
+    refuse_cuda_graph,
+    refuse_fused,
+    refuse_layout,
+    refuse_recompute,
+)
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.shared.device import chosen_gpu
@@ -25,7 +32,8 @@ Array = Any
 class MxnetWorld(HostQuestions):
     """A single process, and the base of worlds with several processes."""
 
-    rank, ranks = 0, 1
+    rank = 0
+    ranks = 1
 
     def __init__(self, execution: Execution) -> None:
         self.context = _context(execution, int(os.environ.get("LOCAL_RANK", "0")))
@@ -45,7 +53,8 @@ class MxnetWorld(HostQuestions):
         """Raise `LockstepError` if a rank has ended. `reason` is MXNet's error."""
 
     def prepare(self, array: Array, name: str) -> None:
-        """Prepare sums of arrays like this one. It can wait for all ranks. All ranks must prepare in the same order."""
+        """Prepare sums of arrays like this one. It can wait for all ranks. All ranks must prepare
+        in the same order."""
 
     def sum(self, array: Array, name: str) -> None:
         """Add up an array over all ranks, in place. Every rank must call it."""
@@ -57,7 +66,8 @@ class MxnetWorld(HostQuestions):
         self.sum(array, "shared")
 
     def gathered(self, table: np.ndarray) -> np.ndarray:
-        """Return the rows of all ranks, float64, in the order of ranks. Every rank must have the same number of rows."""
+        """Return the rows of all ranks, float64, in the order of ranks. Every rank must have the
+        same number of rows."""
         if self.ranks == 1 or not len(table):  # MXNet has no empty arrays
             return table
         places = np.zeros((self.ranks, *table.shape), np.float64)
@@ -79,7 +89,8 @@ class Ranks(MxnetWorld):
     def __init__(self, execution: Execution, hosts: Hosts) -> None:
         super().__init__(execution)
         self._hosts = hosts
-        self.rank, self.ranks = hosts.rank, hosts.ranks
+        self.rank = hosts.rank
+        self.ranks = hosts.ranks
         self._exchanged: dict[str, Array] = {}
         """The array that is sent and received under each key."""
         atexit.register(self._leave_at_once)
@@ -94,14 +105,16 @@ class Ranks(MxnetWorld):
         self._hosts.refuse_loss()
 
     def _leave_at_once(self) -> None:
-        """End this process without MXNet's shutdown if a rank has ended. The shutdown would wait for all enqueued work."""
+        """End this process without MXNet's shutdown if a rank has ended. The shutdown would wait
+        for all enqueued work."""
         if self.lost:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)  # the launcher reads the exit code that `leave_exit_code` wrote
 
     def prepare(self, array: Array, name: str) -> None:
-        """Prepare sums of arrays like this one. It can wait for all ranks. All ranks must prepare in the same order."""
+        """Prepare sums of arrays like this one. It can wait for all ranks. All ranks must prepare
+        in the same order."""
         if self.ranks > 1:
             self._place(array, name)
 
@@ -116,8 +129,8 @@ class Ranks(MxnetWorld):
         """Add up an array over all ranks, in place. Every rank must call it."""
         if self.ranks == 1:  # a single rank of Horovod
             return
-        # Through one array for each key. Parameter server and Horovod do not keep the order of operations on a key, but
-        # MXNet keeps the order of operations on an array.
+        # Through one array for each key. Parameter server and Horovod do not keep the order of
+        # operations on a key, but MXNet keeps the order of operations on an array.
         key = self._place(array, name)
         exchanged = self._exchanged[key]
         exchanged[:] = array
@@ -145,11 +158,14 @@ class Workers(Ranks):
     def __init__(self, execution: Execution) -> None:
         if not {"DMLC_PS_ROOT_URI", hosts.ADDRESS, hosts.KEY} <= os.environ.keys():
             raise BackendError(
-                f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} with the addresses of parameter server and "
-                "rank 0; start them with `lockstep launch`"
+                f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} with the addresses of"
+                " parameter server and rank 0; start them with `lockstep launch`"
             )
-        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        super().__init__(execution, hosts.meet(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY]))
+        rank = int(os.environ["RANK"])
+        ranks = int(os.environ["WORLD_SIZE"])
+        super().__init__(
+            execution, hosts.meet(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY])
+        )
         self._store = mx.kv.create("dist_sync")
         refuse_open_sockets()
         # Otherwise a rank that fails would wait for the others before it ends.
@@ -157,7 +173,8 @@ class Workers(Ranks):
 
     def _introduce(self, key: str, array: Array) -> None:
         self._store.init(key, array)
-        # Once on every rank here, while no other thread uses the store: its tables of buffers are not thread-safe.
+        # Once on every rank here, while no other thread uses the store: its tables of buffers are
+        # not thread-safe.
         self._exchange(key, array)
         array.wait_to_read()
 
@@ -167,13 +184,18 @@ class Workers(Ranks):
 
 
 def _context(execution: Execution, local_rank: int) -> Any:
-    advice, gpus = "For GPUs, install a package such as mxnet-cu112", mx.context.num_gpus()
+    advice = "For GPUs, install a package such as mxnet-cu112"
+    gpus = mx.context.num_gpus()
     gpu = chosen_gpu(execution, "MXNet", gpus=gpus, local_rank=local_rank, advice=advice)
     return mx.cpu() if gpu is None else mx.gpu(gpu)
 
 
 def _name(context: Any) -> str:
-    return f"CPU, {loading.threads} threads" if context.device_type == "cpu" else f"GPU {context.device_id}"
+    return (
+        f"CPU, {loading.threads} threads"
+        if context.device_type == "cpu"
+        else f"GPU {context.device_id}"
+    )
 
 
 def devices() -> list[str]:

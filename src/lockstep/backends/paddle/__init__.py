@@ -14,7 +14,16 @@ from lockstep.backends.shared.joining import join
 from lockstep.backends.paddle.world import PaddleWorld, devices
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
+__all__ = [
+    "devices",
+    "engine",
+    "libraries",
+    "load_module",
+    "products",
+    "profile",
+    "starting",
+    "world",
+]
 
 
 def world(execution: Execution) -> PaddleWorld:
@@ -23,7 +32,9 @@ def world(execution: Execution) -> PaddleWorld:
     return PaddleWorld(execution)
 
 
-def engine(recipe: Recipe, learning_rates: np.ndarray, world: PaddleWorld, execution: Execution) -> PaddleEngine:
+def engine(
+    recipe: Recipe, learning_rates: np.ndarray, world: PaddleWorld, execution: Execution
+) -> PaddleEngine:
     """Build the recipe's model and its compiled step."""
     refuse_quantisation(recipe, "paddle")
     return PaddleEngine(recipe, learning_rates, world, execution)

@@ -1,8 +1,9 @@
 """The training step on Paddle: forward and backward as a program, the update on three vectors.
 
-One vector holds all tensors of the model. Velocities and averages have one vector each, too. So the update, the sum over
-ranks and the moving average are a few operations on whole vectors, and the model has views of them. The layout is NCHW on a
-CPU, where oneDNN computes, and NHWC on a GPU. Only `fetch`, `evaluate`, `predict` and `read` wait for the device.
+One vector holds all tensors of the model. Velocities and averages have one vector each, too. So the
+update, the sum over ranks and the moving average are a few operations on whole vectors, and the
+model has views of them. The layout is NCHW on a CPU, where oneDNN computes, and NHWC on a GPU. Only
+`fetch`, `evaluate`, `predict` and `read` wait for the device.
 """
 
 import time
@@ -39,7 +40,8 @@ class PaddleHandle:
 
     first: int
     table: Tensor
-    """float64 [steps, 5], valid once `done`: loss sum, top-1, top-5 and images of all ranks, and the final loss scale."""
+    """float64 [steps, 5], valid once `done`: loss sum, top-1, top-5 and images of all ranks, and
+    the final loss scale."""
     done: Any
     """An event on a GPU; None on a CPU, where enqueued work is already done."""
     enqueued_at: float
@@ -62,19 +64,28 @@ Function = Callable[[Tensors], Outputs]
 class PaddleEngine:
     """Implements `lockstep.backends.Engine`."""
 
-    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: PaddleWorld, execution: Execution) -> None:
-        self._recipe, self._world = recipe, world
-        self._parts, self._all_reduce_mb = execution.accumulation_steps, execution.all_reduce_mb
+    def __init__(
+        self, recipe: Recipe, learning_rates: np.ndarray, world: PaddleWorld, execution: Execution
+    ) -> None:
+        self._recipe = recipe
+        self._world = world
+        self._parts = execution.accumulation_steps
+        self._all_reduce_mb = execution.all_reduce_mb
         self._done = 0
         # On a CPU, gloo adds up Paddle's fp16 as if it were integers.
-        refuse_exchange(execution.all_reduce_precision, *(["fp16"] if world.on_gpu else []), "bf16", "fp32")
+        refuse_exchange(
+            execution.all_reduce_precision, *(["fp16"] if world.on_gpu else []), "bf16", "fp32"
+        )
         self._sent = COMPUTED_IN.get(execution.all_reduce_precision, "float32")
         _configure(recipe, execution, world)
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
-            raise BackendError("a Paddle program has no batch norm over all ranks; leave compile at auto")
+            raise BackendError(
+                "a Paddle program has no batch norm over all ranks; leave compile at auto"
+            )
         self._layout = layout = Layout(recipe)
-        self._values, self._velocity = paddle.zeros([layout.size]), paddle.zeros([layout.trained])
+        self._values = paddle.zeros([layout.size])
+        self._velocity = paddle.zeros([layout.trained])
         self._ema = paddle.zeros([layout.size]) if recipe.ema_decay else None
         self._removed: Tensor | None = None
         """True where masks remove weights. It is as long as `_velocity`."""
@@ -85,10 +96,14 @@ class PaddleEngine:
         self._scale = LossScale(recipe)
         self._learning_rates = np.asarray(learning_rates, np.float32)
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
-        self._mean, self._std = (paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std))
+        self._mean, self._std = (
+            paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std)
+        )
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._borrower = Borrower(on_gpu=world.on_gpu)
-        compiled = execution.compile == "on" or (execution.compile == "auto" and not self._synchronised)
+        compiled = execution.compile == "on" or (
+            execution.compile == "auto" and not self._synchronised
+        )
         onednn = compiled and not world.on_gpu
         self._gradients_of_part, self._logits, self._evaluated = self._functions(compiled, onednn)
 
@@ -107,7 +122,9 @@ class PaddleEngine:
         """
 
         def gradients(inputs: Tensors) -> Outputs:
-            return self._forward_and_back(inputs, paddle.static.gradients if compiled else _gradients, onednn)
+            return self._forward_and_back(
+                inputs, paddle.static.gradients if compiled else _gradients, onednn
+            )
 
         def logits(recipe: Recipe, inputs: Tensors) -> Outputs:
             run = Pass(recipe, inputs, training=False, on_gpu=self._world.on_gpu, onednn=onednn)
@@ -116,7 +133,8 @@ class PaddleEngine:
         def program_of(function: Function) -> Function:
             return Compiled(function, onednn=onednn) if compiled else function
 
-        predicted, exact = program_of(partial(logits, self._recipe)), self._recipe.for_evaluation()
+        predicted = program_of(partial(logits, self._recipe))
+        exact = self._recipe.for_evaluation()
         evaluated = predicted if exact == self._recipe else program_of(partial(logits, exact))
         return program_of(gradients), predicted, evaluated
 
@@ -151,19 +169,26 @@ class PaddleEngine:
         return PaddleHandle(first, on_host, done, time.perf_counter())
 
     def _gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the gradient of scale / ranks * (mean loss), added up over the parts, and the sums.
+        """Return the gradient of scale / ranks * (mean loss), added up over the parts, and the
+        sums.
 
         Running statistics are updated.
         """
-        gradient, sums, size = None, None, len(batch.labels) // self._parts
-        images, labels = self._images(batch), paddle.to_tensor(batch.labels, dtype="int64")
+        gradient = None
+        sums = None
+        size = len(batch.labels) // self._parts
+        images = self._images(batch)
+        labels = paddle.to_tensor(batch.labels, dtype="int64")
         for part in range(self._parts):
             rows = slice(part * size, (part + 1) * size)
-            x, own = self._normalised(images[rows]), labels[rows]
+            x = self._normalised(images[rows])
+            own = labels[rows]
             targets = F.one_hot(own, self._recipe.logits)
             if batch.coefficients is not None and batch.partners is not None:
                 partners = paddle.to_tensor(batch.partners[rows], dtype="int64")
-                weight = paddle.to_tensor(batch.coefficients[rows], dtype="float32").reshape([-1, 1, 1, 1])
+                weight = paddle.to_tensor(batch.coefficients[rows], dtype="float32").reshape(
+                    [-1, 1, 1, 1]
+                )
                 x = weight * x + (1 - weight) * x.index_select(partners)
                 weight = weight.reshape([-1, 1])
                 targets = weight * targets + (1 - weight) * targets.index_select(partners)
@@ -177,33 +202,50 @@ class PaddleEngine:
             found, moved = _joined(found[:count]), _joined(found[count:])
             statistics = self._values[self._layout.trained :]
             statistics.add_(self._recipe.bn_momentum * (moved - statistics))
-            # Not by `log_softmax`, which on CPUs returns -64 for every logit that is more than 64 below the largest.
-            losses, rank = paddle.logsumexp(logits, axis=1) - (targets * logits).sum(axis=1), _rank_of(logits, own)
+            # Not by `log_softmax`, which on CPUs returns -64 for every logit that is more than 64
+            # below the largest.
+            losses = paddle.logsumexp(logits, axis=1) - (targets * logits).sum(axis=1)
+            rank = _rank_of(logits, own)
             columns = [losses, rank < 1, rank < 5, paddle.ones_like(losses)]
             counted = paddle.stack([column.cast("float64").sum() for column in columns])
             gradient = found if gradient is None else gradient.add_(found)
             sums = counted if sums is None else sums + counted
         return gradient, sums
 
-    def _forward_and_back(self, inputs: Tensors, differentiate: Callable[..., list[Tensor]], onednn: bool) -> Outputs:
-        """Return logits, the gradients of `factor` times the sum of losses, and the batch's statistics."""
+    def _forward_and_back(
+        self, inputs: Tensors, differentiate: Callable[..., list[Tensor]], onednn: bool
+    ) -> Outputs:
+        """Return logits, the gradients of `factor` times the sum of losses, and the batch's
+        statistics."""
         moments = self._moments if self._synchronised else None
         on_gpu = self._world.on_gpu
-        run = Pass(self._recipe, inputs, training=True, on_gpu=on_gpu, moments=moments, onednn=onednn)
+        run = Pass(
+            self._recipe, inputs, training=True, on_gpu=on_gpu, moments=moments, onednn=onednn
+        )
         logits = run.logits(inputs["images"])
-        # The gradient of cross-entropy, computed by its formula: oneDNN's kernels fail on the gradients of its parts.
+        # The gradient of cross-entropy, computed by its formula: oneDNN's kernels fail on the
+        # gradients of its parts.
         of_logits = (F.softmax(logits.detach(), axis=1) - inputs["targets"]) * inputs["factor"]
-        gradients = differentiate([logits], [inputs[name] for name in self._layout.parameters], [of_logits])
-        return [logits.detach(), *gradients, *(run.statistics[name] for name in self._layout.statistics)]
+        gradients = differentiate(
+            [logits], [inputs[name] for name in self._layout.parameters], [of_logits]
+        )
+        return [
+            logits.detach(),
+            *gradients,
+            *(run.statistics[name] for name in self._layout.statistics),
+        ]
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return mean and variance, in float32, over the images of all ranks."""
-        x, axes = x.cast("float32"), [0, 1, 2] if self._world.on_gpu else [0, 2, 3]
+        x = x.cast("float32")
+        axes = [0, 1, 2] if self._world.on_gpu else [0, 2, 3]
         channels = x.shape[3] if self._world.on_gpu else x.shape[1]
         count = x.size // channels * self._world.ranks
         mean = _SumOverRanks.apply(x.sum(axes), self._world) / count
         shape = [1, 1, 1, -1] if self._world.on_gpu else [1, -1, 1, 1]
-        variance = _SumOverRanks.apply((x - mean.reshape(shape)).square().sum(axes), self._world) / count
+        variance = (
+            _SumOverRanks.apply((x - mean.reshape(shape)).square().sum(axes), self._world) / count
+        )
         return mean, variance, count
 
     def _images(self, batch: Batch) -> Tensor:
@@ -222,15 +264,18 @@ class PaddleEngine:
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def _update(self, gradient: Tensor, step: int) -> None:
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
+        # stay 0.
         if self._removed is not None:
             gradient = paddle.where(self._removed, paddle.zeros([1]), gradient)
         gradient, used = self._scale.step(gradient)
         rate = paddle.full([1], float(self._learning_rates[step]))
         before = None
         if self._scale.is_dynamic:  # rate 0 leaves the weights unchanged
-            rate, before = paddle.where(used, rate, paddle.zeros([1])), self._velocity.clone()
-        decayed, trained = self._layout.decayed, self._layout.trained
+            rate = paddle.where(used, rate, paddle.zeros([1]))
+            before = self._velocity.clone()
+        decayed = self._layout.decayed
+        trained = self._layout.trained
         for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
             if start < end:
                 paddle._C_ops.momentum_(
@@ -268,15 +313,22 @@ class PaddleEngine:
         """Return the scores of every image that is not padding, of all ranks."""
         for vector in (self._values, self._ema):
             if vector is not None:  # evaluation uses the statistics of rank 0
-                vector[self._layout.trained :].copy_(self._world.share(vector[self._layout.trained :].clone()), True)
+                vector[self._layout.trained :].copy_(
+                    self._world.share(vector[self._layout.trained :].clone()), True
+                )
         rows = [paddle.zeros([0, 5], dtype="float64")]
         for batch in batches:
             views = self._ema_views if ema else self._views
             (logits,) = self._evaluated({"images": self._normalised(self._images(batch))} | views)
             rows.append(_scored(logits, paddle.to_tensor(batch.labels, dtype="int64")))
         own = paddle.concat(rows)
-        before, after = self._world.rank * len(own), (self._world.ranks - 1 - self._world.rank) * len(own)
-        padded = [paddle.zeros([before, 5], dtype="float64"), own, paddle.zeros([after, 5], dtype="float64")]
+        before = self._world.rank * len(own)
+        after = (self._world.ranks - 1 - self._world.rank) * len(own)
+        padded = [
+            paddle.zeros([before, 5], dtype="float64"),
+            own,
+            paddle.zeros([after, 5], dtype="float64"),
+        ]
         table = self._world.sum(paddle.concat(padded).reshape([-1])).numpy().reshape(-1, 5)
         return Scores.of_table(table)
 
@@ -285,7 +337,9 @@ class PaddleEngine:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
         if len(images) == 0:
             return np.zeros((0, self._recipe.logits), np.float32)
-        (logits,) = self._logits({"images": self._normalised(paddle.to_tensor(images))} | self._views)
+        (logits,) = self._logits(
+            {"images": self._normalised(paddle.to_tensor(images))} | self._views
+        )
         return logits.numpy()
 
     # State
@@ -293,15 +347,22 @@ class PaddleEngine:
     def read(self) -> State:
         """Return a copy of the state."""
         average = {} if self._ema is None else self._layout.arrays(self._ema.numpy())
-        values, velocity = (self._layout.arrays(vector.numpy()) for vector in (self._values, self._velocity))
+        values, velocity = (
+            self._layout.arrays(vector.numpy()) for vector in (self._values, self._velocity)
+        )
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
         check_fit(self._layout.shapes, state.tensors, "tensors")
         check_fit(self._layout.of_parameters(), state.momentum, "momentum")
         check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
-        for vector, values in ((self._values, state.tensors), (self._velocity, state.momentum), (self._ema, state.ema)):
+        for vector, values in (
+            (self._values, state.tensors),
+            (self._velocity, state.momentum),
+            (self._ema, state.ema),
+        ):
             if vector is not None:
                 vector.copy_(paddle.to_tensor(self._layout.vector(values)), True)
         self._scale.write(state.scaler)
@@ -320,7 +381,9 @@ class PaddleEngine:
             return
         for vector in (self._values, self._velocity, self._ema):
             if vector is not None:
-                kept = paddle.where(self._removed, paddle.zeros([1]), vector[: self._layout.trained])
+                kept = paddle.where(
+                    self._removed, paddle.zeros([1]), vector[: self._layout.trained]
+                )
                 vector[: self._layout.trained].copy_(kept, True)
 
 
@@ -337,7 +400,9 @@ class _SumOverRanks(PyLayer):  # type: ignore[misc]
         return ctx.world.sum(gradient.clone())
 
 
-def _gradients(outputs: list[Tensor], inputs: list[Tensor], of_outputs: list[Tensor]) -> list[Tensor]:
+def _gradients(
+    outputs: list[Tensor], inputs: list[Tensor], of_outputs: list[Tensor]
+) -> list[Tensor]:
     return paddle.grad(outputs, inputs, of_outputs)
 
 
@@ -348,14 +413,17 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 def _scored(logits: Tensor, labels: Tensor) -> Tensor:
     """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = labels.clip(min=0)
-    losses = paddle.logsumexp(logits, axis=1) - paddle.take_along_axis(logits, known.unsqueeze(1), axis=1).squeeze(1)
+    losses = paddle.logsumexp(logits, axis=1) - paddle.take_along_axis(
+        logits, known.unsqueeze(1), axis=1
+    ).squeeze(1)
     confidences = 1 / (logits - logits.max(axis=1, keepdim=True)).exp().sum(axis=1)
     columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels, confidences]
     return paddle.stack([column.cast("float64") for column in columns], axis=1)
 
 
 def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN ranks first."""
+    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN
+    ranks first."""
     own = paddle.take_along_axis(logits, labels.unsqueeze(1), axis=1)
     before = paddle.arange(logits.shape[1]).unsqueeze(0) < labels.unsqueeze(1)
     comes_first = ~(logits <= own) | ((logits == own) & before)
@@ -363,7 +431,8 @@ def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _reason(error: MemoryError) -> str:
-    """Return the line of Paddle's error that says how much memory is missing. Around it are hints and places in its code."""
+    """Return the line of Paddle's error that says how much memory is missing. Around it are hints
+    and places in its code."""
     lines = str(error).strip().splitlines() or ["none is left"]
     return next((line for line in lines if "memory" in line.lower()), lines[-1])
 

@@ -23,38 +23,53 @@ from lockstep.system.files import write_lines
 
 
 def export(
-    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path, *, logits: bool = False
+    recipe: Recipe,
+    tensors: dict[str, np.ndarray],
+    classes: tuple[str, ...],
+    folder: Path,
+    *,
+    logits: bool = False,
 ) -> None:
     """Write `model.json`, the program, and `model.pdiparams`, its weights.
 
-    The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and resizes and crops them as in evaluation
-    (`lockstep.backends.shared.resizing`). It returns classes, int64 [N], and probabilities, float32 [N, logits], in this
-    order. Batch norm is not folded in the program; Paddle Inference folds it.
+    The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and resizes and crops them as in
+    evaluation (`lockstep.backends.shared.resizing`). It returns classes, int64 [N], and
+    probabilities, float32 [N, logits], in this order. Batch norm is not folded in the program;
+    Paddle Inference folds it.
 
-    With `logits` it takes squares, uint8 [N, S, S, 3] where S is the recipe's `eval_crop`, and returns only the logits,
-    float32 [N, logits]. The names of the classes are in `classes.txt`, one on each line. Raises `CheckpointError` if the
-    recipe computes in another precision than fp32, or if the tensors do not fit.
+    With `logits` it takes squares, uint8 [N, S, S, 3] where S is the recipe's `eval_crop`, and
+    returns only the logits, float32 [N, logits]. The names of the classes are in `classes.txt`, one
+    on each line. Raises `CheckpointError` if the recipe computes in another precision than fp32, or
+    if the tensors do not fit.
     """
     if recipe.precision != "fp32":
         raise CheckpointError(
-            f"a program for Paddle Inference is in fp32, not in {recipe.precision}; leave out precision here: "
-            "the precision is chosen when the program is opened for prediction"
+            f"a program for Paddle Inference is in fp32, not in {recipe.precision}; leave out"
+            " precision here: the precision is chosen when the program is opened for prediction"
         )
-    table = {tensor.name: tensor.shape for tensor in tensors_of(model_spec(recipe.model), recipe.logits)}
+    table = {
+        tensor.name: tensor.shape for tensor in tensors_of(model_spec(recipe.model), recipe.logits)
+    }
     check_fit(table, tensors, "weights")
     folder.mkdir()
-    scope, cpu = static.Scope(), paddle.CPUPlace()
+    scope = static.Scope()
+    cpu = paddle.CPUPlace()
     with static_mode(), static.scope_guard(scope):
         program, images, outputs = _program(recipe, table, returns_logits=logits)
         for name, value in tensors.items():
             scope.var(name).get_tensor().set(np.ascontiguousarray(value, np.float32), cpu)
-        static.save_inference_model(str(folder / "model"), [images], outputs, static.Executor(cpu), program=program)
+        static.save_inference_model(
+            str(folder / "model"), [images], outputs, static.Executor(cpu), program=program
+        )
     write_lines(folder / "classes.txt", classes)
 
 
 def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the program in a folder, in Paddle Inference: from uint8 images to classes and probabilities."""
-    from lockstep.backends.paddle.predictor import open_predictor  # which makes the process keep freed memory
+    """Return the program in a folder, in Paddle Inference: from uint8 images to classes and
+    probabilities."""
+    from lockstep.backends.paddle.predictor import (
+        open_predictor,
+    )  # which makes the process keep freed memory
 
     return open_predictor(folder).predict
 
@@ -62,28 +77,43 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
 def _program(
     recipe: Recipe, table: dict[str, tuple[int, ...]], *, returns_logits: bool
 ) -> tuple[static.Program, Tensor, list[Tensor]]:
-    """Return a program, its input, and its outputs; weights are parameters of these names and shapes."""
+    """Return a program, its input, and its outputs; weights are parameters of these names and
+    shapes."""
     program = static.Program()
-    with static.program_guard(program, static.Program()):  # the second would initialise the parameters; it is not run
+    with static.program_guard(
+        program, static.Program()
+    ):  # the second would initialise the parameters; it is not run
         side = recipe.eval_crop if returns_logits else None
         images = static.data("images", [None, side, side, 3], "uint8")
-        values = {name: static.create_parameter(list(shape), "float32", name=name) for name, shape in table.items()}
-        mean, std = (paddle.to_tensor(list(each), dtype="float32").reshape([3, 1, 1]) for each in (recipe.mean, recipe.std))
-        # Transposed first: bytes take less memory, and oneDNN subtracts from whole planes 20 times as fast as from pixels.
+        values = {
+            name: static.create_parameter(list(shape), "float32", name=name)
+            for name, shape in table.items()
+        }
+        mean, std = (
+            paddle.to_tensor(list(each), dtype="float32").reshape([3, 1, 1])
+            for each in (recipe.mean, recipe.std)
+        )
+        # Transposed first: bytes take less memory, and oneDNN subtracts from whole planes 20 times
+        # as fast as from pixels.
         squares = images.transpose([0, 3, 1, 2]).cast("float32")
         if not returns_logits:
             squares = crop_centre(_Number(images), geometry_of(recipe), _Operations()).tensor
             squares = squares.reshape([-1, 3, recipe.eval_crop, recipe.eval_crop])
         x = (squares - mean) / std
         logits = Pass(recipe, values, training=False).logits(x)
-        return program, images, [logits] if returns_logits else [logits.argmax(axis=1), F.softmax(logits, axis=1)]
+        return (
+            program,
+            images,
+            [logits] if returns_logits else [logits.argmax(axis=1), F.softmax(logits, axis=1)],
+        )
 
 
 class _Number(Operand):
     """A tensor of a static program.
 
-    Plain numbers become tensors. Paddle's own operators would make "scale" of them, which Paddle Inference 3.3 with oneDNN
-    computes wrongly: it leaves it out after a sum or a product of float64, and writes over values that are still needed.
+    Plain numbers become tensors. Paddle's own operators would make "scale" of them, which Paddle
+    Inference 3.3 with oneDNN computes wrongly: it leaves it out after a sum or a product of
+    float64, and writes over values that are still needed.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -91,9 +121,15 @@ class _Number(Operand):
 
     def combine(self, operation: str, other: Any) -> "_Number":
         """Return the result of an operation."""
-        operand = other.tensor if isinstance(other, _Number) else paddle.full([], other, self.tensor.dtype)
+        operand = (
+            other.tensor
+            if isinstance(other, _Number)
+            else paddle.full([], other, self.tensor.dtype)
+        )
         is_quotient = operation == "divide" and self.tensor.dtype == paddle.int64
-        return _Number(getattr(paddle, "floor_divide" if is_quotient else operation)(self.tensor, operand))
+        return _Number(
+            getattr(paddle, "floor_divide" if is_quotient else operation)(self.tensor, operand)
+        )
 
 
 class _Operations:
@@ -106,7 +142,9 @@ class _Operations:
         return length
 
     def count(self, first: _Number | int, end: _Number | int) -> _Number:
-        start, stop = (bound.tensor if isinstance(bound, _Number) else bound for bound in (first, end))
+        start, stop = (
+            bound.tensor if isinstance(bound, _Number) else bound for bound in (first, end)
+        )
         return _Number(paddle.arange(start, stop, dtype="int64").cast("float64"))
 
     def real(self, value: _Number) -> _Number:
@@ -116,7 +154,8 @@ class _Operations:
         return _Number(value.tensor.cast("float32"))
 
     def round_to_float32(self, value: _Number) -> _Number:
-        # Veltkamp's splitting: Paddle Inference 3.3 computes floor wrongly after a cast to float32 and back.
+        # Veltkamp's splitting: Paddle Inference 3.3 computes floor wrongly after a cast to float32
+        # and back.
         shifted = value * (2.0**29 + 1.0)
         return shifted - (shifted - value)
 

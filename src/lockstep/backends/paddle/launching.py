@@ -11,9 +11,11 @@ from lockstep.system.nodes import Start, Table
 
 @contextmanager
 def starting(table: Table, distributed: str) -> Iterator[Start]:
-    """Yield how this machine's ranks are started. Each gets the addresses of all, as from Paddle's own launcher.
+    """Yield how this machine's ranks are started. Each gets the addresses of all, as from Paddle's
+    own launcher.
 
-    Paddle's own launcher is not used: it writes the ranks' output to files and passes on only SIGTERM.
+    Paddle's own launcher is not used: it writes the ranks' output to files and passes on only
+    SIGTERM.
     """
     refuse_horovod(distributed)
     yield Start(table, lambda local_rank: trainer(table, local_rank))
@@ -29,5 +31,7 @@ def trainer(table: Table, local_rank: int) -> dict[str, str]:
         "PADDLE_TRAINERS_NUM": str(table.ranks),
         "PADDLE_TRAINER_ID": str(rank),
         # Each rank gets an equal share of the cores, unless the user has chosen a number.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1))),
+        "OMP_NUM_THREADS": os.environ.get(
+            "OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1))
+        ),
     }

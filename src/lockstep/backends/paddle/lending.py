@@ -9,7 +9,8 @@ import paddle
 from lockstep.backends.paddle.world import Tensor
 from lockstep.data import LentImages
 
-_CPU, _CUDA = 1, 2
+_CPU = 1
+_CUDA = 2
 """DLPack's types of these devices."""
 
 
@@ -19,7 +20,8 @@ class Borrower:
     def __init__(self, *, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
         self._lent: deque[tuple[Any, Tensor]] = deque()
-        """Images that are being copied, with the event that follows the copy. They keep the loader's memory."""
+        """Images that are being copied, with the event that follows the copy. They keep the
+        loader's memory."""
 
     def copied(self, images: LentImages) -> Tensor:
         """Return a copy of images on the device."""

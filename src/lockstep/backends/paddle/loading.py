@@ -1,4 +1,5 @@
-"""Importing Paddle without its greetings and its SIGTERM handler, and with this process's share of the cores."""
+"""Importing Paddle without its greetings and its SIGTERM handler, and with this process's share of
+the cores."""
 
 import importlib
 import os
@@ -9,14 +10,17 @@ from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
 
 if "tensorflow" in sys.modules and "paddle" not in sys.modules:
-    # Compiled code would end the process without a message: both contain libraries with the same names.
+    # Compiled code would end the process without a message: both contain libraries with the same
+    # names.
     raise BackendError(
-        "Paddle ends a process that imports it after TensorFlow: import paddle first, or use a process for each"
+        "Paddle ends a process that imports it after TensorFlow: import paddle first, or use a"
+        " process for each"
     )
 os.environ.setdefault("GLOG_minloglevel", "2")  # errors only
 _chosen = os.environ.get("OMP_NUM_THREADS")
 threads = int(_chosen or share_of_cores())
-"""Number of threads of this process. Paddle uses one unless the environment sets another number when it is imported."""
+"""Number of threads of this process. Paddle uses one unless the environment sets another number
+when it is imported."""
 os.environ["OMP_NUM_THREADS"] = str(threads)
 with silenced(), keeping_sigterm():
     paddle = importlib.import_module("paddle")

@@ -19,7 +19,8 @@ class LossScale:
     def step(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the unscaled gradient and whether to use it, bool [1], and adapt the scale.
 
-        With dynamic scaling a gradient with a value that is not finite is replaced by zeros and not used.
+        With dynamic scaling a gradient with a value that is not finite is replaced by zeros and not
+        used.
         """
         unscaled = gradient / self.value
         if not self.is_dynamic:
@@ -30,13 +31,17 @@ class LossScale:
 
     def _adapt(self, finite: Tensor) -> None:
         zero = paddle.zeros([1], dtype="int64")
-        good, bad = paddle.where(finite, self._good + 1, zero), paddle.where(finite, zero, self._bad + 1)
+        good = paddle.where(finite, self._good + 1, zero)
+        bad = paddle.where(finite, zero, self._bad + 1)
         grows = good >= self._recipe.loss_scale_growth_steps
         shrinks = bad >= self._recipe.loss_scale_backoff_steps
-        factor = paddle.where(grows, paddle.full([1], self._recipe.loss_scale_growth), paddle.ones([1]))
+        factor = paddle.where(
+            grows, paddle.full([1], self._recipe.loss_scale_growth), paddle.ones([1])
+        )
         factor = paddle.where(shrinks, paddle.full([1], self._recipe.loss_scale_backoff), factor)
         self.value = self.value * factor
-        self._good, self._bad = paddle.where(grows, zero, good), paddle.where(shrinks, zero, bad)
+        self._good = paddle.where(grows, zero, good)
+        self._bad = paddle.where(shrinks, zero, bad)
 
     def read(self) -> dict[str, float]:
         """Return the canonical state; empty unless the scale is dynamic."""
@@ -50,4 +55,6 @@ class LossScale:
         if self.is_dynamic:
             state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
             self.value = paddle.to_tensor([state["scale"]], dtype="float32")
-            self._good, self._bad = (paddle.to_tensor([int(state[name])]) for name in ("good_steps", "bad_steps"))
+            self._good, self._bad = (
+                paddle.to_tensor([int(state[name])]) for name in ("good_steps", "bad_steps")
+            )

@@ -1,4 +1,5 @@
-"""What a benchmark asks of Paddle: the versions and threads it computes with, and products of matrices."""
+"""What a benchmark asks of Paddle: the versions and threads it computes with, and products of
+matrices."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """A `ModelSpec` as plain Paddle operations, in eager mode or in a program.
 
-Weights have canonical names and layouts. These are also Paddle's layouts (kernels OIHW), except for the classifier, which is
-[out, in] here. Images and activations are NCHW on a CPU and NHWC on a GPU.
+Weights have canonical names and layouts. These are also Paddle's layouts (kernels OIHW), except for
+the classifier, which is [out, in] here. Images and activations are NCHW on a CPU and NHWC on a GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,8 @@ from lockstep.recipes import Recipe
 COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
 
 Moments = Callable[[Tensor], tuple[Tensor, Tensor, int]]
-"""A function of values [N, C, H, W] to mean and biased variance [C] in float32, and the number of values of a channel."""
+"""A function of values [N, C, H, W] to mean and biased variance [C] in float32, and the number of
+values of a channel."""
 
 
 class Pass:
@@ -34,8 +35,12 @@ class Pass:
         moments: Moments | None = None,
         onednn: bool = False,
     ) -> None:
-        self._recipe, self._values, self._training, self._moments = recipe, values, training, moments
-        self._on_gpu, self._onednn = on_gpu, onednn
+        self._recipe = recipe
+        self._values = values
+        self._training = training
+        self._moments = moments
+        self._on_gpu = on_gpu
+        self._onednn = onednn
         self._layout = "NHWC" if on_gpu else "NCHW"
         self._plane = [1, 2] if on_gpu else [2, 3]
         self._dtype = COMPUTED_IN.get(recipe.precision)
@@ -51,25 +56,33 @@ class Pass:
             x = self._block(x, block)
         x = self._averaged(self._plain(x).cast("float32"))
         weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
-        # The bias has two axes: with one axis, oneDNN's kernel fails on its gradient for a single image.
+        # The bias has two axes: with one axis, oneDNN's kernel fails on its gradient for a single
+        # image.
         y = paddle.matmul(self._rounded(x), weight, transpose_y=True) + bias.reshape([1, -1])
         return self._rounded(y).cast("float32")
 
     def _rounded(self, x: Tensor) -> Tensor:
         """Return values rounded to the recipe's precision.
 
-        On CPUs Paddle computes with 32 bits. There values are rounded, and so are gradients in the backward pass.
+        On CPUs Paddle computes with 32 bits. There values are rounded, and so are gradients in the
+        backward pass.
         """
         if self._dtype is None:
             return x
         # In plain layout, since oneDNN does not cast the gradients of all kernels.
-        return x.cast(self._dtype) if self._on_gpu else self._plain(x.cast(self._dtype).cast("float32"))
+        return (
+            x.cast(self._dtype)
+            if self._on_gpu
+            else self._plain(x.cast(self._dtype).cast("float32"))
+        )
 
     def _plain(self, x: Tensor) -> Tensor:
-        """Return the same values in Paddle's own memory layout, which the gradients then also have in the backward pass.
+        """Return the same values in Paddle's own memory layout, which the gradients then also have
+        in the backward pass.
 
-        oneDNN's convolutions leave one order of channels in the forward pass and another in the backward pass. Batch norm
-        and ReLU that get both use oneDNN's slow reference code. Then a step of ResNet-50 took 2.2 times as long.
+        oneDNN's convolutions leave one order of channels in the forward pass and another in the
+        backward pass. Batch norm and ReLU that get both use oneDNN's slow reference code. Then a
+        step of ResNet-50 took 2.2 times as long.
         """
         return paddle.assign(x) if self._onednn else x
 
@@ -95,16 +108,22 @@ class Pass:
 
     def _padding(self, x: Tensor, kernel: int, stride: int) -> list[tuple[int, int]]:
         """Return the padding before and after height and width."""
-        if self._recipe.padding == "symmetric" or stride == 1:  # both paddings are the same at stride 1
+        if (
+            self._recipe.padding == "symmetric" or stride == 1
+        ):  # both paddings are the same at stride 1
             return [(kernel // 2, kernel // 2)] * 2
-        # TensorFlow's SAME: n pixels become ceil(n / stride). Missing pixels are added on both sides, the odd one after.
-        missing = [max((-(-x.shape[axis] // stride) - 1) * stride + kernel - x.shape[axis], 0) for axis in self._plane]
+        # TensorFlow's SAME: n pixels become ceil(n / stride). Missing pixels are added on both
+        # sides, the odd one after.
+        missing = [
+            max((-(-x.shape[axis] // stride) - 1) * stride + kernel - x.shape[axis], 0)
+            for axis in self._plane
+        ]
         return [(all_ // 2, all_ - all_ // 2) for all_ in missing]
 
     def _pooled(self, x: Tensor) -> Tensor:
         (top, bottom), (left, right) = self._padding(x, 3, 2)
-        # A ReLU comes before the pool: padding with 0 and padding with the lowest number give the same result. With
-        # ceil_mode a window can reach one place beyond the last.
+        # A ReLU comes before the pool: padding with 0 and padding with the lowest number give the
+        # same result. With ceil_mode a window can reach one place beyond the last.
         if (bottom - top) == (right - left):
             return self._max_pool(x, [top, left], reaches_beyond=bottom > top)
         pad = [left, right, top, bottom]
@@ -112,7 +131,9 @@ class Pass:
 
     def _max_pool(self, x: Tensor, padding: list[int], *, reaches_beyond: bool) -> Tensor:
         if self._on_gpu or not self._training:
-            return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, data_format=self._layout)
+            return F.max_pool2d(
+                x, 3, 2, padding, ceil_mode=reaches_beyond, data_format=self._layout
+            )
         # With indices, which the backward pass then uses: the gradient of oneDNN's own pool fails.
         return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, return_mask=True)[0]
 
@@ -120,21 +141,28 @@ class Pass:
         """Return the means over height and width, [N, C]."""
         if not self._on_gpu and not self._training:
             return F.adaptive_avg_pool2d(x, 1).flatten(1)
-        # A sum: with a mean, Paddle prints a line when it chooses a kernel, and the gradient of oneDNN's pool fails.
+        # A sum: with a mean, Paddle prints a line when it chooses a kernel, and the gradient of
+        # oneDNN's pool fails.
         return x.sum(self._plane) / (x.shape[self._plane[0]] * x.shape[self._plane[1]])
 
     def _batch_norm(self, x: Tensor, name: str) -> Tensor:
         scale, bias, mean, variance = (
-            self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+            self._values[f"{name}.{suffix}"]
+            for suffix in ("weight", "bias", "running_mean", "running_var")
         )
         epsilon = self._recipe.bn_epsilon
         if not self._training:
-            # Paddle Inference folds this operation of a program into convolutions. It does not fold `_C_ops.batch_norm`.
-            return F.batch_norm(x, mean, variance, scale, bias, epsilon=epsilon, data_format=self._layout)
+            # Paddle Inference folds this operation of a program into convolutions. It does not fold
+            # `_C_ops.batch_norm`.
+            return F.batch_norm(
+                x, mean, variance, scale, bias, epsilon=epsilon, data_format=self._layout
+            )
         if self._moments is not None:
             mean, variance, count = self._moments(x)
             shape = [1, 1, 1, -1] if self._on_gpu else [1, -1, 1, 1]
-            y = (x.cast("float32") - mean.reshape(shape)) * paddle.rsqrt(variance + epsilon).reshape(shape)
+            y = (x.cast("float32") - mean.reshape(shape)) * paddle.rsqrt(
+                variance + epsilon
+            ).reshape(shape)
             y = (y * scale.reshape(shape) + bias.reshape(shape)).cast(x.dtype)
         else:
             count = x.size // x.shape[self._layout.index("C")]
@@ -143,10 +171,13 @@ class Pass:
         self.statistics[f"{name}.running_var"] = variance.detach() * (count / (count - 1))
         return y
 
-    def _normalised_by_batch(self, x: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _normalised_by_batch(
+        self, x: Tensor, scale: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the batch after batch norm, and the batch's mean and biased variance."""
-        # At momentum 0 the running statistics become those of this batch. They are averaged elsewhere, because Paddle would
-        # average a biased variance. This is the operation behind `F.batch_norm`, which hides these outputs.
+        # At momentum 0 the running statistics become those of this batch. They are averaged
+        # elsewhere, because Paddle would average a biased variance. This is the operation behind
+        # `F.batch_norm`, which hides these outputs.
         y, running_mean, running_variance, saved_mean, saved_variance, _ = paddle._C_ops.batch_norm(
             x,
             paddle.zeros(scale.shape),
@@ -160,13 +191,17 @@ class Pass:
             False,
             False,
         )
-        # oneDNN's kernel reads running statistics from its output, which does not exist yet in a program. For the backward
-        # pass it saves mean and variance. Other kernels save 1 / standard deviation instead of the variance.
-        return (y, saved_mean, saved_variance) if self._onednn else (y, running_mean, running_variance)
+        # oneDNN's kernel reads running statistics from its output, which does not exist yet in a
+        # program. For the backward pass it saves mean and variance. Other kernels save 1 / standard
+        # deviation instead of the variance.
+        return (
+            (y, saved_mean, saved_variance) if self._onednn else (y, running_mean, running_variance)
+        )
 
 
 class Model(paddle.nn.Layer):  # type: ignore[misc]
-    """The model in evaluation mode: normalised images [N, 3, H, W] to logits [N, logits]. `state_dict` is canonical."""
+    """The model in evaluation mode: normalised images [N, 3, H, W] to logits [N, logits].
+    `state_dict` is canonical."""
 
     def __init__(self, recipe: Recipe, values: Mapping[str, np.ndarray]) -> None:
         super().__init__()
@@ -183,7 +218,9 @@ class Model(paddle.nn.Layer):  # type: ignore[misc]
             value = paddle.to_tensor(np.asarray(values[name], np.float32))
             if tensor.is_trained:
                 initial = paddle.nn.initializer.Assign(value)
-                layer.add_parameter(own, layer.create_parameter(list(tensor.shape), default_initializer=initial))
+                layer.add_parameter(
+                    own, layer.create_parameter(list(tensor.shape), default_initializer=initial)
+                )
             else:
                 layer.register_buffer(own, value)
         self.eval()

@@ -32,7 +32,8 @@ class Options:
 
     device: Literal["cpu", "cuda"] = "cpu"
     precision: str = "fp32"
-    """fp32 or bf16 on CPUs; fp32, fp16 or int8 on GPUs. bf16 needs AVX-512 and oneDNN. Without AVX-512 Paddle uses fp32."""
+    """fp32 or bf16 on CPUs; fp32, fp16 or int8 on GPUs. bf16 needs AVX-512 and oneDNN. Without
+    AVX-512 Paddle uses fp32."""
     onednn: bool = True
     """Whether a CPU computes with oneDNN. If false, it computes with Paddle's own kernels."""
     max_batch_images: int = 32
@@ -42,28 +43,33 @@ class Options:
     min_subgraph: int = 3
     """Minimum number of operations in a TensorRT engine."""
     use_static: bool = False
-    """Whether TensorRT's engines are saved in the folder, so that the next predictor can load them."""
+    """Whether TensorRT's engines are saved in the folder, so that the next predictor can load them.
+    """
     use_calib: bool = False
     """Whether int8 is calibrated on the first predicted images."""
 
 
 def open_predictor(folder: str | Path, options: Options | None = None) -> "Predictor":
-    """Open a program that `lockstep export --to paddle-inference` wrote. On a CPU the process then keeps freed memory.
+    """Open a program that `lockstep export --to paddle-inference` wrote. On a CPU the process then
+    keeps freed memory.
 
-    Raises `CheckpointError` if the folder holds no such program, and `BackendError` if Paddle cannot run it with these
-    options.
+    Raises `CheckpointError` if the folder holds no such program, and `BackendError` if Paddle
+    cannot run it with these options.
     """
     options = options or Options()
     _check(options)
     program, weights = (Path(folder) / name for name in ("model.json", "model.pdiparams"))
     for path in (program, weights):
         if not path.is_file():
-            raise CheckpointError(f"there is no {path}; expected a folder of `lockstep export --to paddle-inference`")
+            raise CheckpointError(
+                f"there is no {path}; expected a folder of `lockstep export --to paddle-inference`"
+            )
     side = _side(program)
     config = inference.Config(str(program), str(weights))
     config.disable_glog_info()
-    # `enable_memory_optim` is not used. With programs in JSON it needs the result of a pass that does not run ("Not find
-    # predictor_id 0 and pass_name memory_optimize_pass"), unless `enable_new_executor` is set.
+    # `enable_memory_optim` is not used. With programs in JSON it needs the result of a pass that
+    # does not run ("Not find predictor_id 0 and pass_name memory_optimize_pass"), unless
+    # `enable_new_executor` is set.
     if options.device == "cuda":
         _on_gpu(config, options, side)
     else:
@@ -78,13 +84,16 @@ class Predictor:
         self._side = side
         self._predictor = inference.create_predictor(config)
         self._images = self._predictor.get_input_handle("images")
-        self._outputs = [self._predictor.get_output_handle(name) for name in self._predictor.get_output_names()]
+        self._outputs = [
+            self._predictor.get_output_handle(name) for name in self._predictor.get_output_names()
+        ]
 
     def predict(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return classes, int64 [N], and probabilities, float32 [N, logits], of uint8 RGB images [N, H, W, 3].
+        """Return classes, int64 [N], and probabilities, float32 [N, logits], of uint8 RGB images
+        [N, H, W, 3].
 
-        N is 1 or more. It may differ from call to call, as height and width may, unless the program has fixed them. Raises
-        `ValueError` for other shapes or types.
+        N is 1 or more. It may differ from call to call, as height and width may, unless the program
+        has fixed them. Raises `ValueError` for other shapes or types.
         """
         classes, probabilities = self.outputs(images)
         return classes, probabilities
@@ -93,9 +102,17 @@ class Predictor:
         """Return all outputs of the program, for images as `predict` takes them."""
         images = np.ascontiguousarray(images)
         is_of_size = self._side is None or images.shape[1:3] == (self._side, self._side)
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size or not is_of_size:
+        if (
+            images.dtype != np.uint8
+            or images.ndim != 4
+            or images.shape[3] != 3
+            or not images.size
+            or not is_of_size
+        ):
             size = "H, W" if self._side is None else f"{self._side}, {self._side}"
-            raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, {size}, 3)")
+            raise ValueError(
+                f"images are {images.dtype} {images.shape}, expected uint8 (N, {size}, 3)"
+            )
         self._images.copy_from_cpu(images)
         self._predictor.run()
         return [output.copy_to_cpu() for output in self._outputs]
@@ -106,11 +123,17 @@ def _check(options: Options) -> None:
         raise BackendError(f"device is {options.device!r}, expected one of {', '.join(PRECISIONS)}")
     known = PRECISIONS[options.device]
     if options.precision not in known:
-        raise BackendError(f"precision is {options.precision!r}, expected on {options.device} one of {', '.join(known)}")
+        raise BackendError(
+            f"precision is {options.precision!r}, expected on {options.device} one of"
+            f" {', '.join(known)}"
+        )
     if options.precision == "bf16" and not options.onednn:
         raise BackendError("Paddle's own kernels compute in fp32 on a CPU; bf16 needs onednn=True")
     if options.device == "cuda" and not paddle.is_compiled_with_cuda():
-        raise BackendError("device is cuda, but this Paddle has no CUDA; install paddlepaddle-gpu, or use device='cpu'")
+        raise BackendError(
+            "device is cuda, but this Paddle has no CUDA; install paddlepaddle-gpu, or use"
+            " device='cpu'"
+        )
 
 
 def _side(path: Path) -> int | None:
@@ -121,7 +144,9 @@ def _side(path: Path) -> int | None:
         if operation.name() == "pd_op.data":
             side = int(operation.result(0).shape[1])
             return side if side > 0 else None
-    raise CheckpointError(f"{path} takes no images; expected a program of `lockstep export --to paddle-inference`")
+    raise CheckpointError(
+        f"{path} takes no images; expected a program of `lockstep export --to paddle-inference`"
+    )
 
 
 def _on_cpu(config: inference.Config, options: Options) -> None:
@@ -139,8 +164,8 @@ def _on_cpu(config: inference.Config, options: Options) -> None:
 def _on_gpu(config: inference.Config, options: Options, side: int | None) -> None:
     """Make TensorRT compute what it can, or without a `side` Paddle's own kernels.
 
-    This has not been run. According to Paddle 3's manual, programs in JSON must first be converted by
-    `paddle.tensorrt.convert`, which Paddle without CUDA does not have.
+    This has not been run. According to Paddle 3's manual, programs in JSON must first be converted
+    by `paddle.tensorrt.convert`, which Paddle without CUDA does not have.
     """
     config.enable_use_gpu(256)  # initial MB
     if side is None:

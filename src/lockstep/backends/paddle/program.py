@@ -1,7 +1,8 @@
 """Functions of tensors as Paddle programs, run by its executor; on a CPU with oneDNN's kernels.
 
-A program is Paddle's compiled form. It is built once for each shape of its inputs, and is faster than single operations.
-oneDNN is chosen for a whole program when it first runs. Operations outside of programs never use oneDNN.
+A program is Paddle's compiled form. It is built once for each shape of its inputs, and is faster
+than single operations. oneDNN is chosen for a whole program when it first runs. Operations outside
+of programs never use oneDNN.
 """
 
 import warnings
@@ -20,15 +21,18 @@ Function = Callable[[Tensors], Outputs]
 
 
 class Compiled:
-    """A function of named tensors, as programs: one program for every set of shapes that it is called with."""
+    """A function of named tensors, as programs: one program for every set of shapes that it is
+    called with."""
 
     def __init__(self, function: Function, *, onednn: bool) -> None:
-        self._function, self._onednn = function, onednn
+        self._function = function
+        self._onednn = onednn
         self._programs: dict[Any, Callable[[Any], list[Any]]] = {}
         self._results: dict[Any, list[Tensor]] = {}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the result of the function. It has no gradient. On a GPU the work is only enqueued.
+        """Return the result of the function. It has no gradient. On a GPU the work is only
+        enqueued.
 
         The next call with the same shapes overwrites the result.
         """
@@ -41,13 +45,14 @@ class Compiled:
             program = self._built(inputs) if is_new else self._programs[key]
             with _kernels_of_onednn(self._onednn and is_new):
                 found = program(fed)
-        # Stored only after the first run. If that run fails, the program would otherwise be built in its second run, without
-        # oneDNN's kernels.
+        # Stored only after the first run. If that run fails, the program would otherwise be built
+        # in its second run, without oneDNN's kernels.
         self._programs[key] = program
         return self._as_tensors(key, found)
 
     def _as_tensors(self, key: Any, found: list[Any]) -> list[Tensor]:
-        """Return what a program computed. The tensors are made once: of each that is made, Paddle 3.3.1 keeps 72 bytes."""
+        """Return what a program computed. The tensors are made once: of each that is made, Paddle
+        3.3.1 keeps 72 bytes."""
         if key not in self._results:
             self._results[key] = [paddle.Tensor(each) for each in found]
         else:
@@ -58,15 +63,21 @@ class Compiled:
     def _built(self, inputs: Mapping[str, Tensor]) -> Callable[[Any], list[Any]]:
         program = static.Program()
         with static.program_guard(program), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Tensor do not have 'place'")  # from Paddle's own gradients
+            warnings.filterwarnings(
+                "ignore", "Tensor do not have 'place'"
+            )  # from Paddle's own gradients
             values = {}
             for name, tensor in inputs.items():
                 values[name] = static.data(name, tensor.shape, tensor.dtype)
                 values[name].stop_gradient = tensor.stop_gradient
             outputs = list(self._function(values))
-        # With a separate executor: a common one keeps eight programs and would build others again, without oneDNN's kernels.
-        executor, scope = static.Executor(), static.Scope()
-        return lambda fed: executor.run(program, feed=fed, fetch_list=outputs, scope=scope, return_numpy=False)
+        # With a separate executor: a common one keeps eight programs and would build others again,
+        # without oneDNN's kernels.
+        executor = static.Executor()
+        scope = static.Scope()
+        return lambda fed: executor.run(
+            program, feed=fed, fetch_list=outputs, scope=scope, return_numpy=False
+        )
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from lockstep.recipes import Recipe
 
 
 def read(path: Path, recipe: Recipe) -> Any:
-    """Return the arrays of a `.pdparams` or `.pdopt` by name, of any shape and dtype. `recipe` is not needed.
+    """Return the arrays of a `.pdparams` or `.pdopt` by name, of any shape and dtype. `recipe` is
+    not needed.
 
-    Paddle unpickles the file, so it must be one that Lockstep has just written. Raises what Paddle raises.
+    Paddle unpickles the file, so it must be one that Lockstep has just written. Raises what Paddle
+    raises.
     """
     return paddle.load(str(path), return_numpy=True)

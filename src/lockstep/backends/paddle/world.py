@@ -8,7 +8,14 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from lockstep.backends import HostQuestions, refuse_cuda_graph, refuse_fused, refuse_horovod, refuse_layout, refuse_recompute
+from lockstep.backends import (
+    HostQuestions,
+    refuse_cuda_graph,
+    refuse_fused,
+    refuse_horovod,
+    refuse_layout,
+    refuse_recompute,
+)
 from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import silenced
@@ -22,7 +29,8 @@ Tensor = Any
 
 
 class PaddleWorld(HostQuestions):
-    """This process: one of those of `lockstep launch` or `python -m paddle.distributed.launch`, or a single one."""
+    """This process: one of those of `lockstep launch` or `python -m paddle.distributed.launch`, or
+    a single one."""
 
     def __init__(self, execution: Execution) -> None:
         refuse_horovod(execution.distributed)
@@ -38,13 +46,14 @@ class PaddleWorld(HostQuestions):
         if self.ranks > 1:
             if "PADDLE_TRAINER_ENDPOINTS" not in os.environ:
                 raise BackendError(
-                    "several ranks, but no PADDLE_TRAINER_ENDPOINTS with their addresses; start them with "
-                    "`lockstep launch` or `python -m paddle.distributed.launch`"
+                    "several ranks, but no PADDLE_TRAINER_ENDPOINTS with their addresses; start"
+                    " them with `lockstep launch` or `python -m paddle.distributed.launch`"
                 )
             if not self.on_gpu:
                 os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
             _choose_interface()
-            confine_sockets()  # Paddle's store binds to all interfaces, even if PADDLE_MASTER names one
+            # Paddle's store binds to all interfaces, even if PADDLE_MASTER names one
+            confine_sockets()
             with self.watched(), silenced():
                 dist.init_parallel_env()
                 # Questions between hosts must not wait for the work of a GPU.
@@ -60,7 +69,9 @@ class PaddleWorld(HostQuestions):
             if self.ranks == 1:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            raise LockstepError(f"another rank has ended; its own message says why ({reason:.200})") from error
+            raise LockstepError(
+                f"another rank has ended; its own message says why ({reason:.200})"
+            ) from error
 
     def sum(self, tensor: Tensor, megabytes: int = 0) -> Tensor:
         """Add up a tensor of one axis over all ranks, in place, and return it.
@@ -99,9 +110,11 @@ class PaddleWorld(HostQuestions):
 def _choose_interface() -> None:
     """Make gloo use the network interface of this rank's address, unless the user has chosen one.
 
-    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many systems.
+    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many
+    systems.
     """
-    name, own = "GLOO_SOCKET_IFNAME", os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
+    name = "GLOO_SOCKET_IFNAME"
+    own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
     if name not in os.environ and own and (interface := interface_towards(own.rpartition(":")[0])):
         os.environ[name] = interface
 

@@ -10,7 +10,14 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from lockstep.backends import World, refuse_cuda_graph, refuse_fused, refuse_horovod, refuse_layout, refuse_recompute
+from lockstep.backends import (
+    World,
+    refuse_cuda_graph,
+    refuse_fused,
+    refuse_horovod,
+    refuse_layout,
+    refuse_recompute,
+)
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.measuring import libraries, products
 from lockstep.backends.reference.model import Network
@@ -21,13 +28,24 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.system.nodes import Start, Table
 
-__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
+__all__ = [
+    "devices",
+    "engine",
+    "libraries",
+    "load_module",
+    "products",
+    "profile",
+    "starting",
+    "world",
+]
 
 
 class ReferenceWorld:
     """A single process."""
 
-    rank, ranks, on_gpu = 0, 1, False
+    rank = 0
+    ranks = 1
+    on_gpu = False
 
     def __init__(self, execution: Execution) -> None:
         if execution.device == "cuda":
@@ -64,24 +82,32 @@ def world(execution: Execution) -> ReferenceWorld:
     return ReferenceWorld(execution)
 
 
-def engine(recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution) -> ReferenceEngine:
+def engine(
+    recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution
+) -> ReferenceEngine:
     """Return an engine for the recipe's model."""
     return ReferenceEngine(recipe, learning_rates, world, execution)
 
 
-def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+def load_module(
+    recipe: Recipe, tensors: dict[str, np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of normalised images, float [N, 3, H, W], to logits, float64 [N, logits]."""
     check_fit(_shapes(recipe), tensors, "weights")
     weights = {name: value.astype(np.float64) for name, value in tensors.items()}
 
     def module(images: np.ndarray) -> np.ndarray:
-        return Network(recipe, weights, training=False).logits(images.transpose(0, 2, 3, 1).astype(np.float64))[0]
+        return Network(recipe, weights, training=False).logits(
+            images.transpose(0, 2, 3, 1).astype(np.float64)
+        )[0]
 
     return module
 
 
 def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)}
+    return {
+        tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)
+    }
 
 
 def devices() -> list[str]:

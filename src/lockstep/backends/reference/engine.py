@@ -1,7 +1,8 @@
-"""The training step in plain NumPy, by default in float64. It is written to be readable; small models train in seconds.
+"""The training step in plain NumPy, by default in float64. It is written to be readable; small
+models train in seconds.
 
-The state is float32 at the end of every step, as on every engine, so that a run can be read, written and resumed exactly.
-Between two states, everything is computed in float64.
+The state is float32 at the end of every step, as on every engine, so that a run can be read,
+written and resumed exactly. Between two states, everything is computed in float64.
 """
 
 import time
@@ -47,16 +48,25 @@ class ReferenceHandle:
 class ReferenceEngine:
     """Implements `lockstep.backends.Engine`."""
 
-    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution) -> None:
-        self._recipe, self._learning_rates = recipe, learning_rates
+    def __init__(
+        self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution
+    ) -> None:
+        self._recipe = recipe
+        self._learning_rates = learning_rates
         self._ema_decays = ema_decays(recipe, len(learning_rates))
         self._parts = execution.accumulation_steps
         self._dtype = np.dtype(execution.reference_dtype)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
         self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
         self._tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table}
-        self._velocity = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table if tensor.is_trained}
-        self._ema = {name: value.copy() for name, value in self._tensors.items()} if recipe.ema_decay else {}
+        self._velocity = {
+            tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table if tensor.is_trained
+        }
+        self._ema = (
+            {name: value.copy() for name, value in self._tensors.items()}
+            if recipe.ema_decay
+            else {}
+        )
         self._masks: dict[str, np.ndarray] = {}
         self._scales: dict[str, float] | None = None
         self._scale = LossScale(recipe)
@@ -72,31 +82,46 @@ class ReferenceEngine:
 
     def train(self, batches: Iterable[Batch], first: int) -> ReferenceHandle:
         """Execute one optimizer step for every batch, numbered from `first`."""
-        losses, counts = [], Counts()
-        # NumPy's warnings are off, since overflow is expected: an infinite loss is reported, and an infinite fp16 gradient
-        # skips a step.
+        losses = []
+        counts = Counts()
+        # NumPy's warnings are off, since overflow is expected: an infinite loss is reported, and an
+        # infinite fp16 gradient skips a step.
         with np.errstate(over="ignore", invalid="ignore"):
             for step, batch in enumerate(batches, first):
                 try:
                     done = self._step(batch, step)
                 except MemoryError as error:
-                    raise too_little_memory(len(batch.labels), self._parts, str(error) or "none is left") from None
+                    raise too_little_memory(
+                        len(batch.labels), self._parts, str(error) or "none is left"
+                    ) from None
                 losses.append(done.loss_sum / done.images)
                 counts += done
-        return ReferenceHandle(first, np.array(losses, np.float64), counts, self._scale.value, time.perf_counter())
+        return ReferenceHandle(
+            first, np.array(losses, np.float64), counts, self._scale.value, time.perf_counter()
+        )
 
     def _step(self, batch: Batch, step: int) -> Counts:
-        """Add up the gradients of all parts, each of the mean loss of its images, and update the state."""
-        gradients = {name: np.zeros(value.shape, self._dtype) for name, value in self._velocity.items()}
+        """Add up the gradients of all parts, each of the mean loss of its images, and update the
+        state."""
+        gradients = {
+            name: np.zeros(value.shape, self._dtype) for name, value in self._velocity.items()
+        }
         counts = Counts()
         for rows in np.split(np.arange(len(batch.labels)), self._parts):
             found, done = self._gradients(batch, rows)
             for name in gradients:
                 gradients[name] += found[name] / self._scale.value
             counts += done
-        for name, mask in self._masks.items():  # a masked weight and its decay are 0. Without a gradient they stay 0
+        for (
+            name,
+            mask,
+        ) in (
+            self._masks.items()
+        ):  # a masked weight and its decay are 0. Without a gradient they stay 0
             gradients[name] = np.where(mask, gradients[name], 0)
-        overflow = self._scale.is_dynamic and not all(np.isfinite(g).all() for g in gradients.values())
+        overflow = self._scale.is_dynamic and not all(
+            np.isfinite(g).all() for g in gradients.values()
+        )
         if not overflow:
             self._update(gradients, float(self._learning_rates[step]))
         if self._scale.is_dynamic:
@@ -110,18 +135,27 @@ class ReferenceEngine:
 
         Running statistics are updated.
         """
-        x, target = self._normalised(batch.pixels[rows]), self._targets(batch.labels[rows])
+        x = self._normalised(batch.pixels[rows])
+        target = self._targets(batch.labels[rows])
         if batch.coefficients is not None and batch.partners is not None:
             own = batch.coefficients[rows].astype(self._dtype)
-            x, target = f.mix(x, own, batch.partners[rows]), f.mix(target, own, batch.partners[rows])
-        network = Network(self._recipe, self._computed(self._tensors), training=True, scales=self._scales)
+            x = f.mix(x, own, batch.partners[rows])
+            target = f.mix(target, own, batch.partners[rows])
+        network = Network(
+            self._recipe, self._computed(self._tensors), training=True, scales=self._scales
+        )
         logits, back = network.logits(x)
         losses, d_logits = f.cross_entropy(logits, target)
         back(d_logits() * (self._scale.value / self._parts))
         for name, value in network.statistics.items():
             self._tensors[name] = value.astype(np.float32)
         ranks = f.rank_of(logits, batch.labels[rows])
-        sums = Counts(float(losses.astype(np.float64).sum()), int((ranks < 1).sum()), int((ranks < 5).sum()), len(rows))
+        sums = Counts(
+            float(losses.astype(np.float64).sum()),
+            int((ranks < 1).sum()),
+            int((ranks < 5).sum()),
+            len(rows),
+        )
         return network.gradients, sums
 
     def _update(self, gradients: Arrays, rate: float) -> None:
@@ -130,27 +164,37 @@ class ReferenceEngine:
         With Nesterov's momentum: w = w - rate * (g + decay * w + momentum * v).
         """
         for name, gradient in gradients.items():
-            weight, velocity = (values[name].astype(self._dtype) for values in (self._tensors, self._velocity))
+            weight, velocity = (
+                values[name].astype(self._dtype) for values in (self._tensors, self._velocity)
+            )
             if name in self._decayed:
                 gradient = gradient + self._recipe.weight_decay * weight
             velocity = self._recipe.momentum * velocity + gradient
             self._velocity[name] = velocity.astype(np.float32)
-            move = gradient + self._recipe.momentum * velocity if self._recipe.nesterov else velocity
+            move = (
+                gradient + self._recipe.momentum * velocity if self._recipe.nesterov else velocity
+            )
             self._tensors[name] = (weight - rate * move).astype(np.float32)
 
     def _average(self, step: int) -> None:
         """Update averages: average = decay * average + (1 - decay) * tensor."""
         keep = float(self._ema_decays[step])
         for name, value in self._ema.items():
-            average = keep * value.astype(self._dtype) + (1 - keep) * self._tensors[name].astype(self._dtype)
+            average = keep * value.astype(self._dtype) + (1 - keep) * self._tensors[name].astype(
+                self._dtype
+            )
             self._ema[name] = average.astype(np.float32)
 
     def _normalised(self, images: np.ndarray) -> np.ndarray:
-        mean, std = (np.array(colour, self._dtype) for colour in (self._recipe.mean, self._recipe.std))
+        mean, std = (
+            np.array(colour, self._dtype) for colour in (self._recipe.mean, self._recipe.std)
+        )
         return f.normalise(images.astype(self._dtype), mean, std)
 
     def _targets(self, labels: np.ndarray) -> np.ndarray:
-        return f.targets(labels, self._recipe.logits, smoothing=self._recipe.label_smoothing, dtype=self._dtype)
+        return f.targets(
+            labels, self._recipe.logits, smoothing=self._recipe.label_smoothing, dtype=self._dtype
+        )
 
     def _computed(self, state: Mapping[str, np.ndarray]) -> Arrays:
         """Return float32 tensors in the dtype of the computation."""
@@ -158,20 +202,30 @@ class ReferenceEngine:
 
     def fetch(self, handle: ReferenceHandle) -> Interval:
         """Return the results of the steps."""
-        return Interval(handle.first, handle.losses, handle.counts, handle.loss_scale, handle.finished_at)
+        return Interval(
+            handle.first, handle.losses, handle.counts, handle.loss_scale, handle.finished_at
+        )
 
     # Inference
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding."""
-        recipe, rows = self._recipe.for_evaluation(), [np.zeros((0, 5))]
+        recipe = self._recipe.for_evaluation()
+        rows = [np.zeros((0, 5))]
         for batch in batches:
             counted = batch.labels >= 0
-            labels, logits = batch.labels[counted], self._logits(batch.pixels[counted], recipe, ema=ema)
+            labels = batch.labels[counted]
+            logits = self._logits(batch.pixels[counted], recipe, ema=ema)
             with np.errstate(invalid="ignore"):
                 losses, _ = f.cross_entropy(logits, np.eye(self._recipe.logits)[labels])
                 confidences = f.confidence(logits)
-            columns = [losses, f.rank_of(logits, labels), logits.argmax(axis=1), labels, confidences]
+            columns = [
+                losses,
+                f.rank_of(logits, labels),
+                logits.argmax(axis=1),
+                labels,
+                confidences,
+            ]
             rows.append(np.stack(columns, axis=1))
         return Scores.of_table(np.concatenate(rows))
 
@@ -194,7 +248,9 @@ class ReferenceEngine:
         weights = self._computed(self._tensors)
         for batch in batches:
             with np.errstate(over="ignore", invalid="ignore"):
-                Network(self._recipe, weights, training=False, largest=found).logits(self._normalised(batch.pixels))
+                Network(self._recipe, weights, training=False, largest=found).logits(
+                    self._normalised(batch.pixels)
+                )
         return found
 
     def quantise(self, scales: Mapping[str, float]) -> None:
@@ -207,12 +263,14 @@ class ReferenceEngine:
     def read(self) -> State:
         """Return a copy of the state."""
         tensors, velocity, average = (
-            {name: value.copy() for name, value in values.items()} for values in (self._tensors, self._velocity, self._ema)
+            {name: value.copy() for name, value in values.items()}
+            for values in (self._tensors, self._velocity, self._ema)
         )
         return State(self._done, tensors, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
         for mine, values, what in (
             (self._tensors, state.tensors, "tensors"),
             (self._velocity, state.momentum, "momentum"),

@@ -1,8 +1,10 @@
-"""The mathematics of a training step, forward and backward, in plain NumPy. Every engine computes the same.
+"""The mathematics of a training step, forward and backward, in plain NumPy. Every engine computes
+the same.
 
-There are N images, H x W pixels, C channels and K logits. Activations are [N, H, W, C], kernels [O, C / groups, k, k]
-(OIHW). A function returns its result and a function `back`. `back` turns the gradient of the loss with respect to the
-result into the gradients with respect to the inputs. In the formulas, d_ marks such a gradient.
+There are N images, H x W pixels, C channels and K logits. Activations are [N, H, W, C], kernels [O,
+C / groups, k, k] (OIHW). A function returns its result and a function `back`. `back` turns the
+gradient of the loss with respect to the result into the gradients with respect to the inputs. In
+the formulas, d_ marks such a gradient.
 """
 
 from collections.abc import Callable
@@ -19,8 +21,8 @@ def padding(length: int, kernel: int, stride: int, kind: str) -> tuple[int, int]
     """Return how many pixels are added before and after an axis.
 
     - "symmetric": (k - 1) / 2 on both sides.
-    - "same", as in TensorFlow: n pixels become ceil(n / s). total = max((ceil(n / s) - 1) * s + k - n, 0) pixels are added;
-      an odd one is added after the axis.
+    - "same", as in TensorFlow: n pixels become ceil(n / s). total = max((ceil(n / s) - 1) * s + k -
+      n, 0) pixels are added; an odd one is added after the axis.
     """
     if kind == "symmetric":
         return kernel // 2, kernel // 2
@@ -29,19 +31,23 @@ def padding(length: int, kernel: int, stride: int, kind: str) -> tuple[int, int]
 
 
 class _Windows:
-    """The windows of k x k pixels of padded images, `stride` apart. They are read one place within the window at a time."""
+    """The windows of k x k pixels of padded images, `stride` apart. They are read one place within
+    the window at a time."""
 
     def __init__(self, x: Array, kernel: int, stride: int, kind: str, fill: float) -> None:
         sides = [padding(length, kernel, stride, kind) for length in x.shape[1:3]]
         self.images = np.pad(x, ((0, 0), *sides, (0, 0)), constant_values=fill)
         self.places = [(i, j) for i in range(kernel) for j in range(kernel)]
-        self.rows, self.columns = ((length - kernel) // stride + 1 for length in self.images.shape[1:3])
+        self.rows, self.columns = (
+            (length - kernel) // stride + 1 for length in self.images.shape[1:3]
+        )
         self._stride = stride
         (top, _), (left, _) = sides
         self._inside = np.s_[:, top : top + x.shape[1], left : left + x.shape[2]]
 
     def at(self, i: int, j: int, images: Array | None = None) -> Array:
-        """Return pixel (i, j) of every window: a view [N, rows, columns, C] of the padded images, or of other `images`."""
+        """Return pixel (i, j) of every window: a view [N, rows, columns, C] of the padded images,
+        or of other `images`."""
         down, across = (self._stride * (count - 1) + 1 for count in (self.rows, self.columns))
         images = self.images if images is None else images
         return images[:, i : i + down : self._stride, j : j + across : self._stride]
@@ -81,7 +87,8 @@ def convolution(
 
     def back(d_y: Array) -> tuple[Array, Array]:
         d_out = grouped(d_y)
-        d_images, d_kernels = np.zeros_like(windows.images), np.empty_like(kernels)
+        d_images = np.zeros_like(windows.images)
+        d_kernels = np.empty_like(kernels)
         for i, j in windows.places:
             d_kernels[..., i, j] = d_out.transpose(0, 2, 1) @ grouped(windows.at(i, j))
             windows.at(i, j, d_images)[...] += ungrouped(d_out @ kernels[..., i, j])
@@ -93,7 +100,8 @@ def convolution(
 def batch_norm(
     x: Array, scale: Array, bias: Array, *, epsilon: float
 ) -> tuple[Array, Array, Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """Return y, the batch's mean [C] and biased variance [C], and back: d_y -> (d_x, d_scale, d_bias).
+    """Return y, the batch's mean [C] and biased variance [C], and back: d_y -> (d_x, d_scale,
+    d_bias).
 
         mean = sum x / M,  variance = sum (x - mean)^2 / M          over the M = N*H*W values of a channel
         z    = (x - mean) / sqrt(variance + epsilon),  y = scale * z + bias
@@ -108,7 +116,8 @@ def batch_norm(
     z = (x - mean) / deviation
 
     def back(d_y: Array) -> tuple[Array, Array, Array]:
-        d_scale, d_bias = (d_y * z).sum(axis=(0, 1, 2)), d_y.sum(axis=(0, 1, 2))
+        d_scale = (d_y * z).sum(axis=(0, 1, 2))
+        d_bias = d_y.sum(axis=(0, 1, 2))
         values = x.size // x.shape[3]
         return scale / deviation * (d_y - d_bias / values - z * (d_scale / values)), d_scale, d_bias
 
@@ -116,17 +125,29 @@ def batch_norm(
 
 
 def running_statistics(
-    old_mean: Array, old_variance: Array, mean: Array, variance: Array, *, values: int, momentum: float
+    old_mean: Array,
+    old_variance: Array,
+    mean: Array,
+    variance: Array,
+    *,
+    values: int,
+    momentum: float,
 ) -> tuple[Array, Array]:
-    """Return the running mean and variance after a batch with these (biased) statistics over M = `values` values.
+    """Return the running mean and variance after a batch with these (biased) statistics over M =
+    `values` values.
 
-    new = (1 - momentum) * old + momentum * batch's. The variance is first made unbiased: it is multiplied by M / (M - 1).
+    new = (1 - momentum) * old + momentum * batch's. The variance is first made unbiased: it is
+    multiplied by M / (M - 1).
     """
     unbiased = variance * (values / (values - 1))
-    return (1 - momentum) * old_mean + momentum * mean, (1 - momentum) * old_variance + momentum * unbiased
+    return (1 - momentum) * old_mean + momentum * mean, (
+        1 - momentum
+    ) * old_variance + momentum * unbiased
 
 
-def batch_norm_in_inference(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, *, epsilon: float) -> Array:
+def batch_norm_in_inference(
+    x: Array, scale: Array, bias: Array, mean: Array, variance: Array, *, epsilon: float
+) -> Array:
     """Return scale * (x - mean) / sqrt(variance + epsilon) + bias, with running statistics."""
     return scale * ((x - mean) / np.sqrt(variance + epsilon)) + bias
 
@@ -137,7 +158,8 @@ def relu(x: Array) -> tuple[Array, Back]:
 
 
 def max_pool(x: Array, *, kernel: int, stride: int, padding: str) -> tuple[Array, Back]:
-    """Return the largest value of every window, and back, which passes its gradient to that place (the first of equals)."""
+    """Return the largest value of every window, and back, which passes its gradient to that place
+    (the first of equals)."""
     windows = _Windows(x, kernel, stride, padding, fill=-np.inf)
     pixels = np.stack([windows.at(i, j) for i, j in windows.places])
     largest = pixels.argmax(axis=0)
@@ -154,11 +176,16 @@ def max_pool(x: Array, *, kernel: int, stride: int, padding: str) -> tuple[Array
 def average_pool(x: Array) -> tuple[Array, Back]:
     """Return the mean over all pixels [N, C], and back: d_x[n, h, w, c] = d_y[n, c] / (H * W)."""
     _, height, width, _ = x.shape
-    return x.mean(axis=(1, 2)), lambda d_y: np.broadcast_to(d_y[:, None, None] / (height * width), x.shape)
+    return x.mean(axis=(1, 2)), lambda d_y: np.broadcast_to(
+        d_y[:, None, None] / (height * width), x.shape
+    )
 
 
-def linear(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """Return y = x W^T + b [N, K], and back: d_y -> (d_x = d_y W, d_W = d_y^T x, d_b = sum over n of d_y)."""
+def linear(
+    x: Array, weight: Array, bias: Array
+) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
+    """Return y = x W^T + b [N, K], and back: d_y -> (d_x = d_y W, d_W = d_y^T x, d_b = sum over n
+    of d_y)."""
     return x @ weight.T + bias, lambda d_y: (d_y @ weight, d_y.T @ x, d_y.sum(axis=0))
 
 
@@ -190,7 +217,8 @@ def cross_entropy(logits: Array, target: Array) -> tuple[Array, Callable[[], Arr
 
 
 def rank_of(logits: Array, labels: Array) -> Array:
-    """Return how many classes rank above the label, int64 [N]: larger logits, equal logits of lower classes, and NaN."""
+    """Return how many classes rank above the label, int64 [N]: larger logits, equal logits of lower
+    classes, and NaN."""
     own = logits[np.arange(len(labels)), labels][:, None]
     before = np.arange(logits.shape[1])[None] < labels[:, None]
     return (~(logits <= own) | ((logits == own) & before)).sum(axis=1)
@@ -202,9 +230,11 @@ def confidence(logits: Array) -> Array:
 
 
 def fake_quantised(x: Array, scale: Array) -> tuple[Array, Back]:
-    """Return x rounded to int8 multiples of the scale, and back; see `lockstep.models.quantisation`.
+    """Return x rounded to int8 multiples of the scale, and back; see
+    `lockstep.models.quantisation`.
 
-    q = round(x / scale), halves to even;  y = scale * min(max(q, -128), 127);  d_x = d_y where -128 <= q <= 127, else 0
+    q = round(x / scale), halves to even;  y = scale * min(max(q, -128), 127);  d_x = d_y where -128
+    <= q <= 127, else 0
     """
     q = np.rint(x / scale)
     is_within = (q >= LOWEST) & (q <= LARGEST)
@@ -212,11 +242,14 @@ def fake_quantised(x: Array, scale: Array) -> tuple[Array, Back]:
 
 
 def rounded(x: Array, precision: str) -> Array:
-    """Return the values rounded to bf16 or fp16 (to nearest, ties to even); in other precisions unchanged."""
+    """Return the values rounded to bf16 or fp16 (to nearest, ties to even); in other precisions
+    unchanged."""
     if precision == "fp16":
         return x.astype(np.float16).astype(x.dtype)
     if precision == "bf16":  # the upper half of a float32
         bits = x.astype(np.float32).view(np.uint32)
-        nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(
+            0xFFFF0000
+        )
         return np.where(np.isfinite(x), nearest.view(np.float32), x).astype(x.dtype)
     return x

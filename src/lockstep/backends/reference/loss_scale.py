@@ -4,7 +4,8 @@ from lockstep.recipes import Recipe
 
 
 class LossScale:
-    """The loss scale. A dynamic one grows after enough consecutive steps without overflow and shrinks after enough with one.
+    """The loss scale. A dynamic one grows after enough consecutive steps without overflow and
+    shrinks after enough with one.
 
     The recipe's `loss_scale_growth_steps` and `loss_scale_backoff_steps` are the numbers of steps.
     """
@@ -20,9 +21,11 @@ class LossScale:
         """Adapt the scale to a step with or without overflow."""
         self._good, self._bad = (0, self._bad + 1) if overflow else (self._good + 1, 0)
         if self._good >= self._recipe.loss_scale_growth_steps:
-            self.value, self._good = self.value * self._recipe.loss_scale_growth, 0
+            self.value = self.value * self._recipe.loss_scale_growth
+            self._good = 0
         if self._bad >= self._recipe.loss_scale_backoff_steps:
-            self.value, self._bad = self.value * self._recipe.loss_scale_backoff, 0
+            self.value = self.value * self._recipe.loss_scale_backoff
+            self._bad = 0
 
     def read(self) -> dict[str, float]:
         """Return the canonical state; empty unless the scale is dynamic."""
@@ -34,4 +37,6 @@ class LossScale:
         """Replace the state. An empty state stands for the recipe's initial one."""
         if self.is_dynamic:
             self.value = state.get("scale", self._recipe.loss_scale)
-            self._good, self._bad = (int(state.get(name, 0)) for name in ("good_steps", "bad_steps"))
+            self._good, self._bad = (
+                int(state.get(name, 0)) for name in ("good_steps", "bad_steps")
+            )

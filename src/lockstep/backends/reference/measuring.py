@@ -1,4 +1,5 @@
-"""What a benchmark asks of the reference: the versions and threads it computes with, and products of matrices."""
+"""What a benchmark asks of the reference: the versions and threads it computes with, and products
+of matrices."""
 
 import os
 from typing import Any
@@ -11,7 +12,9 @@ from lockstep.system.machine import cores, first_number
 
 def libraries() -> dict[str, Any]:
     """Return the number of threads of NumPy's products."""
-    threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or str(cores())
+    threads = (
+        os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or str(cores())
+    )
     return {"threads": first_number(threads)}
 
 

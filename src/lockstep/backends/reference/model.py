@@ -1,4 +1,5 @@
-"""A `ModelSpec` computed with the functions in `functions`: logits, and the gradients of all parameters."""
+"""A `ModelSpec` computed with the functions in `functions`: logits, and the gradients of all
+parameters."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,12 +14,15 @@ Array = np.ndarray
 
 
 class Network:
-    """One pass of a batch through a model. `tensors` are canonical, in the dtype of the computation.
+    """One pass of a batch through a model. `tensors` are canonical, in the dtype of the
+    computation.
 
-    In bf16 and fp16 the inputs and outputs of every convolution, batch norm, sum and pool are rounded, forward and backward.
-    Computations inside of them are not rounded. Batch norm's parameters and statistics are not rounded.
+    In bf16 and fp16 the inputs and outputs of every convolution, batch norm, sum and pool are
+    rounded, forward and backward. Computations inside of them are not rounded. Batch norm's
+    parameters and statistics are not rounded.
 
-    With `scales`, weights and inputs of convolutions and classifier are quantised (`lockstep.models.quantisation`).
+    With `scales`, weights and inputs of convolutions and classifier are quantised
+    (`lockstep.models.quantisation`).
     """
 
     def __init__(
@@ -30,17 +34,23 @@ class Network:
         scales: Mapping[str, float] | None = None,
         largest: dict[str, float] | None = None,
     ) -> None:
-        """Prepare a pass. In `largest`, it raises the magnitudes of layers' inputs, by name, to the largest that it sees."""
-        self._recipe, self._tensors, self._training = recipe, tensors, training
-        self._scales, self._largest = scales, largest
+        """Prepare a pass. In `largest`, it raises the magnitudes of layers' inputs, by name, to the
+        largest that it sees."""
+        self._recipe = recipe
+        self._tensors = tensors
+        self._training = training
+        self._scales = scales
+        self._largest = largest
         self.statistics: dict[str, Array] = {}
         """In training, the running statistics after this batch."""
         self.gradients: dict[str, Array] = {}
         """Gradients of every parameter, once `back` has been called."""
 
     def logits(self, x: Array) -> tuple[Array, Callable[[Array], None]]:
-        """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None. It fills `gradients`."""
-        spec, backs = model_spec(self._recipe.model), []
+        """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None.
+        It fills `gradients`."""
+        spec = model_spec(self._recipe.model)
+        backs = []
 
         def then(step: tuple[Array, f.Back]) -> Array:
             backs.append(step[1])
@@ -63,7 +73,10 @@ class Network:
 
     def _block(self, x: Array, block: Block) -> tuple[Array, f.Back]:
         """Return y = relu(convolutions of x, with ReLU between them, + shortcut of x), and back."""
-        inside, shortcut, shortcut_back, y = [], x, None, x
+        inside = []
+        shortcut = x
+        shortcut_back = None
+        y = x
         for conv in block.convs:
             if conv is not block.convs[0]:
                 y, back = f.relu(y)
@@ -86,7 +99,9 @@ class Network:
         """Return the result of a convolution and the batch norm that follows it, and back."""
         name = f"{conv.name}.weight"
         x, weight, of_quantisation = self._quantised(x, conv.name)
-        y, conv_back = f.convolution(x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding)
+        y, conv_back = f.convolution(
+            x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding
+        )
         y, norm_back = self._batch_norm(self._round(y), conv.bn_name)
 
         def back(d_y: Array) -> Array:
@@ -101,10 +116,17 @@ class Network:
         scale, bias, old_mean, old_variance = (self._tensors[each] for each in names)
         epsilon = self._recipe.bn_epsilon
         if not self._training:
-            return f.batch_norm_in_inference(x, scale, bias, old_mean, old_variance, epsilon=epsilon), _no_gradient
+            return f.batch_norm_in_inference(
+                x, scale, bias, old_mean, old_variance, epsilon=epsilon
+            ), _no_gradient
         y, mean, variance, norm_back = f.batch_norm(x, scale, bias, epsilon=epsilon)
         self.statistics[names[2]], self.statistics[names[3]] = f.running_statistics(
-            old_mean, old_variance, mean, variance, values=x.size // x.shape[3], momentum=self._recipe.bn_momentum
+            old_mean,
+            old_variance,
+            mean,
+            variance,
+            values=x.size // x.shape[3],
+            momentum=self._recipe.bn_momentum,
         )
 
         def back(d_y: Array) -> Array:
@@ -120,22 +142,34 @@ class Network:
         def back(d_y: Array) -> Array:
             d_x, d_weight, d_bias = linear_back(d_y)
             d_x, d_weight = of_quantisation(d_x, d_weight)
-            self.gradients["fc.weight"], self.gradients["fc.bias"] = self._round(d_weight), self._round(d_bias)
+            self.gradients["fc.weight"], self.gradients["fc.bias"] = (
+                self._round(d_weight),
+                self._round(d_bias),
+            )
             return self._round(d_x)
 
         return self._round(y), back
 
-    def _quantised(self, x: Array, layer: str) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array]]]:
-        """Return what a layer computes with: its input and its weight, and back: (d_x, d_weight) -> (d_x, d_weight)."""
+    def _quantised(
+        self, x: Array, layer: str
+    ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array]]]:
+        """Return what a layer computes with: its input and its weight, and back: (d_x, d_weight) ->
+        (d_x, d_weight)."""
         weight = self._tensors[f"{layer}.weight"]
         if self._largest is not None:
             self._largest[layer] = float(np.abs(x).max(initial=self._largest[layer]))
         if self._scales is None:
             return x, self._round(weight), lambda d_x, d_weight: (d_x, d_weight)
-        per_channel = weight_scales(weight).reshape(-1, *[1] * (weight.ndim - 1)).astype(weight.dtype)
+        per_channel = (
+            weight_scales(weight).reshape(-1, *[1] * (weight.ndim - 1)).astype(weight.dtype)
+        )
         x, x_back = f.fake_quantised(x, x.dtype.type(self._scales[layer]))
         weight, weight_back = f.fake_quantised(weight, per_channel)
-        return self._round(x), self._round(weight), lambda d_x, d_weight: (x_back(d_x), weight_back(d_weight))
+        return (
+            self._round(x),
+            self._round(weight),
+            lambda d_x, d_weight: (x_back(d_x), weight_back(d_weight)),
+        )
 
     def _rounding(self, step: tuple[Array, f.Back]) -> tuple[Array, f.Back]:
         y, back = step

@@ -8,7 +8,8 @@ from pathlib import Path
 
 @contextmanager
 def profile(folder: Path) -> Iterator[None]:
-    """Write `trace.pstats` into a folder, for `python -m pstats` or SnakeViz: the time of every function."""
+    """Write `trace.pstats` into a folder, for `python -m pstats` or SnakeViz: the time of every
+    function."""
     trace = cProfile.Profile()
     trace.enable()
     try:

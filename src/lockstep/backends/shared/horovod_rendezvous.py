@@ -10,15 +10,17 @@ from lockstep.system.nodes import Table
 
 @contextmanager
 def rendezvous(table: Table) -> Iterator[Callable[[int], dict[str, str]]]:
-    """Serve a rendezvous for ranks on this machine; yield a function from a rank to its environment variables.
+    """Serve a rendezvous for ranks on this machine; yield a function from a rank to its environment
+    variables.
 
-    It listens only on the loopback interface. Horovod's launcher would listen on the network, and its server accepts what
-    anyone writes to it. Raises `BackendError` if there are several machines.
+    It listens only on the loopback interface. Horovod's launcher would listen on the network, and
+    its server accepts what anyone writes to it. Raises `BackendError` if there are several
+    machines.
     """
     if len(table.nodes) > 1:
         raise BackendError(
-            "lockstep launch starts Horovod's ranks on one machine only; on several use horovodrun or mpirun "
-            "(docs/many-machines.md), or leave out distributed"
+            "lockstep launch starts Horovod's ranks on one machine only; on several use horovodrun"
+            " or mpirun (docs/many-machines.md), or leave out distributed"
         )
     processes = table.own.processes
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -31,6 +33,9 @@ def rendezvous(table: Table) -> Iterator[Callable[[int], dict[str, str]]]:
         shared = create_run_env_vars("127.0.0.1", ["lo"], server.server_port)
         Thread(target=server.serve_forever, name="lockstep-rendezvous", daemon=True).start()
         try:
-            yield lambda rank: {name: str(value) for name, value in (shared | create_slot_env_vars(slots[rank])).items()}
+            yield lambda rank: {
+                name: str(value)
+                for name, value in (shared | create_slot_env_vars(slots[rank])).items()
+            }
         finally:
             server.shutdown()

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Hide what the process writes, also from compiled code. If the block raises, write it, since it may give the reason."""
+    """Hide what the process writes, also from compiled code. If the block raises, write it, since
+    it may give the reason."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]
@@ -35,10 +36,13 @@ def silenced() -> Iterator[None]:
 
 @contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """Restore this process's SIGTERM handler, which frameworks replace by their own. A run saves its state on SIGTERM."""
+    """Restore this process's SIGTERM handler, which frameworks replace by their own. A run saves
+    its state on SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # other threads cannot set handlers
             signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,5 @@
-"""Ranks that another program started without the addresses that a framework needs: tasks of srun, processes of mpirun.
+"""Ranks that another program started without the addresses that a framework needs: tasks of srun,
+processes of mpirun.
 
 They meet each other as launchers on several machines do, each as a node of one rank.
 """
@@ -22,14 +23,20 @@ atexit.register(_while_running.close)
 
 
 def join(backend: str, starting: Starting, distributed: str, addresses: str) -> None:
-    """Name this rank. If it is one of several that do not know each other's addresses, let them meet and set the variables.
+    """Name this rank. If it is one of several that do not know each other's addresses, let them
+    meet and set the variables.
 
-    `addresses` is the environment variable that tells addresses if another launcher has. Ranks meet at LOCKSTEP_RENDEZVOUS,
-    in a Slurm step at its first host. Without a place nothing happens, and the framework reports what it lacks. Raises
-    `UserError` or `LockstepError` if the ranks cannot meet.
+    `addresses` is the environment variable that tells addresses if another launcher has. Ranks meet
+    at LOCKSTEP_RENDEZVOUS, in a Slurm step at its first host. Without a place nothing happens, and
+    the framework reports what it lacks. Raises `UserError` or `LockstepError` if the ranks cannot
+    meet.
     """
     name_rank(backend)
-    if {addresses, "HOROVOD_RANK"} & os.environ.keys() or listen_address() is not None or distributed != "native":
+    if (
+        {addresses, "HOROVOD_RANK"} & os.environ.keys()
+        or listen_address() is not None
+        or distributed != "native"
+    ):
         return
     meeting = meeting_of_rank(os.environ)
     if meeting is None:
@@ -37,5 +44,7 @@ def join(backend: str, starting: Starting, distributed: str, addresses: str) -> 
     with met(meeting, MEET_SEC) as (link, address):
         table = agree(link, meeting, address, 1, [])
     start = _while_running.enter_context(starting(table, distributed))
-    os.environ.update({name: value for name, value in table.variables(0).items() if name not in os.environ})
+    os.environ.update(
+        {name: value for name, value in table.variables(0).items() if name not in os.environ}
+    )
     os.environ.update(start.environment(0))

@@ -1,4 +1,5 @@
-"""The place of every tensor of a model in one vector, for engines whose update is a few operations on this vector."""
+"""The place of every tensor of a model in one vector, for engines whose update is a few operations
+on this vector."""
 
 import math
 from collections.abc import Mapping
@@ -11,9 +12,11 @@ from lockstep.recipes import Recipe
 
 
 class Layout:
-    """The order of a model's tensors in a vector: first decayed parameters, then other parameters, then running statistics.
+    """The order of a model's tensors in a vector: first decayed parameters, then other parameters,
+    then running statistics.
 
-    A vector with only the first `trained` values holds parameters without statistics, for example velocities.
+    A vector with only the first `trained` values holds parameters without statistics, for example
+    velocities.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -39,7 +42,10 @@ class Layout:
 
     def views(self, vector: Any) -> dict[str, Any]:
         """Return the tensors in a framework's vector, by name. They share its memory."""
-        return {name: vector[self.places[name]].reshape(self.shapes[name]) for name in self._within(len(vector))}
+        return {
+            name: vector[self.places[name]].reshape(self.shapes[name])
+            for name in self._within(len(vector))
+        }
 
     def arrays(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Return a copy of the tensors in a vector, by name."""

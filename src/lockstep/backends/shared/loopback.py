@@ -1,9 +1,11 @@
-"""Keeping a framework's sockets on one address: loopback on one machine, the chosen address on several.
+"""Keeping a framework's sockets on one address: loopback on one machine, the chosen address on
+several.
 
-TensorFlow's server and Paddle's store bind to all interfaces and have no option for another address. TensorFlow's server
-executes any graph that it receives. So a rank of `lockstep launch` replaces the C function `bind` in the loaded libraries: a
-request for all interfaces becomes a request for the rank's address (`listen_address`). This works on 64-bit Linux. If a rank
-still listens elsewhere after it has met the others, it refuses to train.
+TensorFlow's server and Paddle's store bind to all interfaces and have no option for another
+address. TensorFlow's server executes any graph that it receives. So a rank of `lockstep launch`
+replaces the C function `bind` in the loaded libraries: a request for all interfaces becomes a
+request for the rank's address (`listen_address`). This works on 64-bit Linux. If a rank still
+listens elsewhere after it has met the others, it refuses to train.
 """
 
 import ctypes
@@ -25,10 +27,12 @@ from lockstep.system.ranks import LOOPBACK, listen_address
 
 
 def confine_sockets() -> None:
-    """Make libraries of this rank that bind a socket to all interfaces bind it to the rank's address instead.
+    """Make libraries of this rank that bind a socket to all interfaces bind it to the rank's
+    address instead.
 
-    This applies to the libraries that are already loaded, and only to ranks of `lockstep launch`. Python's own sockets are
-    not changed. Raises `BackendError` if it is not possible on this system.
+    This applies to the libraries that are already loaded, and only to ranks of `lockstep launch`.
+    Python's own sockets are not changed. Raises `BackendError` if it is not possible on this
+    system.
     """
     address = listen_address()
     if address is None:
@@ -39,21 +43,38 @@ def confine_sockets() -> None:
         replaced = sum(_replace(library) for library in _libraries())
     except (OSError, AttributeError, ValueError) as error:
         raise BackendError(
-            f"cannot keep this framework's sockets on the address {address} here: {error}. {_ADVICE}"
+            f"cannot keep this framework's sockets on the address {address} here: {error}."
+            f" {_ADVICE}"
         ) from error
     if not replaced:
-        raise BackendError(f"cannot keep this framework's sockets on the address {address} on {sys.platform}. {_ADVICE}")
+        raise BackendError(
+            f"cannot keep this framework's sockets on the address {address} on {sys.platform}."
+            f" {_ADVICE}"
+        )
 
 
 def refuse_open_sockets() -> None:
-    """Raise `BackendError` if this rank of `lockstep launch` listens elsewhere than at its address or on loopback."""
+    """Raise `BackendError` if this rank of `lockstep launch` listens elsewhere than at its address
+    or on loopback."""
     own = listen_address()
     if own is None:
         return
-    found = sorted({f"{address} port {port}" for address, port in listening("self") if not _is_allowed(address, own)})
+    found = sorted(
+        {
+            f"{address} port {port}"
+            for address, port in listening("self")
+            if not _is_allowed(address, own)
+        }
+    )
     if found:
-        expected = "the loopback interface only" if is_loopback(own) else f"{own} and the loopback interface only"
-        raise BackendError(f"this rank listens on {', '.join(found)}, expected {expected}. {_ADVICE}")
+        expected = (
+            "the loopback interface only"
+            if is_loopback(own)
+            else f"{own} and the loopback interface only"
+        )
+        raise BackendError(
+            f"this rank listens on {', '.join(found)}, expected {expected}. {_ADVICE}"
+        )
 
 
 def _is_allowed(address: str, own: str) -> bool:
@@ -70,7 +91,8 @@ _LISTENING = "0A"
 
 
 def listening(process: int | str) -> list[tuple[str, int]]:
-    """Return address and port of every TCP socket that a process of this machine listens on; an empty list without /proc."""
+    """Return address and port of every TCP socket that a process of this machine listens on; an
+    empty list without /proc."""
     folder = Path("/proc") / str(process)
     if not (folder / "net").is_dir():
         return []
@@ -94,15 +116,19 @@ def listening(process: int | str) -> list[tuple[str, int]]:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Return address and port in a text such as 0100007F:B267: words of 32 bits in the processor's byte order."""
+    """Return address and port in a text such as 0100007F:B267: words of 32 bits in the processor's
+    byte order."""
     address, port = text.split(":")
     words = [int(address[start : start + 8], 16) for start in range(0, len(address), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
-    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed), int(port, 16)
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed), int(
+        port, 16
+    )
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address belongs to the loopback interface, as IPv4, IPv6 or IPv4 within IPv6."""
+    """Return whether an address belongs to the loopback interface, as IPv4, IPv6 or IPv4 within
+    IPv6."""
     parsed = ipaddress.ip_address(address)
     mapped = getattr(parsed, "ipv4_mapped", None)
     return (mapped or parsed).is_loopback
@@ -110,21 +136,28 @@ def is_loopback(address: str) -> bool:
 
 # The function that replaces `bind`
 
-_Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True)
+_Bind = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True
+)
 
 
 def _bind(number: int, address: int, length: int) -> int:
     try:
         given = ctypes.string_at(address, length) if address else b""
         wanted = _confined(given, listen_address() or LOOPBACK)
-        return ctypes.CDLL(None, use_errno=True).bind(number, wanted, len(wanted))  # the caller reads its errno
-    except BaseException:  # a signal handler can raise here. Without this, C would assume that the socket is bound
+        return ctypes.CDLL(None, use_errno=True).bind(
+            number, wanted, len(wanted)
+        )  # the caller reads its errno
+    except (
+        BaseException
+    ):  # a signal handler can raise here. Without this, C would assume that the socket is bound
         ctypes.set_errno(errno.EACCES)
         return -1
 
 
 def _confined(given: bytes, own: str) -> bytes:
-    """Return a socket address in which the address of all interfaces is replaced by an IPv4 address.
+    """Return a socket address in which the address of all interfaces is replaced by an IPv4
+    address.
 
     Other addresses are returned unchanged.
     """
@@ -132,13 +165,17 @@ def _confined(given: bytes, own: str) -> bytes:
     v4 = socket.inet_pton(socket.AF_INET, own)
     if family == socket.AF_INET and given[4:8] == bytes(4):  # family, port, address
         return given[:4] + v4 + given[8:]
-    if family == socket.AF_INET6 and given[8:24] in (bytes(16), _MAPPED + bytes(4)):  # family, port, flow, address
+    if family == socket.AF_INET6 and given[8:24] in (
+        bytes(16),
+        _MAPPED + bytes(4),
+    ):  # family, port, flow, address
         return given[:8] + _MAPPED + v4 + given[24:]
     return given
 
 
 _MAPPED = bytes(10) + b"\xff\xff"
-"""Prefix of an IPv4 address within IPv6. TensorFlow's sockets accept both, and its ranks connect by IPv4."""
+"""Prefix of an IPv4 address within IPv6. TensorFlow's sockets accept both, and its ranks connect by
+IPv4."""
 
 
 @cache
@@ -149,8 +186,14 @@ def _own() -> Any:
 
 # The libraries of this process, as the loader has them in memory: System V ABI, "Dynamic Linking"
 
-_PT_DYNAMIC, _PT_GNU_RELRO = 2, 0x6474E552
-_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
+_PT_DYNAMIC = 2
+_PT_GNU_RELRO = 0x6474E552
+_DT_PLTRELSZ = 2
+_DT_STRTAB = 5
+_DT_SYMTAB = 6
+_DT_RELA = 7
+_DT_RELASZ = 8
+_DT_JMPREL = 23
 _SYMBOL_BYTES = 24
 
 
@@ -181,7 +224,8 @@ class _Loaded(ctypes.Structure):
 
 
 _Library = tuple[int, list[tuple[int, int, int]]]
-"""Address of a library in memory, and type, address relative to it and length in bytes of each of its segments."""
+"""Address of a library in memory, and type, address relative to it and length in bytes of each of
+its segments."""
 
 
 def _libraries() -> list[_Library]:
@@ -193,22 +237,31 @@ def _libraries() -> list[_Library]:
         name = Path((library.name or b"").decode(errors="replace")).name
         if name and not name.startswith(("_socket", "linux-vdso", "libc.", "libc-")):
             segments = (library.segments[number] for number in range(library.count))
-            found.append((library.base, [(each.type, each.address, each.memory_bytes) for each in segments]))
+            found.append(
+                (library.base, [(each.type, each.address, each.memory_bytes) for each in segments])
+            )
         return 0
 
-    # PYFUNCTYPE and PyDLL keep Python's lock. Otherwise another thread that imports a library could hold Python's lock while
-    # it waits for the loader's lock.
-    visitor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
+    # PYFUNCTYPE and PyDLL keep Python's lock. Otherwise another thread that imports a library could
+    # hold Python's lock while it waits for the loader's lock.
+    visitor = ctypes.PYFUNCTYPE(
+        ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p
+    )
     ctypes.PyDLL(None).dl_iterate_phdr(visitor(note), None)
     return found
 
 
 def _replace(library: _Library) -> bool:
-    """Write our function over the places in a library that hold the address of `bind`; return whether there are any."""
+    """Write our function over the places in a library that hold the address of `bind`; return
+    whether there are any."""
     base, segments = library
     places = list(_places(base, segments))
     for place in places:
-        _write(place, ctypes.cast(_own(), ctypes.c_void_p).value or 0, _is_read_only(place, base, segments))
+        _write(
+            place,
+            ctypes.cast(_own(), ctypes.c_void_p).value or 0,
+            _is_read_only(place, base, segments),
+        )
     return bool(places)
 
 
@@ -246,7 +299,9 @@ def _places(base: int, segments: list[tuple[int, int, int]]) -> Iterator[int]:
             entries = _array(absolute(table), tags[size]).reshape(-1, 3)
             symbols = entries[:, 1] >> 32
             for symbol in np.unique(symbols[symbols > 0]).tolist():
-                name = ctypes.c_uint32.from_address(absolute(_DT_SYMTAB) + symbol * _SYMBOL_BYTES).value
+                name = ctypes.c_uint32.from_address(
+                    absolute(_DT_SYMTAB) + symbol * _SYMBOL_BYTES
+                ).value
                 if ctypes.string_at(absolute(_DT_STRTAB) + name, 5) == b"bind\0":
                     yield from (base + int(place) for place in entries[symbols == symbol, 0])
 
@@ -259,7 +314,8 @@ def _write(place: int, value: int, is_read_only: bool) -> None:
     system = ctypes.CDLL(None, use_errno=True)
     page_bytes = mmap.PAGESIZE
     page = ctypes.c_void_p(place - place % page_bytes)
-    readable, writable = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+    readable = mmap.PROT_READ
+    writable = mmap.PROT_READ | mmap.PROT_WRITE
     if system.mprotect(page, ctypes.c_size_t(page_bytes), writable):
         raise OSError(ctypes.get_errno(), "the memory of a library cannot be made writable")
     ctypes.c_uint64.from_address(place).value = value

@@ -5,11 +5,13 @@ from typing import Any, Self
 
 
 class Operand(ABC):
-    """A value. Its operators + - * / // add nodes to the graph; the other operand is a value or a plain number."""
+    """A value. Its operators + - * / // add nodes to the graph; the other operand is a value or a
+    plain number."""
 
     @abstractmethod
     def combine(self, operation: str, other: Any) -> Self:
-        """Return the result of "add", "subtract", "multiply" or "divide" with another operand, of the type of this one.
+        """Return the result of "add", "subtract", "multiply" or "divide" with another operand, of
+        the type of this one.
 
         Integers are divided rounding down. Only integers that are not negative are divided.
         """

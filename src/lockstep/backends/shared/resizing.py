@@ -1,12 +1,14 @@
 """The resize and crop of evaluation, written once for the programs of all frameworks.
 
-`crop_centre` computes with whatever `Operations` gives it: NumPy, a framework's tensors, or the nodes of a graph. It needs
-nothing of Lockstep, so that its source can be copied next to a model (`lockstep.inference.preprocessing_file`).
+`crop_centre` computes with whatever `Operations` gives it: NumPy, a framework's tensors, or the
+nodes of a graph. It needs nothing of Lockstep, so that its source can be copied next to a model
+(`lockstep.inference.preprocessing_file`).
 
-The pixels are those of `lockstep.data.decoding`, which uses Pillow and OpenCV. Where these libraries compute in integers,
-this module does so too. Few pixels differ, by one level of 255, in OpenCV's bicubic resize and with a filter in the geometry
-of an original. Of images that are more than twice as high as wide (in those geometries: higher than wide), Pillow 13 filters
-the columns first. Then a fifth of the pixels differ.
+The pixels are those of `lockstep.data.decoding`, which uses Pillow and OpenCV. Where these
+libraries compute in integers, this module does so too. Few pixels differ, by one level of 255, in
+OpenCV's bicubic resize and with a filter in the geometry of an original. Of images that are more
+than twice as high as wide (in those geometries: higher than wide), Pillow 13 filters the columns
+first. Then a fifth of the pixels differ.
 """
 
 from dataclasses import dataclass, fields
@@ -26,7 +28,8 @@ _OPENCV_ONE = 2**11
 
 @dataclass(frozen=True)
 class Geometry:
-    """How evaluation resizes and crops. The fields of the same names are documented in `lockstep.recipes.Recipe`."""
+    """How evaluation resizes and crops. The fields of the same names are documented in
+    `lockstep.recipes.Recipe`."""
 
     eval_resize: int
     eval_crop: int
@@ -43,7 +46,8 @@ def geometry_of(recipe: Any) -> Geometry:
 
 
 class Operations(Protocol):
-    """What `crop_centre` computes with. Integers are int64, real numbers float64, pixels float32 or uint8."""
+    """What `crop_centre` computes with. Integers are int64, real numbers float64, pixels float32 or
+    uint8."""
 
     def length(self, images: Value, axis: int) -> Any:
         """Return the length of an axis, as `count` takes it."""
@@ -97,11 +101,12 @@ class Operations(Protocol):
 def crop_centre(images: Value, geometry: Geometry, ops: Operations) -> Value:
     """Return what evaluation sees of images of one size.
 
-    `images` are uint8 [N, H, W, 3]. The result is float32 [N, 3, S, S] with whole numbers from 0 to 255, where S is
-    `eval_crop`.
+    `images` are uint8 [N, H, W, 3]. The result is float32 [N, 3, S, S] with whole numbers from 0 to
+    255, where S is `eval_crop`.
     """
     lengths = ops.length(images, 1), ops.length(images, 2)
-    height, width = ops.integer(lengths[0]), ops.integer(lengths[1])
+    height = ops.integer(lengths[0])
+    width = ops.integer(lengths[1])
     shorter = ops.minimum(height, width)
     rows = _place_samples(height, shorter, geometry, ops)
     columns = _place_samples(width, shorter, geometry, ops)
@@ -158,9 +163,15 @@ def _place_samples(length: Value, shorter: Value, geometry: Geometry, ops: Opera
     return _Samples(start + ops.real(offset) * step, step)
 
 
-def _store_as_box(rows: _Samples, columns: _Samples, geometry: Geometry, ops: Operations) -> tuple[_Samples, _Samples]:
-    """Return samples as Pillow has them: it stores the box that they share evenly, in a framed image, as float32."""
-    longest = ops.maximum(ops.maximum(rows.step, columns.step) * geometry.eval_crop, rows.step * 0.0 + geometry.eval_crop)
+def _store_as_box(
+    rows: _Samples, columns: _Samples, geometry: Geometry, ops: Operations
+) -> tuple[_Samples, _Samples]:
+    """Return samples as Pillow has them: it stores the box that they share evenly, in a framed
+    image, as float32."""
+    longest = ops.maximum(
+        ops.maximum(rows.step, columns.step) * geometry.eval_crop,
+        rows.step * 0.0 + geometry.eval_crop,
+    )
     frame = ops.floor(longest * (-2.0 / geometry.eval_crop)) * -1.0 + 2.0
     stored = []
     for samples in (rows, columns):
@@ -184,13 +195,15 @@ def _resized_side(length: Value, shorter: Value, geometry: Geometry, ops: Operat
 
 
 def _divide_by_one(sums: Value, ops: Operations) -> Value:
-    """Return weighted sums over `_PILLOW_ONE`, as real whole numbers from 0 to 255. Pillow computes in integers, too."""
+    """Return weighted sums over `_PILLOW_ONE`, as real whole numbers from 0 to 255. Pillow computes
+    in integers, too."""
     quotients = (ops.truncate(sums) + _PILLOW_ONE // 2) // _PILLOW_ONE
     return ops.clip(ops.real(quotients), 0.0, 255.0)
 
 
 def _margin(length: Any, geometry: Geometry) -> Any:
-    """Return how far samples may lie beyond a border, with the filter's pixels. The border continues there."""
+    """Return how far samples may lie beyond a border, with the filter's pixels. The border
+    continues there."""
     return 0 if geometry.eval_sampling == "half_pixel" else 2 * length // geometry.eval_crop + 8
 
 
@@ -205,22 +218,31 @@ def _frame(pixels: Value, lengths: tuple[Any, Any], geometry: Geometry, ops: Ope
     return pixels
 
 
-def _filter_weights(samples: _Samples, length: Any, axis: int, geometry: Geometry, ops: Operations) -> Value:
+def _filter_weights(
+    samples: _Samples, length: Any, axis: int, geometry: Geometry, ops: Operations
+) -> Value:
     """Return Pillow's weight of every source pixel for every sample, times `_PILLOW_ONE`.
 
-    They are real numbers, [S, sources] if `axis` is 1, and [sources, S] if it is 0. Sources are along this axis.
+    They are real numbers, [S, sources] if `axis` is 1, and [sources, S] if it is 0. Sources are
+    along this axis.
     """
     margin = _margin(length, geometry)
     shapes = ((-1, 1), (1, -1)) if axis == 0 else ((1, -1), (-1, 1))
     sources = ops.reshape(ops.count(-margin, length + margin) + 0.5, shapes[0])
     centres = ops.reshape(samples.centres(geometry, ops), shapes[1])
-    weights = _weigh((sources - centres) / ops.clip(samples.step, 1.0, 1e9), _PILLOW_CUBIC, geometry, ops)
+    weights = _weigh(
+        (sources - centres) / ops.clip(samples.step, 1.0, 1e9), _PILLOW_CUBIC, geometry, ops
+    )
     return ops.floor(weights * float(_PILLOW_ONE) / ops.total(weights, axis) + 0.5)
 
 
-def _blend_in_integers(images: Value, rows: _Samples, columns: _Samples, geometry: Geometry, ops: Operations) -> Value:
-    """Return weighted sums of the 4 nearest pixels of every sample with OpenCV's integers: float32 [N, S, S, 3]."""
-    height, width = ops.integer(ops.length(images, 1)), ops.integer(ops.length(images, 2))
+def _blend_in_integers(
+    images: Value, rows: _Samples, columns: _Samples, geometry: Geometry, ops: Operations
+) -> Value:
+    """Return weighted sums of the 4 nearest pixels of every sample with OpenCV's integers: float32
+    [N, S, S, 3]."""
+    height = ops.integer(ops.length(images, 1))
+    width = ops.integer(ops.length(images, 2))
     (upper, lower), row_weights = _nearest_two(rows, height, geometry, ops)
     (left, right), column_weights = _nearest_two(columns, width, geometry, ops)
     blended: Value = 2
@@ -246,7 +268,8 @@ def _nearest_two(
 
 
 def _round_to_even(value: Value, ops: Operations) -> Value:
-    """Return the nearest integers, halves rounded to even numbers. Values are multiples of more than a millionth."""
+    """Return the nearest integers, halves rounded to even numbers. Values are multiples of more
+    than a millionth."""
     whole = ops.floor(value)
     is_even = ops.floor(whole * 0.5) * 2.0 - whole + 1.0
     return ops.truncate(ops.floor(value + 0.5 - is_even * 2.0**-20))
@@ -258,8 +281,11 @@ def _limit(places: Value, length: Value, ops: Operations) -> Value:
     return ops.truncate(ops.maximum(ops.minimum(places, last), last * 0.0))
 
 
-def _blend(pixels: Value, samples: _Samples, length: Value, axis: int, geometry: Geometry, ops: Operations) -> Value:
-    """Return weighted sums of the 2 or 4 nearest pixels of every sample along an axis, as OpenCV does, in float32."""
+def _blend(
+    pixels: Value, samples: _Samples, length: Value, axis: int, geometry: Geometry, ops: Operations
+) -> Value:
+    """Return weighted sums of the 2 or 4 nearest pixels of every sample along an axis, as OpenCV
+    does, in float32."""
     positions = samples.centres(geometry, ops) - 0.5
     first = ops.floor(positions)
     nearest = range(-1, 3) if geometry.interpolation == "bicubic" else range(2)
@@ -280,7 +306,9 @@ def _weigh(distance: Value, a: float, geometry: Geometry, ops: Operations) -> Va
     if geometry.interpolation == "bilinear":
         return near * -1.0 + 1.0
     far = ops.clip(t, 1.0, 2.0)  # each part is 0 where the other one counts
-    return (near * (a + 2) - (a + 3)) * near * near + 1.0 + (((far - 5.0) * far + 8.0) * far - 4.0) * a
+    return (
+        (near * (a + 2) - (a + 3)) * near * near + 1.0 + (((far - 5.0) * far + 8.0) * far - 4.0) * a
+    )
 
 
 def _round(pixels: Value, ops: Operations) -> Value:

@@ -16,7 +16,16 @@ from lockstep.backends.tensorflow.world import TensorflowWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
 from lockstep.backends.shared.joining import join
 
-__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
+__all__ = [
+    "devices",
+    "engine",
+    "libraries",
+    "load_module",
+    "products",
+    "profile",
+    "starting",
+    "world",
+]
 
 
 def world(execution: Execution) -> TensorflowWorld:
@@ -26,10 +35,16 @@ def world(execution: Execution) -> TensorflowWorld:
         from lockstep.backends.tensorflow.horovod_world import HorovodWorld
 
         return HorovodWorld(execution)
-    return TensorflowWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
+    return (
+        TensorflowWorld(execution)
+        if os.environ.get("WORLD_SIZE", "1") == "1"
+        else Workers(execution)
+    )
 
 
-def engine(recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution) -> TensorflowEngine:
+def engine(
+    recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution
+) -> TensorflowEngine:
     """Build the recipe's model and its compiled step."""
     refuse_quantisation(recipe, "tensorflow")
     return TensorflowEngine(recipe, learning_rates, world, execution)

@@ -1,9 +1,10 @@
-"""The training step on TensorFlow: variables, plain operations and one `tf.function`, for CPU and GPU.
+"""The training step on TensorFlow: variables, plain operations and one `tf.function`, for CPU and
+GPU.
 
-The layout is NHWC. In mixed precision weights stay float32 and are cast where they are used. The update is TensorFlow's own
-momentum operation. It has the learning rate outside the velocity, like the canonical form (Keras' SGD has it inside). Only
-`fetch`, `evaluate`, `predict` and `read` wait for the device. On a GPU, TensorFlow's copy of a batch waits for the previous
-step.
+The layout is NHWC. In mixed precision weights stay float32 and are cast where they are used. The
+update is TensorFlow's own momentum operation. It has the learning rate outside the velocity, like
+the canonical form (Keras' SGD has it inside). Only `fetch`, `evaluate`, `predict` and `read` wait
+for the device. On a GPU, TensorFlow's copy of a batch waits for the previous step.
 """
 
 import time
@@ -49,7 +50,8 @@ class TensorflowHandle:
     first: int
     steps: int
     result: "Future[Fetched]"
-    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after the last step."""
+    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after
+    the last step."""
 
     @property
     def ready(self) -> bool:
@@ -60,19 +62,32 @@ class TensorflowHandle:
 class TensorflowEngine:
     """Implements `lockstep.backends.Engine`."""
 
-    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution) -> None:
-        self._recipe, self._world = recipe, world
-        self._parts, self._sent = execution.accumulation_steps, COMPUTED_IN.get(execution.all_reduce_precision, tf.float32)
+    def __init__(
+        self,
+        recipe: Recipe,
+        learning_rates: np.ndarray,
+        world: TensorflowWorld,
+        execution: Execution,
+    ) -> None:
+        self._recipe = recipe
+        self._world = world
+        self._parts = execution.accumulation_steps
+        self._sent = COMPUTED_IN.get(execution.all_reduce_precision, tf.float32)
         self._done = 0
         self._recomputes = execution.recompute == "blocks"
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and self._recomputes:
-            raise BackendError("batch norm over all ranks cannot be computed twice here; leave recompute at off")
+            raise BackendError(
+                "batch norm over all ranks cannot be computed twice here; leave recompute at off"
+            )
         if self._synchronised and execution.compile == "on":
-            raise BackendError("XLA cannot compile batch norm over all ranks; leave compile at auto")
+            raise BackendError(
+                "XLA cannot compile batch norm over all ranks; leave compile at auto"
+            )
         if execution.compile == "on" and execution.deterministic and world.on_gpu:
             raise BackendError(
-                "XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave compile at auto"
+                "XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave"
+                " compile at auto"
             )
         _configure(recipe, execution, world)
         pays = world.on_gpu and not self._synchronised and not execution.deterministic
@@ -80,21 +95,31 @@ class TensorflowEngine:
         table = list(tensors(model_spec(recipe.model), recipe.logits))
         self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
         self._tensors = new_variables(recipe)
-        self._parameters = {tensor.name: self._tensors[tensor.name] for tensor in table if tensor.is_trained}
-        self._velocity = {name: tf.Variable(tf.zeros_like(p), trainable=False) for name, p in self._parameters.items()}
+        self._parameters = {
+            tensor.name: self._tensors[tensor.name] for tensor in table if tensor.is_trained
+        }
+        self._velocity = {
+            name: tf.Variable(tf.zeros_like(p), trainable=False)
+            for name, p in self._parameters.items()
+        }
         self._ema = new_variables(recipe) if recipe.ema_decay else {}
         self._removed: dict[str, Tensor] = {}
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._scale = LossScale(recipe)
         self._learning_rates = tf.constant(learning_rates, tf.float32)
         self._ema_decays = tf.constant(ema_decays(recipe, len(learning_rates)), tf.float32)
-        self._mean, self._std = tf.constant(recipe.mean, tf.float32), tf.constant(recipe.std, tf.float32)
+        self._mean = tf.constant(recipe.mean, tf.float32)
+        self._std = tf.constant(recipe.std, tf.float32)
         self._train_step = self._traced()
         images = tf.TensorSpec([None, None, None, 3], tf.uint8)
         exact = recipe.for_evaluation()  # traced when they are first used
-        self._logits = graph(lambda images: self._infer(images, recipe, self._tensors), input_signature=[images])
+        self._logits = graph(
+            lambda images: self._infer(images, recipe, self._tensors), input_signature=[images]
+        )
         self._evaluated, self._evaluated_ema = (
-            graph(lambda images, of=values: self._infer(images, exact, of), input_signature=[images])
+            graph(
+                lambda images, of=values: self._infer(images, exact, of), input_signature=[images]
+            )
             for values in (self._tensors, self._ema)
         )
         if exact == recipe:
@@ -102,7 +127,8 @@ class TensorflowEngine:
         rows = tf.TensorSpec([None, None], tf.float64)  # sums of steps, scores of images
         self._total = graph(lambda table: world.run(self._sum_rows, table), input_signature=[rows])
         self._shared = graph(lambda leads: world.run(self._share_statistics, leads))
-        # On a GPU this thread waits for the steps of an interval while the main thread enqueues the next ones.
+        # On a GPU this thread waits for the steps of an interval while the main thread enqueues the
+        # next ones.
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="lockstep-fetch")
 
     def __enter__(self) -> "TensorflowEngine":
@@ -117,15 +143,23 @@ class TensorflowEngine:
         """Return the step as a graph. It is traced again for batches of another shape or kind."""
         alone = self._world.ranks == 1
         # XLA must not compile collective operations.
-        gradients = graph(self._gradients, jit_compile=True) if self._compile and not alone else self._gradients
-        update = graph(self._update, jit_compile=True) if self._compile and not alone else self._update
+        gradients = (
+            graph(self._gradients, jit_compile=True)
+            if self._compile and not alone
+            else self._gradients
+        )
+        update = (
+            graph(self._update, jit_compile=True) if self._compile and not alone else self._update
+        )
 
         def step(step: Tensor, *columns: Tensor) -> Tensor:
             found, sums = gradients(*columns)
             update(self._added_up(found), step)
             return sums
 
-        return graph(lambda *inputs: self._world.run(step, *inputs), jit_compile=self._compile and alone)
+        return graph(
+            lambda *inputs: self._world.run(step, *inputs), jit_compile=self._compile and alone
+        )
 
     def _added_up(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return the sums of gradients over all ranks, which are sent in `all_reduce_precision`."""
@@ -145,7 +179,9 @@ class TensorflowEngine:
                 with self._world.watched():
                     sums.append(self._train_step(tf.constant(step, tf.int64), *columns))
             except tf.errors.ResourceExhaustedError as error:
-                raise too_little_memory(len(batch.labels), self._parts, str(error).splitlines()[0]) from None
+                raise too_little_memory(
+                    len(batch.labels), self._parts, str(error).splitlines()[0]
+                ) from None
             self._done = step + 1
         with self._world.watched():
             table = self._total(tf.stack(sums)) if sums else tf.zeros([0, 4], tf.float64)
@@ -153,7 +189,8 @@ class TensorflowEngine:
         return TensorflowHandle(first, len(sums), self._fetching(tf.concat([table, scale], axis=1)))
 
     def _images(self, batch: Batch) -> Tensor:
-        # By main memory: TensorFlow aborts the process if memory that comes by DLPack does not start at a multiple of 64.
+        # By main memory: TensorFlow aborts the process if memory that comes by DLPack does not
+        # start at a multiple of 64.
         if not batch.is_held:
             return tf.constant(batch.pixels)
         if self._held is None or self._held[0] is not batch.images:
@@ -171,7 +208,8 @@ class TensorflowEngine:
         return done
 
     def _gradients(self, *columns: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the gradients of scale / ranks * (mean loss), added up over the parts, and the sums.
+        """Return the gradients of scale / ranks * (mean loss), added up over the parts, and the
+        sums.
 
         Running statistics are updated.
         """
@@ -179,7 +217,9 @@ class TensorflowEngine:
             return self._gradients_of_part(*columns)
         parted = [tf.reshape(column, [self._parts, -1, *column.shape[1:]]) for column in columns]
 
-        def add(part: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        def add(
+            part: Tensor, gradients: list[Tensor], sums: Tensor
+        ) -> tuple[Tensor, list[Tensor], Tensor]:
             more, more_sums = self._gradients_of_part(*(column[part] for column in parted))
             return part + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
@@ -190,20 +230,31 @@ class TensorflowEngine:
                 start = add(*start)
             return start[1:]
         _, gradients, sums = tf.while_loop(
-            lambda part, *_: part < self._parts, add, start, parallel_iterations=1, maximum_iterations=self._parts
+            lambda part, *_: part < self._parts,
+            add,
+            start,
+            parallel_iterations=1,
+            maximum_iterations=self._parts,
         )
         return gradients, sums
 
     def _gradients_of_part(
-        self, images: Tensor, labels: Tensor, coefficients: Tensor | None = None, partners: Tensor | None = None
+        self,
+        images: Tensor,
+        labels: Tensor,
+        coefficients: Tensor | None = None,
+        partners: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor]:
         x = self._normalised(images)
         if coefficients is not None:
             weight = tf.reshape(coefficients, [-1, 1, 1, 1])
             x = weight * x + (1 - weight) * tf.gather(x, partners)
-        # XLA's own batch norm computes the variance as E[x^2] - E[x]^2 in float32, which loses digits.
+        # XLA's own batch norm computes the variance as E[x^2] - E[x]^2 in float32, which loses
+        # digits.
         moments = self._moments if self._synchronised or self._compile else None
-        run = Pass(self._recipe, self._tensors, training=True, moments=moments, recompute=self._recomputes)
+        run = Pass(
+            self._recipe, self._tensors, training=True, moments=moments, recompute=self._recomputes
+        )
         with tf.GradientTape() as tape:
             logits = run.logits(x)
             losses = self._cross_entropy(logits, labels)
@@ -219,19 +270,25 @@ class TensorflowEngine:
         return gradients, tf.stack([tf.reduce_sum(tf.cast(column, tf.float64)) for column in sums])
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Return mean and variance, in float32, over the images of all ranks if batch norm is synchronised."""
+        """Return mean and variance, in float32, over the images of all ranks if batch norm is
+        synchronised."""
         x = tf.cast(x, tf.float32)
         over_ranks = self._world.sum if self._synchronised else list
-        count = x.shape.num_elements() // x.shape[-1] * (self._world.ranks if self._synchronised else 1)
+        count = (
+            x.shape.num_elements() // x.shape[-1] * (self._world.ranks if self._synchronised else 1)
+        )
         (mean,) = over_ranks([tf.reduce_sum(x, axis=[0, 1, 2]) / count])
         (variance,) = over_ranks([tf.reduce_sum(tf.square(x - mean), axis=[0, 1, 2]) / count])
         return mean, variance, count
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        smoothing, classes = self._recipe.label_smoothing, self._recipe.logits
+        smoothing = self._recipe.label_smoothing
+        classes = self._recipe.logits
         if smoothing == 0:
             return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        target = tf.one_hot(labels, classes, 1 - smoothing + smoothing / classes, smoothing / classes)
+        target = tf.one_hot(
+            labels, classes, 1 - smoothing + smoothing / classes, smoothing / classes
+        )
         return tf.nn.softmax_cross_entropy_with_logits(target, logits)
 
     def _normalised(self, images: Tensor) -> Tensor:
@@ -239,18 +296,26 @@ class TensorflowEngine:
         return (tf.cast(images, tf.float32) - self._mean) / self._std
 
     def _update(self, gradients: list[Tensor], step: Tensor) -> None:
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
+        # stay 0.
         found = {
-            name: tf.where(self._removed[name], 0.0, gradient) if name in self._removed else gradient
+            name: (
+                tf.where(self._removed[name], 0.0, gradient) if name in self._removed else gradient
+            )
             for name, gradient in zip(self._parameters, gradients, strict=True)
         }
         found, used = self._scale.step(found)
-        rate = tf.gather(self._learning_rates, step)  # XLA would take a slice's index for a constant and compile every step
-        # Without a branch, for which the host would wait for a GPU: a step with rate 0 and momentum 1 changes nothing.
-        rate, momentum = tf.where(used, rate, 0.0), tf.where(used, self._recipe.momentum, 1.0)
+        rate = tf.gather(
+            self._learning_rates, step
+        )  # XLA would take a slice's index for a constant and compile every step
+        # Without a branch, for which the host would wait for a GPU: a step with rate 0 and momentum
+        # 1 changes nothing.
+        rate = tf.where(used, rate, 0.0)
+        momentum = tf.where(used, self._recipe.momentum, 1.0)
         decay = tf.where(used, self._recipe.weight_decay, 0.0)
         for name, gradient in found.items():
-            weight, velocity = self._parameters[name], self._velocity[name]
+            weight = self._parameters[name]
+            velocity = self._velocity[name]
             if name in self._decayed:
                 gradient += decay * weight
             tf.raw_ops.ResourceApplyMomentum(
@@ -299,20 +364,27 @@ class TensorflowEngine:
             for name, variable in variables.items()
             if name not in self._parameters
         ]
-        # `leads` is an input and not a constant of the graph: otherwise TensorFlow would fold the zeros into a constant and
-        # exchange them with the other ranks only once.
-        shared = self._world.sum([tf.where(leads, value, tf.zeros_like(value)) for value in statistics])
+        # `leads` is an input and not a constant of the graph: otherwise TensorFlow would fold the
+        # zeros into a constant and exchange them with the other ranks only once.
+        shared = self._world.sum(
+            [tf.where(leads, value, tf.zeros_like(value)) for value in statistics]
+        )
         if self._world.rank > 0:
             for variable, value in zip(statistics, shared, strict=True):
                 variable.assign(value)
-        return shared  # otherwise TensorFlow would leave out the exchange on rank 0, and the others would wait for it
+        # otherwise TensorFlow would leave out the exchange on rank 0, and the others would wait for
+        # it
+        return shared
 
     def _of_all_ranks(self, table: Tensor) -> Tensor:
-        """Return the rows of all ranks, as a sum in which each rank has zeros for the rows of the others.
+        """Return the rows of all ranks, as a sum in which each rank has zeros for the rows of the
+        others.
 
         All ranks must have the same number of rows.
         """
-        ranks, rank, rows = self._world.ranks, self._world.rank, len(table)
+        ranks = self._world.ranks
+        rank = self._world.rank
+        rows = len(table)
         return self._total(tf.pad(table, [[rank * rows, (ranks - 1 - rank) * rows], [0, 0]]))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -335,7 +407,8 @@ class TensorflowEngine:
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
@@ -348,7 +421,10 @@ class TensorflowEngine:
         check_masks(canonical_shapes(self._parameters), masks)
         if not masks and not self._removed:
             return
-        self._removed = {name: tf.constant(from_canonical(~np.asarray(mask, bool))) for name, mask in masks.items()}
+        self._removed = {
+            name: tf.constant(from_canonical(~np.asarray(mask, bool)))
+            for name, mask in masks.items()
+        }
         self._apply_masks()
         self._train_step = self._traced()
 
@@ -364,17 +440,22 @@ def _scored(logits: Tensor, labels: Tensor) -> Tensor:
     """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = tf.maximum(labels, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(known, logits)
-    confidences = 1 / tf.reduce_sum(tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True)), axis=1)
+    confidences = 1 / tf.reduce_sum(
+        tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True)), axis=1
+    )
     columns = [losses, _rank_of(logits, known), tf.argmax(logits, axis=1), labels, confidences]
     return tf.stack([tf.cast(column, tf.float64) for column in columns], axis=1)
 
 
 def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN ranks first."""
+    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN
+    ranks first."""
     own = tf.gather(logits, labels[:, None], batch_dims=1)
     before = tf.range(tf.shape(logits, tf.int64)[1])[None] < labels[:, None]
     # Not written as "not (logits <= own)", which TensorFlow's optimizer turns into "logits > own".
-    comes_first = (logits > own) | tf.math.is_nan(logits) | tf.math.is_nan(own) | ((logits == own) & before)
+    comes_first = (
+        (logits > own) | tf.math.is_nan(logits) | tf.math.is_nan(own) | ((logits == own) & before)
+    )
     return tf.reduce_sum(tf.cast(comes_first, tf.int64), axis=1)
 
 

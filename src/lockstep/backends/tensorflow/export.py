@@ -14,31 +14,42 @@ from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
 
 
-def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+def export(
+    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
+) -> None:
     """Write a SavedModel.
 
-    Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`,
-    float32 [N, logits]. Images are resized and cropped as in evaluation (`lockstep.backends.shared.resizing`). The folder
-    `assets.extra` has the names of the classes in `classes.txt`, one on each line, and the preprocessing for programs that
-    read the weights. Raises `CheckpointError` if the tensors do not fit.
+    Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N],
+    and `probabilities`, float32 [N, logits]. Images are resized and cropped as in evaluation
+    (`lockstep.backends.shared.resizing`). The folder `assets.extra` has the names of the classes in
+    `classes.txt`, one on each line, and the preprocessing for programs that read the weights.
+    Raises `CheckpointError` if the tensors do not fit.
     """
     module, serve = _served(recipe, tensors)
     tf.saved_model.save(module, str(folder), {"serving_default": serve})
-    extra = folder / "assets.extra"  # the folder of a SavedModel for files that TensorFlow does not read
+    extra = (
+        folder / "assets.extra"
+    )  # the folder of a SavedModel for files that TensorFlow does not read
     extra.mkdir()
-    (extra / "lockstep_preprocessing.json").write_text(frozen_graph.preprocessing_of(recipe), encoding="utf-8")
+    (extra / "lockstep_preprocessing.json").write_text(
+        frozen_graph.preprocessing_of(recipe), encoding="utf-8"
+    )
     if classes:
         write_lines(extra / "classes.txt", classes)
 
 
-def export_frozen_graph(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
-    """Write `frozen_graph.pb`, a GraphDef with constants, and `classes.txt`. Values and errors are those of `export`."""
+def export_frozen_graph(
+    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
+) -> None:
+    """Write `frozen_graph.pb`, a GraphDef with constants, and `classes.txt`. Values and errors are
+    those of `export`."""
     _, serve = _served(recipe, tensors)
     frozen_graph.write(serve.get_concrete_function(), recipe, classes, folder)
 
 
 def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the program in a folder, loaded by TensorFlow's own loader: from uint8 images to classes and probabilities."""
+    """Return the program in a folder, loaded by TensorFlow's own loader: from uint8 images to
+    classes and probabilities."""
     if (folder / frozen_graph.FILE).is_file():
         return frozen_graph.load(folder)
     loaded = tf.saved_model.load(str(folder))  # its signatures live as long as it
@@ -60,8 +71,10 @@ def _served(recipe: Recipe, tensors: dict[str, np.ndarray]) -> tuple[tf.Module, 
 class _Serving(tf.Module):  # type: ignore[misc]
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
         super().__init__()
-        self._geometry, self._model = geometry_of(recipe), Model(recipe, tensors)
-        self._mean, self._std = tf.constant(recipe.mean), tf.constant(recipe.std)
+        self._geometry = geometry_of(recipe)
+        self._model = Model(recipe, tensors)
+        self._mean = tf.constant(recipe.mean)
+        self._std = tf.constant(recipe.std)
 
     def serve(self, images: Tensor) -> dict[str, Tensor]:
         """Return classes and probabilities of images of one size."""

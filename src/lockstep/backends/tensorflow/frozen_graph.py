@@ -1,7 +1,8 @@
 """Frozen graphs: a GraphDef whose weights are constants, for programs that take no SavedModel.
 
-Its nodes `images`, `classes` and `probabilities` are the input and the outputs. What `lockstep` needs to read the graph back
-is in two constants that nothing uses (`lockstep.weights.formats.tensorflow_weights`).
+Its nodes `images`, `classes` and `probabilities` are the input and the outputs. What `lockstep`
+needs to read the graph back is in two constants that nothing uses
+(`lockstep.weights.formats.tensorflow_weights`).
 """
 
 from collections.abc import Callable
@@ -18,22 +19,27 @@ from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import to_json
 
-FILE, CLASSES = "frozen_graph.pb", "classes.txt"
-INPUT, OUTPUTS = "images", ("classes", "probabilities")
+FILE = "frozen_graph.pb"
+CLASSES = "classes.txt"
+INPUT = "images"
+OUTPUTS = ("classes", "probabilities")
 
 
 def write(served: Any, recipe: Recipe, classes: tuple[str, ...], folder: Path) -> None:
     """Write `frozen_graph.pb` and `classes.txt` into a new folder.
 
-    `served` is the concrete function of one argument `images` and a dictionary with `OUTPUTS`. Control flow is lowered to
-    Switch and Merge, which TensorFlow 1 has, too.
+    `served` is the concrete function of one argument `images` and a dictionary with `OUTPUTS`.
+    Control flow is lowered to Switch and Merge, which TensorFlow 1 has, too.
     """
     frozen = convert_variables_to_constants_v2(served)
     graph = frozen.graph.as_graph_def()
     labels = {output.op.name: name for name, output in zip(OUTPUTS, frozen.outputs, strict=True)}
     for node in graph.node:
         node.name = labels.get(node.name, node.name)
-    for name, text in {"lockstep_preprocessing": preprocessing_of(recipe), "lockstep_classes": to_json(classes)}.items():
+    for name, text in {
+        "lockstep_preprocessing": preprocessing_of(recipe),
+        "lockstep_classes": to_json(classes),
+    }.items():
         node = graph.node.add(name=name, op="Const")
         node.attr["dtype"].type = tf.string.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(text))
@@ -43,7 +49,8 @@ def write(served: Any, recipe: Recipe, classes: tuple[str, ...], folder: Path) -
 
 
 def load(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the program in a folder, imported by TensorFlow, as a function of uint8 images to classes and probabilities."""
+    """Return the program in a folder, imported by TensorFlow, as a function of uint8 images to
+    classes and probabilities."""
     graph = tf.compat.v1.GraphDef.FromString(read_regular(folder / FILE, WEIGHTS))
     whole = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph, name=""), [])
     program = whole.prune(f"{INPUT}:0", [f"{name}:0" for name in OUTPUTS])

@@ -11,5 +11,7 @@ from lockstep.backends.shared.import_side_effects import silenced
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 with silenced():
     tf = importlib.import_module("tensorflow")
-for _gpu in tf.config.list_physical_devices("GPU"):  # or it uses all memory. Must be set before anything is computed
+for _gpu in tf.config.list_physical_devices(
+    "GPU"
+):  # or it uses all memory. Must be set before anything is computed
     tf.config.experimental.set_memory_growth(_gpu, True)

@@ -10,35 +10,44 @@ from lockstep.recipes import Recipe
 class LossScale:
     """The loss scale, constant or adapted to overflows.
 
-    Keras' `LossScaleOptimizer` backs off at the first overflow. This class can wait for several consecutive overflows, like
-    Paddle's, and its state is the canonical one of every engine.
+    Keras' `LossScaleOptimizer` backs off at the first overflow. This class can wait for several
+    consecutive overflows, like Paddle's, and its state is the canonical one of every engine.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
         self._dynamic = self._used and recipe.loss_scaling == "dynamic"
-        self.value = tf.Variable(recipe.loss_scale if self._used else 1.0, dtype=tf.float32, trainable=False)
+        self.value = tf.Variable(
+            recipe.loss_scale if self._used else 1.0, dtype=tf.float32, trainable=False
+        )
         self._good = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._bad = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def step(self, gradients: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Return the unscaled gradients and whether to use them, and adapt the scale.
 
-        With dynamic scaling, gradients with a value that is not finite are replaced by zeros and not used.
+        With dynamic scaling, gradients with a value that is not finite are replaced by zeros and
+        not used.
         """
         if not self._used:
             return gradients, tf.constant(True)
         unscaled = {name: gradient / self.value for name, gradient in gradients.items()}
         if not self._dynamic:
             return unscaled, tf.constant(True)
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients.values()])
+        finite = tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients.values()]
+        )
         self._adapt(finite)
-        return {name: tf.where(finite, gradient, 0.0) for name, gradient in unscaled.items()}, finite
+        return {
+            name: tf.where(finite, gradient, 0.0) for name, gradient in unscaled.items()
+        }, finite
 
     def _adapt(self, finite: Any) -> None:
-        one, zero = tf.constant(1, tf.int64), tf.constant(0, tf.int64)
-        good, bad = tf.where(finite, self._good + one, zero), tf.where(finite, zero, self._bad + one)
+        one = tf.constant(1, tf.int64)
+        zero = tf.constant(0, tf.int64)
+        good = tf.where(finite, self._good + one, zero)
+        bad = tf.where(finite, zero, self._bad + one)
         grows = good >= self._recipe.loss_scale_growth_steps
         shrinks = bad >= self._recipe.loss_scale_backoff_steps
         factor = tf.where(grows, self._recipe.loss_scale_growth, 1.0)

@@ -1,4 +1,5 @@
-"""What a benchmark asks of TensorFlow: the versions and threads it computes with, and products of matrices."""
+"""What a benchmark asks of TensorFlow: the versions and threads it computes with, and products of
+matrices."""
 
 import os
 from typing import Any
@@ -13,7 +14,11 @@ def libraries() -> dict[str, Any]:
     """Return the versions of CUDA and cuDNN, and the number of threads on a CPU."""
     built = tf.sysconfig.get_build_info()
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", str(cores()))
-    return {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "threads": first_number(threads)}
+    return {
+        "cuda": built.get("cuda_version"),
+        "cudnn": built.get("cudnn_version"),
+        "threads": first_number(threads),
+    }
 
 
 def products(on_gpu: bool) -> Products:

@@ -1,6 +1,7 @@
 """A `ModelSpec` as plain TensorFlow operations, NHWC.
 
-Tensors have canonical names and TensorFlow's layouts: kernels [height, width, in / groups, out], classifier [in, out].
+Tensors have canonical names and TensorFlow's layouts: kernels [height, width, in / groups, out],
+classifier [in, out].
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +24,8 @@ graph = partial(tf.function, autograph=False)
 """`tf.function` that traces a function without changing it: its branches are Python's."""
 
 Moments = Callable[[Tensor], tuple[Tensor, Tensor, int]]
-"""A function of values [N, H, W, C] to mean and biased variance [C] in float32, and the number of values of a channel."""
+"""A function of values [N, H, W, C] to mean and biased variance [C] in float32, and the number of
+values of a channel."""
 
 
 class Pass:
@@ -38,12 +40,18 @@ class Pass:
         moments: Moments | None = None,
         recompute: bool = False,
     ) -> None:
-        self._recipe, self._values, self._training, self._moments = recipe, values, training, moments
+        self._recipe = recipe
+        self._values = values
+        self._training = training
+        self._moments = moments
         self._recomputes = recompute
         self._dtype = COMPUTED_IN.get(recipe.precision, tf.float32)
-        # TensorFlow's fp16 products on CPUs add up in fp16, which is also slow. A GPU adds up in float32.
+        # TensorFlow's fp16 products on CPUs add up in fp16, which is also slow. A GPU adds up in
+        # float32.
         self._summed_in = (
-            tf.float32 if self._dtype == tf.float16 and not tf.config.list_logical_devices("GPU") else self._dtype
+            tf.float32
+            if self._dtype == tf.float16 and not tf.config.list_logical_devices("GPU")
+            else self._dtype
         )
         self.statistics: dict[str, Tensor] = {}
         """In training, the running statistics after this batch."""
@@ -69,7 +77,8 @@ class Pass:
         return tf.cast(x, self._summed_in)
 
     def _recomputed(self, x: Tensor, block: Block) -> Tensor:
-        """Return a block's output. Until the backward pass, only its input is kept. The first pass counts for statistics."""
+        """Return a block's output. Until the backward pass, only its input is kept. The first pass
+        counts for statistics."""
         names: list[str] = []
 
         def computed(x: Tensor) -> tuple[Tensor, ...]:
@@ -95,8 +104,12 @@ class Pass:
         if conv.groups == 1 or computes_groups(self._summed_in):
             x = tf.nn.conv2d(x, kernel, conv.stride, padding)
         else:
-            parts = zip(tf.split(x, conv.groups, axis=3), tf.split(kernel, conv.groups, axis=3), strict=True)
-            x = tf.concat([tf.nn.conv2d(part, own, conv.stride, padding) for part, own in parts], axis=3)
+            parts = zip(
+                tf.split(x, conv.groups, axis=3), tf.split(kernel, conv.groups, axis=3), strict=True
+            )
+            x = tf.concat(
+                [tf.nn.conv2d(part, own, conv.stride, padding) for part, own in parts], axis=3
+            )
         x = tf.cast(x, self._dtype)
         return self._batch_norm(x, conv.bn_name)
 
@@ -104,25 +117,28 @@ class Pass:
         """Return the images to slide a window over, and TensorFlow's name for their padding."""
         if self._recipe.padding == "same" or stride == 1:  # both paddings are the same at stride 1
             return x, "SAME"
-        # As a separate operation: a convolution in bf16 with explicit padding uses oneDNN's slow path on a CPU. Zeros for
-        # the pool, too: a ReLU comes before it, whose gradient at 0 is 0, whether padding or a pixel is the largest.
+        # As a separate operation: a convolution in bf16 with explicit padding uses oneDNN's slow
+        # path on a CPU. Zeros for the pool, too: a ReLU comes before it, whose gradient at 0 is 0,
+        # whether padding or a pixel is the largest.
         pad = kernel // 2
         return (tf.pad(x, [[0, 0], [pad, pad], [pad, pad], [0, 0]]) if pad else x), "VALID"
 
     def _batch_norm(self, x: Tensor, name: str) -> Tensor:
         scale, bias, mean, variance = (
-            self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+            self._values[f"{name}.{suffix}"]
+            for suffix in ("weight", "bias", "running_mean", "running_var")
         )
-        epsilon, momentum = self._recipe.bn_epsilon, self._recipe.bn_momentum
+        epsilon = self._recipe.bn_epsilon
+        momentum = self._recipe.bn_momentum
         if self._training and self._moments is not None:
             batch_mean, batch_variance, count = self._moments(x)
-            y = tf.nn.batch_normalization(tf.cast(x, tf.float32), batch_mean, batch_variance, bias, scale, epsilon)
+            y = tf.nn.batch_normalization(
+                tf.cast(x, tf.float32), batch_mean, batch_variance, bias, scale, epsilon
+            )
             y = tf.cast(y, x.dtype)
             unbiased = tf.stop_gradient(batch_variance) * (count / (count - 1))
-            mean, variance = (
-                mean + momentum * (tf.stop_gradient(batch_mean) - mean),
-                variance + momentum * (unbiased - variance),
-            )
+            mean = mean + momentum * (tf.stop_gradient(batch_mean) - mean)
+            variance = variance + momentum * (unbiased - variance)
         else:
             # With weight 1 for the new average, the operation expects no old values.
             old = (mean, variance) if not self._training or momentum < 1 else ([], [])
@@ -137,21 +153,30 @@ class Pass:
                 is_training=self._training,
             )
         if self._training:
-            self.statistics[f"{name}.running_mean"], self.statistics[f"{name}.running_var"] = mean, variance
+            self.statistics[f"{name}.running_mean"], self.statistics[f"{name}.running_var"] = (
+                mean,
+                variance,
+            )
         return y
 
 
 @cache
 def computes_groups(dtype: tf.DType) -> bool:
-    """Return whether TensorFlow has kernels for grouped convolutions and their gradients on this device.
+    """Return whether TensorFlow has kernels for grouped convolutions and their gradients on this
+    device.
 
-    GPUs have them, and so has oneDNN for float32 and bf16. TensorFlow's own CPU kernels do not support them.
+    GPUs have them, and so has oneDNN for float32 and bf16. TensorFlow's own CPU kernels do not
+    support them.
     """
 
     @graph
     def gradient(x: Tensor, d_y: Tensor) -> Tensor:
         return tf.raw_ops.Conv2DBackpropFilter(
-            input=x, filter_sizes=[3, 3, 4, 8], out_backprop=d_y, strides=[1, 1, 1, 1], padding="SAME"
+            input=x,
+            filter_sizes=[3, 3, 4, 8],
+            out_backprop=d_y,
+            strides=[1, 1, 1, 1],
+            padding="SAME",
         )
 
     try:
@@ -180,7 +205,9 @@ def new_variables(recipe: Recipe) -> dict[str, Tensor]:
     """Return a variable of zeros for every tensor of the recipe's model, by canonical name."""
     return {
         tensor.name: tf.Variable(
-            np.zeros(_laid_out(tensor.shape), np.float32), name=tensor.name, trainable=tensor.is_trained
+            np.zeros(_laid_out(tensor.shape), np.float32),
+            name=tensor.name,
+            trainable=tensor.is_trained,
         )
         for tensor in tensors(model_spec(recipe.model), recipe.logits)
     }
@@ -197,7 +224,11 @@ _AXES = {0: (), 1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
 def to_canonical(value: Tensor) -> np.ndarray:
     """Return a copy in canonical layout."""
     array = value.numpy()
-    return np.ascontiguousarray(array.transpose(np.argsort(_AXES[array.ndim]))) if array.ndim > 1 else array.copy()
+    return (
+        np.ascontiguousarray(array.transpose(np.argsort(_AXES[array.ndim])))
+        if array.ndim > 1
+        else array.copy()
+    )
 
 
 def from_canonical(array: np.ndarray) -> np.ndarray:
@@ -207,11 +238,15 @@ def from_canonical(array: np.ndarray) -> np.ndarray:
 
 def canonical_shapes(variables: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Return the variables' shapes in canonical layout."""
-    return {name: tuple(v.shape[axis] for axis in np.argsort(_AXES[len(v.shape)])) for name, v in variables.items()}
+    return {
+        name: tuple(v.shape[axis] for axis in np.argsort(_AXES[len(v.shape)]))
+        for name, v in variables.items()
+    }
 
 
 def copy_into(into: Mapping[str, Tensor], values: Mapping[str, np.ndarray], what: str) -> None:
-    """Assign canonical arrays to variables of the same names. Raises `CheckpointError` if names or shapes differ."""
+    """Assign canonical arrays to variables of the same names. Raises `CheckpointError` if names or
+    shapes differ."""
     check_fit(canonical_shapes(into), values, what)
     for name, variable in into.items():
         variable.assign(from_canonical(np.asarray(values[name], np.float32)))

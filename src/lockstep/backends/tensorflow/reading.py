@@ -13,10 +13,12 @@ _MODELS = {16: "ResNet50", 33: "ResNet101", 50: "ResNet152"}
 
 
 def read(path: Path, recipe: Recipe) -> dict[str, np.ndarray] | None:
-    """Return the variables of a checkpoint, whose `.index` is given, or of a `.h5` for `keras.applications`, by name.
+    """Return the variables of a checkpoint, whose `.index` is given, or of a `.h5` for
+    `keras.applications`, by name.
 
-    Keras loads a `.h5` into its own model of the recipe, and the values are those of the model's variables. The result is
-    None if the installed Keras is older than the file's layout. Raises what TensorFlow and Keras raise.
+    Keras loads a `.h5` into its own model of the recipe, and the values are those of the model's
+    variables. The result is None if the installed Keras is older than the file's layout. Raises
+    what TensorFlow and Keras raise.
     """
     if path.suffix != ".h5":
         reader = tf.train.load_checkpoint(str(path.with_suffix("")))
@@ -26,4 +28,6 @@ def read(path: Path, recipe: Recipe) -> dict[str, np.ndarray] | None:
     build = getattr(tf.keras.applications, _MODELS[sum(model_spec(recipe.model).layers)])
     model = build(weights=str(path), classes=recipe.logits, classifier_activation=None)
     # Keras 3 has a path of layer and variable, Keras 2 has both in the name.
-    return {getattr(each, "path", each.name).removesuffix(":0"): each.numpy() for each in model.weights}
+    return {
+        getattr(each, "path", each.name).removesuffix(":0"): each.numpy() for each in model.weights
+    }

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 @contextmanager
 def profile(folder: Path) -> Iterator[None]:
-    """Write `plugins/profile/TIME/HOST.xplane.pb` into a folder, for TensorBoard's profile plugin or XProf."""
+    """Write `plugins/profile/TIME/HOST.xplane.pb` into a folder, for TensorBoard's profile plugin
+    or XProf."""
     tf.profiler.experimental.start(str(folder))
     try:
         yield

@@ -16,13 +16,15 @@ from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.machine import cores
 
 _QUESTIONS = 1 << 20
-"""Group key of questions between hosts. It is far from the keys of the strategy, which are counted from 0."""
+"""Group key of questions between hosts. It is far from the keys of the strategy, which are counted
+from 0."""
 
 
 class TensorflowWorld(HostQuestions):
     """A single process, and the base of worlds with several processes."""
 
-    rank, ranks = 0, 1
+    rank = 0
+    ranks = 1
 
     def __init__(self, execution: Execution) -> None:
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
@@ -36,12 +38,14 @@ class TensorflowWorld(HostQuestions):
         return step(*arguments)
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the sums over all ranks, which are differentiable. Every rank must call it, within `run`."""
+        """Return the sums over all ranks, which are differentiable. Every rank must call it, within
+        `run`."""
         return list(tensors)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Turn the error of a failed operation into one that says that another rank has ended, if there are other ranks."""
+        """Turn the error of a failed operation into one that says that another rank has ended, if
+        there are other ranks."""
         try:
             yield
         except tf.errors.ResourceExhaustedError:
@@ -50,7 +54,9 @@ class TensorflowWorld(HostQuestions):
             if self.ranks == 1:
                 raise
             reason = str(error).splitlines()[0]
-            raise LockstepError(f"another rank has ended; its own message says why ({reason:.200})") from error
+            raise LockstepError(
+                f"another rank has ended; its own message says why ({reason:.200})"
+            ) from error
 
     def _largest(self, values: list[int]) -> list[int]:
         return values
@@ -65,15 +71,26 @@ class Workers(TensorflowWorld):
     def __init__(self, execution: Execution) -> None:
         super().__init__(execution)
         if not os.environ.get("TF_CONFIG"):
-            raise BackendError("several ranks, but no TF_CONFIG with their addresses; start them with `lockstep launch`")
-        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            raise BackendError(
+                "several ranks, but no TF_CONFIG with their addresses; start them with `lockstep"
+                " launch`"
+            )
+        self.rank = int(os.environ["RANK"])
+        self.ranks = int(os.environ["WORLD_SIZE"])
         self._questions = 0
         kind = tf.distribute.experimental.CommunicationImplementation
-        options = tf.distribute.experimental.CommunicationOptions(implementation=kind.NCCL if self.on_gpu else kind.RING)
-        self._packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=execution.all_reduce_mb * 2**20)
-        confine_sockets()  # TensorFlow's server binds to all interfaces, even if TF_CONFIG names one
+        options = tf.distribute.experimental.CommunicationOptions(
+            implementation=kind.NCCL if self.on_gpu else kind.RING
+        )
+        self._packs = tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=execution.all_reduce_mb * 2**20
+        )
+        # TensorFlow's server binds to all interfaces, even if TF_CONFIG names one
+        confine_sockets()
         with keeping_sigterm():  # workers replace the handler when they meet
-            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=options
+            )
         refuse_open_sockets()
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -82,11 +99,14 @@ class Workers(TensorflowWorld):
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sums over all ranks."""
-        # The strategy reads the device of its inputs. Tensors from outside of `run` do not have a device yet.
+        # The strategy reads the device of its inputs. Tensors from outside of `run` do not have a
+        # device yet.
         placed = [tf.identity(tensor) for tensor in tensors]
         # It does not pack tensors of unknown shape, and would warn about them.
         packs = self._packs if all(tensor.shape.is_fully_defined() for tensor in placed) else None
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed, packs)
+        return tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, placed, packs
+        )
 
     def _largest(self, values: list[int]) -> list[int]:
         self._questions += 1
@@ -115,7 +135,8 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
         tf.config.set_visible_devices([] if gpu is None else [gpus[gpu]], "GPU")
     except RuntimeError:
         raise BackendError(
-            "TensorFlow already uses other devices in this process; use the same devices, or a separate process"
+            "TensorFlow already uses other devices in this process; use the same devices, or a"
+            " separate process"
         ) from None
     return gpu is not None
 
@@ -123,6 +144,8 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
 def devices() -> list[str]:
     """Return the devices that TensorFlow sees."""
     details = tf.config.experimental.get_device_details
-    found = [details(gpu).get("device_name", gpu.name) for gpu in tf.config.get_visible_devices("GPU")]
+    found = [
+        details(gpu).get("device_name", gpu.name) for gpu in tf.config.get_visible_devices("GPU")
+    ]
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", cores())
     return [*found, f"CPU, {threads} threads"]

@@ -13,7 +13,16 @@ from lockstep.backends.torch.world import TorchWorld, device_name
 from lockstep.models.architectures import model_spec
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
+__all__ = [
+    "devices",
+    "engine",
+    "libraries",
+    "load_module",
+    "products",
+    "profile",
+    "starting",
+    "world",
+]
 
 
 def world(execution: Execution) -> TorchWorld:
@@ -22,13 +31,16 @@ def world(execution: Execution) -> TorchWorld:
     return TorchWorld(execution)
 
 
-def engine(recipe: Recipe, learning_rates: np.ndarray, world: TorchWorld, execution: Execution) -> TorchEngine:
+def engine(
+    recipe: Recipe, learning_rates: np.ndarray, world: TorchWorld, execution: Execution
+) -> TorchEngine:
     """Build the recipe's model and its compiled step."""
     return TorchEngine(recipe, learning_rates, world, execution)
 
 
 def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Model:
-    """Return the model as an ordinary `torch.nn.Module` in evaluation mode: normalised NCHW images to logits."""
+    """Return the model as an ordinary `torch.nn.Module` in evaluation mode: normalised NCHW images
+    to logits."""
     model = Model(model_spec(recipe.model), recipe)
     copy_into(canonical_tensors(model), tensors, "weights")
     return model.eval()

@@ -15,7 +15,9 @@ def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
     for parent in list(model.modules()):
         for name, module in parent.named_children():
             if isinstance(module, nn.BatchNorm2d):
-                replacement = _SynchronisedBatchNorm(module.num_features, eps=module.eps, momentum=module.momentum)
+                replacement = _SynchronisedBatchNorm(
+                    module.num_features, eps=module.eps, momentum=module.momentum
+                )
                 replacement.load_state_dict(module.state_dict())
                 setattr(parent, name, replacement)
     return model

@@ -1,7 +1,8 @@
 """The training step on PyTorch: one code path for CPU and CUDA.
 
-The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over float32 weights.
-`fetch`, `evaluate`, `predict`, `read` and `calibrate` wait for the device; `train` only if it is some steps ahead of it.
+The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over
+float32 weights. `fetch`, `evaluate`, `predict`, `read` and `calibrate` wait for the device; `train`
+only if it is some steps ahead of it.
 """
 
 import os
@@ -54,13 +55,18 @@ class TorchEngine:
         capturer: Capturer | None = None,
     ) -> None:
         """Take what captures steps; None: what `execution` asks for."""
-        self._recipe, self._world, self._device = recipe, world, world.torch_device
+        self._recipe = recipe
+        self._world = world
+        self._device = world.torch_device
         self._parts = execution.accumulation_steps
         self._done = 0
         _configure(recipe, execution, self._device)
         self._spec = model_spec(recipe.model)
-        quantised, recompute = recipe.quantisation != "none", execution.recompute == "blocks"
-        self.model: nn.Module = Model(self._spec, recipe, quantised=quantised, recompute=recompute).to(self._device)
+        quantised = recipe.quantisation != "none"
+        recompute = execution.recompute == "blocks"
+        self.model: nn.Module = Model(
+            self._spec, recipe, quantised=quantised, recompute=recompute
+        ).to(self._device)
         layout = torch.contiguous_format if execution.layout == "nchw" else torch.channels_last
         self.model.to(memory_format=layout)  # type: ignore[call-overload]
         if recipe.batch_norm == "synchronised" and world.ranks > 1:
@@ -73,11 +79,16 @@ class TorchEngine:
         self._loss = self._compiled(self._distributed or self._loss_module, execution)
         self._parameters = dict(self.model.named_parameters())
         is_fused = wanted(execution, self._device)
-        self._update = Update(recipe, self._parameters, self._tensors, learning_rates, self._device, is_fused=is_fused)
-        self._scale, self._velocity, self._ema = self._update.scale, self._update.velocity, self._update.ema
+        self._update = Update(
+            recipe, self._parameters, self._tensors, learning_rates, self._device, is_fused=is_fused
+        )
+        self._scale = self._update.scale
+        self._velocity = self._update.velocity
+        self._ema = self._update.ema
         capturer = capturer or capturer_of(execution, world)
         self._graph = StepGraph(self._compute, capturer, self._update.finish_capture)
-        self._inputs, self._end_times = Inputs(self._device), EndTimes()
+        self._inputs = Inputs(self._device)
+        self._end_times = EndTimes()
 
     def __enter__(self) -> "TorchEngine":
         return self
@@ -86,37 +97,57 @@ class TorchEngine:
         self._inputs.close()
         self._update.forget_gradients()
         self._graph.forget()
-        self._distributed, self._loss = None, self._loss_module  # they refer to the process group, which can then end
+        # they refer to the process group, which can then end
+        self._distributed = None
+        self._loss = self._loss_module
 
     def _reduced(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:
             return None
         gpus = [self._device.index] if self._device.type == "cuda" else None
         distributed = DistributedDataParallel(
-            self._loss_module, device_ids=gpus, gradient_as_bucket_view=True, bucket_cap_mb=execution.all_reduce_mb
+            self._loss_module,
+            device_ids=gpus,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=execution.all_reduce_mb,
         )
-        # Statistics stay local. Only those of rank 0 are used, and are broadcast before an evaluation. This is set as an
-        # attribute, because the name of the argument depends on PyTorch's version.
+        # Statistics stay local. Only those of rank 0 are used, and are broadcast before an
+        # evaluation. This is set as an attribute, because the name of the argument depends on
+        # PyTorch's version.
         distributed.broadcast_buffers = False
         if execution.all_reduce_precision != "fp32":
             distributed.register_comm_hook(_AUTOCAST[execution.all_reduce_precision], _reduce_in)
         return distributed
 
-    def _compiled(self, module: nn.Module, execution: Execution) -> Callable[..., tuple[Tensor, Tensor]]:
+    def _compiled(
+        self, module: nn.Module, execution: Execution
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
         asked = execution.compile
-        if asked == "on" or (asked == "auto" and (self._device.type == "cuda" or self._pays_on_cpu())):
+        if asked == "on" or (
+            asked == "auto" and (self._device.type == "cuda" or self._pays_on_cpu())
+        ):
             return torch.compile(module)
         return module
 
     def _pays_on_cpu(self) -> bool:
-        steps, found, cores = self._steps // self._recipe.epochs, arithmetic(), share_of_cores()
-        return pays_on_cpu(self._recipe, steps, ranks=self._world.ranks, cores=cores, found=found, environment=os.environ)
+        steps = self._steps // self._recipe.epochs
+        found = arithmetic()
+        cores = share_of_cores()
+        return pays_on_cpu(
+            self._recipe,
+            steps,
+            ranks=self._world.ranks,
+            cores=cores,
+            found=found,
+            environment=os.environ,
+        )
 
     def train(self, batches: Iterable[Batch], first: int) -> TorchHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
         self.model.train()
         self._update.begin(first)
-        sums, images = [], self._recipe.global_batch_images // self._world.ranks
+        sums = []
+        images = self._recipe.global_batch_images // self._world.ranks
         with self._world.watched():
             try:
                 for step, (batch, columns) in enumerate(self._inputs.of(batches), first):
@@ -130,11 +161,17 @@ class TorchEngine:
             return self._handle(first, sums)
 
     def _handle(self, first: int, sums: list[Tensor]) -> TorchHandle:
-        table = torch.stack(sums) if sums else torch.zeros(0, 4, dtype=torch.float64, device=self._device)
+        table = (
+            torch.stack(sums)
+            if sums
+            else torch.zeros(0, 4, dtype=torch.float64, device=self._device)
+        )
         if self._world.ranks > 1 and sums:
             dist.all_reduce(table)
-        # Copied directly after these steps: `fetch` is called when more steps are enqueued, and must not wait for those.
-        sums_on_host, scale = self._on_its_way(table), self._on_its_way(self._scale.value)
+        # Copied directly after these steps: `fetch` is called when more steps are enqueued, and
+        # must not wait for those.
+        sums_on_host = self._on_its_way(table)
+        scale = self._on_its_way(self._scale.value)
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -142,10 +179,13 @@ class TorchEngine:
         return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
 
     def _compute(self, columns: Sequence[Tensor]) -> Tensor:
-        """Take a step on images, labels and MixUp's columns on the device, and return the sums of `_TrainingLoss`."""
+        """Take a step on images, labels and MixUp's columns on the device, and return the sums of
+        `_TrainingLoss`."""
         self._update.forget_gradients()  # those of a step that failed
         sums = []
-        for part, inputs in enumerate(zip(*(column.chunk(self._parts) for column in columns), strict=True)):
+        for part, inputs in enumerate(
+            zip(*(column.chunk(self._parts) for column in columns), strict=True)
+        ):
             last = part == self._parts - 1
             with nullcontext() if last else self._without_reduction():
                 loss, part_sums = self._loss(*inputs)
@@ -158,18 +198,23 @@ class TorchEngine:
         return self._distributed.no_sync() if self._distributed is not None else nullcontext()
 
     def _on_its_way(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the host that has its values when the device has done its work until here."""
+        """Return a tensor on the host that has its values when the device has done its work until
+        here."""
         if self._device.type == "cpu":
             return tensor.clone()
         # Into pinned memory: a copy into other memory makes the host wait for all that is enqueued.
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+            tensor, non_blocking=True
+        )
 
     def fetch(self, handle: TorchHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
         finished_at = handle.enqueued_at
         if handle.done is not None:
             finished_at = self._end_times.wait(handle.done)
-        return Interval.of_table(handle.first, handle.sums.numpy(), float(handle.loss_scale), finished_at)
+        return Interval.of_table(
+            handle.first, handle.sums.numpy(), float(handle.loss_scale), finished_at
+        )
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
@@ -183,7 +228,8 @@ class TorchEngine:
             for statistic in (*self.model.buffers(), *averages):
                 dist.broadcast(statistic, src=0)
         self.model.eval()
-        recipe, rows = self._recipe.for_evaluation(), [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
+        recipe = self._recipe.for_evaluation()
+        rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
         for _, (images, labels, *_) in self._inputs.of(batches):
             logits = self._logits(images, recipe, ema=ema)
             known = labels.clamp(min=0)
@@ -218,7 +264,9 @@ class TorchEngine:
         plain = Model(self._spec, self._recipe).to(self._device).eval()
         for name, tensor in canonical_tensors(plain).items():
             tensor.copy_(self._tensors[name])
-        images = (self._loss_module.normalised(columns[0]) for _, columns in self._inputs.of(batches))
+        images = (
+            self._loss_module.normalised(columns[0]) for _, columns in self._inputs.of(batches)
+        )
         with autocast(self._recipe, self._device):
             return largest_inputs(plain, layers(self._spec), images)
 
@@ -238,7 +286,8 @@ class TorchEngine:
         )
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
@@ -261,16 +310,24 @@ class _TrainingLoss(nn.Module):
     def __init__(self, model: nn.Module, recipe: Recipe, layout: torch.memory_format) -> None:
         super().__init__()
         self.model = model
-        self._recipe, self._layout = recipe, layout
+        self._recipe = recipe
+        self._layout = layout
         self.register_buffer("mean", torch.tensor(recipe.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(recipe.std).view(1, 3, 1, 1), persistent=False)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return uint8 images [N, H, W, 3] as float32 [N, 3, H, W], (x - mean) / std, in the engine's layout."""
-        return (images.permute(0, 3, 1, 2).float().contiguous(memory_format=self._layout) - self.mean) / self.std
+        """Return uint8 images [N, H, W, 3] as float32 [N, 3, H, W], (x - mean) / std, in the
+        engine's layout."""
+        return (
+            images.permute(0, 3, 1, 2).float().contiguous(memory_format=self._layout) - self.mean
+        ) / self.std
 
     def forward(
-        self, images: Tensor, labels: Tensor, coefficients: Tensor | None = None, partners: Tensor | None = None
+        self,
+        images: Tensor,
+        labels: Tensor,
+        coefficients: Tensor | None = None,
+        partners: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images."""
         x = self.normalised(images)
@@ -282,7 +339,9 @@ class _TrainingLoss(nn.Module):
         logits = logits.float()
         losses = self._cross_entropy(logits, labels)
         if coefficients is not None and partners is not None:
-            losses = coefficients * losses + (1 - coefficients) * self._cross_entropy(logits, labels[partners])
+            losses = coefficients * losses + (1 - coefficients) * self._cross_entropy(
+                logits, labels[partners]
+            )
         with torch.no_grad():
             rank = _rank_of(logits, labels)
             count = torch.full_like(losses, 1.0)
@@ -290,11 +349,14 @@ class _TrainingLoss(nn.Module):
         return losses.mean(), sums
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self._recipe.label_smoothing)
+        return F.cross_entropy(
+            logits, labels, reduction="none", label_smoothing=self._recipe.label_smoothing
+        )
 
 
 def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN ranks first."""
+    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN
+    ranks first."""
     own = logits.gather(1, labels[:, None])
     before = torch.arange(logits.shape[1], device=logits.device)[None] < labels[:, None]
     return (~(logits <= own) | ((logits == own) & before)).sum(dim=1)
@@ -303,12 +365,18 @@ def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     """Return a context that computes in the recipe's mixed precision."""
     mixed = recipe.precision in _AUTOCAST
-    return torch.autocast(device.type, dtype=_AUTOCAST.get(recipe.precision, torch.bfloat16), enabled=mixed)
+    return torch.autocast(
+        device.type, dtype=_AUTOCAST.get(recipe.precision, torch.bfloat16), enabled=mixed
+    )
 
 
 def canonical_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and batch norm statistics by canonical name."""
-    return {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+    return {
+        name: t
+        for name, t in model.state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
 
 
 def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
@@ -317,7 +385,8 @@ def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str) -> None:
-    """Copy arrays into tensors of the same names and shapes. Raises `CheckpointError` if names or shapes differ."""
+    """Copy arrays into tensors of the same names and shapes. Raises `CheckpointError` if names or
+    shapes differ."""
     check_fit({name: tuple(tensor.shape) for name, tensor in into.items()}, values, what)
     for name, tensor in into.items():
         tensor.copy_(torch.tensor(values[name], dtype=torch.float32))
@@ -337,7 +406,8 @@ def _reduce_in(
 
 
 def _is_lack_of_memory(error: RuntimeError) -> bool:
-    """Return whether memory is short. On a CPU, PyTorch raises a plain `RuntimeError`, which its text identifies."""
+    """Return whether memory is short. On a CPU, PyTorch raises a plain `RuntimeError`, which its
+    text identifies."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -345,7 +415,9 @@ def _configure(recipe: Recipe, execution: Execution, device: torch.device) -> No
     if device.type == "cpu":
         keep_freed_memory()
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS may sum in another order each time
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # otherwise cuBLAS may sum in another order each time
         torch.use_deterministic_algorithms(execution.deterministic, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = execution.deterministic

@@ -22,7 +22,8 @@ class Explainer:
         self._model.last_stage().register_forward_hook(self._keep)
         self._kept = torch.zeros(0)
         self._mean, self._std = (
-            torch.tensor(values, device=self._device)[:, None, None] for values in (recipe.mean, recipe.std)
+            torch.tensor(values, device=self._device)[:, None, None]
+            for values in (recipe.mean, recipe.std)
         )
 
     def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -30,9 +31,11 @@ class Explainer:
         return self._kept
 
     def heat(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return Grad-CAM (arXiv:1610.02391) of the last stage: float32 [N, height, width] of its output, at least 0.
+        """Return Grad-CAM (arXiv:1610.02391) of the last stage: float32 [N, height, width] of its
+        output, at least 0.
 
-        `images` are uint8 [N, size, size, 3], `classes` int64 [N]: the output of each image to explain.
+        `images` are uint8 [N, size, size, 3], `classes` int64 [N]: the output of each image to
+        explain.
         """
         pixels = torch.from_numpy(images).to(self._device).permute(0, 3, 1, 2).float()
         with torch.inference_mode(False), torch.enable_grad():

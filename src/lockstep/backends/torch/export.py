@@ -1,4 +1,5 @@
-"""Programs of PyTorch: the recipe's preprocessing, the model and softmax in one TorchScript or `torch.export` archive."""
+"""Programs of PyTorch: the recipe's preprocessing, the model and softmax in one TorchScript or
+`torch.export` archive."""
 
 import warnings
 from collections.abc import Callable
@@ -15,21 +16,26 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import lines, write_lines
 
 CLASSES = "classes.txt"
-"""The extra file of an archive that names the classes, one on each line. The same file is next to the archive."""
+"""The extra file of an archive that names the classes, one on each line. The same file is next to
+the archive."""
 
 
-def export_torchscript(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+def export_torchscript(
+    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
+) -> None:
     """Write `model.pt`, a TorchScript program for `torch.jit.load` and libtorch.
 
-    The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns a dictionary: `classes`, int64 [N], and
-    `probabilities`, float32 [N, logits]. Images are resized and cropped as in evaluation
-    (`lockstep.backends.shared.resizing`). The names of the classes are in `classes.txt`, in the archive and next to it.
-    Raises `CheckpointError` if the recipe computes in another precision than fp32, or if the tensors do not fit.
+    The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns a dictionary:
+    `classes`, int64 [N], and `probabilities`, float32 [N, logits]. Images are resized and cropped
+    as in evaluation (`lockstep.backends.shared.resizing`). The names of the classes are in
+    `classes.txt`, in the archive and next to it. Raises `CheckpointError` if the recipe computes in
+    another precision than fp32, or if the tensors do not fit.
     """
     program = _Program(recipe, _model(recipe, tensors))
     example = torch.zeros(2, recipe.eval_resize + 1, recipe.eval_resize + 14, 3, dtype=torch.uint8)
     with warnings.catch_warnings():
-        # Tracing warns that SAME padding depends on the size of its input. That size is always the evaluation's.
+        # Tracing warns that SAME padding depends on the size of its input. That size is always the
+        # evaluation's.
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         # A check would trace it again. Without "strict", a dictionary may be returned.
         traced = torch.jit.trace(program, example, check_trace=False, strict=False)
@@ -39,7 +45,9 @@ def export_torchscript(recipe: Recipe, tensors: dict[str, np.ndarray], classes: 
     write_lines(folder / CLASSES, classes)
 
 
-def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+def export_program(
+    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
+) -> None:
     """Write `model.pt2`, a program for `torch.export.load`.
 
     Inputs, outputs, `classes.txt` and errors are those of `export_torchscript`.
@@ -58,9 +66,14 @@ def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tupl
 
 
 def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the program in a folder, loaded by PyTorch's own loader: from uint8 images to classes and probabilities."""
+    """Return the program in a folder, loaded by PyTorch's own loader: from uint8 images to classes
+    and probabilities."""
     script = folder / "model.pt"
-    program = torch.jit.load(str(script)) if script.is_file() else torch.export.load(folder / "model.pt2").module()
+    program = (
+        torch.jit.load(str(script))
+        if script.is_file()
+        else torch.export.load(folder / "model.pt2").module()
+    )
 
     def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.no_grad():
@@ -72,7 +85,9 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
 
 def _model(recipe: Recipe, tensors: dict[str, np.ndarray]) -> nn.Module:
     if recipe.precision != "fp32":
-        raise CheckpointError(f"a program for PyTorch is in fp32, not in {recipe.precision}; leave out precision")
+        raise CheckpointError(
+            f"a program for PyTorch is in fp32, not in {recipe.precision}; leave out precision"
+        )
     return load_module(recipe, tensors).requires_grad_(False)
 
 
@@ -98,7 +113,8 @@ class _Program(nn.Module):
 
 
 class _Checked(nn.Module):
-    """A program that refuses other images than it takes. TorchScript compiles it; tracing would lose the check."""
+    """A program that refuses other images than it takes. TorchScript compiles it; tracing would
+    lose the check."""
 
     def __init__(self, program: nn.Module) -> None:
         super().__init__()
@@ -107,7 +123,9 @@ class _Checked(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Return what the program returns. Raises `ValueError`, as it runs without Lockstep."""
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[3] != 3:
-            raise ValueError("images have another type or shape; expected uint8 RGB [N, height, width, 3]")
+            raise ValueError(
+                "images have another type or shape; expected uint8 RGB [N, height, width, 3]"
+            )
         answers: dict[str, Tensor] = self.program(images)
         return answers
 

@@ -1,4 +1,5 @@
-"""The model's batch norms with ReLU and the sum of a residual block: by PyTorch's operators, or by fused kernels."""
+"""The model's batch norms with ReLU and the sum of a residual block: by PyTorch's operators, or by
+fused kernels."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,8 @@ from lockstep.recipes import Execution, Recipe
 
 
 def activated(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """Return ReLU of the batch norm of `x`, to which the shortcut is added before. The plain path overwrites `x`."""
+    """Return ReLU of the batch norm of `x`, to which the shortcut is added before. The plain path
+    overwrites `x`."""
     if isinstance(norm, FusedBatchNorm):
         return norm(x, shortcut, relu=True)
     return _activated(norm(x), shortcut)
@@ -20,25 +22,35 @@ def _activated(x: Tensor, shortcut: Tensor | None) -> Tensor:
 
 
 class FusedBatchNorm(nn.BatchNorm2d):
-    """Batch norm that trains with `lockstep.backends.torch.kernels.operators`. Its tensors are those of `nn.BatchNorm2d`."""
+    """Batch norm that trains with `lockstep.backends.torch.kernels.operators`. Its tensors are
+    those of `nn.BatchNorm2d`."""
 
-    def forward(self, input: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
-        """Return the batch norm of `input` [N, C, H, W]; with `relu`, plus the shortcut if there is one, then ReLU."""
+    def forward(
+        self, input: Tensor, shortcut: Tensor | None = None, *, relu: bool = False
+    ) -> Tensor:
+        """Return the batch norm of `input` [N, C, H, W]; with `relu`, plus the shortcut if there is
+        one, then ReLU."""
         if not self.training:
             x = super().forward(input)
             return _activated(x, shortcut) if relu else x
         if input.numel() == input.shape[1]:
-            raise ValueError(f"a batch norm needs several values of each channel in training, but got {tuple(input.shape)}")
+            raise ValueError(
+                "a batch norm needs several values of each channel in training, but got"
+                f" {tuple(input.shape)}"
+            )
         operators = torch.ops.lockstep
         if shortcut is None:
             y, statistics = operators.batch_norm(input, self.weight, self.bias, self.eps, relu)
         else:
-            y, statistics = operators.batch_norm_add_relu(input, shortcut, self.weight, self.bias, self.eps)
+            y, statistics = operators.batch_norm_add_relu(
+                input, shortcut, self.weight, self.bias, self.eps
+            )
         self._follow(statistics)
         return y
 
     def _follow(self, statistics: Tensor) -> None:
-        """Move the running statistics as `nn.BatchNorm2d` does: with weight `momentum`, the variance unbiased."""
+        """Move the running statistics as `nn.BatchNorm2d` does: with weight `momentum`, the
+        variance unbiased."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -48,8 +60,11 @@ class FusedBatchNorm(nn.BatchNorm2d):
         self.running_var.lerp_(statistics[2], self.momentum)
 
 
-def fuse_batch_norms(model: nn.Module, recipe: Recipe, execution: Execution, device: torch.device, ranks: int) -> None:
-    """Replace the batch norms of a model by fused ones, if the run uses fused kernels and they compute what it asks for.
+def fuse_batch_norms(
+    model: nn.Module, recipe: Recipe, execution: Execution, device: torch.device, ranks: int
+) -> None:
+    """Replace the batch norms of a model by fused ones, if the run uses fused kernels and they
+    compute what it asks for.
 
     Raises `BackendError` if the execution asks for them and they do not.
     """
@@ -67,7 +82,9 @@ def _obstacle(recipe: Recipe, execution: Execution, ranks: int) -> str:
         return "layout is nchw, and the kernels need nhwc"
     if recipe.batch_norm == "synchronised" and ranks > 1:
         return "batch norm is synchronised over ranks, which the kernels do not do"
-    return "the recipe quantises, which the kernels do not do" if recipe.quantisation != "none" else ""
+    return (
+        "the recipe quantises, which the kernels do not do" if recipe.quantisation != "none" else ""
+    )
 
 
 def fuse(model: nn.Module) -> None:
@@ -78,7 +95,9 @@ def fuse(model: nn.Module) -> None:
         for name, norm in parent.named_children():
             if type(norm) is nn.BatchNorm2d:
                 fused = FusedBatchNorm(norm.num_features, eps=norm.eps, momentum=norm.momentum)
-                fused.weight, fused.bias = norm.weight, norm.bias
-                fused.running_mean, fused.running_var = norm.running_mean, norm.running_var
+                fused.weight = norm.weight
+                fused.bias = norm.bias
+                fused.running_mean = norm.running_mean
+                fused.running_var = norm.running_var
                 fused.num_batches_tracked = norm.num_batches_tracked
                 setattr(parent, name, fused)

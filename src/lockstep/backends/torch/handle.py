@@ -40,7 +40,8 @@ class EndTimes:
         self._last: tuple[torch.cuda.Event, float] | None = None
 
     def wait(self, done: torch.cuda.Event) -> float:
-        """Wait for an event; return when it was over, by `time.perf_counter`. Events must be given in their order."""
+        """Wait for an event; return when it was over, by `time.perf_counter`. Events must be given
+        in their order."""
         is_late = done.query()
         done.synchronize()
         over_at = time.perf_counter()

@@ -1,8 +1,8 @@
 """Batches on their way to the device.
 
-On a GPU, another thread copies a batch into pinned memory and starts its upload while the step before it is enqueued. All
-memory is kept. Two uploaded batches are on the GPU, however many steps are enqueued: a step reads one while the other is
-filled.
+On a GPU, another thread copies a batch into pinned memory and starts its upload while the step
+before it is enqueued. All memory is kept. Two uploaded batches are on the GPU, however many steps
+are enqueued: a step reads one while the other is filled.
 """
 
 from collections import deque
@@ -21,19 +21,23 @@ Arrays = Sequence[np.ndarray]
 T = TypeVar("T")
 
 PINNED = 4
-"""Batches that can be in pinned memory. With 256 images of 224 px that is 268 MB, since PyTorch takes powers of two. So the
-host can be five steps ahead of a GPU."""
+"""Batches that can be in pinned memory. With 256 images of 224 px that is 268 MB, since PyTorch
+takes powers of two. So the host can be five steps ahead of a GPU."""
 
 
 class Inputs:
-    """Yields batches with their columns on the device; keeps images that are held there, and borrows those that are lent."""
+    """Yields batches with their columns on the device; keeps images that are held there, and
+    borrows those that are lent."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams = CudaStreams(device) if device.type == "cuda" else None
         self._uploads = Uploads(self._streams) if self._streams is not None else None
-        # A stream of its own: uploads wait for steps that the copy of a lent batch need not wait for.
-        self._borrower = Borrower(device, torch.cuda.Stream(device) if self._streams is not None else None)
+        # A stream of its own: uploads wait for steps that the copy of a lent batch need not wait
+        # for.
+        self._borrower = Borrower(
+            device, torch.cuda.Stream(device) if self._streams is not None else None
+        )
         self._held: tuple[np.ndarray, Tensor] | None = None
 
     def close(self) -> None:
@@ -42,10 +46,11 @@ class Inputs:
             self._uploads.end()
 
     def of(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
-        """Yield each batch with its columns: images, labels, and with MixUp coefficients and partners.
+        """Yield each batch with its columns: images, labels, and with MixUp coefficients and
+        partners.
 
-        Columns are valid until the next batch is asked for: work that reads them must be enqueued before. On a GPU the batch
-        that follows is taken from `batches` before one is yielded.
+        Columns are valid until the next batch is asked for: work that reads them must be enqueued
+        before. On a GPU the batch that follows is taken from `batches` before one is yielded.
         """
         for batch, uploaded in self._uploaded(batches):
             if _uploads_images(batch):
@@ -70,7 +75,9 @@ class Inputs:
         tensor = _tensor(images)
         if self._streams is None:
             return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)  # PyTorch keeps pinned memory, and uses it again
+        return tensor.pin_memory().to(
+            self._device, non_blocking=True
+        )  # PyTorch keeps pinned memory, and uses it again
 
 
 def _uploads_images(batch: Batch) -> bool:
@@ -92,7 +99,8 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 class Streams(Protocol):
-    """The stream of uploads and the stream of steps, as `Uploads` uses them. Events are those of CUDA."""
+    """The stream of uploads and the stream of steps, as `Uploads` uses them. Events are those of
+    CUDA."""
 
     def begin_thread(self) -> None:
         """Prepare the thread that uploads."""
@@ -106,7 +114,9 @@ class Streams(Protocol):
     def column(self, like: Tensor) -> Tensor:
         """Return a tensor on the device."""
 
-    def upload(self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: Any, done: Any) -> None:
+    def upload(
+        self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: Any, done: Any
+    ) -> None:
         """Enqueue copies to the device, once `after` is over. `done` is over when they are."""
 
     def begin_step(self, after: Any) -> None:
@@ -120,10 +130,12 @@ class CudaStreams:
     """Streams of a GPU. Steps are enqueued on the caller's current stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._uploads = device, torch.cuda.Stream(device)
+        self._device = device
+        self._uploads = torch.cuda.Stream(device)
 
     def begin_thread(self) -> None:
-        """Make the rank's GPU the thread's. A new thread has GPU 0, where each rank would otherwise take memory."""
+        """Make the rank's GPU the thread's. A new thread has GPU 0, where each rank would otherwise
+        take memory."""
         torch.cuda.set_device(self._device)
 
     def event(self) -> torch.cuda.Event:
@@ -140,7 +152,12 @@ class CudaStreams:
             return torch.empty_like(like, device=self._device)
 
     def upload(
-        self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: torch.cuda.Event, done: torch.cuda.Event
+        self,
+        pinned: Sequence[Tensor],
+        columns: Sequence[Tensor],
+        *,
+        after: torch.cuda.Event,
+        done: torch.cuda.Event,
     ) -> None:
         """Enqueue copies on the stream of uploads."""
         with torch.cuda.stream(self._uploads):
@@ -171,11 +188,13 @@ class Uploads:
         self._thread = ThreadPoolExecutor(1, "lockstep-uploads", initializer=streams.begin_thread)
 
     def end(self) -> None:
-        """Let the thread end. It is not waited for: it may wait for a GPU that waits for a rank that has died."""
+        """Let the thread end. It is not waited for: it may wait for a GPU that waits for a rank
+        that has died."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def ahead(self, batches: Iterable[tuple[T, Arrays]]) -> Iterator[tuple[T, list[Tensor]]]:
-        """Yield what stands next to each batch's columns, with these columns on the device, as `Inputs.of` does."""
+        """Yield what stands next to each batch's columns, with these columns on the device, as
+        `Inputs.of` does."""
         waiting: tuple[T, Future[tuple[Any, _Memory]]] | None = None
         for beside, arrays in batches:
             # Batch i goes where batch i - 2 was. Step i - 2 is enqueued, and its end is recorded.
@@ -187,19 +206,25 @@ class Uploads:
             yield from self._for_a_step(*waiting)
 
     def _upload(self, arrays: Sequence[Tensor]) -> tuple[Any, "_Memory"]:
-        """Start an upload; return the event that ends it, which also frees the pinned memory, and the columns."""
-        pinned, columns = self._pinned[0], self._columns[0]
+        """Start an upload; return the event that ends it, which also frees the pinned memory, and
+        the columns."""
+        pinned = self._pinned[0]
+        columns = self._columns[0]
         self._pinned.rotate(-1)
         self._columns.rotate(-1)
         pinned.free.synchronize()
         pinned.fit(arrays)
         columns.fit(arrays)
         for array, copy in zip(arrays, pinned.tensors, strict=True):
-            np.copyto(copy.numpy(), array.numpy())  # on this thread alone: the others' cores decode images
+            np.copyto(
+                copy.numpy(), array.numpy()
+            )  # on this thread alone: the others' cores decode images
         self._streams.upload(pinned.tensors, columns.tensors, after=columns.free, done=pinned.free)
         return pinned.free, columns
 
-    def _for_a_step(self, beside: T, upload: "Future[tuple[Any, _Memory]]") -> Iterator[tuple[T, list[Tensor]]]:
+    def _for_a_step(
+        self, beside: T, upload: "Future[tuple[Any, _Memory]]"
+    ) -> Iterator[tuple[T, list[Tensor]]]:
         uploaded, columns = upload.result()
         self._streams.begin_step(uploaded)
         try:
@@ -212,13 +237,16 @@ class _Memory:
     """Memory for the columns of a batch, on the host or on the device."""
 
     def __init__(self, make: Callable[[Tensor], Tensor], free: Any) -> None:
-        self._make, self.free = make, free
+        self._make = make
+        self.free = free
         """`free` is over when the last copy or step that reads the memory is."""
         self.tensors: list[Tensor] = []
 
     def fit(self, like: Sequence[Tensor]) -> None:
         """Replace the memory if it is not that of columns with these shapes and types."""
-        if [(tensor.shape, tensor.dtype) for tensor in like] != [(tensor.shape, tensor.dtype) for tensor in self.tensors]:
+        if [(tensor.shape, tensor.dtype) for tensor in like] != [
+            (tensor.shape, tensor.dtype) for tensor in self.tensors
+        ]:
             self.free.synchronize()
             self.tensors = []  # first, so that the new memory can be where the old was
             self.tensors = [self._make(tensor) for tensor in like]

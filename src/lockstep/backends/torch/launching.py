@@ -14,12 +14,17 @@ from lockstep.system.nodes import Start, Table
 
 @contextmanager
 def starting(table: Table, distributed: str) -> Iterator[Start]:
-    """Yield how this machine's ranks are started. On one machine they meet through a file, on several at rank 0.
+    """Yield how this machine's ranks are started. On one machine they meet through a file, on
+    several at rank 0.
 
     torchrun is not used: its rendezvous listens on all interfaces and unpickles what it receives.
     """
     refuse_horovod(distributed)
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1)))}
+    threads = {
+        "OMP_NUM_THREADS": os.environ.get(
+            "OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1))
+        )
+    }
     if len(table.nodes) > 1:
         meeting = {"MASTER_ADDR": table.nodes[0].address, "MASTER_PORT": str(table.shared_ports[0])}
         yield Start(table, lambda local_rank: threads | meeting)

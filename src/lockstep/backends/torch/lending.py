@@ -9,17 +9,21 @@ from torch.utils.dlpack import from_dlpack
 
 from lockstep.data import LentImages
 
-_CPU, _CUDA = 1, 2
+_CPU = 1
+_CUDA = 2
 """DLPack's types of these devices."""
 
 
 class Borrower:
-    """Copies lent images to an engine's device. From a GPU to the same GPU, the host does not wait for the copy."""
+    """Copies lent images to an engine's device. From a GPU to the same GPU, the host does not wait
+    for the copy."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        self._device, self._stream = device, stream
+        self._device = device
+        self._stream = stream
         self._lent: deque[tuple[torch.cuda.Event, Tensor]] = deque()
-        """Images that are being copied, with what is done afterwards. They keep the loader's memory."""
+        """Images that are being copied, with what is done afterwards. They keep the loader's
+        memory."""
 
     def copied(self, images: LentImages) -> Tensor:
         """Return a copy of images on the device, for work that is enqueued on the present stream."""

@@ -11,8 +11,9 @@ from lockstep.recipes import Recipe
 class LossScale:
     """The loss scale, constant or adapted to overflows.
 
-    All tensors keep their memory, which a captured step reads and writes. Unlike `torch.amp.GradScaler`, it can wait for
-    several consecutive overflows before it backs off, like Paddle's, and its state is the canonical one of every engine.
+    All tensors keep their memory, which a captured step reads and writes. Unlike
+    `torch.amp.GradScaler`, it can wait for several consecutive overflows before it backs off, like
+    Paddle's, and its state is the canonical one of every engine.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -31,10 +32,12 @@ class LossScale:
         update: Callable[[Tensor | None, Tensor | None], None],
         find_overflow: Callable[[], Tensor] | None = None,
     ) -> None:
-        """Call `update` with the divisor of gradients, and with 1.0 if a gradient is not finite, else 0.0.
+        """Call `update` with the divisor of gradients, and with 1.0 if a gradient is not finite,
+        else 0.0.
 
-        Both stay on the device. They are None if no scale is used. `update` must leave the weights unchanged on overflow.
-        `find_overflow` returns the second one instead of PyTorch's own search.
+        Both stay on the device. They are None if no scale is used. `update` must leave the weights
+        unchanged on overflow. `find_overflow` returns the second one instead of PyTorch's own
+        search.
         """
         if not self._used:
             update(None, None)
@@ -65,7 +68,11 @@ class LossScale:
         """Return the canonical state; empty unless the scale is dynamic."""
         if not self._dynamic:
             return {}
-        return {"scale": self.value.item(), "good_steps": self._good.item(), "bad_steps": self._bad.item()}
+        return {
+            "scale": self.value.item(),
+            "good_steps": self._good.item(),
+            "bad_steps": self._bad.item(),
+        }
 
     def write(self, state: dict[str, float]) -> None:
         """Replace the state. An empty state stands for the recipe's initial one."""

@@ -1,4 +1,5 @@
-"""What a benchmark asks of PyTorch: the versions and threads it computes with, and products of matrices."""
+"""What a benchmark asks of PyTorch: the versions and threads it computes with, and products of
+matrices."""
 
 import re
 from typing import Any

@@ -17,11 +17,14 @@ Padding = Literal["symmetric", "same"]
 class Model(nn.Module):
     """ResNet or ResNeXt: normalised images [N, 3, H, W] to logits [N, logits].
 
-    With `quantised`, convolutions and classifier are those of `lockstep.backends.torch.quantisation`. With `recompute`,
-    residual blocks keep only their inputs in training (`lockstep.backends.torch.recomputing`).
+    With `quantised`, convolutions and classifier are those of
+    `lockstep.backends.torch.quantisation`. With `recompute`, residual blocks keep only their inputs
+    in training (`lockstep.backends.torch.recomputing`).
     """
 
-    def __init__(self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False, recompute: bool = False) -> None:
+    def __init__(
+        self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False, recompute: bool = False
+    ) -> None:
         super().__init__()
         self._recomputes = recompute
         self.conv1 = _conv(stem(spec), recipe.padding, quantised)
@@ -29,7 +32,9 @@ class Model(nn.Module):
         self.maxpool = _MaxPool(recipe.padding)
         stages: dict[str, list[nn.Module]] = {}
         for block in blocks(spec):
-            stages.setdefault(block.name.split(".")[0], []).append(_Residual(block, recipe, quantised))
+            stages.setdefault(block.name.split(".")[0], []).append(
+                _Residual(block, recipe, quantised)
+            )
         for name, modules in stages.items():
             self.add_module(name, nn.Sequential(*modules))
         self._stages = list(stages)
@@ -56,7 +61,10 @@ class _Residual(nn.Module):
             self.add_module(f"conv{i}", _conv(conv, recipe.padding, quantised))
             self.add_module(f"bn{i}", _batch_norm(conv, recipe))
         self.downsample = (
-            nn.Sequential(_conv(block.shortcut, recipe.padding, quantised), _batch_norm(block.shortcut, recipe))
+            nn.Sequential(
+                _conv(block.shortcut, recipe.padding, quantised),
+                _batch_norm(block.shortcut, recipe),
+            )
             if block.shortcut is not None
             else None
         )
@@ -73,7 +81,9 @@ class _SameConv(nn.Conv2d):
     """A convolution with TensorFlow's SAME padding."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0])))
+        return super().forward(
+            F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0]))
+        )
 
 
 class _SameQuantisedConv(QuantisedConv):
@@ -97,7 +107,8 @@ class _MaxPool(nn.Module):
 
 
 def same_padding(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, int]:
-    """Return left, right, top and bottom padding so that a length n becomes ceil(n / stride). An odd pixel comes last."""
+    """Return left, right, top and bottom padding so that a length n becomes ceil(n / stride). An
+    odd pixel comes last."""
 
     def both(length: int) -> tuple[int, int]:
         total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
@@ -109,10 +120,20 @@ def same_padding(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, in
 def _conv(conv: Conv, padding: Padding, quantised: bool) -> nn.Conv2d:
     kind: type[nn.Conv2d]
     if padding == "same" and conv.stride > 1:
-        kind, pad = _SameQuantisedConv if quantised else _SameConv, 0
+        kind = _SameQuantisedConv if quantised else _SameConv
+        pad = 0
     else:
-        kind, pad = QuantisedConv if quantised else nn.Conv2d, conv.kernel // 2
-    return kind(conv.inputs, conv.outputs, conv.kernel, stride=conv.stride, padding=pad, groups=conv.groups, bias=False)
+        kind = QuantisedConv if quantised else nn.Conv2d
+        pad = conv.kernel // 2
+    return kind(
+        conv.inputs,
+        conv.outputs,
+        conv.kernel,
+        stride=conv.stride,
+        padding=pad,
+        groups=conv.groups,
+        bias=False,
+    )
 
 
 def _batch_norm(conv: Conv, recipe: Recipe) -> nn.BatchNorm2d:

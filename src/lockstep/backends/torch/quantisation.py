@@ -1,7 +1,9 @@
-"""Convolution and classifier with weights and input rounded to int8, by the rules of `lockstep.models.quantisation`.
+"""Convolution and classifier with weights and input rounded to int8, by the rules of
+`lockstep.models.quantisation`.
 
-PyTorch's own `fake_quantize_per_tensor_affine` multiplies by the reciprocal of the scale, where ONNX's QuantizeLinear
-divides, and turns NaN into a finite number, which would hide that a run diverges.
+PyTorch's own `fake_quantize_per_tensor_affine` multiplies by the reciprocal of the scale, where
+ONNX's QuantizeLinear divides, and turns NaN into a finite number, which would hide that a run
+diverges.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +17,8 @@ from lockstep.models.quantisation import LARGEST, LOWEST, SMALLEST_SCALE
 
 
 class _FakeQuantised(torch.autograd.Function):
-    """Float32 x to int8 multiples of the scale. The gradient passes where x is within the limits of the integers."""
+    """Float32 x to int8 multiples of the scale. The gradient passes where x is within the limits of
+    the integers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -31,13 +34,15 @@ class _FakeQuantised(torch.autograd.Function):
 
 
 class _FakeQuantisedWeight(torch.autograd.Function):
-    """A float32 weight to int8 multiples of a scale for each output channel. All of its gradient passes: none is limited."""
+    """A float32 weight to int8 multiples of a scale for each output channel. All of its gradient
+    passes: none is limited."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
         largest = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True)
         scale = (largest / LARGEST).clamp(min=SMALLEST_SCALE)
-        # With the strides of the weight, which its gradient then has, too: the exchange with other ranks expects them.
+        # With the strides of the weight, which its gradient then has, too: the exchange with other
+        # ranks expects them.
         return torch.empty_like(weight).copy_(torch.round(weight / scale) * scale)
 
     @staticmethod
@@ -46,7 +51,8 @@ class _FakeQuantisedWeight(torch.autograd.Function):
 
 
 def fake_quantised(x: Tensor, scale: Tensor) -> Tensor:
-    """Return x rounded to int8 multiples of the scale, float32; `scale` is float32 and is broadcast."""
+    """Return x rounded to int8 multiples of the scale, float32; `scale` is float32 and is
+    broadcast."""
     result: Tensor = _FakeQuantised.apply(x.float(), scale)  # type: ignore[no-untyped-call]
     return result
 
@@ -58,7 +64,8 @@ def quantised_weight(weight: Tensor) -> Tensor:
 
 
 class QuantisedConv(nn.Conv2d):
-    """A convolution whose weight and input are quantised. `scale`, float32 [], is that of its input."""
+    """A convolution whose weight and input are quantised. `scale`, float32 [], is that of its
+    input."""
 
     scale: Tensor
 
@@ -68,10 +75,13 @@ class QuantisedConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of the quantised input [N, C, H, W]."""
-        return self._conv_forward(fake_quantised(self.padded(input), self.scale), quantised_weight(self.weight), None)
+        return self._conv_forward(
+            fake_quantised(self.padded(input), self.scale), quantised_weight(self.weight), None
+        )
 
     def padded(self, input: Tensor) -> Tensor:
-        """Return the input as the convolution expects it, with zeros around it if its own padding is not symmetric."""
+        """Return the input as the convolution expects it, with zeros around it if its own padding
+        is not symmetric."""
         return input
 
 
@@ -97,8 +107,11 @@ def set_scales(model: nn.Module, scales: Mapping[str, float]) -> None:
         layer.scale.fill_(scale)
 
 
-def largest_inputs(model: nn.Module, names: Iterable[str], batches: Iterable[Tensor]) -> dict[str, float]:
-    """Return the largest magnitude of the input of every named layer, while the model computes batches [N, 3, H, W]."""
+def largest_inputs(
+    model: nn.Module, names: Iterable[str], batches: Iterable[Tensor]
+) -> dict[str, float]:
+    """Return the largest magnitude of the input of every named layer, while the model computes
+    batches [N, 3, H, W]."""
     device = next(model.parameters()).device
     found = {name: torch.zeros((), device=device) for name in names}
 

@@ -10,7 +10,8 @@ from lockstep.recipes import Recipe
 
 
 def read(path: Path, recipe: Recipe) -> Any:
-    """Return what a file of safetensors or of `torch.save` holds: tensors of any shape and dtype, in dicts and lists.
+    """Return what a file of safetensors or of `torch.save` holds: tensors of any shape and dtype,
+    in dicts and lists.
 
     Only weights and plain values are loaded. `recipe` is not needed. Raises what PyTorch raises.
     """

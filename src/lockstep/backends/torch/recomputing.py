@@ -1,4 +1,5 @@
-"""Activation recomputation: a residual block keeps only its input, and is computed again in the backward pass."""
+"""Activation recomputation: a residual block keeps only its input, and is computed again in the
+backward pass."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,10 +12,11 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def recomputed(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Return the output of blocks, one after the other. Until the backward pass, each keeps its input alone.
+    """Return the output of blocks, one after the other. Until the backward pass, each keeps its
+    input alone.
 
-    Blocks draw no random numbers, and leave their input as it is. Their batch norms, of any kind, move running statistics
-    only in the first of the two passes.
+    Blocks draw no random numbers, and leave their input as it is. Their batch norms, of any kind,
+    move running statistics only in the first of the two passes.
     """
     for block in blocks:
         x = _recomputed(block, x)
@@ -22,7 +24,9 @@ def recomputed(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():  # a graph moves the statistics once: its backward pass computes only what it needs
+    if (
+        torch.compiler.is_compiling()
+    ):  # a graph moves the statistics once: its backward pass computes only what it needs
         return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
     return checkpoint(
         block,
@@ -37,10 +41,14 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
 def statistics_kept(block: nn.Module) -> Iterator[None]:
     """Let a block's batch norms write to other memory than to their running statistics.
 
-    They get memory, because the second pass must keep the same tensors as the first: batch norms without statistics keep
-    fewer.
+    They get memory, because the second pass must keep the same tensors as the first: batch norms
+    without statistics keep fewer.
     """
-    kept = [(module, name, value) for module in block.modules() for name, value in module.named_buffers(recurse=False)]
+    kept = [
+        (module, name, value)
+        for module in block.modules()
+        for name, value in module.named_buffers(recurse=False)
+    ]
     kept = [each for each in kept if each[1] in _STATISTICS]
     for module, name, value in kept:
         setattr(module, name, torch.empty_like(value))

@@ -1,8 +1,8 @@
 """A step as one CUDA graph: captured once, and replayed for every later step.
 
-What a graph replays is exactly what was captured: the same kernels on the same memory. So a step reads everything that
-changes from tensors that keep their memory: the batch from buffers, the rest from tables and counters on the device
-(`updating`, `loss_scale`).
+What a graph replays is exactly what was captured: the same kernels on the same memory. So a step
+reads everything that changes from tensors that keep their memory: the batch from buffers, the rest
+from tables and counters on the device (`updating`, `loss_scale`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,12 @@ from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 
 WARM_UP = 3
-"""Steps of a shape that run without a graph before one is captured. In them kernels are compiled and chosen, which a
-capture forbids. PyTorch's `make_graphed_callables` takes three, too."""
+"""Steps of a shape that run without a graph before one is captured. In them kernels are compiled
+and chosen, which a capture forbids. PyTorch's `make_graphed_callables` takes three, too."""
 AUTO = False
-"""Whether `cuda_graph: auto` captures. No graph was captured on a GPU yet: this becomes true when a campaign has shown that
-the numbers are those of the plain step, and that steps are faster (docs/gpu.md)."""
+"""Whether `cuda_graph: auto` captures. No graph was captured on a GPU yet: this becomes true when a
+campaign has shown that the numbers are those of the plain step, and that steps are faster
+(docs/gpu.md)."""
 
 Work = Callable[[Sequence[Tensor]], Tensor]
 
@@ -30,12 +31,15 @@ class Capturer(Protocol):
     """What captures the work that a device is given."""
 
     def warming_up(self) -> AbstractContextManager[None]:
-        """Return a context in which work is enqueued as capturing needs it beforehand. It is computed."""
+        """Return a context in which work is enqueued as capturing needs it beforehand. It is
+        computed."""
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Call `work` and capture what it enqueues, none of which is computed. It may wait for the device.
+        """Call `work` and capture what it enqueues, none of which is computed. It may wait for the
+        device.
 
-        Returns what enqueues all of it, and the tensor that `work` returned, which is written each time.
+        Returns what enqueues all of it, and the tensor that `work` returned, which is written each
+        time.
         """
 
     def wait(self) -> None:
@@ -46,7 +50,8 @@ class CudaCapturer:
     """Captures CUDA graphs on a stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:
@@ -62,8 +67,8 @@ class CudaCapturer:
     def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         """Return the replay of a graph and the result in its memory."""
         graph = torch.cuda.CUDAGraph()
-        # The outer context: after an error, `torch.cuda.graph` leaves its own stream current. "thread_local": threads that
-        # decode images may call CUDA meanwhile.
+        # The outer context: after an error, `torch.cuda.graph` leaves its own stream current.
+        # "thread_local": threads that decode images may call CUDA meanwhile.
         with (
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
             torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
@@ -82,25 +87,33 @@ def capturer_of(execution: Execution, world: TorchWorld) -> CudaCapturer | None:
     Raises `BackendError` if `cuda_graph` is "on" where steps cannot be captured.
     """
     asked = execution.cuda_graph
-    # Gradients are exchanged by threads of DistributedDataParallel, whose bookkeeping a graph would leave out.
+    # Gradients are exchanged by threads of DistributedDataParallel, whose bookkeeping a graph would
+    # leave out.
     reason = "" if world.on_gpu else "the device is a CPU"
     reason = reason or ("gradients are added up over several ranks" if world.ranks > 1 else "")
     if asked == "on" and reason:
-        raise BackendError(f"cuda_graph is on, but {reason}; leave out cuda_graph, or use --set cuda_graph=off")
+        raise BackendError(
+            f"cuda_graph is on, but {reason}; leave out cuda_graph, or use --set cuda_graph=off"
+        )
     is_wanted = asked == "on" or (asked == "auto" and AUTO)
     return CudaCapturer(world.torch_device) if is_wanted and not reason else None
 
 
 class StepGraph:
-    """Takes steps: the first ones of a shape as they are, the later ones by a captured graph. Every step is taken once."""
+    """Takes steps: the first ones of a shape as they are, the later ones by a captured graph. Every
+    step is taken once."""
 
-    def __init__(self, work: Work, capturer: Capturer | None, finish: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, work: Work, capturer: Capturer | None, finish: Callable[[], object] | None = None
+    ) -> None:
         """Take what computes a step: columns of a batch to a tensor with its sums.
 
-        `finish` is called after a step was captured, before the graph is replayed. Without a capturer every step is taken as
-        it is.
+        `finish` is called after a step was captured, before the graph is replayed. Without a
+        capturer every step is taken as it is.
         """
-        self._work, self._capturer, self._finish = work, capturer, finish
+        self._work = work
+        self._capturer = capturer
+        self._finish = finish
         self.is_capturing = False
         """Whether the step that is being computed is captured."""
         self._captured: _Captured | None = None
@@ -108,15 +121,20 @@ class StepGraph:
         self._taken = 0
 
     def forget(self) -> None:
-        """Forget the graph, because a step now computes something else. It waits for the steps that use it."""
+        """Forget the graph, because a step now computes something else. It waits for the steps that
+        use it."""
         if self._captured is not None and self._capturer is not None:
             self._capturer.wait()
-        self._captured, self._shapes, self._taken = None, None, 0
+        self._captured = None
+        self._shapes = None
+        self._taken = 0
 
     def __call__(self, columns: Sequence[Tensor]) -> Tensor:
-        """Take one step on the columns of a batch, and return its sums, which no later step changes.
+        """Take one step on the columns of a batch, and return its sums, which no later step
+        changes.
 
-        Raises `BackendError` if the step cannot be captured. PyTorch promises little of what follows a failed capture.
+        Raises `BackendError` if the step cannot be captured. PyTorch promises little of what
+        follows a failed capture.
         """
         if self._capturer is None:
             return self._work(columns)
@@ -149,7 +167,9 @@ class StepGraph:
 
 class _Captured:
     def __init__(self, inputs: list[Tensor], replay: Callable[[], object], sums: Tensor) -> None:
-        self._inputs, self._replay, self._sums = inputs, replay, sums
+        self._inputs = inputs
+        self._replay = replay
+        self._sums = sums
 
     def take(self, columns: Sequence[Tensor]) -> Tensor:
         """Enqueue the step on other columns."""
@@ -163,4 +183,6 @@ def _refusal(error: BaseException) -> BaseException:
     """Return the error of a capture; a lack of memory stays one."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
-    return BackendError(f"a step cannot be captured as a CUDA graph ({error}); use --set cuda_graph=off")
+    return BackendError(
+        f"a step cannot be captured as a CUDA graph ({error}); use --set cuda_graph=off"
+    )

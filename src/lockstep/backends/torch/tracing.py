@@ -8,12 +8,15 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read at the first trace; by default traces are reported on stderr
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "99"
+)  # read at the first trace; by default traces are reported on stderr
 
 
 @contextmanager
 def profile(folder: Path) -> Iterator[None]:
-    """Write `trace.json` into a folder, for Perfetto or chrome://tracing: operators, and kernels on a GPU."""
+    """Write `trace.json` into a folder, for Perfetto or chrome://tracing: operators, and kernels on
+    a GPU."""
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities) as trace:

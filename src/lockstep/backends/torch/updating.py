@@ -36,17 +36,26 @@ class Update:
 
         If it `is_fused`, everything is updated by `lockstep.backends.torch.kernels.update`.
         """
-        self._recipe, self._device = recipe, device
-        self._parameters, self._tensors = parameters, values
-        # What changes from step to step is in tables on the device: a captured step repeats what the host passed to it.
+        self._recipe = recipe
+        self._device = device
+        self._parameters = parameters
+        self._tensors = values
+        # What changes from step to step is in tables on the device: a captured step repeats what
+        # the host passed to it.
         self._rates = torch.tensor(learning_rates, dtype=torch.float32, device=device)
-        self._changes = torch.tensor(1 - ema_decays(recipe, len(learning_rates)), dtype=torch.float32, device=device)
+        self._changes = torch.tensor(
+            1 - ema_decays(recipe, len(learning_rates)), dtype=torch.float32, device=device
+        )
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._groups = self._decay_groups()
         self._removed: dict[str, Tensor] = {}
         self.scale = LossScale(recipe, device)
-        self.velocity = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-        self.ema = {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
+        self.velocity = {
+            name: torch.zeros_like(parameter) for name, parameter in parameters.items()
+        }
+        self.ema = (
+            {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
+        )
         """Moving averages by name; empty without `ema_decay`."""
         self._kernel = self._fused() if is_fused else None
 
@@ -69,7 +78,8 @@ class Update:
         return UpdateKernel(rows, self._recipe.momentum, nesterov=self._recipe.nesterov)
 
     def _decay_groups(self) -> list[tuple[float, list[str]]]:
-        """Return weight decay and names for the parameters that are decayed and for those that are not."""
+        """Return weight decay and names for the parameters that are decayed and for those that are
+        not."""
         table = tensors(model_spec(self._recipe.model), self._recipe.logits)
         listed = {tensor.name for tensor in table if self._recipe.decays(tensor)}
         decayed = [name for name in self._parameters if name in listed]
@@ -77,7 +87,8 @@ class Update:
         return [(self._recipe.weight_decay, decayed), (0.0, others)]
 
     def begin(self, first: int) -> None:
-        """Number the next step `first`. Each step that is taken has the number after the one before."""
+        """Number the next step `first`. Each step that is taken has the number after the one
+        before."""
         self._number.fill_(first)
 
     def take(self, *, is_captured: bool = False) -> None:
@@ -97,12 +108,14 @@ class Update:
         self._number.add_(1)
 
     def finish_capture(self) -> None:
-        """Give the device what a captured step reads besides its own tensors: where its gradients are."""
+        """Give the device what a captured step reads besides its own tensors: where its gradients
+        are."""
         if self._kernel is not None:
             self._kernel.upload()
 
     def _take_plainly(self, gradients: list[Tensor]) -> None:
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
+        # stay 0.
         for name, removed in self._removed.items():
             gradient = self._parameters[name].grad
             if gradient is not None:
@@ -130,11 +143,13 @@ class Update:
     def _move_weights(self, scale: Tensor | None, overflow: Tensor | None) -> None:
         """Update every weight with its gradient divided by `scale`, unless there is an `overflow`.
 
-        This calls the function behind `torch.optim.SGD`. The class itself imports `torch._dynamo`, which takes a third of
-        the time until a process trains.
+        This calls the function behind `torch.optim.SGD`. The class itself imports `torch._dynamo`,
+        which takes a third of the time until a process trains.
         """
-        # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient, as the protocol requires.
-        momentum, rate = self._recipe.momentum or sys.float_info.min, self._of_step(self._rates)
+        # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient,
+        # as the protocol requires.
+        momentum = self._recipe.momentum or sys.float_info.min
+        rate = self._of_step(self._rates)
         for weight_decay, names in self._groups:
             sgd(
                 [self._parameters[name] for name in names],
@@ -158,21 +173,31 @@ class Update:
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep weights at 0 where a mask is False. Raises `CheckpointError` if a mask does not fit."""
-        check_masks({name: tuple(parameter.shape) for name, parameter in self._parameters.items()}, masks)
-        self._removed = {name: self._laid_out(name, ~np.asarray(mask, bool)) for name, mask in masks.items()}
+        check_masks(
+            {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}, masks
+        )
+        self._removed = {
+            name: self._laid_out(name, ~np.asarray(mask, bool)) for name, mask in masks.items()
+        }
         if self._kernel is not None:
             self._kernel = self._fused()
         self.apply_masks()
 
     def _laid_out(self, name: str, removed: np.ndarray) -> Tensor:
         """Return a mask on the device that lies in memory as its parameter does."""
-        return torch.empty_like(self._parameters[name], dtype=torch.bool, requires_grad=False).copy_(torch.tensor(removed))
+        return torch.empty_like(
+            self._parameters[name], dtype=torch.bool, requires_grad=False
+        ).copy_(torch.tensor(removed))
 
     @torch.no_grad()
     def apply_masks(self) -> None:
         """Set what masks remove from weights, velocities and averages to 0."""
         for name, removed in self._removed.items():
-            for tensor in (self._parameters[name], self.velocity[name], *([self.ema[name]] if self.ema else [])):
+            for tensor in (
+                self._parameters[name],
+                self.velocity[name],
+                *([self.ema[name]] if self.ema else []),
+            ):
                 tensor.masked_fill_(removed, 0.0)
 
 

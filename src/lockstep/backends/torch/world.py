@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Its functions have the process group of the time of their import as a default. Imported before there is one (DDP imports
-# it), it keeps no group alive.
+# Its functions have the process group of the time of their import as a default. Imported before
+# there is one (DDP imports it), it keeps no group alive.
 import torch.distributed.nn.functional
 from torch.distributed.rendezvous import rendezvous
 
@@ -42,11 +42,14 @@ class TorchWorld(HostQuestions):
             try:
                 self._host_group = self._meet(backend)
             except (RuntimeError, OSError) as error:  # also if a disk is full or has no locks
-                raise BackendError(f"the ranks cannot meet at {_place_and_advice(error)}") from error
+                raise BackendError(
+                    f"the ranks cannot meet at {_place_and_advice(error)}"
+                ) from error
             refuse_open_sockets()
 
     def _meet(self, backend: str) -> dist.ProcessGroup:
-        """Join the process group; return another for questions between hosts, which must not wait for the device's work."""
+        """Join the process group; return another for questions between hosts, which must not wait
+        for the device's work."""
         store = self._store_of_launcher()
         connecting = None  # PyTorch's own time
         if store is None:  # MASTER_ADDR and MASTER_PORT are set
@@ -55,7 +58,9 @@ class TorchWorld(HostQuestions):
             connecting = CONNECTING
         is_gloo = backend == "gloo"  # NCCL connects later
         now = connecting if is_gloo else None
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=now)
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.ranks, timeout=now
+        )
         hosts = dist.new_group(backend="gloo", timeout=connecting)
         if connecting is not None:
             for group in [hosts, dist.group.WORLD] if is_gloo else [hosts]:
@@ -63,7 +68,8 @@ class TorchWorld(HostQuestions):
         return hosts
 
     def _store_of_launcher(self) -> Any:
-        """Return the store of `lockstep launch`, or of torchrun on one machine; None for other launchers."""
+        """Return the store of `lockstep launch`, or of torchrun on one machine; None for other
+        launchers."""
         if STORE in os.environ:
             return dist.FileStore(os.environ[STORE], self.ranks)  # type: ignore[attr-defined]
         if listen_address() is not None:
@@ -91,8 +97,9 @@ class TorchWorld(HostQuestions):
     def close(self) -> None:
         """Leave the process group, and wait until its threads have ended.
 
-        A thread of gloo may still hold a tensor of the last exchange. If the interpreter ends before it lets go, the process
-        aborts. `destroy_process_group` leaves groups alone to which something refers.
+        A thread of gloo may still hold a tensor of the last exchange. If the interpreter ends
+        before it lets go, the process aborts. `destroy_process_group` leaves groups alone to which
+        something refers.
         """
         if self.ranks > 1:
             self._host_group = None
@@ -103,8 +110,8 @@ class TorchWorld(HostQuestions):
 COMING = timedelta(minutes=10)
 """Ranks of another launcher wait this long for each other."""
 CONNECTING = timedelta(seconds=20)
-"""Ranks that have all come wait this long to be connected. With a wrong address some of them hear nothing. gloo tries five
-times, so that they end after 100 s."""
+"""Ranks that have all come wait this long to be connected. With a wrong address some of them hear
+nothing. gloo tries five times, so that they end after 100 s."""
 WAITING = timedelta(minutes=30)
 """Ranks wait this long for an exchange, as is PyTorch's default for gloo."""
 
@@ -112,10 +119,10 @@ WAITING = timedelta(minutes=30)
 def choose_interface(store: Any, rank: int, ranks: int, leading: str) -> None:
     """Wait until all ranks have come, and make gloo use the network interface on the way to them.
 
-    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many systems. `leading` is the
-    host of rank 0. There it may be a name of loopback, too. Then a rank looks for the way to one of the others. A variable
-    that the user has set, and ranks that are all on one machine, stay as they are. Raises `RuntimeError` if ranks are
-    missing after `COMING`.
+    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many
+    systems. `leading` is the host of rank 0. There it may be a name of loopback, too. Then a rank
+    looks for the way to one of the others. A variable that the user has set, and ranks that are all
+    on one machine, stay as they are. Raises `RuntimeError` if ranks are missing after `COMING`.
     """
     places = [f"lockstep-address-{number}" for number in range(ranks)]
     store.set(places[rank], _own_address(leading))
@@ -143,11 +150,13 @@ def _own_address(leading: str) -> str:
 
 
 def _store(rank: int) -> Any:
-    """Return the store of ranks on several machines. Rank 0 listens for it, at its own address only.
+    """Return the store of ranks on several machines. Rank 0 listens for it, at its own address
+    only.
 
     By itself a `TCPStore` listens on all interfaces.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     if rank > 0:
         return dist.TCPStore(address, port)  # type: ignore[attr-defined]
     listener = socket.create_server((address, port)).detach()  # the store closes it
@@ -162,18 +171,23 @@ def _place_and_advice(error: Exception) -> str:
         return f"{os.environ[STORE]}: {error}. Set TMPDIR to use another disk"
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     return (
-        f"{place}: {error}. Check that all ranks are started, that no firewall is between, and that {IFNAME}, if it is set, "
-        "names the interface on the way to the others"
+        f"{place}: {error}. Check that all ranks are started, that no firewall is between, and that"
+        f" {IFNAME}, if it is set, names the interface on the way to the others"
     )
 
 
 def _start_of_torchrun() -> Any:
-    """Return the store of this start of the ranks by torchrun on one machine; None if torchrun did not start them there.
+    """Return the store of this start of the ranks by torchrun on one machine; None if torchrun did
+    not start them there.
 
-    torchrun has one store for all starts. A rank that is started again could read in it where one that has ended listened.
-    On several machines torchrun does not number the starts alike (docs/reliability.md says what helps).
+    torchrun has one store for all starts. A rank that is started again could read in it where one
+    that has ended listened. On several machines torchrun does not number the starts alike
+    (docs/reliability.md says what helps).
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("GROUP_WORLD_SIZE") != "1":
+    if (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        or os.environ.get("GROUP_WORLD_SIZE") != "1"
+    ):
         return None
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # type: ignore[attr-defined]
     return dist.PrefixStore(f"start-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
@@ -183,7 +197,10 @@ def _check_addresses() -> None:
     """Raise `BackendError` if the variables are missing by which several ranks find each other."""
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing and STORE not in os.environ:
-        raise BackendError(f"several ranks, but no {', '.join(missing)}; start them with `lockstep launch` or torchrun")
+        raise BackendError(
+            f"several ranks, but no {', '.join(missing)}; start them with `lockstep launch` or"
+            " torchrun"
+        )
 
 
 def _device(execution: Execution, local_rank: int) -> torch.device:
@@ -203,4 +220,5 @@ def device_name(device: torch.device) -> str:
 
 
 STORE = "LOCKSTEP_TORCH_STORE"
-"""Environment variable: the file through which ranks on one machine meet. A `TCPStore` would listen on all interfaces."""
+"""Environment variable: the file through which ranks on one machine meet. A `TCPStore` would listen
+on all interfaces."""

@@ -1,6 +1,8 @@
-"""The check of a data set: in one pass, it finds everything that would stop a training run or spoil its result.
+"""The check of a data set: in one pass, it finds everything that would stop a training run or spoil
+its result.
 
-A problem of the data does not raise an error here. It becomes a `Finding`, and the rest of the data is still examined.
+A problem of the data does not raise an error here. It becomes a `Finding`, and the rest of the data
+is still examined.
 """
 
 import warnings
@@ -15,13 +17,16 @@ from lockstep.data.listing import Progress
 __all__ = ["KINDS", "Finding", "Report", "examine"]
 
 
-def examine(data: Path, *, logits: int | None = None, smallest: int = 32, progress: Progress | None = None) -> Report:
+def examine(
+    data: Path, *, logits: int | None = None, smallest: int = 32, progress: Progress | None = None
+) -> Report:
     """Decode every image of a data set, or of one folder of images, and return all problems.
 
-    `logits` is the number of the model's outputs; labels must be below it. Without it, labels are compared only with the
-    data. An image is tiny if its shorter side has fewer than `smallest` pixels. `progress` is called with the number of
-    images done and of all images. Images that a quarantine leaves out are not examined. Raises `DataError` if there is no
-    such folder, or if nothing in it looks like images.
+    `logits` is the number of the model's outputs; labels must be below it. Without it, labels are
+    compared only with the data. An image is tiny if its shorter side has fewer than `smallest`
+    pixels. `progress` is called with the number of images done and of all images. Images that a
+    quarantine leaves out are not examined. Raises `DataError` if there is no such folder, or if
+    nothing in it looks like images.
     """
     parts = [Part(name, source, problems) for name, source, problems in split_sources(data)]
     classes = None
@@ -34,7 +39,8 @@ def examine(data: Path, *, logits: int | None = None, smallest: int = 32, progre
         if part.source.files:
             check_files(part)
         part.leave_out()
-    total, done = sum(len(part.kept) for part in parts), 0
+    total = sum(len(part.kept) for part in parts)
+    done = 0
 
     def advance(images: int) -> None:
         nonlocal done
@@ -42,7 +48,8 @@ def examine(data: Path, *, logits: int | None = None, smallest: int = 32, progre
         if progress is not None:
             progress(done, total)
 
-    # Pillow warns about large and odd images. The filters are set here because they are per process, not per thread.
+    # Pillow warns about large and odd images. The filters are set here because they are per
+    # process, not per thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for part in parts:
@@ -50,4 +57,8 @@ def examine(data: Path, *, logits: int | None = None, smallest: int = 32, progre
     compare_images(parts)
     for part in parts:
         check_usable(part)
-    return Report(data, tuple(part.summary() for part in parts), tuple(each for part in parts for each in part.findings()))
+    return Report(
+        data,
+        tuple(part.summary() for part in parts),
+        tuple(each for part in parts for each in part.findings()),
+    )

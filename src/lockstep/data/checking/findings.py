@@ -10,7 +10,8 @@ from lockstep.data.listing import CLASSES, printable
 from lockstep.data.sources import FOLDER, Source
 from lockstep.system.files import written_text
 
-ERROR, WARNING = "error", "warning"
+ERROR = "error"
+WARNING = "warning"
 FLAT = "flat"
 """The format of a folder of images without class folders, which no loader accepts."""
 
@@ -20,9 +21,11 @@ class Kind:
     """A kind of finding: its severity, its meaning and the remedy."""
 
     severity: str
-    """`ERROR`: the data cannot or must not be used as it is. `WARNING`: it can be used, but perhaps should not."""
+    """`ERROR`: the data cannot or must not be used as it is. `WARNING`: it can be used, but perhaps
+    should not."""
     of_image: bool
-    """Whether it is about one image, or about bytes where an image should be. Such errors are written to the quarantine."""
+    """Whether it is about one image, or about bytes where an image should be. Such errors are
+    written to the quarantine."""
     meaning: str
     remedy: str
 
@@ -95,8 +98,9 @@ class Finding:
     split: str
     """ "train" or "val"; empty where one folder was examined."""
     place: str
-    """The place as `Index.place` writes it: `class/image`, or `file@first byte`. If the problem is not about one image, a
-    file or folder relative to the root of the split; "." is all of the split."""
+    """The place as `Index.place` writes it: `class/image`, or `file@first byte`. If the problem is
+    not about one image, a file or folder relative to the root of the split; "." is all of the
+    split."""
     name: str
     """The name of the image, if its format stores one."""
     detail: str
@@ -118,7 +122,8 @@ class Split:
     """One of `FORMATS`, `FLAT`, or empty if nothing could be examined."""
     root: Path
     images: int
-    """The number of images, bad ones included, without those that the quarantine already left out."""
+    """The number of images, bad ones included, without those that the quarantine already left out.
+    """
     classes: int
     total_bytes: int
     """The bytes of all images that could be read."""
@@ -133,10 +138,12 @@ class Report:
     data: Path
     splits: tuple[Split, ...]
     findings: tuple[Finding, ...]
-    """By split: first those that are not about one image, then those of images. The same data gives the same order."""
+    """By split: first those that are not about one image, then those of images. The same data gives
+    the same order."""
 
     def by_kind(self) -> dict[str, int]:
-        """Return the number of findings by kind, for the kinds that were found, in the order of `KINDS`."""
+        """Return the number of findings by kind, for the kinds that were found, in the order of
+        `KINDS`."""
         counts = Counter(finding.kind for finding in self.findings)
         return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
@@ -179,20 +186,26 @@ class Report:
         }
 
     def write_quarantine(self) -> list[Path]:
-        """Add every image with an error to the quarantine next to the images; return the files written.
-
-        `open_index` then leaves these images out. Nothing is written for images without class folders, because their places
-        change when they are sorted. Raises `DataError` if the existing file is not a quarantine, `OSError` if it cannot be
+        """Add every image with an error to the quarantine next to the images; return the files
         written.
+
+        `open_index` then leaves these images out. Nothing is written for images without class
+        folders, because their places change when they are sorted. Raises `DataError` if the
+        existing file is not a quarantine, `OSError` if it cannot be written.
         """
         roots = {split.name: split.root for split in self.splits if split.format != FLAT}
         reasons: dict[Path, dict[str, list[str]]] = {}
         for finding in self.findings:
-            if finding.severity == ERROR and KINDS[finding.kind].of_image and finding.split in roots:
+            if (
+                finding.severity == ERROR
+                and KINDS[finding.kind].of_image
+                and finding.split in roots
+            ):
                 of_root = reasons.setdefault(roots[finding.split], {})
                 of_root.setdefault(finding.place, []).append(f"{finding.kind}: {finding.detail}")
         return [
-            _write_quarantine(root, {place: "; ".join(why) for place, why in of.items()}) for root, of in reasons.items()
+            _write_quarantine(root, {place: "; ".join(why) for place, why in of.items()})
+            for root, of in reasons.items()
         ]
 
 

@@ -26,30 +26,45 @@ _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
 
 
 def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) -> None:
-    """Decode and hash the images of a split on all cores; call `advance` with the number of images done."""
+    """Decode and hash the images of a split on all cores; call `advance` with the number of images
+    done."""
     listing = part.listing
     wrong = {i for i, _, _ in part.of_images}
 
     def inspect(some: range) -> tuple[int, int, list[tuple[int, str, str]]]:
-        size, found = 0, []
+        size = 0
+        found = []
         for i in part.kept[some.start : some.stop].tolist():
             try:
                 data = listing.encoded(i)
             except OSError as error:
-                found.append((i, "too-large" if error.errno == errno.EFBIG else "unreadable", reason_of(error)))
+                found.append(
+                    (
+                        i,
+                        "too-large" if error.errno == errno.EFBIG else "unreadable",
+                        reason_of(error),
+                    )
+                )
                 continue
             except ValueError as error:
                 found.append((i, _kind_of(b"", str(error)), str(error)))
                 continue
             size += len(data)
-            part.hashes[i] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint64)
+            part.hashes[i] = np.frombuffer(
+                hashlib.blake2b(data, digest_size=16).digest(), np.uint64
+            )
             problems = _problems(data, listing.name(i), smallest)
-            part.sound[i] = i not in wrong and all(KINDS[kind].severity == WARNING for kind, _ in problems)
+            part.sound[i] = i not in wrong and all(
+                KINDS[kind].severity == WARNING for kind, _ in problems
+            )
             found += [(i, kind, detail) for kind, detail in problems]
         return len(some), size, found
 
-    # As in the index: one task for each image takes too much memory; an interruption does not wait for tasks not begun.
-    tasks = [range(first, min(first + 64, len(part.kept))) for first in range(0, len(part.kept), 64)]
+    # As in the index: one task for each image takes too much memory; an interruption does not wait
+    # for tasks not begun.
+    tasks = [
+        range(first, min(first + 64, len(part.kept))) for first in range(0, len(part.kept), 64)
+    ]
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done, size, found in inspected:
             part.total_bytes += size
@@ -81,7 +96,8 @@ def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
 
 
 def _kind_of(data: bytes, reason: str) -> str:
-    """Return the kind of finding for an image that `check` refuses; `reason` is the message of `check`."""
+    """Return the kind of finding for an image that `check` refuses; `reason` is the message of
+    `check`."""
     if reason == "empty file":
         return "empty"
     if TOO_LARGE.search(reason):
@@ -89,7 +105,11 @@ def _kind_of(data: bytes, reason: str) -> str:
     if _TRUNCATED.search(reason):
         return "truncated"
     # Data that begins like an image was an image.
-    return "not-an-image" if reason.startswith("not an image") and not data.startswith(_SIGNATURES) else "damaged"
+    return (
+        "not-an-image"
+        if reason.startswith("not an image") and not data.startswith(_SIGNATURES)
+        else "damaged"
+    )
 
 
 def _header(data: bytes) -> tuple[str, str]:
@@ -98,12 +118,15 @@ def _header(data: bytes) -> tuple[str, str]:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             # MPO is a JPEG followed by other JPEGs, as cameras write them.
             return (image.format or "").replace("MPO", "JPEG"), image.mode
-    except Exception:  # a damaged header makes Pillow raise almost anything; the image itself was decoded
+    except (
+        Exception
+    ):  # a damaged header makes Pillow raise almost anything; the image itself was decoded
         return "", ""
 
 
 def compare_images(parts: list[Part]) -> None:
-    """Find equal images. An image of val counts as the original, because a training image is easier to leave out."""
+    """Find equal images. An image of val counts as the original, because a training image is easier
+    to leave out."""
     parts = parts[::-1]
     sound = [np.flatnonzero(part.sound) for part in parts]
     owners = np.repeat(np.arange(len(parts)), [len(numbers) for numbers in sound])
@@ -117,8 +140,10 @@ def compare_images(parts: list[Part]) -> None:
             first = int(order[at])
         last = at + 1
         copy = int(order[last])
-        mine, others = parts[owners[copy]], parts[owners[first]]
-        i, j = int(numbers[copy]), int(numbers[first])
+        mine = parts[owners[copy]]
+        others = parts[owners[first]]
+        i = int(numbers[copy])
+        j = int(numbers[first])
         if mine is not others:
             kind = "in-train-and-val"
         elif mine.listing.rows["label"][i] != mine.listing.rows["label"][j]:
@@ -131,5 +156,9 @@ def compare_images(parts: list[Part]) -> None:
 def check_usable(part: Part) -> None:
     """Add a problem if no image of the split can be used."""
     wrong = {i for i, kind, _ in part.of_images if KINDS[kind].severity == ERROR}
-    if part.format and len(wrong) == len(part.kept) and not any(kind == "no-images" for kind, _, _ in part.problems):
+    if (
+        part.format
+        and len(wrong) == len(part.kept)
+        and not any(kind == "no-images" for kind, _, _ in part.problems)
+    ):
         part.problems.append(("no-images", ".", f"none of {len(part.listing)} images can be used"))

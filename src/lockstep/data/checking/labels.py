@@ -39,11 +39,16 @@ def check_labels(part: Part, logits: int | None, known: int | None) -> int | Non
         return count
     said = f"the model has {logits} outputs" if limit == logits else f"{CLASSES} has {limit} lines"
     beyond = np.flatnonzero(labels >= limit).tolist()
-    # If a few images have labels far from the others, the images are wrong. Classes without a gap are real classes.
+    # If a few images have labels far from the others, the images are wrong. Classes without a gap
+    # are real classes.
     if part.format == FOLDER or not beyond or len(present) == present[-1] + 1:
-        part.problems.append(("too-many-classes", ".", f"{count} classes, {len(beyond)} images outside; {said}"))
+        part.problems.append(
+            ("too-many-classes", ".", f"{count} classes, {len(beyond)} images outside; {said}")
+        )
     else:
-        part.of_images += [(i, "label-out-of-range", f"its label is {labels[i]}; {said}") for i in beyond]
+        part.of_images += [
+            (i, "label-out-of-range", f"its label is {labels[i]}; {said}") for i in beyond
+        ]
     return count
 
 
@@ -52,46 +57,67 @@ def check_classes(train: Part, val: Part) -> None:
     shifted = any(kind == "labels-from-1" for part in (train, val) for kind, _, _ in part.problems)
     if shifted or not (train.listing.classes and val.listing.classes):
         return
-    classes, own = train.listing.classes, val.listing.classes
+    classes = train.listing.classes
+    own = val.listing.classes
     if are_numbers(own):
         own = classes + own[len(classes) :]
-    of_train, of_val = _used(train, classes), _used(val, own)
+    of_train = _used(train, classes)
+    of_val = _used(val, own)
     if unknown := [name for name in of_val if name not in classes]:
         val.problems.append(("unknown-classes", ".", f"{len(unknown)} classes: {shown(unknown)}"))
     if missing := [name for name in of_train if name not in of_val]:
-        val.problems.append(("classes-without-val", ".", f"{len(missing)} classes: {shown(missing)}"))
+        val.problems.append(
+            ("classes-without-val", ".", f"{len(missing)} classes: {shown(missing)}")
+        )
 
 
 def _used(part: Part, classes: tuple[str, ...]) -> list[str]:
     """Return the names of the classes that have images."""
     wrong = [i for i, _, _ in part.of_images]
-    return [classes[label] for label in np.unique(np.delete(part.listing.rows["label"], wrong)).tolist()]
+    return [
+        classes[label] for label in np.unique(np.delete(part.listing.rows["label"], wrong)).tolist()
+    ]
 
 
 def check_count(part: Part) -> None:
     """Compare the number of images with ImageNet's, if the classes look like ImageNet's."""
     classes = part.listing.classes
-    if len(classes) != 1000 or not all(map(_SYNSET.fullmatch, classes)) or part.name not in IMAGENET:
+    if (
+        len(classes) != 1000
+        or not all(map(_SYNSET.fullmatch, classes))
+        or part.name not in IMAGENET
+    ):
         return
     count = len(part.listing.rows) + len(part.listing.damaged)
     if count != IMAGENET[part.name]:
-        part.problems.append(("image-count", ".", f"{count:,} images; ImageNet has {IMAGENET[part.name]:,}"))
+        part.problems.append(
+            ("image-count", ".", f"{count:,} images; ImageNet has {IMAGENET[part.name]:,}")
+        )
 
 
 def check_files(part: Part) -> None:
     """Check the contents of each file of a storage format, and the files next to it."""
     files = part.source.files
     damaged = Counter(bad.file.rpartition("@")[0] for bad in part.listing.damaged)
-    counts = np.bincount(part.listing.rows["file"], minlength=len(files)) + [damaged[file] for file in files]
+    counts = np.bincount(part.listing.rows["file"], minlength=len(files)) + [
+        damaged[file] for file in files
+    ]
     refused = {place for _, place, _ in part.problems}
-    empty = [file for file, count in zip(files, counts.tolist(), strict=True) if not count and file not in refused]
+    empty = [
+        file
+        for file, count in zip(files, counts.tolist(), strict=True)
+        if not count and file not in refused
+    ]
     part.problems += [("no-images", file, "no image in it") for file in empty]
     if part.format == "tfrecord":
-        # The count of NVIDIA's reader, in the TensorFlow ConvNets of DeepLearningExamples. Lengths that differ by one are
-        # fine: not every total can be divided equally.
-        total, counted = int(counts.sum()), int(counts[0]) * (len(files) - 1) + int(counts[-1])
+        # The count of NVIDIA's reader, in the TensorFlow ConvNets of DeepLearningExamples. Lengths
+        # that differ by one are fine: not every total can be divided equally.
+        total = int(counts.sum())
+        counted = int(counts[0]) * (len(files) - 1) + int(counts[-1])
         if abs(counted - total) > max(len(files), total // 100):
-            part.problems.append(("unequal-shards", ".", f"{total} images; the reader would count {counted}"))
+            part.problems.append(
+                ("unequal-shards", ".", f"{total} images; the reader would count {counted}")
+            )
     if part.format == "recordio":
         for file in files:
             part.problems += _beside_records(part.source.root / file, damaged[file])
@@ -100,10 +126,13 @@ def check_files(part: Part) -> None:
 def _beside_records(path: Path, damaged: int) -> list[Problem]:
     """Return how the `.idx` and `.lst` of a `.rec` file differ from it, if they do."""
     problems: list[Problem] = []
-    index, names = path.with_suffix(".idx"), path.with_suffix(".lst")
+    index = path.with_suffix(".idx")
+    names = path.with_suffix(".lst")
     try:
         numbers, stretches = _numbers(Places(path))
-        if index.is_file() and (wrong := _index_problems(recordio.read_index(index), numbers, stretches)):
+        if index.is_file() and (
+            wrong := _index_problems(recordio.read_index(index), numbers, stretches)
+        ):
             more = f" ({len(wrong)} problems in all)" if len(wrong) > 1 else ""
             problems.append(("idx", index.name, wrong[0] + more))
     except (OSError, ValueError) as error:
@@ -118,7 +147,8 @@ def _beside_records(path: Path, damaged: int) -> list[Problem]:
 
 def _numbers(file: Places) -> tuple[dict[int, int], list[Damage]]:
     """Return the number of the image of every record, by the record's offset; and the damage."""
-    numbers, damage = {}, []
+    numbers = {}
+    damage = []
     for record in recordio.records(file):
         if isinstance(record, Damage):
             damage.append(record)
@@ -129,10 +159,15 @@ def _numbers(file: Places) -> tuple[dict[int, int], list[Damage]]:
     return numbers, damage
 
 
-def _index_problems(lines: list[tuple[int, int]], numbers: dict[int, int], damage: list[Damage]) -> list[str]:
-    """Return the problems of the lines of an `.idx`. Lines that point into damage are skipped: they may be right."""
+def _index_problems(
+    lines: list[tuple[int, int]], numbers: dict[int, int], damage: list[Damage]
+) -> list[str]:
+    """Return the problems of the lines of an `.idx`. Lines that point into damage are skipped: they
+    may be right."""
     begins = np.array([stretch.begin for stretch in damage], np.int64)
-    problems, sound, before = [], 0, -1
+    problems = []
+    sound = 0
+    before = -1
     for row, (number, offset) in enumerate(lines, 1):
         stretch = int(np.searchsorted(begins, offset, "right")) - 1 if damage else -1
         if stretch >= 0 and offset < damage[stretch].end:
@@ -141,7 +176,10 @@ def _index_problems(lines: list[tuple[int, int]], numbers: dict[int, int], damag
         if offset not in numbers:
             problems.append(f"line {row}: no record begins at byte {offset}")
         elif numbers[offset] != number:
-            problems.append(f"line {row} has number {number}, but the record at byte {offset} has {numbers[offset]}")
+            problems.append(
+                f"line {row} has number {number}, but the record at byte {offset} has"
+                f" {numbers[offset]}"
+            )
         elif offset <= before:
             problems.append(f"line {row}: byte {offset} comes after byte {before}")
         before = offset

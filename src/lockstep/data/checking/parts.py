@@ -1,4 +1,5 @@
-"""Where the images of a split are, and what the split holds; as much as possible if loaders refuse it."""
+"""Where the images of a split are, and what the split holds; as much as possible if loaders refuse
+it."""
 
 import errno
 import os
@@ -64,8 +65,8 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
         source, problems = _found(lambda: find_source(data), data, _visible(data), "")
         return [("", source, problems)]
     raise DataError(
-        f"{data} holds no images; expected a data set with {data}/train and {data}/val, or files with these words in their "
-        "names, or one folder of images"
+        f"{data} holds no images; expected a data set with {data}/train and {data}/val, or files"
+        " with these words in their names, or one folder of images"
     )
 
 
@@ -77,8 +78,11 @@ def _split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
     return _found(lambda: find_split(data, split), data, names, split) if names else None
 
 
-def _found(find: Callable[[], Source], root: Path, names: list[str], split: str) -> tuple[Source, list[Problem]]:
-    """Return the source that `find` finds, or as much of it as can be examined. A source without a format holds nothing."""
+def _found(
+    find: Callable[[], Source], root: Path, names: list[str], split: str
+) -> tuple[Source, list[Problem]]:
+    """Return the source that `find` finds, or as much of it as can be examined. A source without a
+    format holds nothing."""
     try:
         source = find()
     except (DataError, OSError) as error:
@@ -86,7 +90,9 @@ def _found(find: Callable[[], Source], root: Path, names: list[str], split: str)
             return Source("", root), [("unfinished", ".", reason_of(error))]
         by_format = _by_format(names)
         if len(by_format) != 1:
-            return Source("", root), [("two-formats" if by_format else "unreadable-file", ".", reason_of(error))]
+            return Source("", root), [
+                ("two-formats" if by_format else "unreadable-file", ".", reason_of(error))
+            ]
         [(format, files)] = by_format.items()
         return Source(format, root, files, split), [("missing-shard", ".", reason_of(error))]
     return source, _gaps(source.files)
@@ -105,7 +111,11 @@ def _visible(root: Path, *, folders: bool = False) -> list[str]:
     """Return the sorted names of files, or of folders."""
     try:
         with os.scandir(root) as entries:
-            return sorted(each.name for each in entries if not each.name.startswith(".") and is_folder(each) == folders)
+            return sorted(
+                each.name
+                for each in entries
+                if not each.name.startswith(".") and is_folder(each) == folders
+            )
     except OSError:  # the listing of the images reports it
         return []
 
@@ -118,7 +128,9 @@ def _gaps(files: Iterable[str]) -> list[Problem]:
             present.setdefault((serial[1], serial[3]), {})[int(serial[2])] = len(serial[2])
     problems = []
     for (before, after), digits in present.items():
-        width, first, last = max(digits.values()), min(digits), max(digits)
+        width = max(digits.values())
+        first = min(digits)
+        last = max(digits)
         # Only the first few: a number may be a date.
         some = islice((i for i in range(first, last) if i not in digits), SHOWN + 1)
         if missing := [f"{before}{i:0{width}d}{after}" for i in some]:
@@ -141,15 +153,20 @@ class Part:
     """A split while it is examined."""
 
     def __init__(self, name: str, source: Source, problems: list[Problem]) -> None:
-        self.name, self.source, self.format = name, source, source.format
+        self.name = name
+        self.source = source
+        self.format = source.format
         self.listing, self.listed, more = _listing_of(source)
         self.problems = problems + more
         """The problems that are not about one image of the listing."""
         if any(kind == "flat" for kind, _, _ in more):
             self.format = FLAT
-        self.problems += [(_kind_of_damage(bad.reason), bad.file, bad.reason) for bad in self.listing.damaged]
+        self.problems += [
+            (_kind_of_damage(bad.reason), bad.file, bad.reason) for bad in self.listing.damaged
+        ]
         self.of_images: list[tuple[int, str, str]] = []
-        """For each problem of an image: the image's number in the listing, the kind and the detail."""
+        """For each problem of an image: the image's number in the listing, the kind and the detail.
+        """
         count = len(self.listing.rows)
         self.kept = np.arange(count)
         """The numbers of the images that no quarantine leaves out."""
@@ -169,7 +186,11 @@ class Part:
         if not listed:
             return
         out = {i for i in range(len(self.kept)) if self.listing.place(i) in listed}
-        known = [problem for problem in self.problems if KINDS[problem[0]].of_image and problem[1] in listed]
+        known = [
+            problem
+            for problem in self.problems
+            if KINDS[problem[0]].of_image and problem[1] in listed
+        ]
         self.problems = [problem for problem in self.problems if problem not in known]
         self.of_images = [found for found in self.of_images if found[0] not in out]
         self.kept = np.array([i for i in range(len(self.kept)) if i not in out], np.int64)
@@ -185,13 +206,22 @@ class Part:
     def summary(self) -> Split:
         """Return the summary of the split for the report."""
         classes = len(self.listing.classes)
-        return Split(self.name, self.format, self.source.root, len(self.kept), classes, self.total_bytes, self.left_out)
+        return Split(
+            self.name,
+            self.format,
+            self.source.root,
+            len(self.kept),
+            classes,
+            self.total_bytes,
+            self.left_out,
+        )
 
 
 def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
     """Return what a source holds, the number of listed classes, and why loaders refuse the source.
 
-    The number is the length of the `classes.txt` next to the source; None if there is none or it does not apply.
+    The number is the length of the `classes.txt` next to the source; None if there is none or it
+    does not apply.
     """
     if not source.format:
         return _listing(source, [], [], ()), None, []
@@ -203,7 +233,11 @@ def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
     except (DataError, OSError, ValueError, OverflowError) as error:
         listing, problems = _of_folder(source) if source.format == FOLDER else _of_files(source)
         # The list is only for classes that are numbers. `check_labels` finds labels outside it.
-        listed = len(named) if named is not None and source.format != FOLDER and are_numbers(listing.classes) else None
+        listed = (
+            len(named)
+            if named is not None and source.format != FOLDER and are_numbers(listing.classes)
+            else None
+        )
         if not problems and (listed is None or len(listing.classes) <= listed):
             problems = [("refused", ".", reason_of(error))]
         return listing, listed, problems
@@ -222,7 +256,14 @@ def _listing(
     damaged: Iterable[Quarantined] = (),
 ) -> Listing:
     names_of = Names.of(map(os.fsencode, names))
-    return Listing(source, np.array(rows, ROW), names_of, classes, numbered=are_numbers(classes), damaged=tuple(damaged))
+    return Listing(
+        source,
+        np.array(rows, ROW),
+        names_of,
+        classes,
+        numbered=are_numbers(classes),
+        damaged=tuple(damaged),
+    )
 
 
 def _row(label: int, offset: int = 0, file: int = 0, length: int = 0) -> tuple[int, ...]:
@@ -232,7 +273,8 @@ def _row(label: int, offset: int = 0, file: int = 0, length: int = 0) -> tuple[i
 def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
     """Return the images of a folder that `list_images` refuses, and the problems of the folder."""
     root = source.root
-    folders, files = _visible(root, folders=True), _visible(root)
+    folders = _visible(root, folders=True)
+    files = _visible(root)
     if not folders:
         images = [name for name in files if name not in (QUARANTINE, CLASSES)]
         if not images:
@@ -246,7 +288,9 @@ def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
     for label, folder in enumerate(folders):
         try:
             with os.scandir(root / folder) as entries:
-                visible = {each.name: is_folder(each) for each in entries if not each.name.startswith(".")}
+                visible = {
+                    each.name: is_folder(each) for each in entries if not each.name.startswith(".")
+                }
         except OSError as error:
             problems.append(("unreadable-file", folder, reason_of(error)))
             continue
@@ -276,29 +320,58 @@ def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
                 if isinstance(each, Damage):
                     damaged.append(Quarantined(f"{path}@{each.begin}", each.reason))
                 elif each.label > MOST_CLASSES:
-                    damaged.append(Quarantined(f"{path}@{each.offset}", f"its label is {each.label}"))
+                    damaged.append(
+                        Quarantined(f"{path}@{each.offset}", f"its label is {each.label}")
+                    )
                 elif each.length > MOST_BYTES:
-                    damaged.append(Quarantined(f"{path}@{each.offset}", f"{each.length} bytes are too many"))
+                    damaged.append(
+                        Quarantined(f"{path}@{each.offset}", f"{each.length} bytes are too many")
+                    )
                 else:
-                    rows.append(_row(NO_LABEL, ~each.offset if each.in_parts else each.offset, file, each.length))
+                    rows.append(
+                        _row(
+                            NO_LABEL,
+                            ~each.offset if each.in_parts else each.offset,
+                            file,
+                            each.length,
+                        )
+                    )
                     labels.append(each.class_name if each.label == NO_LABEL else each.label)
-                    names.append(each.name.encode(errors="replace").decode())  # JSON allows names that file systems do not
+                    names.append(
+                        each.name.encode(errors="replace").decode()
+                    )  # JSON allows names that file systems do not
         except (ValueError, OSError) as error:
             kind = "compressed" if "the tar is compressed" in str(error) else "unreadable-file"
             problems.append((kind, path, reason_of(error)))
     folders = {label for label in labels if isinstance(label, str)}
     numbers = [label for label in labels if isinstance(label, int)]
     if folders and numbers:
-        detail = f"{len(numbers)} images have a number as their class, {len(labels) - len(numbers)} a folder"
-        return _listing(source, rows, names, (), damaged), [*problems, ("mixed-labels", ".", detail)]
-    classes = tuple(sorted(folders)) if folders else tuple(map(str, range(max(numbers, default=-1) + 1)))
+        detail = (
+            f"{len(numbers)} images have a number as their class, {len(labels) - len(numbers)} a"
+            " folder"
+        )
+        return _listing(source, rows, names, (), damaged), [
+            *problems,
+            ("mixed-labels", ".", detail),
+        ]
+    classes = (
+        tuple(sorted(folders)) if folders else tuple(map(str, range(max(numbers, default=-1) + 1)))
+    )
     position: dict[int | str, int] = {name: i for i, name in enumerate(classes)}
     listing = _listing(source, rows, names, classes, damaged)
-    listing.rows["label"] = [label if isinstance(label, int) else position[label] for label in labels]
+    listing.rows["label"] = [
+        label if isinstance(label, int) else position[label] for label in labels
+    ]
     return listing, problems
 
 
 def _kind_of_damage(reason: str) -> str:
     if reason == os.strerror(errno.ELOOP):
         return "unreadable"
-    return "label-out-of-range" if _NO_CLASS.search(reason) else "too-large" if TOO_LARGE.search(reason) else "bad-record"
+    return (
+        "label-out-of-range"
+        if _NO_CLASS.search(reason)
+        else "too-large"
+        if TOO_LARGE.search(reason)
+        else "bad-record"
+    )

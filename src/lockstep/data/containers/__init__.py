@@ -1,7 +1,9 @@
-"""Storage formats that hold many images in one file: where each image is, and how files are written.
+"""Storage formats that hold many images in one file: where each image is, and how files are
+written.
 
-No framework is needed. Every module has `stored`, which lists the images of a file without decoding them, and `Writer`.
-Damage is listed too. The images before and after it are right, and reading continues at the next record that can be found.
+No framework is needed. Every module has `stored`, which lists the images of a file without decoding
+them, and `Writer`. Damage is listed too. The images before and after it are right, and reading
+continues at the next record that can be found.
 """
 
 import os
@@ -67,7 +69,8 @@ class Sample(NamedTuple):
 
 
 class Places:
-    """A file that several threads read at any offset at the same time; it is closed when nothing refers to it."""
+    """A file that several threads read at any offset at the same time; it is closed when nothing
+    refers to it."""
 
     def __init__(self, path: Path, *, read_ahead: bool = False) -> None:
         """Open the file. Use `read_ahead` if all of the file is then read in order."""
@@ -92,10 +95,15 @@ class Places:
         if self._ahead < offset + length <= self.size:
             self._read_on(offset + length)
         data = os.pread(self.descriptor, length, offset)
-        while len(data) < length:  # one call reads at most 2 GiB on Linux, and less on network file systems
+        while (
+            len(data) < length
+        ):  # one call reads at most 2 GiB on Linux, and less on network file systems
             more = os.pread(self.descriptor, length - len(data), offset + len(data))
             if not more:
-                raise ValueError(f"the file ends at byte {offset + len(data)}, expected {length} bytes from {offset}")
+                raise ValueError(
+                    f"the file ends at byte {offset + len(data)}, expected {length} bytes from"
+                    f" {offset}"
+                )
             data += more
         return data
 
@@ -105,7 +113,8 @@ class Places:
         Reading into memory that is not used is twice as fast as advising Linux to read ahead.
         """
         while self._ahead < end:
-            begin, self._ahead = self._ahead, min(self._ahead + _AHEAD_BYTES, self.size)
+            begin = self._ahead
+            self._ahead = min(self._ahead + _AHEAD_BYTES, self.size)
             try:
                 os.preadv(self.descriptor, [bytearray(1)], self._ahead - 1, os.RWF_NOWAIT)
             except BlockingIOError:
@@ -120,19 +129,22 @@ class Places:
 
 
 class Appended(ABC):
-    """A file of complete records, written as `<name>.partial` until it is finished; a context manager.
+    """A file of complete records, written as `<name>.partial` until it is finished; a context
+    manager.
 
     If a killed process left a part of a last record, it is cut off; the records before it stay.
     """
 
     def __init__(self, path: Path, ends: Iterable[int]) -> None:
-        """Open the file to append. `ends` has the end of each complete record that the file already holds."""
+        """Open the file to append. `ends` has the end of each complete record that the file already
+        holds."""
         self.path = path
         self._ends = array("q", [0, *ends])
         end = self._ends[-1]
         partial = _partial(path)
         self._file = partial.open("r+b" if partial.exists() else "xb", buffering=0)
-        # Do not truncate to length 0 without need: ext4 writes such a file to the disk when it is closed.
+        # Do not truncate to length 0 without need: ext4 writes such a file to the disk when it is
+        # closed.
         if self._file.seek(0, os.SEEK_END) > end:
             self._file.truncate(end)
             self._file.seek(end)
@@ -153,7 +165,8 @@ class Appended(ABC):
         """Return a sample's bytes in the file, in pieces. Raises `ValueError` if it is too long."""
 
     def records(self, samples: Iterable[Sample]) -> list[list[Bytes]]:
-        """Return the bytes of samples in the file, in pieces. Raises `ValueError` if one is too long."""
+        """Return the bytes of samples in the file, in pieces. Raises `ValueError` if one is too
+        long."""
         return [self.record(sample) for sample in samples]
 
     def extend(self, records: Iterable[list[Bytes]]) -> None:
@@ -167,7 +180,12 @@ class Appended(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._file.close()
 
     def _write(self, pieces: list[Bytes]) -> None:
@@ -179,8 +197,11 @@ class Appended(ABC):
                     write_all(self._file, memoryview(b"".join(some))[written:])
 
     def finish(self) -> None:
-        """Give the file its final name. The system writes it to the disk later, as after copying a file."""
-        with naming(self.path):  # a network file system may report a full disk only when the file is closed
+        """Give the file its final name. The system writes it to the disk later, as after copying a
+        file."""
+        with naming(
+            self.path
+        ):  # a network file system may report a full disk only when the file is closed
             self._file.close()
         _partial(self.path).replace(self.path)
 

@@ -1,13 +1,14 @@
-"""RecordIO, MXNet's format: consecutive records in `.rec`, their offsets in `.idx`, their sources in `.lst`.
+"""RecordIO, MXNet's format: consecutive records in `.rec`, their offsets in `.idx`, their sources
+in `.lst`.
 
-The code is our own because the only library for the format is a retired framework. dmlc-core's recordio.cc frames a record
-as follows, in little endian:
+The code is our own because the only library for the format is a retired framework. dmlc-core's
+recordio.cc frames a record as follows, in little endian:
 
     magic 0xced7230a | flag << 29 | length, 4 bytes each | payload | zeros up to a multiple of 4
 
-A payload that contains the magic number at a multiple of 4 is split there, and the number is left out. The parts have the
-flags 1 (the first), 2 (those between) and 3 (the last); an undivided record has the flag 0. The payload of an image is
-`Header`, then the image file.
+A payload that contains the magic number at a multiple of 4 is split there, and the number is left
+out. The parts have the flags 1 (the first), 2 (those between) and 3 (the last); an undivided record
+has the flag 0. The payload of an image is `Header`, then the image file.
 """
 
 import struct
@@ -28,7 +29,10 @@ MOST_BYTES = 2**29 - 1
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
-_FRONT = np.dtype([(name, "<u4") for name in ("magic", "length", "labels")] + [("label", "<f4"), ("numbers", "<u8", 2)])
+_FRONT = np.dtype(
+    [(name, "<u4") for name in ("magic", "length", "labels")]
+    + [("label", "<f4"), ("numbers", "<u8", 2)]
+)
 """The frame and header of an undivided record."""
 assert _FRONT.itemsize == _FRAME.size + _HEADER.size
 _UP_TO_LABELS = struct.Struct("<III")
@@ -36,17 +40,20 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _SEARCHED_BYTES = 2**20
 _SHORT = 64
 """In at most this many bytes, Python finds the magic number faster than NumPy."""
-_AT_ONCE, _ONE_BY_ONE = 2**10, 2**4
+_AT_ONCE = 2**10
+_ONE_BY_ONE = 2**4
 """The number of records listed at a time: if they have the same simple form, and if not."""
 _MOST_LABELS = 2**24
-"""Labels below this are listed the fast way. Much larger ones do not fit an integer; a listing has fewer classes anyway."""
+"""Labels below this are listed the fast way. Much larger ones do not fit an integer; a listing has
+fewer classes anyway."""
 
 
 class Header(NamedTuple):
     """The header before an image: `IRHeader` of MXNet."""
 
     labels: tuple[float, ...]
-    """One or more labels. Several labels are written after the header, which has their count (MXNet's flag)."""
+    """One or more labels. Several labels are written after the header, which has their count
+    (MXNet's flag)."""
     number: int
     second_number: int = 0
 
@@ -61,13 +68,15 @@ class Record(NamedTuple):
     end: int
     """The offset where the next record begins."""
     front: bytes
-    """The first bytes of its first part, as many as a header has; all of them if the part is shorter."""
+    """The first bytes of its first part, as many as a header has; all of them if the part is
+    shorter."""
 
 
 def framed(*payload: Bytes) -> list[Bytes]:
     """Return the bytes of a record in a file, in pieces. Raises `ValueError` if it is too long.
 
-    The payload can also be given in pieces; the length of every piece except the last must be a multiple of 4.
+    The payload can also be given in pieces; the length of every piece except the last must be a
+    multiple of 4.
     """
     cuts = [_aligned_magic(piece) for piece in payload]
     if not any(cuts):
@@ -87,7 +96,9 @@ def framed(*payload: Bytes) -> list[Bytes]:
 def _part(flag: int, pieces: Sequence[Bytes]) -> list[Bytes]:
     length = sum(map(len, pieces))
     if length > MOST_BYTES:
-        raise ValueError(f"a part of the record has {length} bytes; a part can have at most {MOST_BYTES}")
+        raise ValueError(
+            f"a part of the record has {length} bytes; a part can have at most {MOST_BYTES}"
+        )
     return [_FRAME.pack(MAGIC, flag << 29 | length), *pieces, bytes(-length % 4)]
 
 
@@ -100,24 +111,35 @@ def _aligned_magic(data: Bytes) -> list[int]:
 
 
 def record_at(file: Places, offset: int) -> Record:
-    """Return the record that begins at an offset. Raises `ValueError` with the problem and its offset."""
+    """Return the record that begins at an offset. Raises `ValueError` with the problem and its
+    offset."""
     spans: list[tuple[int, int]] = []
-    at, front = offset, b""
+    at = offset
+    front = b""
     while True:
         if at + _FRAME.size > file.size:
-            raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+            raise ValueError(
+                f"the file ends at byte {file.size} within the record at byte {offset}"
+            )
         read = file.read(at, min(_FRAME.size + _HEADER.size, file.size - at))
         magic, word = _FRAME.unpack_from(read)
         if magic != MAGIC:
-            raise ValueError(f"no record begins at byte {at}: expected {MAGIC:#x}, found {magic:#x}")
-        flag, length = word >> 29, word & MOST_BYTES
+            raise ValueError(
+                f"no record begins at byte {at}: expected {MAGIC:#x}, found {magic:#x}"
+            )
+        flag = word >> 29
+        length = word & MOST_BYTES
         expected = (_WHOLE, _FIRST) if not spans else (_MIDDLE, _LAST)
         if flag not in expected:
-            raise ValueError(f"the part at byte {at} has flag {flag}, expected {expected[0]} or {expected[1]}")
+            raise ValueError(
+                f"the part at byte {at} has flag {flag}, expected {expected[0]} or {expected[1]}"
+            )
         begin = at + _FRAME.size
         at = begin + length + -length % 4
         if at > file.size:
-            raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+            raise ValueError(
+                f"the file ends at byte {file.size} within the record at byte {offset}"
+            )
         if not spans:
             front = read[_FRAME.size :][:length]
         spans.append((begin, begin + length))
@@ -128,8 +150,8 @@ def record_at(file: Places, offset: int) -> Record:
 def records(file: Places, offset: int = 0) -> Iterator[Record | Damage]:
     """Yield every record from an offset on, in order, and the damage between the records.
 
-    A record counts as damaged if no other record begins directly after it: its length may be wrong, or bytes may have been
-    added to it or lost. The records after it are found at any offset.
+    A record counts as damaged if no other record begins directly after it: its length may be wrong,
+    or bytes may have been added to it or lost. The records after it are found at any offset.
     """
     before = None
     while offset < file.size:
@@ -142,18 +164,21 @@ def records(file: Places, offset: int = 0) -> Iterator[Record | Damage]:
                     yield before
                 else:
                     begin = before.offset
-            offset, before = _next_record(file, begin), None
+            offset = _next_record(file, begin)
+            before = None
             yield Damage(begin, offset, str(error))
             continue
         if before is not None:
             yield before
-        before, offset = record, record.end
+        before = record
+        offset = record.end
     if before is not None:
         yield before
 
 
 def _begins(file: Places, offset: int) -> bool:
-    """Return whether a record begins here. A damaged record counts, and so does a record cut off by the end of the file."""
+    """Return whether a record begins here. A damaged record counts, and so does a record cut off by
+    the end of the file."""
     front = file.read(offset, min(_FRAME.size, file.size - offset))
     if len(front) < _FRAME.size:
         return _MAGIC_BYTES.startswith(front[:4])
@@ -189,12 +214,16 @@ def _sound(file: Places, offset: int) -> bool:
 def payload_of(file: Places, record: Record) -> bytes:
     """Return a record's payload, with the magic numbers at which it was split.
 
-    Raises `ValueError` if a part still contains the magic number at a multiple of 4: then a length in the record is wrong.
+    Raises `ValueError` if a part still contains the magic number at a multiple of 4: then a length
+    in the record is wrong.
     """
     parts = [file.read(begin, end - begin) for begin, end in record.spans]
     for (begin, _), part in zip(record.spans, parts, strict=True):
         if inside := _aligned_magic(part):
-            raise ValueError(f"a part begins at byte {begin + inside[0]}, inside the part at byte {begin - _FRAME.size}")
+            raise ValueError(
+                f"a part begins at byte {begin + inside[0]}, inside the part at byte"
+                f" {begin - _FRAME.size}"
+            )
     return _MAGIC_BYTES.join(parts)
 
 
@@ -207,23 +236,32 @@ def packed(header: Header) -> bytes:
 
 
 def unpacked(payload: bytes) -> tuple[Header, int]:
-    """Return the header of an image's payload, and where the image begins. Raises `ValueError` if it is too short."""
+    """Return the header of an image's payload, and where the image begins. Raises `ValueError` if
+    it is too short."""
     if len(payload) < _HEADER.size:
-        raise ValueError(f"a record of {len(payload)} bytes has no room for a header of {_HEADER.size}")
+        raise ValueError(
+            f"a record of {len(payload)} bytes has no room for a header of {_HEADER.size}"
+        )
     count, label, number, second = _HEADER.unpack_from(payload)
     begin = _HEADER.size + 4 * count
     if len(payload) < begin:
         raise ValueError(f"a record of {len(payload)} bytes has no room for {count} labels")
-    labels = tuple(np.frombuffer(payload, "<f4", count, _HEADER.size).tolist()) if count else (label,)
+    labels = (
+        tuple(np.frombuffer(payload, "<f4", count, _HEADER.size).tolist()) if count else (label,)
+    )
     return Header(labels, number, second), begin
 
 
 def stored(path: Path) -> Iterator[Stored | Damage]:
-    """Yield the images of a `.rec` file in its order; no `.idx` is used. If an image has several labels, the first counts.
+    """Yield the images of a `.rec` file in its order; no `.idx` is used. If an image has several
+    labels, the first counts.
 
-    Names come from the `.lst` next to the file, if there is one: a line for each record, `number <tab> labels <tab> path`.
+    Names come from the `.lst` next to the file, if there is one: a line for each record, `number
+    <tab> labels <tab> path`.
     """
-    file, names, offset = Places(path, read_ahead=True), _names(path.with_suffix(".lst")), 0
+    file = Places(path, read_ahead=True)
+    names = _names(path.with_suffix(".lst"))
+    offset = 0
     while offset < file.size:
         images, offset = _plain(file, offset, names)
         yield from images
@@ -235,14 +273,17 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
             try:
                 yield _stored(file, record, names)
             except ValueError as error:
-                yield Damage(record.offset, record.end, f"the record at byte {record.offset}: {error}")
+                yield Damage(
+                    record.offset, record.end, f"the record at byte {record.offset}: {error}"
+                )
 
 
 def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Stored], int]:
-    """Return the next consecutive images whose records are undivided and have one label each, and where these records end.
+    """Return the next consecutive images whose records are undivided and have one label each, and
+    where these records end.
 
-    `records` and `_stored` return the same for them, but take three times as long. The last such record is left to those
-    functions, because they check whether another record begins after it.
+    `records` and `_stored` return the same for them, but take three times as long. The last such
+    record is left to those functions, because they check whether another record begins after it.
     """
     fronts: list[bytes] = []
     at = offset
@@ -255,7 +296,9 @@ def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Store
         at += _FRAME.size + length + -length % 4
     array = np.frombuffer(b"".join(fronts[:-1]), _FRONT)
     with np.errstate(invalid="ignore"):
-        is_class = (array["label"] >= 0) & (array["label"] < _MOST_LABELS) & (array["label"] % 1 == 0)
+        is_class = (
+            (array["label"] >= 0) & (array["label"] < _MOST_LABELS) & (array["label"] % 1 == 0)
+        )
     array = array[np.logical_and.accumulate(is_class)]
     lengths = array["length"].astype(np.int64)
     ends = offset + np.cumsum(_FRAME.size + lengths + -lengths % 4)
@@ -284,7 +327,14 @@ def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
         raise ValueError(f"its label is {label:g}; expected a class, counted from 0")
     offset = record.offset if in_parts else begin + image
     number = header.number if header.number < 2**63 else -1
-    return Stored(offset, length - image, int(label), names.get(header.number, ""), number=number, in_parts=in_parts)
+    return Stored(
+        offset,
+        length - image,
+        int(label),
+        names.get(header.number, ""),
+        number=number,
+        in_parts=in_parts,
+    )
 
 
 def _names(path: Path) -> dict[int, str]:
@@ -293,22 +343,33 @@ def _names(path: Path) -> dict[int, str]:
     text = read_regular_text(path, RECORDS, errors="surrogateescape")
     # Not splitlines: it also splits at characters that names can contain.
     columns = (line.split("\t") for line in text.split("\n"))
-    return {int(fields[0]): fields[-1] for fields in columns if len(fields) > 2 and fields[0].isdecimal()}
+    return {
+        int(fields[0]): fields[-1]
+        for fields in columns
+        if len(fields) > 2 and fields[0].isdecimal()
+    }
 
 
 def image_in_parts(file: Places, offset: int) -> bytes:
-    """Return the image of a record that is split into several parts. Raises `ValueError` if no such record is there."""
+    """Return the image of a record that is split into several parts. Raises `ValueError` if no such
+    record is there."""
     payload = payload_of(file, record_at(file, offset))
     return payload[unpacked(payload)[1] :]
 
 
 def read_index(path: Path) -> list[tuple[int, int]]:
-    """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line without these."""
+    """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line
+    without these."""
     places = []
-    for row, line in enumerate(read_regular_text(path, RECORDS, encoding="ascii", errors="replace").splitlines(), 1):
+    for row, line in enumerate(
+        read_regular_text(path, RECORDS, encoding="ascii", errors="replace").splitlines(), 1
+    ):
         number, tab, offset = line.partition("\t")
         if not (tab and number.isdigit() and offset.strip().isdigit()):
-            raise ValueError(f"line {row} of {path.name} is {line[:60]!r}; expected a number, a tab and an offset")
+            raise ValueError(
+                f"line {row} of {path.name} is {line[:60]!r}; expected a number, a tab and an"
+                " offset"
+            )
         places.append((int(number), int(offset)))
     return places
 
@@ -325,7 +386,8 @@ class Writer(Appended):
         return framed(packed(Header((float(sample.label),), sample.number)), sample.data)
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
-        """Write `.idx` and `.lst` as im2rec does, from number, label and name of every sample; return their paths."""
+        """Write `.idx` and `.lst` as im2rec does, from number, label and name of every sample;
+        return their paths."""
         paths = [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
         with written_text(paths[0]) as places, written_text(paths[1]) as names:
             for (number, label, name), begin in zip(rows, self._ends[:-1], strict=True):

@@ -1,7 +1,8 @@
 """TFRecord files of `Example` messages, as NVIDIA's and TensorFlow's ImageNet scripts write them.
 
-A record, in little endian: length in 8 bytes | masked CRC-32C of the length | payload | masked CRC-32C of the payload. A CRC
-has 4 bytes. The payload is a protocol buffer, tensorflow.Example: a map from keys to lists of bytes, floats or integers.
+A record, in little endian: length in 8 bytes | masked CRC-32C of the length | payload | masked
+CRC-32C of the payload. A CRC has 4 bytes. The payload is a protocol buffer, tensorflow.Example: a
+map from keys to lists of bytes, floats or integers.
 """
 
 import struct
@@ -72,7 +73,8 @@ KNOWN_KEYS = (
     Keys("image/encoded", "image/class/label", 1, "image/filename", "image/class/synset"),
     Keys("image", "label", 0, "file_name", ""),
 )
-"""The keys of NVIDIA's and TensorFlow's scripts, where label 0 is the background; then those of TensorFlow Datasets."""
+"""The keys of NVIDIA's and TensorFlow's scripts, where label 0 is the background; then those of
+TensorFlow Datasets."""
 
 
 @cache
@@ -90,7 +92,8 @@ def framed(*payload: Bytes) -> list[Bytes]:
 
 
 def length_at(file: Places, offset: int) -> int:
-    """Return the length of the payload of the record at an offset. Raises `ValueError` with the problem."""
+    """Return the length of the payload of the record at an offset. Raises `ValueError` with the
+    problem."""
     if offset + _FRONT > file.size:
         raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
     front = file.read(offset, _FRONT)
@@ -113,18 +116,21 @@ def payload_at(file: Places, offset: int) -> bytes:
 
 
 def records(file: Places) -> Iterator[tuple[int, int] | Damage]:
-    """Yield offset and payload length of every record with right checksums, and the damage between the records."""
+    """Yield offset and payload length of every record with right checksums, and the damage between
+    the records."""
     for record in _payloads(file):
         yield record if isinstance(record, Damage) else (record[0], len(record[1]))
 
 
 def _payloads(file: Places, offset: int = 0) -> Iterator[tuple[int, bytes] | Damage]:
-    """Yield offset and payload of every record from an offset on, and the damage between the records."""
+    """Yield offset and payload of every record from an offset on, and the damage between the
+    records."""
     while offset < file.size:
         try:
             payload = payload_at(file, offset)
         except ValueError as error:
-            # Even if the length is right, the next record may begin before this end: bytes may be missing.
+            # Even if the length is right, the next record may begin before this end: bytes may be
+            # missing.
             end = _next_record(file, offset + 1)
             yield Damage(offset, end, str(error))
             offset = end
@@ -138,8 +144,10 @@ def _next_record(file: Places, start: int) -> int:
     while start + _FRONT <= file.size:
         chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
         data = np.frombuffer(chunk, np.uint8)
-        # The upper half of a length is 0, and the checksum of zeros is not 0: only few offsets need a full check.
-        zero, places = data == 0, len(data) - _FRONT + 1
+        # The upper half of a length is 0, and the checksum of zeros is not 0: only few offsets need
+        # a full check.
+        zero = data == 0
+        places = len(data) - _FRONT + 1
         upper = np.logical_and.reduce([zero[i : places + i] for i in range(4, 8)])
         rest = np.logical_and.reduce([zero[i : places + i] for i in (0, 1, 2, 3, 8, 9, 10, 11)])
         for i in np.flatnonzero(upper & ~rest).tolist():
@@ -162,7 +170,11 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
         try:
             yield _stored(payload, begin + _FRONT)
         except ValueError as error:
-            yield Damage(begin, begin + _FRONT + len(payload) + _CRC.size, f"the record at byte {begin}: {error}")
+            yield Damage(
+                begin,
+                begin + _FRONT + len(payload) + _CRC.size,
+                f"the record at byte {begin}: {error}",
+            )
 
 
 def _stored(payload: bytes, offset: int) -> Stored:
@@ -170,23 +182,38 @@ def _stored(payload: bytes, offset: int) -> Stored:
         features = _message("Example").FromString(payload).features.feature
     except DecodeError:
         raise ValueError("it is not an Example message") from None
-    keys = next((keys for keys in KNOWN_KEYS if keys.image in features and keys.label in features), None)
+    keys = next(
+        (keys for keys in KNOWN_KEYS if keys.image in features and keys.label in features), None
+    )
     if keys is None:
-        found, known = ", ".join(sorted(features)) or "none", " or ".join(f"{k.image} and {k.label}" for k in KNOWN_KEYS)
+        found = ", ".join(sorted(features)) or "none"
+        known = " or ".join(f"{k.image} and {k.label}" for k in KNOWN_KEYS)
         raise ValueError(f"it does not have the keys {known}; it has {found}")
-    images, labels = features[keys.image].bytes_list.value, features[keys.label].int64_list.value
+    images = features[keys.image].bytes_list.value
+    labels = features[keys.label].int64_list.value
     if len(images) != 1 or len(labels) != 1:
-        raise ValueError(f"it has {len(images)} images and {len(labels)} labels; expected one of each")
+        raise ValueError(
+            f"it has {len(images)} images and {len(labels)} labels; expected one of each"
+        )
     label = labels[0] - keys.first_label
     if label < 0:
-        raise ValueError(f"its label is {labels[0]}; expected a class, counted from {keys.first_label}")
-    # Any match is right: its bytes are the image. Searching for all of the image takes 20 times as long as for its head.
+        raise ValueError(
+            f"its label is {labels[0]}; expected a class, counted from {keys.first_label}"
+        )
+    # Any match is right: its bytes are the image. Searching for all of the image takes 20 times as
+    # long as for its head.
     image = images[0]
     head = image[:_HEAD_BYTES]
     begin = payload.find(head)
     while not payload.startswith(image, begin):
         begin = payload.find(head, begin + 1)
-    return Stored(offset + begin, len(image), label, _text(features, keys.name), _text(features, keys.class_name))
+    return Stored(
+        offset + begin,
+        len(image),
+        label,
+        _text(features, keys.name),
+        _text(features, keys.class_name),
+    )
 
 
 def _text(features: Any, key: str) -> str:
@@ -199,14 +226,20 @@ def _decoded(text: bytes) -> str:
 
 
 def example(sample: Sample) -> tuple[bytes, Bytes, bytes]:
-    """Return the message of a sample in pieces, with the first label of NVIDIA's scripts and their keys, sorted by name.
+    """Return the message of a sample in pieces, with the first label of NVIDIA's scripts and their
+    keys, sorted by name.
 
     The image is inserted without the protobuf library, which would copy it twice.
     """
-    front, image = _before_image(sample.class_name, sample.label), _before_text(b"image/encoded", len(sample.data))
+    front = _before_image(sample.class_name, sample.label)
+    image = _before_text(b"image/encoded", len(sample.data))
     name = sample.name.encode("utf-8", "surrogateescape")
     back = _before_name(len(name)) + name + _behind_name(sample.height, sample.width)
-    return _field(1, len(front) + len(image) + len(sample.data) + len(back)) + front + image, sample.data, back
+    return (
+        _field(1, len(front) + len(image) + len(sample.data) + len(back)) + front + image,
+        sample.data,
+        back,
+    )
 
 
 @lru_cache(_KEPT)

@@ -1,7 +1,8 @@
-"""WebDataset: tar files in which the members of a sample are adjacent and share a key, the name up to its first dot.
+"""WebDataset: tar files in which the members of a sample are adjacent and share a key, the name up
+to its first dot.
 
-`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have more. If an image has no number, its class
-is the folder in its name, as in a tar of an image folder.
+`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have more. If an image
+has no number, its class is the folder in its name, as in a tar of an image folder.
 """
 
 import json
@@ -11,7 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored, unfinished
+from lockstep.data.containers import (
+    NO_LABEL,
+    Appended,
+    Bytes,
+    Damage,
+    Places,
+    Sample,
+    Stored,
+    unfinished,
+)
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -19,28 +29,41 @@ _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
 _IMAGES = ("jpg", "jpeg", "png", "bmp", "gif", "ppm", "tif", "tiff", "webp")
 _ABOUT = ("cls", "json")
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
-_MAGIC, _MAGIC_AT = b"ustar", 257
+_MAGIC = b"ustar"
+_MAGIC_AT = 257
 """The magic text of a header, and its offset."""
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
-_BEFORE_SIZE, _BEHIND_SIZE, _BEHIND_CHECKSUM = _EMPTY[100:124], _EMPTY[136:148], _EMPTY[156:]
-"""The constant parts of a file's header. For the sum of all bytes, the checksum itself counts as spaces."""
+_BEFORE_SIZE = _EMPTY[100:124]
+_BEHIND_SIZE = _EMPTY[136:148]
+_BEHIND_CHECKSUM = _EMPTY[156:]
+"""The constant parts of a file's header. For the sum of all bytes, the checksum itself counts as
+spaces."""
 _SUM = sum(_BEFORE_SIZE + _BEHIND_SIZE + b" " * 8 + _BEHIND_CHECKSUM)
 _SEARCHED_BYTES = 2**20
 _SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
-"""What tarfile raises, in addition to its own errors, if a header has a right checksum but invalid contents."""
+"""What tarfile raises, in addition to its own errors, if a header has a right checksum but invalid
+contents."""
 
 
 def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
-    """Yield the members of a tar from a header on, and the damage between them. Raises `ValueError` if it is compressed.
+    """Yield the members of a tar from a header on, and the damage between them. Raises `ValueError`
+    if it is compressed.
 
-    Only headers have checksums. A member counts as damaged if neither another member nor the end of the archive follows it
-    directly: bytes may have been added to it or lost. The members after it are found at any offset.
+    Only headers have checksums. A member counts as damaged if neither another member nor the end of
+    the archive follows it directly: bytes may have been added to it or lost. The members after it
+    are found at any offset.
     """
     if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
-        raise ValueError("the tar is compressed: images in it cannot be read by offset. Unpack it, for example with gunzip")
+        raise ValueError(
+            "the tar is compressed: images in it cannot be read by offset. Unpack it, for example"
+            " with gunzip"
+        )
     with open_regular(file.path, ANY_SIZE) as stream:
         while start < file.size:
-            last, end, torn, reason = None, start, False, f"no member of a tar begins at byte {start}"
+            last = None
+            end = start
+            torn = False
+            reason = f"no member of a tar begins at byte {start}"
             stream.seek(start)
             try:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
@@ -54,13 +77,20 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
                             break
                         if last is not None:
                             yield last
-                        last, end = member, tar.offset
+                        last = member
+                        end = tar.offset
                         reason = f"no member of a tar begins at byte {end}"
             except (*_SENSELESS, tarfile.TarError) as error:
                 reason += f": {str(error) or type(error).__name__}"
             ended = not torn and _only_zeros(file, end)
-            start = file.size if ended else _next_member(file, end + 1 if torn or last is None else last.offset_data)
-            if last is not None and (torn or (ended and end <= start and (start - end) % _BLOCK == 0)):
+            start = (
+                file.size
+                if ended
+                else _next_member(file, end + 1 if torn or last is None else last.offset_data)
+            )
+            if last is not None and (
+                torn or (ended and end <= start and (start - end) % _BLOCK == 0)
+            ):
                 yield last
                 last = None
             if last is not None or not ended:
@@ -70,9 +100,13 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
 def _has_magic(file: Places, member: tarfile.TarInfo) -> bool:
     """Return whether "ustar" is at its place in the header, or only zeros, as in the oldest tars.
 
-    The checksum is not enough: it is a plain sum, which can be right in a header that is shifted by a byte.
+    The checksum is not enough: it is a plain sum, which can be right in a header that is shifted by
+    a byte.
     """
-    return file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC)) in (_MAGIC, bytes(len(_MAGIC)))
+    return file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC)) in (
+        _MAGIC,
+        bytes(len(_MAGIC)),
+    )
 
 
 def _only_zeros(file: Places, offset: int) -> bool:
@@ -95,7 +129,9 @@ def _next_member(file: Places, start: int) -> int:
         while 0 <= at <= len(chunk) - _BLOCK + _MAGIC_AT:
             begin = at - _MAGIC_AT
             try:
-                member = tarfile.TarInfo.frombuf(chunk[begin : begin + _BLOCK], "utf-8", "surrogateescape")
+                member = tarfile.TarInfo.frombuf(
+                    chunk[begin : begin + _BLOCK], "utf-8", "surrogateescape"
+                )
                 if 0 <= member.size <= file.size - start - begin - _BLOCK:
                     return start + begin
             except (*_SENSELESS, tarfile.TarError):
@@ -126,8 +162,9 @@ class _Group:
 def stored(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a tar in its order.
 
-    An image next to damage may have lost the member with its class. Such an image is listed only if it has the same kinds of
-    members as the first image that is not next to damage. If there is no such image, it must have all kinds in the file.
+    An image next to damage may have lost the member with its class. Such an image is listed only if
+    it has the same kinds of members as the first image that is not next to damage. If there is no
+    such image, it must have all kinds in the file.
     """
     file = Places(path)
     waiting: list[_Group] = []
@@ -153,7 +190,8 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
 
 
 def _groups(file: Places, start: int) -> Iterator[_Group | Damage]:
-    group, beside_damage = None, False
+    group = None
+    beside_damage = False
     for member in members(file, start):
         if isinstance(member, Damage):
             yield member
@@ -178,14 +216,19 @@ def _of_group(file: Places, group: _Group, expected: set[str]) -> Stored | Damag
     image = group.image
     assert image is not None
     if group.doubtful and (lost := sorted(expected - group.about)):
-        reason = f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes next to it"
+        reason = (
+            f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes next"
+            " to it"
+        )
         return _damage(image.name, image.offset, image.offset_data + image.size, reason)
     parts = ((kind, group.members[kind]) for kind in _ABOUT if kind in group.members)
     about = {kind: (part.name, file.read(part.offset_data, part.size)) for kind, part in parts}
     return _sample(image.name, image.offset, image.offset_data, image.size, about)
 
 
-def _sample(image: str, header: int, offset: int, length: int, parts: Mapping[str, tuple[str, bytes]]) -> Stored | Damage:
+def _sample(
+    image: str, header: int, offset: int, length: int, parts: Mapping[str, tuple[str, bytes]]
+) -> Stored | Damage:
     """Return an image from its name, its place and the other members of its sample.
 
     `parts` has the names and contents of `cls` and `json`.
@@ -197,7 +240,9 @@ def _sample(image: str, header: int, offset: int, length: int, parts: Mapping[st
         if label == NO_LABEL:
             class_name = image.rpartition("/")[0].rpartition("/")[2]
             if class_name in ("", "."):
-                raise ValueError("it has no class: expected a number in .cls, or a folder in its name")
+                raise ValueError(
+                    "it has no class: expected a number in .cls, or a folder in its name"
+                )
     except ValueError as error:
         return _damage(image, header, offset + length, str(error))
     return Stored(offset, length, label, str(about.get("name", image)), class_name)
@@ -220,11 +265,14 @@ def _label(parts: Mapping[str, tuple[str, bytes]], about: dict[str, object]) -> 
         where, content = parts["cls"]
         text = content.decode("ascii", "replace").strip()
     elif "label" in about:
-        where, text = parts["json"][0], str(about["label"])
+        where = parts["json"][0]
+        text = str(about["label"])
     else:
         return NO_LABEL
     if not text.isdigit():
-        raise ValueError(f"{where} is {text[:40]!r}; expected the number of a class, counted from 0")
+        raise ValueError(
+            f"{where} is {text[:40]!r}; expected the number of a class, counted from 0"
+        )
     return int(text)
 
 
@@ -246,7 +294,11 @@ class Writer(Appended):
         }
         pieces: list[Bytes] = []
         for ending, data in parts.items():
-            pieces += [_header(b"%08d.%b" % (sample.number, ending), len(data)), data, bytes(-len(data) % _BLOCK)]
+            pieces += [
+                _header(b"%08d.%b" % (sample.number, ending), len(data)),
+                data,
+                bytes(-len(data) % _BLOCK),
+            ]
         return pieces
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:

@@ -1,6 +1,8 @@
-"""Crop, resize and flip an image while it is decoded. `lockstep.recipes.order` draws the windows and flips.
+"""Crop, resize and flip an image while it is decoded. `lockstep.recipes.order` draws the windows
+and flips.
 
-Windows of JPEGs are decoded by our own decoder, which skips what lies outside; everything else is decoded whole.
+Windows of JPEGs are decoded by our own decoder, which skips what lies outside; everything else is
+decoded whole.
 """
 
 from typing import Any
@@ -28,7 +30,8 @@ cv2.setNumThreads(1)
 
 
 def resampling(recipe: Recipe, *, evaluation: bool) -> dict[str, Any]:
-    """Return how a recipe resizes images in training or in evaluation, as arguments of `decode_into`."""
+    """Return how a recipe resizes images in training or in evaluation, as arguments of
+    `decode_into`."""
     return {
         "antialias": recipe.eval_antialias if evaluation else recipe.antialias,
         "interpolation": recipe.interpolation,
@@ -54,20 +57,30 @@ def decode_into(
 ) -> None:
     """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
-    `data` is an encoded image, or one that is decoded: uint8 [height, width, 3]. DCT scaling does not apply to the latter.
-    `size` is height and width of the stored image; `out` is uint8 [size, size, 3]. `antialias`, `interpolation` and
-    `dct_scaling` are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). The image is turned by the
-    EXIF `orientation` first, and the window is one of the turned image. Only what is needed of the window is decoded if
-    that gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has another size.
+    `data` is an encoded image, or one that is decoded: uint8 [height, width, 3]. DCT scaling does
+    not apply to the latter. `size` is height and width of the stored image; `out` is uint8 [size,
+    size, 3]. `antialias`, `interpolation` and `dct_scaling` are fields of `Recipe`, `sampling` is
+    its `eval_sampling` (see `resampling`). The image is turned by the EXIF `orientation` first, and
+    the window is one of the turned image. Only what is needed of the window is decoded if that
+    gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has
+    another size.
     """
-    reduction = _reduction(window, resized) if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data) else 1
+    reduction = (
+        _reduction(window, resized)
+        if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data)
+        else 1
+    )
     filtering, interpolating = _FILTERS[interpolation]
     if sampling != "half_pixel":
         where = stretches(_reduced(window, reduction)[2:], resized, offset, len(out), sampling)
         if not antialias and reduction == 1:
             window, where = needed(window, where, len(out))
         part = _decoded(data, size, window, reduction, orientation)
-        pixels = filtered(part, where, len(out), filtering) if antialias else sampled(part, where, len(out), interpolation)
+        pixels = (
+            filtered(part, where, len(out), filtering)
+            if antialias
+            else sampled(part, where, len(out), interpolation)
+        )
     else:
         part = _decoded(data, size, window, reduction, orientation)
         if antialias:
@@ -75,7 +88,9 @@ def decode_into(
         else:
             # OpenCV writes directly to `out` if nothing is cropped or flipped.
             direct = None if flip or resized != out.shape[:2] else out
-            pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=interpolating)
+            pixels = cv2.resize(
+                part, (resized[1], resized[0]), dst=direct, interpolation=interpolating
+            )
             if pixels is direct:
                 return
         pixels = pixels[offset[0] : offset[0] + len(out), offset[1] : offset[1] + len(out)]
@@ -86,14 +101,20 @@ def decode_into(
 
 
 def _decoded(
-    data: bytes | np.ndarray, size: tuple[int, int], window: Window, reduction: int, orientation: int
+    data: bytes | np.ndarray,
+    size: tuple[int, int],
+    window: Window,
+    reduction: int,
+    orientation: int,
 ) -> np.ndarray:
-    """Return a window of a turned image, decoded at a fraction of its size: uint8 [height, width, 3].
+    """Return a window of a turned image, decoded at a fraction of its size: uint8 [height, width,
+    3].
 
     Only the window is decoded if that gives the same pixels. Raises `ValueError`.
     """
     stored_size = (-(-size[0] // reduction), -(-size[1] // reduction))
-    # The window of the turned image is reduced first: both have their pixels counted from the upper left corner.
+    # The window of the turned image is reduced first: both have their pixels counted from the upper
+    # left corner.
     window = stored_window(_reduced(window, reduction), stored_size, orientation)
     if isinstance(data, bytes) and reduction == 1 and data.startswith(JPEG_START):
         with decoding(window[2] * window[3]):
@@ -113,7 +134,8 @@ def _reduced(window: Window, reduction: int) -> Window:
 
 
 def _reduction(window: Window, resized: tuple[int, int]) -> int:
-    """Return the largest of libjpeg's reductions that leaves the window at least as large as the resized one."""
+    """Return the largest of libjpeg's reductions that leaves the window at least as large as the
+    resized one."""
     for reduction in (8, 4, 2):
         if window[2] >= reduction * resized[0] and window[3] >= reduction * resized[1]:
             return reduction

@@ -1,6 +1,7 @@
 """From encoded bytes to the pixels of a whole image: libjpeg-turbo for JPEGs, Pillow for the rest.
 
-EXIF orientation is not applied here: a turned photo stays as it is stored (`lockstep.data.decoding.orientation`).
+EXIF orientation is not applied here: a turned photo stays as it is stored
+(`lockstep.data.decoding.orientation`).
 """
 
 import io
@@ -24,8 +25,8 @@ from lockstep.data.decoding.size_limits import (
     decoding,
 )
 
-# Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have them), and zeros where
-# a baseline file should name all its coefficients.
+# Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have
+# them), and zeros where a baseline file should name all its coefficients.
 _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
 # Pillow supports dozens of formats and starts another program for some of them (EPS).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -33,12 +34,13 @@ _JPEG_END = b"\xff\xd9"
 
 
 def decode(data: bytes, reduction: int = 1) -> np.ndarray:
-    """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted to RGB; transparency is dropped.
+    """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted to RGB;
+    transparency is dropped.
 
     A `reduction` of 2, 4 or 8 decodes a JPEG at that fraction of its size, rounded up.
 
-    Raises `ValueError` with the reason if the bytes are not an image. A truncated or damaged JPEG is decoded as far as
-    possible; use `check` to detect it.
+    Raises `ValueError` with the reason if the bytes are not an image. A truncated or damaged JPEG
+    is decoded as far as possible; use `check` to detect it.
     """
     size = _jpeg_size(data)
     if size is None:
@@ -47,12 +49,15 @@ def decode(data: bytes, reduction: int = 1) -> np.ndarray:
     height, width = (-(-side // reduction) for side in size)
     with decoding(height * width):
         return np.asarray(
-            simplejpeg.decode_jpeg(data, min_height=height, min_width=width, min_factor=reduction, strict=False)
+            simplejpeg.decode_jpeg(
+                data, min_height=height, min_width=width, min_factor=reduction, strict=False
+            )
         )
 
 
 def decode_undamaged(data: bytes) -> np.ndarray:
-    """Return an image as `decode` does, decoded once. Raises `ValueError` for everything that `check` refuses.
+    """Return an image as `decode` does, decoded once. Raises `ValueError` for everything that
+    `check` refuses.
 
     The array is valid until the same thread decodes again.
     """
@@ -61,7 +66,9 @@ def decode_undamaged(data: bytes) -> np.ndarray:
     size = _jpeg_size(data)
     if size is None:
         return decode(data)  # Pillow finds damage
-    if data.endswith(_JPEG_END):  # our decoder reads up to the last pixel, and not whether the file ends there
+    if data.endswith(
+        _JPEG_END
+    ):  # our decoder reads up to the last pixel, and not whether the file ends there
         with decoding(size[0] * size[1]):
             pixels = jpeg.decode_window(data, size, (0, 0, *size))
         if pixels is not None:
@@ -78,8 +85,8 @@ def decode_undamaged(data: bytes) -> np.ndarray:
 def check(data: bytes) -> tuple[int, int]:
     """Decode all of an image and return its height and width.
 
-    Raises `ValueError` with the reason if it is empty, truncated, damaged or not an image. JPEG has no checksums: damage
-    that leaves its codes readable is not found.
+    Raises `ValueError` with the reason if it is empty, truncated, damaged or not an image. JPEG has
+    no checksums: damage that leaves its codes readable is not found.
     """
     if not data:
         raise ValueError("empty file")
@@ -87,8 +94,8 @@ def check(data: bytes) -> tuple[int, int]:
     if size is None:
         return _check_by_pillow(data)
     try:
-        # At an eighth of the size, all of the file is still read and entropy-decoded, at two thirds of the cost. For a
-        # progressive JPEG, the coefficients of all its pixels are in memory.
+        # At an eighth of the size, all of the file is still read and entropy-decoded, at two thirds
+        # of the cost. For a progressive JPEG, the coefficients of all its pixels are in memory.
         with decoding(size[0] * size[1]):
             simplejpeg.decode_jpeg(data, min_height=1, min_width=1)
     except ValueError as error:
@@ -98,7 +105,8 @@ def check(data: bytes) -> tuple[int, int]:
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Return whether the bytes are a JPEG that libjpeg-turbo decodes; False if Pillow converts its colours."""
+    """Return whether the bytes are a JPEG that libjpeg-turbo decodes; False if Pillow converts its
+    colours."""
     try:
         return _jpeg_size(data) is not None
     except ValueError:
@@ -119,12 +127,14 @@ def header_size(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Return height and width if the bytes are a JPEG for libjpeg-turbo; None if Pillow is to decode them."""
+    """Return height and width if the bytes are a JPEG for libjpeg-turbo; None if Pillow is to
+    decode them."""
     if data[:2] != JPEG_START:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    # Damaged, or valid but rare: TurboJPEG does not know every chroma sampling ratio, nor simplejpeg TurboJPEG's 4:4:1
+    # Damaged, or valid but rare: TurboJPEG does not know every chroma sampling ratio, nor
+    # simplejpeg TurboJPEG's 4:4:1
     except (ValueError, KeyError):
         return None
     check_size(height, width, len(data), MOST_PIXELS)
@@ -134,12 +144,15 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 def _check_by_pillow(data: bytes) -> tuple[int, int]:
     with _loaded_by_pillow(data) as image:
-        as_rgb(image.crop((0, 0, 1, 1)))  # tests the conversion; converting all of it takes twice the memory
+        as_rgb(
+            image.crop((0, 0, 1, 1))
+        )  # tests the conversion; converting all of it takes twice the memory
         return image.height, image.width
 
 
 def as_rgb(image: Image.Image) -> np.ndarray:
-    """Return a loaded image of Pillow as uint8 RGB [height, width, 3], as `decode` does. Its `info` may change."""
+    """Return a loaded image of Pillow as uint8 RGB [height, width, 3], as `decode` does. Its `info`
+    may change."""
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
         image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
     image.info.pop("transparency", None)  # otherwise Pillow warns that it is dropped

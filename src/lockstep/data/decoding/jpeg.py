@@ -1,6 +1,7 @@
 """Decode a part of a baseline JPEG with our own C code, `_jpeg.c`, which documents the method.
 
-It is faster than libjpeg-turbo and gives the same pixels to the last bit. Rare and damaged files are left to libjpeg-turbo.
+It is faster than libjpeg-turbo and gives the same pixels to the last bit. Rare and damaged files
+are left to libjpeg-turbo.
 """
 
 import importlib
@@ -24,14 +25,14 @@ if os.environ.get(SWITCH) != "libjpeg":
         _jpeg = importlib.import_module("lockstep.data.decoding._jpeg")
 
 MISSING = (
-    "it needs GCC 12 when the package is built (or the wheel for Linux on x86-64), and a processor with AVX2; "
-    "libjpeg-turbo decodes instead, with the same pixels"
+    "it needs GCC 12 when the package is built (or the wheel for Linux on x86-64), and a processor"
+    " with AVX2; libjpeg-turbo decodes instead, with the same pixels"
 )
 
 
 class _Buffers(threading.local):
-    """A thread's working memory, with the last image's tables, and its output: up to six bytes for each pixel of the largest
-    window.
+    """A thread's working memory, with the last image's tables, and its output: up to six bytes for
+    each pixel of the largest window.
     """
 
     room = np.zeros(0, np.uint8)
@@ -49,8 +50,8 @@ def is_there() -> bool:
 def decode_window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
     """Return a window of a JPEG whose height and width are `size`: uint8 RGB [height, width, 3].
 
-    The array is valid until the same thread decodes again. Raises `ValueError` if the window is not within the image.
-    Returns None if libjpeg-turbo must decode the file:
+    The array is valid until the same thread decodes again. Raises `ValueError` if the window is not
+    within the image. Returns None if libjpeg-turbo must decode the file:
 
     - the decoder is not available;
     - the window has more than `USUAL` pixels (the thread would keep the memory);

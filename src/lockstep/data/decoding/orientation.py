@@ -1,7 +1,8 @@
-"""The orientation of a photo: how its EXIF data says that the stored image is to be turned before it is shown.
+"""The orientation of a photo: how its EXIF data says that the stored image is to be turned before
+it is shown.
 
-A camera that is held on its side stores the image as its sensor has it, and a number from 1 to 8 (JEITA CP-3451, tag
-0x0112). Recipes with `exif_orientation` see the image as it is shown.
+A camera that is held on its side stores the image as its sensor has it, and a number from 1 to 8
+(JEITA CP-3451, tag 0x0112). Recipes with `exif_orientation` see the image as it is shown.
 """
 
 import struct
@@ -15,7 +16,8 @@ from lockstep.data.decoding.jpeg import Window
 UPRIGHT = 1
 """The orientation of an image that is shown as it is stored."""
 _SWAPS = (5, 6, 7, 8)
-"""Orientations whose image is shown with rows as columns. What follows applies to the image after that."""
+"""Orientations whose image is shown with rows as columns. What follows applies to the image after
+that."""
 _REVERSES_ROWS = (3, 4, 7, 8)
 _REVERSES_COLUMNS = (2, 3, 6, 7)
 
@@ -23,12 +25,17 @@ _TAG = 0x0112
 _VALUES = {1: "B", 3: "H"}
 """TIFF's types BYTE and SHORT, as `struct` has them. EXIF has SHORT; DALI takes these two."""
 _EXIF = b"Exif\0\0"
-_PNG, _WEBP = b"\x89PNG\r\n\x1a\n", b"WEBP"
-_START, _SCAN, _END, _APP1 = 0xD8, 0xDA, 0xD9, 0xE1
+_PNG = b"\x89PNG\r\n\x1a\n"
+_WEBP = b"WEBP"
+_START = 0xD8
+_SCAN = 0xDA
+_END = 0xD9
+_APP1 = 0xE1
 _ALONE = (0x00, 0x01, *range(0xD0, _START + 1))
 """Markers of JPEG without a length."""
 _MOST_SEGMENTS = 1000
-"""Several times what any camera or program writes before the pixels. A made file could have millions."""
+"""Several times what any camera or program writes before the pixels. A made file could have
+millions."""
 
 
 def orientation_of(data: bytes) -> int:
@@ -43,7 +50,8 @@ def orientation_of(data: bytes) -> int:
 
 
 def _exif_of(data: bytes) -> bytes:
-    """Return the EXIF data of an image, a TIFF file without pixels; empty if there is none. Raises `struct.error`."""
+    """Return the EXIF data of an image, a TIFF file without pixels; empty if there is none. Raises
+    `struct.error`."""
     if data[:2] == b"\xff\xd8":
         return _exif_of_jpeg(data)
     if data.startswith(_PNG):
@@ -76,7 +84,8 @@ def _exif_of_jpeg(data: bytes) -> bytes:
 
 
 def _orientation_in(exif: bytes) -> int:
-    """Return the orientation in EXIF data; 1 if there is none or an invalid one. Raises `struct.error`."""
+    """Return the orientation in EXIF data; 1 if there is none or an invalid one. Raises
+    `struct.error`."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None:
         return UPRIGHT
@@ -85,7 +94,11 @@ def _orientation_in(exif: bytes) -> int:
     for at in islice(count(start + 2, 12), tags):
         tag, kind = struct.unpack_from(order + "HH", exif, at)
         if tag == _TAG:
-            value = struct.unpack_from(order + _VALUES[kind], exif, at + 8)[0] if kind in _VALUES else UPRIGHT
+            value = (
+                struct.unpack_from(order + _VALUES[kind], exif, at + 8)[0]
+                if kind in _VALUES
+                else UPRIGHT
+            )
             return value if value in range(1, 9) else UPRIGHT
     return UPRIGHT
 
@@ -97,17 +110,20 @@ def with_orientation(jpeg: bytes, orientation: int) -> bytes:
 
 
 def shown_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Return height and width of an image as it is shown; `size` is that of the stored one, or the reverse."""
+    """Return height and width of an image as it is shown; `size` is that of the stored one, or the
+    reverse."""
     return size[::-1] if orientation in _SWAPS else size
 
 
 def shown_sizes(sizes: np.ndarray, orientations: np.ndarray) -> np.ndarray:
-    """Return heights and widths [N, 2] of images as they are shown; `sizes` are those of the stored ones."""
+    """Return heights and widths [N, 2] of images as they are shown; `sizes` are those of the stored
+    ones."""
     return np.where(np.isin(orientations, _SWAPS)[:, None], sizes[:, ::-1], sizes)
 
 
 def stored_window(window: Window, size: tuple[int, int], orientation: int) -> Window:
-    """Return where a window of the shown image is in the stored image, whose height and width are `size`."""
+    """Return where a window of the shown image is in the stored image, whose height and width are
+    `size`."""
     top, left, height, width = window
     shown_height, shown_width = shown_size(size, orientation)
     if orientation in _REVERSES_ROWS:
@@ -118,10 +134,13 @@ def stored_window(window: Window, size: tuple[int, int], orientation: int) -> Wi
 
 
 def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Return an image or a window of it as it is shown: uint8 [height, width, 3]; `pixels` itself if it is upright."""
-    rows, columns = orientation in _REVERSES_ROWS, orientation in _REVERSES_COLUMNS
+    """Return an image or a window of it as it is shown: uint8 [height, width, 3]; `pixels` itself
+    if it is upright."""
+    rows = orientation in _REVERSES_ROWS
+    columns = orientation in _REVERSES_COLUMNS
     if orientation in _SWAPS:
-        # Rows are reversed several times faster than columns, and columns are rows before they are swapped.
+        # Rows are reversed several times faster than columns, and columns are rows before they are
+        # swapped.
         pixels = cv2.transpose(cv2.flip(pixels, 0) if columns else pixels)
         return cv2.flip(pixels, 0) if rows else pixels
     if rows and columns:

@@ -1,8 +1,8 @@
 """Where a resize samples its source, and the resizes that neither OpenCV nor Pillow has.
 
-A position in the source is in pixels; pixel i covers i to i + 1. Along an axis, m output pixels share a stretch of the
-source evenly, and the centre of each share is sampled. Only this stretch differs between the values of
-`Recipe.eval_sampling`. Outside the source its border continues.
+A position in the source is in pixels; pixel i covers i to i + 1. Along an axis, m output pixels
+share a stretch of the source evenly, and the centre of each share is sampled. Only this stretch
+differs between the values of `Recipe.eval_sampling`. Outside the source its border continues.
 """
 
 import math
@@ -15,7 +15,8 @@ from PIL import Image
 from lockstep.data.decoding.jpeg import Window
 
 Stretch = tuple[float, float]
-"""Start and length of what an axis of the output shows, in pixels of the source. It may reach beyond the source."""
+"""Start and length of what an axis of the output shows, in pixels of the source. It may reach
+beyond the source."""
 _CUBIC = -0.75
 """OpenCV's a of the cubic."""
 
@@ -23,9 +24,11 @@ _CUBIC = -0.75
 def stretches(
     source: Sequence[int], resized: Sequence[int], offset: Sequence[int], size: int, sampling: str
 ) -> tuple[Stretch, Stretch]:
-    """Return what a square of `size` pixels at `offset` of a resized image shows of a source: vertically, horizontally.
+    """Return what a square of `size` pixels at `offset` of a resized image shows of a source:
+    vertically, horizontally.
 
-    `source`, `resized` and `offset` are pairs for height and width; `sampling` is a value of `Recipe.eval_sampling`.
+    `source`, `resized` and `offset` are pairs for height and width; `sampling` is a value of
+    `Recipe.eval_sampling`.
 
     >>> stretches((354, 500), (256, 362), (0, 0), 256, "half_pixel_symmetric")
     ((0.0, 354.0), (-0.2890625, 354.0))
@@ -33,23 +36,33 @@ def stretches(
     shared = min(source) / min(resized)
 
     def stretch(axis: int) -> Stretch:
-        length, wanted = source[axis], resized[axis]
-        step, start = length / wanted, 0.0
+        length = source[axis]
+        wanted = resized[axis]
+        step = length / wanted
+        start = 0.0
         if sampling == "half_pixel_symmetric":
-            step, start = shared, length / 2 - wanted * shared / 2
+            step = shared
+            start = length / 2 - wanted * shared / 2
         elif sampling == "asymmetric":
-            start = 0.5 - 0.5 * step  # the centre of the first share is the centre of the first pixel
+            start = (
+                0.5 - 0.5 * step
+            )  # the centre of the first share is the centre of the first pixel
         return start + offset[axis] * step, size * step
 
     return stretch(0), stretch(1)
 
 
-def needed(window: Window, where: tuple[Stretch, Stretch], size: int) -> tuple[Window, tuple[Stretch, Stretch]]:
-    """Return the part of a window that samples of a square need, and the stretches of the square in that part.
+def needed(
+    window: Window, where: tuple[Stretch, Stretch], size: int
+) -> tuple[Window, tuple[Stretch, Stretch]]:
+    """Return the part of a window that samples of a square need, and the stretches of the square in
+    that part.
 
     At most 16 pixels around a sample are weighed: two on each side of it.
     """
-    corner, extent, moved = [], [], []
+    corner = []
+    extent = []
+    moved = []
     for stretch, first, length in zip(where, window[:2], window[2:], strict=True):
         at = _positions(stretch, size)
         start = min(max(math.floor(at[0]) - 1, 0), length - 1)
@@ -61,25 +74,33 @@ def needed(window: Window, where: tuple[Stretch, Stretch], size: int) -> tuple[W
 
 
 def _positions(stretch: Stretch, size: int) -> np.ndarray:
-    """Return where the pixels of a square sample along an axis: float64 [size], 0 is the centre of the first pixel."""
+    """Return where the pixels of a square sample along an axis: float64 [size], 0 is the centre of
+    the first pixel."""
     start, length = stretch
     return start + (np.arange(size) + 0.5) * (length / size) - 0.5
 
 
-def sampled(part: np.ndarray, where: tuple[Stretch, Stretch], size: int, interpolation: str) -> np.ndarray:
+def sampled(
+    part: np.ndarray, where: tuple[Stretch, Stretch], size: int, interpolation: str
+) -> np.ndarray:
     """Return the square that shows two stretches of an image, not filtered: uint8 [size, size, 3].
 
     "bilinear" weighs 4 pixels and "bicubic" 16, as OpenCV does. The weights are not rounded.
     """
     taps = _cubic_taps if interpolation == "bicubic" else _linear_taps
-    rows, columns = (taps(_positions(stretch, size), length) for stretch, length in zip(where, part.shape[:2], strict=True))
-    # Both directions gather whole rows, of a transposed copy the second time. Single pixels take several times longer.
+    rows, columns = (
+        taps(_positions(stretch, size), length)
+        for stretch, length in zip(where, part.shape[:2], strict=True)
+    )
+    # Both directions gather whole rows, of a transposed copy the second time. Single pixels take
+    # several times longer.
     pixels = cv2.transpose(_blended(cv2.transpose(_blended(part, rows)), columns))
     return np.clip(pixels + np.float32(0.5), 0, 255).astype(np.uint8)
 
 
 Taps = list[tuple[np.ndarray, np.ndarray]]
-"""Index of a source pixel and its weight, for each output pixel: int64 [count] and float32 [count, 1, 1]."""
+"""Index of a source pixel and its weight, for each output pixel: int64 [count] and float32 [count,
+1, 1]."""
 
 
 def _linear_taps(at: np.ndarray, length: int) -> Taps:
@@ -89,16 +110,21 @@ def _linear_taps(at: np.ndarray, length: int) -> Taps:
 
 
 def _cubic_taps(at: np.ndarray, length: int) -> Taps:
-    first, a = np.floor(at), _CUBIC
+    first = np.floor(at)
+    a = _CUBIC
     x = at - first
-    far, near = (a * t * (t - 1) ** 2 for t in (x, 1 - x)), ((a + 2) * t**3 - (a + 3) * t**2 + 1 for t in (x, 1 - x))
+    far = (a * t * (t - 1) ** 2 for t in (x, 1 - x))
+    near = ((a + 2) * t**3 - (a + 3) * t**2 + 1 for t in (x, 1 - x))
     (before, after), (left, right) = far, near
     return _taps(first - 1, [before, left, right, after], length)
 
 
 def _taps(first: np.ndarray, weights: list[np.ndarray], length: int) -> Taps:
     return [
-        (np.clip(first + i, 0, length - 1).astype(np.int64), weight.astype(np.float32)[:, None, None])
+        (
+            np.clip(first + i, 0, length - 1).astype(np.int64),
+            weight.astype(np.float32)[:, None, None],
+        )
         for i, weight in enumerate(weights)
     ]
 
@@ -112,8 +138,11 @@ def _blended(pixels: np.ndarray, taps: Taps) -> np.ndarray:
     return total
 
 
-def filtered(part: np.ndarray, where: tuple[Stretch, Stretch], size: int, filtering: Image.Resampling) -> np.ndarray:
-    """Return the square that shows two stretches of an image, by one of Pillow's filters: uint8 [size, size, 3]."""
+def filtered(
+    part: np.ndarray, where: tuple[Stretch, Stretch], size: int, filtering: Image.Resampling
+) -> np.ndarray:
+    """Return the square that shows two stretches of an image, by one of Pillow's filters: uint8
+    [size, size, 3]."""
     (top, height), (left, width) = where
     # The filter reaches up to two output pixels beyond the stretch.
     margin = math.ceil(2 * max(height, width, size) / size) + 2

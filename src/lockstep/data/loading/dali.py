@@ -1,7 +1,7 @@
 """The DALI loader: NVIDIA's pipeline, which gets the bytes, windows and flips of a plan.
 
-It makes no decisions: order, crops, sharding and exact resume are those of the host loader. Decoded pixels are the same
-too; resized pixels differ by rounding (docs/data.md has the measured bounds).
+It makes no decisions: order, crops, sharding and exact resume are those of the host loader. Decoded
+pixels are the same too; resized pixels differ by rounding (docs/data.md has the measured bounds).
 """
 
 import os
@@ -46,16 +46,22 @@ class DaliLoader:
     ) -> None:
         """Raise `BackendError` if DALI is not installed, `RecipeError` if it has no such resize.
 
-        With `lends`, images stay where DALI made them (`lockstep.data.LentImages`), except those of batches with padding.
+        With `lends`, images stay where DALI made them (`lockstep.data.LentImages`), except those of
+        batches with padding.
         """
         if interpolation == "bicubic" and not antialias:
             raise RecipeError(
-                "DALI's bicubic resize without antialiasing weighs pixels differently (a = -0.5) than the host loader's "
-                "(a = -0.75), and pixels would differ by up to 23 levels; set antialias: true, or use the host loader (for "
-                "evaluation alone: eval_antialias: true)"
+                "DALI's bicubic resize without antialiasing weighs pixels differently (a = -0.5)"
+                " than the host loader's (a = -0.75), and pixels would differ by up to 23 levels;"
+                " set antialias: true, or use the host loader (for evaluation alone:"
+                " eval_antialias: true)"
             )
-        self._index, self._size, self._ahead = index, size, ahead
-        self._antialias, self._interpolation, self._sampling = antialias, interpolation, sampling
+        self._index = index
+        self._size = size
+        self._ahead = ahead
+        self._antialias = antialias
+        self._interpolation = interpolation
+        self._sampling = sampling
         self._threads = threads or share_of_cores()
         self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
         self._lends = lends
@@ -65,7 +71,12 @@ class DaliLoader:
     def __enter__(self) -> "DaliLoader":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         pass
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
@@ -82,11 +93,14 @@ class DaliLoader:
         def inputs() -> Iterator[tuple[list[np.ndarray], ...]]:
             for plan in chain([first], plans):
                 started.append(plan)
-                if (plan.samples >= 0).any():  # DALI accepts no empty batch; empty batches come last
+                if (
+                    plan.samples >= 0
+                ).any():  # DALI accepts no empty batch; empty batches come last
                     yield self._inputs(plan)
 
         pipeline = self._pipeline(inputs(), len(first.samples))
-        # Other execution models use the memory of an output again as soon as the next one is asked for.
+        # Other execution models use the memory of an output again as soon as the next one is asked
+        # for.
         lends = self._lends and pipeline.exec_dynamic
         while True:
             try:
@@ -101,7 +115,9 @@ class DaliLoader:
 
     def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
         fn, types, pipeline_def = import_dali()
-        kernel = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[self._interpolation]
+        kernel = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[
+            self._interpolation
+        ]
 
         @pipeline_def(  # type: ignore[untyped-decorator]
             batch_size=most_images,
@@ -110,7 +126,9 @@ class DaliLoader:
             prefetch_queue_depth=self._ahead,
         )
         def planned() -> Any:
-            encoded, start, extent, flip, *square = fn.external_source(source=inputs, num_outputs=6, batch=True)
+            encoded, start, extent, flip, *square = fn.external_source(
+                source=inputs, num_outputs=6, batch=True
+            )
             window = fn.decoders.image_slice(
                 encoded,
                 start=start,
@@ -118,17 +136,22 @@ class DaliLoader:
                 axis_names="HW",
                 device="cpu" if self._gpu is None else "mixed",
                 output_type=types.RGB,
-                adjust_orientation=self._turns,  # windows refer to the turned image then, else to the stored one
+                # windows refer to the turned image then, else to the stored one
+                adjust_orientation=self._turns,
                 jpeg_fancy_upsampling=True,  # as libjpeg does; on a GPU too
             )
             how = {"interp_type": kernel, "antialias": self._antialias}
             if self._sampling == "half_pixel":
                 resized, offset = square
                 images = fn.resize(window, size=resized, **how)
-                images = fn.slice(images, start=offset, shape=[self._size, self._size], axis_names="HW")
+                images = fn.slice(
+                    images, start=offset, shape=[self._size, self._size], axis_names="HW"
+                )
             else:
                 first, end = square
-                images = fn.resize(window, size=[self._size, self._size], roi_start=first, roi_end=end, **how)
+                images = fn.resize(
+                    window, size=[self._size, self._size], roi_start=first, roi_end=end, **how
+                )
             return fn.flip(images, horizontal=flip)
 
         pipeline = planned()
@@ -138,9 +161,11 @@ class DaliLoader:
     def _inputs(self, plan: BatchPlan) -> tuple[list[np.ndarray], ...]:
         """Return the inputs of DALI for every image that is not padding."""
         used = np.flatnonzero(plan.samples >= 0).tolist()
-        encoded, windows = [], []
+        encoded = []
+        windows = []
         for i in used:
-            sample, window = int(plan.samples[i]), plan.windows[i]
+            sample = int(plan.samples[i])
+            window = plan.windows[i]
             data = self._index.read(sample)
             if not is_plain_jpeg(data):
                 data, window = self._as_bitmap(sample, data, window)
@@ -154,18 +179,28 @@ class DaliLoader:
             *self._squares(plan, used),
         )
 
-    def _squares(self, plan: BatchPlan, used: list[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return size and offset in the resized window of every image, or first and last place that its square shows."""
+    def _squares(
+        self, plan: BatchPlan, used: list[int]
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return size and offset in the resized window of every image, or first and last place that
+        its square shows."""
         if self._sampling == "half_pixel":
-            return [plan.resized[i].astype(np.float32) for i in used], [plan.offsets[i].astype(np.int32) for i in used]
-        sources, resized, offsets = plan.windows[:, 2:].tolist(), plan.resized.tolist(), plan.offsets.tolist()
-        where = [stretches(sources[i], resized[i], offsets[i], self._size, self._sampling) for i in used]
+            return [plan.resized[i].astype(np.float32) for i in used], [
+                plan.offsets[i].astype(np.int32) for i in used
+            ]
+        sources = plan.windows[:, 2:].tolist()
+        resized = plan.resized.tolist()
+        offsets = plan.offsets.tolist()
+        where = [
+            stretches(sources[i], resized[i], offsets[i], self._size, self._sampling) for i in used
+        ]
         starts = np.array([[start for start, _ in each] for each in where], np.float32)
         ends = np.array([[start + length for start, length in each] for each in where], np.float32)
         return list(starts), list(ends)
 
     def _as_bitmap(self, sample: int, data: bytes, window: np.ndarray) -> tuple[bytes, np.ndarray]:
-        """Return a bitmap of an image's window, and the window in it, for an image that DALI must not decode.
+        """Return a bitmap of an image's window, and the window in it, for an image that DALI must
+        not decode.
 
         The pixels are those of the host loader.
         """
@@ -180,12 +215,15 @@ class DaliLoader:
         return cv2.imencode(".bmp", part)[1].tobytes(), np.array([0, 0, height, width], np.int32)
 
     def _batch(self, plan: BatchPlan, output: Any, lends: bool) -> Batch:
-        labels, padded = self._index.labels(plan.samples), plan.samples < 0
+        labels = self._index.labels(plan.samples)
+        padded = plan.samples < 0
         if lends and not padded.any():
             return Batch(Lent(output.as_tensor()), labels, plan.coefficients, plan.partners)
         images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
         if output is not None:
-            images[~padded] = np.asarray((output if self._gpu is None else output.as_cpu()).as_tensor())
+            images[~padded] = np.asarray(
+                (output if self._gpu is None else output.as_cpu()).as_tensor()
+            )
         return Batch(images, labels, plan.coefficients, plan.partners)
 
     def _named(self, plan: BatchPlan, error: RuntimeError) -> DataError:
@@ -195,8 +233,13 @@ class DaliLoader:
                 decode(self._index.read(sample))
             except ValueError as reason:
                 return self._index.changed(sample, str(reason))
-        places = ", ".join(self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4])
-        return DataError(f"DALI could not make the batch of {places} ..., although libjpeg-turbo decodes these: {error}")
+        places = ", ".join(
+            self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4]
+        )
+        return DataError(
+            f"DALI could not make the batch of {places} ..., although libjpeg-turbo decodes these:"
+            f" {error}"
+        )
 
 
 class Lent:
@@ -228,7 +271,8 @@ class Lent:
 
 
 def import_dali() -> tuple[Any, Any, Any]:
-    """Return DALI's functions, types and `pipeline_def`. Raises `BackendError` if it is not installed."""
+    """Return DALI's functions, types and `pipeline_def`. Raises `BackendError` if it is not
+    installed."""
     try:
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import pipeline_def

@@ -1,4 +1,5 @@
-"""The host loader: threads that read, decode, crop and resize images exactly as a plan says, some batches ahead."""
+"""The host loader: threads that read, decode, crop and resize images exactly as a plan says, some
+batches ahead."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,9 @@ class HostLoader:
         ahead: int = 2,
     ) -> None:
         assert ahead >= 1
-        self._index, self._size, self._ahead = index, size, ahead
+        self._index = index
+        self._size = size
+        self._ahead = ahead
         self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation}
         self._how |= {"dct_scaling": dct_scaling, "sampling": sampling}
         self._turns = exif_orientation
@@ -47,7 +50,12 @@ class HostLoader:
     def __enter__(self) -> "HostLoader":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
@@ -76,18 +84,24 @@ class HostLoader:
         padded = plan.samples < 0
         images[padded] = 0
         to_load = np.flatnonzero(~padded).tolist()
-        # One task for each image wastes the threads' time; too few tasks leave threads idle at the end of a batch.
+        # One task for each image wastes the threads' time; too few tasks leave threads idle at the
+        # end of a batch.
         each = max(len(to_load) // (4 * self._threads), 1)
         tasks = [to_load[first : first + each] for first in range(0, len(to_load), each)]
         work = [self._pool.submit(self._load, plan, some, images) for some in tasks]
-        return Batch(images, self._index.labels(plan.samples), plan.coefficients, plan.partners), work
+        return Batch(
+            images, self._index.labels(plan.samples), plan.coefficients, plan.partners
+        ), work
 
     def _load(self, plan: BatchPlan, some: list[int], images: np.ndarray) -> None:
         samples, windows, resized, offsets, flips = (
-            column[some].tolist() for column in (plan.samples, plan.windows, plan.resized, plan.offsets, plan.flips)
+            column[some].tolist()
+            for column in (plan.samples, plan.windows, plan.resized, plan.offsets, plan.flips)
         )
         sizes = self._index.rows[["height", "width"]][samples].tolist()
-        orientations = self._index.orientations[samples].tolist() if self._turns else [UPRIGHT] * len(samples)
+        orientations = (
+            self._index.orientations[samples].tolist() if self._turns else [UPRIGHT] * len(samples)
+        )
         for at, i in enumerate(some):
             data = self._index.read(samples[at])
             try:

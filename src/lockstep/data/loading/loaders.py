@@ -13,20 +13,28 @@ from lockstep.system.errors import RecipeError
 Loader = HostLoader | DaliLoader | SyntheticLoader
 
 
-def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int, evaluation: bool = False) -> Loader:
+def loader_of(
+    index: Index, recipe: Recipe, execution: Execution, *, size: int, evaluation: bool = False
+) -> Loader:
     """Return a loader of an index for images of `size` x `size` pixels.
 
-    The recipe says how images are resized, in training or in an `evaluation`; the execution says which loader runs, and
-    how. Raises `BackendError` if the loader's library is not installed, `RecipeError` if the loader cannot do what the
-    recipe says.
+    The recipe says how images are resized, in training or in an `evaluation`; the execution says
+    which loader runs, and how. Raises `BackendError` if the loader's library is not installed,
+    `RecipeError` if the loader cannot do what the recipe says.
     """
     if execution.loader == "synthetic":
         return SyntheticLoader(index, size=size)
     how: dict[str, Any] = {"threads": execution.loader_threads, "ahead": execution.loader_batches}
-    how |= {"size": size, "exif_orientation": recipe.exif_orientation, **resampling(recipe, evaluation=evaluation)}
+    how |= {
+        "size": size,
+        "exif_orientation": recipe.exif_orientation,
+        **resampling(recipe, evaluation=evaluation),
+    }
     if execution.loader == "host":
         return HostLoader(index, **how)
     if how.pop("dct_scaling"):
-        raise RecipeError("DALI decodes at full size only: leave out dct_scaling, or use the host loader")
+        raise RecipeError(
+            "DALI decodes at full size only: leave out dct_scaling, or use the host loader"
+        )
     on_gpu = execution.loader == "dali-gpu"
     return DaliLoader(index, on_gpu=on_gpu, lends=on_gpu, **how)

@@ -19,7 +19,8 @@ class BadForm(ValueError):
 
 
 def image_in(body: bytes, content_type: str) -> bytes:
-    """Return the image of a request: its body, or the first file of a form (multipart/form-data). Raises `BadForm`."""
+    """Return the image of a request: its body, or the first file of a form (multipart/form-data).
+    Raises `BadForm`."""
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data":
         return body
@@ -72,7 +73,9 @@ class _Form:
         self._value += data[start:end]
 
     def _end_header(self) -> None:
-        if self._name.lower() == b"content-disposition" and re.search(rb";\s*filename\*?=", self._value, re.IGNORECASE):
+        if self._name.lower() == b"content-disposition" and re.search(
+            rb";\s*filename\*?=", self._value, re.IGNORECASE
+        ):
             self._is_file = True
         self._name = self._value = b""
 

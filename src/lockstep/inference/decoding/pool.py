@@ -1,9 +1,9 @@
 """A pool of processes that decode, for one event loop. See `process` for what runs in them.
 
-Each decoder works on one image at a time. One that takes longer than `PATIENT_SEC` for an image is set aside: it gets the
-lowest priority, and another decoder takes its place, so that images behind it do not wait for it. Images that are not
-waited for any more, because their time is over or their client has left, end their decoder. Another one is forked in
-milliseconds.
+Each decoder works on one image at a time. One that takes longer than `PATIENT_SEC` for an image is
+set aside: it gets the lowest priority, and another decoder takes its place, so that images behind
+it do not wait for it. Images that are not waited for any more, because their time is over or their
+client has left, end their decoder. Another one is forked in milliseconds.
 """
 
 import asyncio
@@ -23,14 +23,23 @@ from pathlib import Path
 import numpy as np
 
 import lockstep
-from lockstep.inference.decoding.process import DECODED, END, LARGEST_MESSAGE, START, YIELD, Settings
+from lockstep.inference.decoding.process import (
+    DECODED,
+    END,
+    LARGEST_MESSAGE,
+    START,
+    YIELD,
+    Settings,
+)
 
 PATIENT_SEC = 1.0
-"""The seconds after which others do not wait for an image. A photo of 50 million pixels takes less on an idle core."""
+"""The seconds after which others do not wait for an image. A photo of 50 million pixels takes less
+on an idle core."""
 MOST_SET_ASIDE = 4
 """Decoders that are set aside. If there are more, the first of them is ended."""
 _STARTING_SEC = 60.0
-"""The seconds in which a process must be ready to decode. It takes less than one unless the machine is very busy."""
+"""The seconds in which a process must be ready to decode. It takes less than one unless the machine
+is very busy."""
 _AGAIN_SEC = 1.0
 """The seconds until it is tried again to start a decoder."""
 _KEPT_BYTES = 2**20
@@ -58,11 +67,21 @@ class _Forker:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         paths = [str(Path(lockstep.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
+        environment = (
+            os.environ
+            | _ONE_THREAD
+            | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
+        )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lockstep.inference.decoding.process", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "lockstep.inference.decoding.process",
+                    str(theirs.fileno()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -86,7 +105,8 @@ class _Forker:
         return self._process.poll() is not None
 
     def close(self) -> str:
-        """End the process, and with it its decoders. Return the last lines that it wrote to stderr; "" the second time."""
+        """End the process, and with it its decoders. Return the last lines that it wrote to stderr;
+        "" the second time."""
         if self._errors.closed:
             return ""
         self._socket.close()
@@ -101,11 +121,17 @@ class _Forker:
 class _Decoder:
     """A process that decodes one image at a time."""
 
-    def __init__(self, number: int, requests: socket.socket, memory: mmap.mmap, settings: Settings) -> None:
+    def __init__(
+        self, number: int, requests: socket.socket, memory: mmap.mmap, settings: Settings
+    ) -> None:
         self.number = number
         self.is_given_up = False
-        self._requests, self._memory, self._settings = requests, memory, settings
-        self._pixels = np.frombuffer(memory, np.uint8, settings.side**2 * 3).reshape(settings.side, settings.side, 3)
+        self._requests = requests
+        self._memory = memory
+        self._settings = settings
+        self._pixels = np.frombuffer(memory, np.uint8, settings.side**2 * 3).reshape(
+            settings.side, settings.side, 3
+        )
 
     def is_alive(self) -> bool:
         """Return whether the process has not ended."""
@@ -123,10 +149,14 @@ class _Decoder:
                 raise OSError("the process that decodes has ended")
 
     async def decode(self, body: bytes, content_type: str | None, out: np.ndarray) -> None:
-        """Decode the image of a body to `out`, uint8 [side, side, 3]. Raises `NotDecoded`, and `OSError` if it ends."""
-        loop, place = asyncio.get_running_loop(), self._settings.body_place
+        """Decode the image of a body to `out`, uint8 [side, side, 3]. Raises `NotDecoded`, and
+        `OSError` if it ends."""
+        loop = asyncio.get_running_loop()
+        place = self._settings.body_place
         self._memory[place : place + len(body)] = body
-        await loop.sock_sendall(self._requests, json.dumps([len(body), content_type], allow_nan=False).encode())
+        await loop.sock_sendall(
+            self._requests, json.dumps([len(body), content_type], allow_nan=False).encode()
+        )
         answer = await loop.sock_recv(self._requests, LARGEST_MESSAGE)
         if not answer:
             raise OSError("the process that decodes has ended")
@@ -156,9 +186,11 @@ class Decoders:
     def __init__(self, places: int, report: Callable[[str], None]) -> None:
         """Start the process that forks decoders, which takes a while to import what it needs.
 
-        `places` is the number of images that are decoded at the same time. `report` gets what has failed.
+        `places` is the number of images that are decoded at the same time. `report` gets what has
+        failed.
         """
-        self._places, self._report = places, report
+        self._places = places
+        self._report = report
         self._forker: _Forker | None = _Forker()
         self._settings: Settings | None = None
         self._numbers = count()
@@ -200,10 +232,11 @@ class Decoders:
             self._forker = None
 
     async def decode(self, body: bytes, content_type: str | None, out: np.ndarray) -> None:
-        """Decode the image of a body to `out`, uint8 [side, side, 3]. `content_type` is that of a form, otherwise None.
+        """Decode the image of a body to `out`, uint8 [side, side, 3]. `content_type` is that of a
+        form, otherwise None.
 
-        Raises `NotDecoded` with the reason, `GivenUp`, and `OSError` if the process crashes. If it is cancelled, decoding
-        ends.
+        Raises `NotDecoded` with the reason, `GivenUp`, and `OSError` if the process crashes. If it
+        is cancelled, decoding ends.
         """
         decoder = await self._take()
         timer = asyncio.get_running_loop().call_later(PATIENT_SEC, self._put_aside, decoder)
@@ -277,11 +310,15 @@ class Decoders:
             except (OSError, TimeoutError) as error:
                 self._report(f"a process that decodes could not be started: {error!r}")
                 await asyncio.sleep(_AGAIN_SEC)
-                if self._forker is forker and (isinstance(error, TimeoutError) or forker.has_ended()):
+                if self._forker is forker and (
+                    isinstance(error, TimeoutError) or forker.has_ended()
+                ):
                     try:
                         self._replace(forker)
                     except OSError as reason:  # no memory or descriptors: it is tried again
-                        self._report(f"the process that starts decoders could not be started: {reason!r}")
+                        self._report(
+                            f"the process that starts decoders could not be started: {reason!r}"
+                        )
         task = asyncio.current_task()
         assert task is not None
         self._starting.discard(task)
@@ -302,7 +339,8 @@ class Decoders:
         """Return another decoder. Raises `OSError` and `TimeoutError` if it cannot be started."""
         assert self._settings is not None
         assert self._forker is not None
-        number, settings = next(self._numbers), self._settings
+        number = next(self._numbers)
+        settings = self._settings
         shared = os.memfd_create("lockstep-decoder")
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,11 +1,13 @@
-"""The processes that decode: one that has imported what decoding needs, and its forks, which decode.
+"""The processes that decode: one that has imported what decoding needs, and its forks, which
+decode.
 
     python -m lockstep.inference.decoding.process DESCRIPTOR
 
-The descriptor is that of a socket (SOCK_SEQPACKET). Its first message is `Settings` as JSON. Each further one is a command:
-start a decoder, which gets a socket and shared memory as descriptors; end one; lower its priority. A decoder is sent the
-length of a body in the shared memory; it writes the pixels there, and answers with `[kind, reason]`. Decoders end with the
-process that forked them, and that one ends when the other side of its socket is closed, so nothing outlives the server.
+The descriptor is that of a socket (SOCK_SEQPACKET). Its first message is `Settings` as JSON. Each
+further one is a command: start a decoder, which gets a socket and shared memory as descriptors; end
+one; lower its priority. A decoder is sent the length of a body in the shared memory; it writes the
+pixels there, and answers with `[kind, reason]`. Decoders end with the process that forked them, and
+that one ends when the other side of its socket is closed, so nothing outlives the server.
 """
 
 import ctypes
@@ -30,9 +32,14 @@ from lockstep.inference.decoding.forms import BadForm, image_in
 from lockstep.inference.images import read_square
 from lockstep.recipes import Recipe
 
-DECODED, BAD_FORM, OVER_BUDGET, BAD_IMAGE = "decoded", "bad form", "over budget", "bad image"
+DECODED = "decoded"
+BAD_FORM = "bad form"
+OVER_BUDGET = "over budget"
+BAD_IMAGE = "bad image"
 """The kinds of answers."""
-START, END, YIELD = "start", "end", "yield"
+START = "start"
+END = "end"
+YIELD = "yield"
 """The commands."""
 LARGEST_MESSAGE = 2**16
 _LONGEST_REASON = 500
@@ -72,20 +79,26 @@ class Settings:
 
 def main(descriptor: int) -> None:
     """Carry out commands until the other side is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they may be sent to all processes; the server decides when to end
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # they may be sent to all processes; the server decides when to end
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     Image.init()
     control = socket.socket(fileno=descriptor)
     settings = Settings(**json.loads(control.recv(LARGEST_MESSAGE)))
-    recipe, decoders = Recipe.of(settings.recipe), dict[int, int]()
+    recipe = Recipe.of(settings.recipe)
+    decoders = dict[int, int]()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, LARGEST_MESSAGE, 2)
         if not message:
             return
         command, number = json.loads(message)
         if command == START:
-            with suppress(BlockingIOError):  # there are too many processes; its socket is closed below, which says it
+            with suppress(
+                BlockingIOError
+            ):  # there are too many processes; its socket is closed below, which says it
                 process = os.fork()
                 if not process:
                     control.close()
@@ -95,7 +108,9 @@ def main(descriptor: int) -> None:
                 os.close(each)
         elif command == END and number in decoders:
             process = decoders.pop(number)
-            os.kill(process, signal.SIGKILL)  # it was not waited for, so the number is still its own
+            os.kill(
+                process, signal.SIGKILL
+            )  # it was not waited for, so the number is still its own
             os.waitpid(process, 0)
         elif command == YIELD and number in decoders:
             with suppress(ProcessLookupError):
@@ -108,7 +123,10 @@ def _decode_on(descriptor: int, shared: int, settings: Settings, recipe: Recipe)
         _end_with(os.getppid())
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, sys.stderr.fileno())  # libraries print warnings of damaged files
-        with socket.socket(fileno=descriptor) as requests, mmap.mmap(shared, settings.memory_bytes) as memory:
+        with (
+            socket.socket(fileno=descriptor) as requests,
+            mmap.mmap(shared, settings.memory_bytes) as memory,
+        ):
             _decode(requests, memory, settings, recipe)
     finally:
         os._exit(0)
@@ -125,7 +143,8 @@ def _end_with(parent: int) -> None:
 
 
 def _decode(requests: socket.socket, memory: mmap.mmap, settings: Settings, recipe: Recipe) -> None:
-    side, place = settings.side, settings.body_place
+    side = settings.side
+    place = settings.body_place
     pixels = np.frombuffer(memory, np.uint8, side * side * 3).reshape(side, side, 3)
     requests.send(b"ready")
     while message := requests.recv(LARGEST_MESSAGE):
@@ -135,13 +154,18 @@ def _decode(requests: socket.socket, memory: mmap.mmap, settings: Settings, reci
         requests.send(json.dumps([kind, reason[:_LONGEST_REASON]], allow_nan=False).encode())
 
 
-def _answer(body: bytes, content_type: str | None, recipe: Recipe, most_pixels: int, pixels: np.ndarray) -> tuple[str, str]:
-    """Decode the image of a body to `pixels`. Return the kind of the answer and, if it is not `DECODED`, the reason."""
+def _answer(
+    body: bytes, content_type: str | None, recipe: Recipe, most_pixels: int, pixels: np.ndarray
+) -> tuple[str, str]:
+    """Decode the image of a body to `pixels`. Return the kind of the answer and, if it is not
+    `DECODED`, the reason."""
     try:
         data = body if content_type is None else image_in(body, content_type)
         height, width = header_size(data)
         if height * width > most_pixels:
-            raise TooManyPixels(f"{width} x {height} pixels are too many: at most {most_pixels:,}; reduce the image")
+            raise TooManyPixels(
+                f"{width} x {height} pixels are too many: at most {most_pixels:,}; reduce the image"
+            )
         read_square(data, recipe, pixels)
     except BadForm as error:
         return BAD_FORM, str(error)

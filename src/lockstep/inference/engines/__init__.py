@@ -1,7 +1,9 @@
-"""Engines of inference: what computes logits of images from trained weights. One protocol, one file for each engine.
+"""Engines of inference: what computes logits of images from trained weights. One protocol, one file
+for each engine.
 
-"native" is the engine of a framework (`lockstep.backends`). The others run one graph on one machine: an ONNX model, or a
-program of Paddle. They need no training framework, but packages of their own.
+"native" is the engine of a framework (`lockstep.backends`). The others run one graph on one
+machine: an ONNX model, or a program of Paddle. They need no training framework, but packages of
+their own.
 """
 
 import importlib
@@ -21,7 +23,8 @@ from lockstep.system.errors import BackendError, nearest
 from lockstep.system.machine import arithmetic, first_number, share_of_cores
 from lockstep.weights.opening import Opened
 
-NATIVE, AUTO = "native", "auto"
+NATIVE = "native"
+AUTO = "auto"
 
 
 class InferenceEngine(Protocol):
@@ -39,7 +42,8 @@ class InferenceEngine(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]; size is the recipe's `eval_crop`."""
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]; size is the
+        recipe's `eval_crop`."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,11 @@ class Order:
     most_images: int
     """The largest batch to prepare for. Only TensorRT refuses a larger one."""
     exported: Callable[[], bytes] | None = None
-    """Returns the ONNX model to run, with the output `logits`; None: it is made from the weights."""
+    """Returns the ONNX model to run, with the output `logits`; None: it is made from the weights.
+    """
     shares_cores: bool = False
-    """Whether other threads need the cores between two batches, as in a server. Then an engine's threads wait without
-    computing."""
+    """Whether other threads need the cores between two batches, as in a server. Then an engine's
+    threads wait without computing."""
 
     def model(self) -> bytes:
         """Return an ONNX model from `images`, uint8 [N, S, S, 3], to `logits`, float32 [N, logits]."""
@@ -65,14 +70,17 @@ class Order:
         return onnx_model.logits_model(weights.recipe, weights.tensors, weights.scales)
 
     def model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
-        """Return the same model, and weights by name that are not in it (`onnx_model.logits_model_apart`).
+        """Return the same model, and weights by name that are not in it
+        (`onnx_model.logits_model_apart`).
 
         An exported model has all of them inside.
         """
         if self.exported is not None:
             return self.exported(), {}
         weights = self.weights
-        return onnx_model.logits_model_apart(weights.recipe, weights.tensors, weights.scales, as_inputs=as_inputs)
+        return onnx_model.logits_model_apart(
+            weights.recipe, weights.tensors, weights.scales, as_inputs=as_inputs
+        )
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,11 @@ class Row:
     """One engine, as far as it can be described without its package."""
 
     module: str
-    """The module of this package. `device(execution)` of it returns "cpu" or "cuda", `opened(order)` an engine."""
+    """The module of this package. `device(execution)` of it returns "cpu" or "cuda",
+    `opened(order)` an engine."""
     distributions: tuple[str, ...]
-    """Distributions of which one must be installed; empty for the native engine, which needs the framework."""
+    """Distributions of which one must be installed; empty for the native engine, which needs the
+    framework."""
     install: str
     """What to type to install it."""
     precisions: Mapping[str, tuple[str, ...]]
@@ -102,13 +112,19 @@ class Row:
 
     def missing(self) -> bool:
         """Return whether its package, or the package onnx that it needs, is not installed."""
-        return self.version() is None or (self.runs_onnx and Framework(("onnx",), "").version() is None)
+        return self.version() is None or (
+            self.runs_onnx and Framework(("onnx",), "").version() is None
+        )
 
     def function(self, name: str) -> Callable[..., object]:
         """Return a function of its module. Raises `BackendError` if the package is missing."""
         if self.missing():
-            raise BackendError(f"the engine {self.name} needs {' or '.join(self.distributions)}: {self.install}")
-        found: Callable[..., object] = getattr(importlib.import_module(f"{__name__}.{self.module}"), name)
+            raise BackendError(
+                f"the engine {self.name} needs {' or '.join(self.distributions)}: {self.install}"
+            )
+        found: Callable[..., object] = getattr(
+            importlib.import_module(f"{__name__}.{self.module}"), name
+        )
         return found
 
     @property
@@ -135,8 +151,8 @@ def _rows() -> list[Row]:
             "pip install openvino==2026.4.1 onnx==1.23.2",
             {"cpu": ("fp32", "bf16")},
             extra="openvino",
-            # It merges QuantizeLinear and DequantizeLinear into its own int8, which rounds elsewhere: a third of what
-            # quantisation itself changes (2026.4, AVX2).
+            # It merges QuantizeLinear and DequantizeLinear into its own int8, which rounds
+            # elsewhere: a third of what quantisation itself changes (2026.4, AVX2).
             quantises=False,
         ),
         Row(
@@ -160,24 +176,30 @@ def _rows() -> list[Row]:
 
 
 ENGINES: dict[str, Row] = {row.name: row for row in _rows()}
-"""The engines besides the native one, by name. The versions are those that are tested together (`constraints.txt`)."""
+"""The engines besides the native one, by name. The versions are those that are tested together
+(`constraints.txt`)."""
 
 
 def row_of(name: str) -> Row:
-    """Return the row of an engine that is not native. Raises `BackendError` if there is none of that name."""
+    """Return the row of an engine that is not native. Raises `BackendError` if there is none of
+    that name."""
     if name not in ENGINES:
-        raise BackendError(f"there is no engine {name!r}. {nearest(name, [NATIVE, AUTO, *ENGINES])}")
+        raise BackendError(
+            f"there is no engine {name!r}. {nearest(name, [NATIVE, AUTO, *ENGINES])}"
+        )
     return ENGINES[name]
 
 
 def available(backend: str) -> list[str]:
-    """Return the names of the engines that are installed, the native one first, if the framework of `backend` is."""
+    """Return the names of the engines that are installed, the native one first, if the framework of
+    `backend` is."""
     native = [NATIVE] if backend in FRAMEWORKS and FRAMEWORKS[backend].version() is not None else []
     return native + [name for name, row in ENGINES.items() if not row.missing()]
 
 
 def check_engine(name: str, backend: str) -> None:
-    """Raise `BackendError` if there is no such engine or what it needs is missing. Nothing is imported."""
+    """Raise `BackendError` if there is no such engine or what it needs is missing. Nothing is
+    imported."""
     if name == NATIVE:
         check_installed(backend)
     elif name != AUTO:
@@ -187,13 +209,15 @@ def check_engine(name: str, backend: str) -> None:
 def device_of(name: str, execution: Execution) -> str:
     """Return the device that an engine besides the native one computes on: "cpu" or "cuda".
 
-    Raises `BackendError` if its package is missing, or the execution asks for a device that it does not have.
+    Raises `BackendError` if its package is missing, or the execution asks for a device that it does
+    not have.
     """
     return str(row_of(name).function("device")(execution))
 
 
 def begin_to_import(name: str, execution: Execution) -> None:
-    """Import the packages of an engine that runs ONNX models in a thread; for other names, do nothing.
+    """Import the packages of an engine that runs ONNX models in a thread; for other names, do
+    nothing.
 
     Meanwhile this thread can read weights. Errors are left to `open_engine`.
     """
@@ -219,11 +243,12 @@ def open_engine(
 ) -> InferenceEngine:
     """Return an engine that holds the weights, and computes in the precision of their recipe.
 
-    `most_images` is the largest batch to prepare for. `exported` returns the ONNX model to run instead of the weights.
-    With `shares_cores`, the engine leaves the cores to other threads between two batches.
+    `most_images` is the largest batch to prepare for. `exported` returns the ONNX model to run
+    instead of the weights. With `shares_cores`, the engine leaves the cores to other threads
+    between two batches.
 
-    Raises `BackendError` if a package is missing, or if the engine does not have the device, the precision or the
-    quantisation.
+    Raises `BackendError` if a package is missing, or if the engine does not have the device, the
+    precision or the quantisation.
 
     >>> from lockstep.weights.opening import open_weights
     >>> with open_engine("onnxruntime", open_weights("run")) as engine:
@@ -236,26 +261,34 @@ def open_engine(
         native = importlib.import_module(f"{__name__}.native")
         engine: InferenceEngine = native.opened(order)
         return engine
-    row, device = row_of(name), device_of(name, execution)
+    row = row_of(name)
+    device = device_of(name, execution)
     if why := refusal(name, weights.recipe.precision, device):
         raise BackendError(why)
     if weights.scales and not row.quantises:
         raise BackendError(
-            f"the engine {name} computes in float, and the weights were trained for {weights.recipe.quantisation}; use "
-            f"--engine {NATIVE} or {' or '.join(each for each, other in ENGINES.items() if other.quantises)}"
+            f"the engine {name} computes in float, and the weights were trained for"
+            f" {weights.recipe.quantisation}; use --engine {NATIVE} or"
+            f" {' or '.join(each for each, other in ENGINES.items() if other.quantises)}"
         )
     opened: InferenceEngine = row.function("opened")(order)  # type: ignore[assignment]
     return opened
 
 
 def refusal(name: str, precision: str, device: str) -> str:
-    """Return why an engine besides the native one cannot compute in a precision on a device; "" if it can."""
-    where, known = {"cpu": "a CPU", "cuda": "a GPU"}[device], row_of(name).precisions.get(device, ())
+    """Return why an engine besides the native one cannot compute in a precision on a device; "" if
+    it can."""
+    where = {"cpu": "a CPU", "cuda": "a GPU"}[device]
+    known = row_of(name).precisions.get(device, ())
     if precision not in known:
-        return f"the engine {name} does not compute in {precision} on {where}; use --set precision={' or '.join(known)}"
+        return (
+            f"the engine {name} does not compute in {precision} on {where}; use --set"
+            f" precision={' or '.join(known)}"
+        )
     if device == "cpu" and precision not in arithmetic().precisions:
         return (
-            f"{name} computes in {precision} only on processors that multiply it, not on this one; use --set precision=fp32"
+            f"{name} computes in {precision} only on processors that multiply it, not on this one;"
+            " use --set precision=fp32"
         )
     return ""
 
@@ -265,19 +298,25 @@ def package(name: str, of: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:  # installed, but not for this machine
-        raise BackendError(f"{of} does not load: {error}; install it again, or use --engine {NATIVE}") from error
+        raise BackendError(
+            f"{of} does not load: {error}; install it again, or use --engine {NATIVE}"
+        ) from error
 
 
 def threads() -> int:
-    """Return the number of threads to compute with on a CPU: that of OMP_NUM_THREADS, else this process's share of cores."""
+    """Return the number of threads to compute with on a CPU: that of OMP_NUM_THREADS, else this
+    process's share of cores."""
     return first_number(os.environ.get("OMP_NUM_THREADS", "")) or share_of_cores()
 
 
 def checked(images: np.ndarray, side: int) -> np.ndarray:
-    """Return images in one piece of memory. Raises `ValueError` unless they are uint8 [1 or more, side, side, 3]."""
+    """Return images in one piece of memory. Raises `ValueError` unless they are uint8 [1 or more,
+    side, side, 3]."""
     images = np.ascontiguousarray(images)
     if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3) or len(images) == 0:
-        raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, {side}, {side}, 3)")
+        raise ValueError(
+            f"images are {images.dtype} {images.shape}, expected uint8 (N, {side}, {side}, 3)"
+        )
     return images
 
 

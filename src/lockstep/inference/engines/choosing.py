@@ -1,4 +1,5 @@
-"""The fastest engine that keeps the bound: measured once for a machine and weights, and remembered in the user's cache."""
+"""The fastest engine that keeps the bound: measured once for a machine and weights, and remembered
+in the user's cache."""
 
 import hashlib
 import statistics
@@ -23,10 +24,12 @@ from lockstep.weights import certificate
 from lockstep.weights.opening import Opened
 
 BOUNDS = {"fp32": certificate.BOUND, "bf16": 0.1, "fp16": 1.2e-2}
-"""Logits may differ from the native engine's by this share of the largest: twice what `lockstep verify` allows to each."""
+"""Logits may differ from the native engine's by this share of the largest: twice what `lockstep
+verify` allows to each."""
 QUANTISED_BOUND = 1e-2
 """The same for weights in int8, where rounding decides which integer a value becomes."""
-WARMUP, TIMED = 1, 4
+WARMUP = 1
+TIMED = 4
 """Batches of an engine that are not timed, and that are."""
 _KIND = "lockstep-engines"
 _MOST = 200
@@ -34,23 +37,31 @@ _MOST = 200
 
 
 def fastest(weights: Opened, execution: Execution, recorder: Recorder) -> str:
-    """Return the name of the fastest installed engine whose logits keep the bound. The native engine always keeps it.
+    """Return the name of the fastest installed engine whose logits keep the bound. The native
+    engine always keeps it.
 
-    An engine that loads another framework than the execution's is not considered, since two of them cannot share a process.
+    An engine that loads another framework than the execution's is not considered, since two of them
+    cannot share a process.
     """
     names = _candidates(weights, execution)
     if len(names) == 1:
         return names[0]
-    key, file = _key(weights, execution, names), user_cache() / "engines.json"
+    key = _key(weights, execution, names)
+    file = user_cache() / "engines.json"
     known = _read(file)
     if key in known and known[key]["engine"] in names:
         return str(known[key]["engine"])
-    recorder.note(f"measures the engines {', '.join(names)} once for this machine and these weights; this takes seconds")
+    recorder.note(
+        f"measures the engines {', '.join(names)} once for this machine and these weights; this"
+        " takes seconds"
+    )
     rates, left_out = _measured(names, weights, execution)
     for name, why in left_out.items():
         recorder.note(f"the engine {name} is not used: {why}")
     chosen = max(rates, key=lambda name: rates[name])
-    shown = ", ".join(f"{name} {rate:.3g}" for name, rate in sorted(rates.items(), key=lambda each: -each[1]))
+    shown = ", ".join(
+        f"{name} {rate:.3g}" for name, rate in sorted(rates.items(), key=lambda each: -each[1])
+    )
     recorder.note(f"uses the engine {chosen} (images/s: {shown}); remembered in {file}")
     known.pop(key, None)
     kept = [*list(known.items())[1 - _MOST :], (key, {"engine": chosen, "images_per_sec": rates})]
@@ -64,15 +75,21 @@ def _candidates(weights: Opened, execution: Execution) -> list[str]:
     found = available(execution.backend)
     if NATIVE not in found:
         raise BackendError(
-            f"{NATIVE} is missing, and the other engines are compared with it: "
-            f"{FRAMEWORKS[execution.backend].install}; or name an engine: {', '.join(found) or ', '.join(ENGINES)}"
+            f"{NATIVE} is missing, and the other engines are compared with it:"
+            f" {FRAMEWORKS[execution.backend].install}; or name an engine:"
+            f" {', '.join(found) or ', '.join(ENGINES)}"
         )
     return [NATIVE] + [name for name in found if name != NATIVE and _can(name, weights, execution)]
 
 
 def _can(name: str, weights: Opened, execution: Execution) -> bool:
-    row, precision = ENGINES[name], weights.recipe.precision
-    if row.framework not in ("", execution.backend) or (weights.scales and not row.quantises) or precision not in BOUNDS:
+    row = ENGINES[name]
+    precision = weights.recipe.precision
+    if (
+        row.framework not in ("", execution.backend)
+        or (weights.scales and not row.quantises)
+        or precision not in BOUNDS
+    ):
         return False
     try:
         return not refusal(name, precision, device_of(name, execution))
@@ -81,7 +98,8 @@ def _can(name: str, weights: Opened, execution: Execution) -> bool:
 
 
 def _key(weights: Opened, execution: Execution, names: list[str]) -> str:
-    """Return a digest of what the choice depends on: machine, versions, model, weights and settings."""
+    """Return a digest of what the choice depends on: machine, versions, model, weights and
+    settings."""
     digest = hashlib.blake2b(digest_size=16)
     versions = {name: ENGINES[name].version() for name in names if name != NATIVE}
     recipe = weights.recipe.fields()
@@ -91,8 +109,12 @@ def _key(weights: Opened, execution: Execution, names: list[str]) -> str:
         "cores": cores(),
         "native": FRAMEWORKS[execution.backend].version(),
         "versions": versions,
-        "recipe": {name: recipe[name] for name in ("model", "precision", "eval_crop", "quantisation")},
-        "execution": {name: execution.fields()[name] for name in ("backend", "device", "compile", "layout")},
+        "recipe": {
+            name: recipe[name] for name in ("model", "precision", "eval_crop", "quantisation")
+        },
+        "execution": {
+            name: execution.fields()[name] for name in ("backend", "device", "compile", "layout")
+        },
     }
     digest.update(to_json(facts).encode())
     for name, value in weights.tensors.items():
@@ -101,8 +123,11 @@ def _key(weights: Opened, execution: Execution, names: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _measured(names: list[str], weights: Opened, execution: Execution) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the images per second of the engines that keep the bound, and why the others are left out."""
+def _measured(
+    names: list[str], weights: Opened, execution: Execution
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the images per second of the engines that keep the bound, and why the others are left
+    out."""
     images = certificate.images(weights.recipe.eval_crop)
     bound = QUANTISED_BOUND if weights.scales else BOUNDS[weights.recipe.precision]
     rates: dict[str, float] = {}
@@ -123,11 +148,16 @@ def _measured(names: list[str], weights: Opened, execution: Execution) -> tuple[
         if difference <= bound:  # false for NaN
             rates[name] = rate
         else:
-            left_out[name] = f"its logits differ by {difference:.1e} of the largest, more than the bound of {bound:.0e}"
+            left_out[name] = (
+                f"its logits differ by {difference:.1e} of the largest, more than the bound of"
+                f" {bound:.0e}"
+            )
     return rates, left_out
 
 
-def _tried(name: str, weights: Opened, execution: Execution, images: np.ndarray) -> tuple[np.ndarray, float]:
+def _tried(
+    name: str, weights: Opened, execution: Execution, images: np.ndarray
+) -> tuple[np.ndarray, float]:
     """Return an engine's logits of some images in float64, and its images per second."""
     with open_engine(name, weights, execution, most_images=len(images)) as engine:
         for _ in range(WARMUP):
@@ -146,7 +176,9 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         found = parsed(read_regular(file, TEXT))
     except (OSError, ValueError):
         return {}
-    choices = found.get("choices") if isinstance(found, dict) and found.get("kind") == _KIND else None
+    choices = (
+        found.get("choices") if isinstance(found, dict) and found.get("kind") == _KIND else None
+    )
     if not isinstance(choices, dict):
         return {}
     return {key: choice for key, choice in choices.items() if _is_choice(choice)}

@@ -1,4 +1,5 @@
-"""ONNX models of `lockstep export`, as they are deployed: the file itself is run, not the weights in it."""
+"""ONNX models of `lockstep export`, as they are deployed: the file itself is run, not the weights
+in it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,26 +39,32 @@ class Exported:
 
 
 def exported_file(path: Path) -> Path | None:
-    """Return the ONNX file of `lockstep export` that a path names: the file or its folder; None if it names none.
+    """Return the ONNX file of `lockstep export` that a path names: the file or its folder; None if
+    it names none.
 
     The package onnx is needed only for ONNX files.
     """
     file = onnx_weights.find(path)
-    return file if file is not None and onnx_metadata.KEY in onnx_graph.opened(file).metadata else None
+    return (
+        file if file is not None and onnx_metadata.KEY in onnx_graph.opened(file).metadata else None
+    )
 
 
 def open_exported(file: Path) -> Exported:
-    """Return an exported model. Raises `CheckpointError` if it lacks the preprocessing, the images or softmax."""
+    """Return an exported model. Raises `CheckpointError` if it lacks the preprocessing, the images
+    or softmax."""
     graph = onnx_graph.opened(file)
     try:
         logits = _before_softmax(graph)
         recipe = _recipe(graph.metadata[onnx_metadata.KEY], _outputs(graph, logits))
     except (ValueError, LookupError, TypeError, RecipeError) as error:
-        raise CheckpointError(f"{file} cannot be evaluated as an export: {error}; export it again") from None
+        raise CheckpointError(
+            f"{file} cannot be evaluated as an export: {error}; export it again"
+        ) from None
     if graph.inputs != ("images",):
         raise CheckpointError(
-            f"{file} takes {', '.join(graph.inputs)}; expected `images`, as an export with preprocessing takes them: export "
-            "it without --bare"
+            f"{file} takes {', '.join(graph.inputs)}; expected `images`, as an export with"
+            " preprocessing takes them: export it without --bare"
         )
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
     return Exported(Opened(recipe, State(0, {}, {}), classes, file, LOCKSTEP), logits)
@@ -66,7 +73,9 @@ def open_exported(file: Path) -> Exported:
 def _recipe(text: str, logits: int) -> Recipe:
     values: Any = parsed(text)
     colours = {name: values[name] for name in ("mean", "std")}
-    return onnx_metadata.with_preprocessing(Recipe.of({"precision": "fp32", "logits": logits} | colours), text)
+    return onnx_metadata.with_preprocessing(
+        Recipe.of({"precision": "fp32", "logits": logits} | colours), text
+    )
 
 
 def _before_softmax(graph: onnx_graph.Graph) -> str:

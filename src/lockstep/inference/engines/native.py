@@ -17,7 +17,8 @@ class Native:
     def __init__(self, order: Order) -> None:
         self.precision = order.weights.recipe.precision
         self._world = backends.load(order.execution.backend).world(order.execution)
-        self.device, self.on_gpu = self._world.device, self._world.on_gpu
+        self.device = self._world.device
+        self.on_gpu = self._world.on_gpu
         try:
             self._engine = engine_with(order.weights, self._world, order.execution)
         except BaseException:

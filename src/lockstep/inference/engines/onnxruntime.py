@@ -1,4 +1,5 @@
-"""ONNX Runtime: on CPUs, and on GPUs through its providers for CUDA and TensorRT. The GPU's part has not been run."""
+"""ONNX Runtime: on CPUs, and on GPUs through its providers for CUDA and TensorRT. The GPU's part
+has not been run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -12,8 +13,8 @@ from lockstep.system.machine import gpu
 
 _CPU, _CUDA, _TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
 _SPIN = "session.intra_op.spin_duration_us", "100"
-"""For engines that share the cores: how long a thread looks for work in a loop. By default it is so long that a server's
-other threads lose a fifth of the processor's time."""
+"""For engines that share the cores: how long a thread looks for work in a loop. By default it is so
+long that a server's other threads lose a fifth of the processor's time."""
 _ERRORS = 3
 """The severity from which ONNX Runtime prints messages."""
 
@@ -25,22 +26,33 @@ class OnnxRuntime:
 
     def __init__(self, order: Order) -> None:
         recipe = order.weights.recipe
-        self.precision, self._side = recipe.precision, recipe.eval_crop
+        self.precision = recipe.precision
+        self._side = recipe.eval_crop
         self.on_gpu = device(order.execution) == "cuda"
         there = _package().get_available_providers()
-        chosen = providers(self.precision, there, quantised=bool(order.weights.scales)) if self.on_gpu else (_CPU,)
+        chosen = (
+            providers(self.precision, there, quantised=bool(order.weights.scales))
+            if self.on_gpu
+            else (_CPU,)
+        )
         model, self._weights = order.model_apart(as_inputs=False)
         self._session = session(model, self._weights, chosen, shares_cores=order.shares_cores)
         used = self._session.get_providers()[0]
         if self.on_gpu and used == _CPU:
-            raise BackendError("ONNX Runtime cannot use the GPU here, and would compute on the CPU; use --set device=cpu")
-        self.device = f"GPU, {used.removesuffix('ExecutionProvider')}" if self.on_gpu else cpu_name()
+            raise BackendError(
+                "ONNX Runtime cannot use the GPU here, and would compute on the CPU; use --set"
+                " device=cpu"
+            )
+        self.device = (
+            f"GPU, {used.removesuffix('ExecutionProvider')}" if self.on_gpu else cpu_name()
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._session, self._weights = None, {}
+        self._session = None
+        self._weights = {}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -62,11 +74,13 @@ def session(
 ) -> Any:
     """Return a session of ONNX Runtime. Raises `BackendError` if it cannot run the model.
 
-    `weights` are initializers whose data are not in the model. It may share their memory, so they must outlive it.
+    `weights` are initializers whose data are not in the model. It may share their memory, so they
+    must outlive it.
     """
     library = _package()
     options = library.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads(), 1
+    options.intra_op_num_threads = threads()
+    options.inter_op_num_threads = 1
     options.log_severity_level = _ERRORS
     if shares_cores:
         options.add_session_config_entry(*_SPIN)
@@ -76,27 +90,37 @@ def session(
     try:
         return library.InferenceSession(model, options, providers=list(providers))
     except Exception as error:  # its exceptions have no common base
-        raise BackendError(f"ONNX Runtime cannot run this model: {str(error).splitlines()[0]:.300}") from error
+        raise BackendError(
+            f"ONNX Runtime cannot run this model: {str(error).splitlines()[0]:.300}"
+        ) from error
 
 
 def device(execution: Execution) -> str:
-    """Return "cuda" if the package has CUDA, the machine a GPU, and the execution allows it; else "cpu"."""
+    """Return "cuda" if the package has CUDA, the machine a GPU, and the execution allows it; else
+    "cpu"."""
     if execution.device == "cpu":
         return "cpu"
     has_cuda = _CUDA in _package().get_available_providers()
     if execution.device == "cuda" and not has_cuda:
         raise BackendError(
-            "device is cuda, but this onnxruntime has no CUDA; install onnxruntime-gpu in its place, or use --set device=cpu"
+            "device is cuda, but this onnxruntime has no CUDA; install onnxruntime-gpu in its"
+            " place, or use --set device=cpu"
         )
     if execution.device == "cuda" and gpu() is None:
-        raise BackendError("device is cuda, but there is no GPU here; use --set device=cpu or see `lockstep doctor`")
+        raise BackendError(
+            "device is cuda, but there is no GPU here; use --set device=cpu or see `lockstep"
+            " doctor`"
+        )
     return "cuda" if has_cuda and gpu() is not None else "cpu"
 
 
-def providers(precision: str, there: list[str], *, quantised: bool) -> list[tuple[str, dict[str, str]]]:
+def providers(
+    precision: str, there: list[str], *, quantised: bool
+) -> list[tuple[str, dict[str, str]]]:
     """Return the providers to use on a GPU, the preferred one first, with their options.
 
-    TensorRT fuses more than CUDA, and has int8. It takes minutes to prepare, so fp32 and tf32 are left to CUDA.
+    TensorRT fuses more than CUDA, and has int8. It takes minutes to prepare, so fp32 and tf32 are
+    left to CUDA.
 
     >>> [name for name, _ in providers("fp16", ["TensorrtExecutionProvider", "CUDAExecutionProvider"], quantised=False)]
     ['TensorrtExecutionProvider', 'CUDAExecutionProvider']

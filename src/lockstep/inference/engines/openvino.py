@@ -22,7 +22,9 @@ class OpenVino:
 
     def __init__(self, order: Order) -> None:
         recipe = order.weights.recipe
-        self.precision, self._side, self.device = recipe.precision, recipe.eval_crop, cpu_name()
+        self.precision = recipe.precision
+        self._side = recipe.eval_crop
+        self.device = cpu_name()
         core = _package().Core()
         options = {
             "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
@@ -37,14 +39,17 @@ class OpenVino:
             model.reshape([-1, self._side, self._side, 3])
             compiled = core.compile_model(model, "CPU", options)
         except RuntimeError as error:
-            raise BackendError(f"OpenVINO cannot run this model: {str(error).strip().splitlines()[-1]:.300}") from error
+            raise BackendError(
+                f"OpenVINO cannot run this model: {str(error).strip().splitlines()[-1]:.300}"
+            ) from error
         self._request = compiled.create_infer_request()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._request, self._weights = None, {}
+        self._request = None
+        self._weights = {}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -60,12 +65,16 @@ def opened(order: Order) -> OpenVino:
 def device(execution: Execution) -> str:
     """Return "cpu". Raises `BackendError` if the execution asks for a GPU."""
     if execution.device == "cuda":
-        raise BackendError("device is cuda, but OpenVINO computes on CPUs here; use --engine onnxruntime or tensorrt")
+        raise BackendError(
+            "device is cuda, but OpenVINO computes on CPUs here; use --engine onnxruntime or"
+            " tensorrt"
+        )
     return "cpu"
 
 
 def _put(model: Any, weights: Mapping[str, np.ndarray]) -> None:
-    """Replace inputs of a model by constants. These may share the memory of the arrays, which must outlive the model."""
+    """Replace inputs of a model by constants. These may share the memory of the arrays, which must
+    outlive the model."""
     constant = package("openvino.op", "OpenVINO").Constant
     for given in model.get_parameters():
         if (name := given.get_friendly_name()) in weights:

@@ -1,4 +1,5 @@
-"""Paddle Inference. The predictor itself is in the backend's folder, the only place that imports its framework."""
+"""Paddle Inference. The predictor itself is in the backend's folder, the only place that imports
+its framework."""
 
 import importlib
 import tempfile
@@ -22,11 +23,14 @@ class PaddleInference:
 
     def __init__(self, order: Order) -> None:
         recipe = order.weights.recipe
-        self.precision, found = recipe.precision, device(order.execution)
+        self.precision = recipe.precision
+        found = device(order.execution)
         self.on_gpu = found == "cuda"
         self.device = "GPU" if self.on_gpu else cpu_name()
         predictor = _module("predictor")
-        options = predictor.Options(device=found, precision=self.precision, max_batch_images=order.most_images)
+        options = predictor.Options(
+            device=found, precision=self.precision, max_batch_images=order.most_images
+        )
         with tempfile.TemporaryDirectory(prefix="lockstep-program-") as name:
             folder = Path(name) / "program"
             plain = recipe.replace(precision="fp32")  # the predictor chooses the precision

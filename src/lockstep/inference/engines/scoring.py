@@ -23,11 +23,18 @@ def scores(engine: Predicts, batches: Iterable[Batch]) -> Scores:
     rows = [np.zeros((0, 5))]
     for batch in batches:
         counted = batch.labels >= 0
-        labels, logits = batch.labels[counted], engine.predict(batch.pixels)[counted].astype(np.float64)
+        labels = batch.labels[counted]
+        logits = engine.predict(batch.pixels)[counted].astype(np.float64)
         with np.errstate(invalid="ignore"):  # a logit that is not finite: the caller reports it
             losses, _ = functions.cross_entropy(logits, np.eye(logits.shape[1])[labels])
             confidences = functions.confidence(logits)
-        columns = [losses, functions.rank_of(logits, labels), logits.argmax(axis=1), labels, confidences]
+        columns = [
+            losses,
+            functions.rank_of(logits, labels),
+            logits.argmax(axis=1),
+            labels,
+            confidences,
+        ]
         rows.append(np.stack(columns, axis=1))
     return Scores.of_table(np.concatenate(rows))
 
@@ -39,12 +46,13 @@ class Speed(TypedDict):
     """Images over wall time, with decoding."""
     batch_images: int
     latency_ms: dict[str, float] | None
-    """Time from a batch to its results, without decoding: mean and percentiles. None on GPUs, which return before they are
-    done."""
+    """Time from a batch to its results, without decoding: mean and percentiles. None on GPUs, which
+    return before they are done."""
 
 
 class Pace:
-    """Measures an engine that takes batches one after another: each from when it gets the batch to when it asks for more."""
+    """Measures an engine that takes batches one after another: each from when it gets the batch to
+    when it asks for more."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, float, int]] = []
@@ -58,11 +66,14 @@ class Pace:
 
     def speed(self, *, batch_images: int, on_gpu: bool) -> Speed:
         """Return the figures of the batches so far. There must be at least one."""
-        first, rest = self._marks[0], self._marks[1:]
+        first = self._marks[0]
+        rest = self._marks[1:]
         began, counted = (first[1], rest) if rest else (first[0], self._marks)
         seconds = counted[-1][1] - began
         return {
             "images_per_sec": sum(images for _, _, images in counted) / seconds,
             "batch_images": batch_images,
-            "latency_ms": None if on_gpu else latency_ms([done - given for given, done, _ in counted]),
+            "latency_ms": None
+            if on_gpu
+            else latency_ms([done - given for given, done, _ in counted]),
         }

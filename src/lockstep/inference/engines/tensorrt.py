@@ -1,7 +1,8 @@
 """TensorRT on GPUs, from an ONNX model. This has not been run, because no GPU was available.
 
-The network is strongly typed: the types in the ONNX model are those that TensorRT computes in. A model that is quantised has
-QuantizeLinear and DequantizeLinear. A timing cache in the user's cache folder makes the next build faster.
+The network is strongly typed: the types in the ONNX model are those that TensorRT computes in. A
+model that is quantised has QuantizeLinear and DequantizeLinear. A timing cache in the user's cache
+folder makes the next build faster.
 """
 
 from contextlib import suppress
@@ -19,18 +20,28 @@ from lockstep.system.regular_files import WEIGHTS, read_regular
 
 
 class Plan:
-    """What TensorRT built, on the GPU of this machine: its context, and memory that grows with the batches."""
+    """What TensorRT built, on the GPU of this machine: its context, and memory that grows with the
+    batches."""
 
     def __init__(self, data: bytes) -> None:
-        library, self._cuda = _library(), package("cuda.bindings.runtime", "CUDA's package for Python")
+        library = _library()
+        self._cuda = package("cuda.bindings.runtime", "CUDA's package for Python")
         self._runtime = library.Runtime(_logger(library))  # must outlive the engine
         self._engine = engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
-            raise BackendError("TensorRT cannot load the engine that it has built; see its messages above")
+            raise BackendError(
+                "TensorRT cannot load the engine that it has built; see its messages above"
+            )
         self._context = engine.create_execution_context()
         names = [str(engine.get_tensor_name(number)) for number in range(engine.num_io_tensors)]
-        [self._input] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]
-        self._outputs = {name: library.nptype(engine.get_tensor_dtype(name)) for name in names if name != self._input}
+        [self._input] = [
+            name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.INPUT
+        ]
+        self._outputs = {
+            name: library.nptype(engine.get_tensor_dtype(name))
+            for name in names
+            if name != self._input
+        }
         self._stream = self._done(self._cuda.cudaStreamCreate())
         self._memory: dict[str, tuple[Any, int]] = {}
 
@@ -42,17 +53,28 @@ class Plan:
         self._memory = {}
 
     def run(self, inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the outputs of a batch by name. Raises `BackendError` if it fails, such as for a batch of another size."""
+        """Return the outputs of a batch by name. Raises `BackendError` if it fails, such as for a
+        batch of another size."""
         kinds = self._cuda.cudaMemcpyKind
         self._context.set_input_shape(self._input, inputs.shape)
-        outputs = {name: np.empty(tuple(self._context.get_tensor_shape(name)), kind) for name, kind in self._outputs.items()}
+        outputs = {
+            name: np.empty(tuple(self._context.get_tensor_shape(name)), kind)
+            for name, kind in self._outputs.items()
+        }
         for name, array in {self._input: inputs, **outputs}.items():
             self._reserve(name, array.nbytes)
-        self._copy(self._memory[self._input][0], inputs.ctypes.data, inputs.nbytes, kinds.cudaMemcpyHostToDevice)
+        self._copy(
+            self._memory[self._input][0],
+            inputs.ctypes.data,
+            inputs.nbytes,
+            kinds.cudaMemcpyHostToDevice,
+        )
         if not self._context.execute_async_v3(int(self._stream)):
             raise BackendError("TensorRT cannot run a batch; see its messages above")
         for name, array in outputs.items():
-            self._copy(array.ctypes.data, self._memory[name][0], array.nbytes, kinds.cudaMemcpyDeviceToHost)
+            self._copy(
+                array.ctypes.data, self._memory[name][0], array.nbytes, kinds.cudaMemcpyDeviceToHost
+            )
         self._done(self._cuda.cudaStreamSynchronize(self._stream))
         return outputs
 
@@ -70,10 +92,13 @@ class Plan:
         self._done(self._cuda.cudaMemcpyAsync(to, source, size, kind, self._stream))
 
     def _done(self, answer: tuple[Any, ...]) -> Any:
-        """Return what a function of CUDA returned besides its status. Raises `BackendError` if it failed."""
+        """Return what a function of CUDA returned besides its status. Raises `BackendError` if it
+        failed."""
         status, *values = answer
         if int(status):
-            raise BackendError(f"CUDA failed: {status}; use a smaller batch, or see whether the GPU is in use")
+            raise BackendError(
+                f"CUDA failed: {status}; use a smaller batch, or see whether the GPU is in use"
+            )
         return values[0] if values else None
 
 
@@ -85,10 +110,14 @@ class TensorRT:
 
     def __init__(self, order: Order) -> None:
         recipe = order.weights.recipe
-        self.precision, self._side, self._most = recipe.precision, recipe.eval_crop, order.most_images
+        self.precision = recipe.precision
+        self._side = recipe.eval_crop
+        self._most = order.most_images
         self.device = "GPU, TensorRT"
         shape = (self._side, self._side, 3)
-        self._plan = Plan(built(order.model(), shape, (1, self._most), tf32=self.precision == "tf32"))
+        self._plan = Plan(
+            built(order.model(), shape, (1, self._most), tf32=self.precision == "tf32")
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -97,10 +126,14 @@ class TensorRT:
         self._plan.close()
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]. N is at most the largest batch."""
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]. N is at most the
+        largest batch."""
         images = checked(images, self._side)
         if len(images) > self._most:
-            raise ValueError(f"{len(images)} images in a batch, but this engine was built for at most {self._most}")
+            raise ValueError(
+                f"{len(images)} images in a batch, but this engine was built for at most"
+                f" {self._most}"
+            )
         [logits] = self._plan.run(images).values()
         return np.asarray(logits, np.float32)
 
@@ -113,7 +146,9 @@ def opened(order: Order) -> TensorRT:
 def device(execution: Execution) -> str:
     """Return "cuda". Raises `BackendError` if the execution asks for a CPU, or there is no GPU."""
     if execution.device == "cpu":
-        raise BackendError("device is cpu, but TensorRT computes on GPUs; use --engine onnxruntime or openvino")
+        raise BackendError(
+            "device is cpu, but TensorRT computes on GPUs; use --engine onnxruntime or openvino"
+        )
     if gpu() is None:
         raise BackendError("TensorRT finds no GPU here; use --engine onnxruntime or openvino")
     return "cuda"
@@ -122,8 +157,8 @@ def device(execution: Execution) -> str:
 def built(model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf32: bool) -> bytes:
     """Return a plan of an ONNX model whose input is [N, *shape].
 
-    `batches` are the smallest and the largest N; the plan is tuned for the largest. Raises `BackendError` if the model
-    cannot be built.
+    `batches` are the smallest and the largest N; the plan is tuned for the largest. Raises
+    `BackendError` if the model cannot be built.
     """
     library = _library()
     logger = _logger(library)
@@ -135,7 +170,9 @@ def built(model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf3
         raise BackendError(f"TensorRT cannot read this model: {reasons:.300}")
     config = builder.create_builder_config()
     if not tf32:
-        config.clear_flag(library.BuilderFlag.TF32)  # it is on by default, and rounds the factors of fp32
+        config.clear_flag(
+            library.BuilderFlag.TF32
+        )  # it is on by default, and rounds the factors of fp32
     fewest, most = batches
     profile = builder.create_optimization_profile()
     profile.set_shape(network.get_input(0).name, (fewest, *shape), (most, *shape), (most, *shape))

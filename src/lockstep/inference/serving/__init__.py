@@ -1,7 +1,8 @@
 """`lockstep serve`: an HTTP server for one model, with dynamic batching.
 
-It speaks the Open Inference Protocol, so that Triton's clients work, takes images at `/predict`, and has a page. This module
-needs none of the packages of the extra `serve`; the modules that `serve` imports do.
+It speaks the Open Inference Protocol, so that Triton's clients work, takes images at `/predict`,
+and has a page. This module needs none of the packages of the extra `serve`; the modules that
+`serve` imports do.
 """
 
 import importlib
@@ -19,9 +20,13 @@ from lockstep.system.errors import BackendError, UserError
 from lockstep.weights.class_names import Classes
 from lockstep.weights.given_preprocessing import Preprocessing
 
-HOST, PORT = "127.0.0.1", 8000
+HOST = "127.0.0.1"
+PORT = 8000
 PACKAGES = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
-INSTALL = "pip install fastapi==0.165.0 uvicorn==0.54.0 prometheus-client==0.26.0 python-multipart==0.0.34"
+INSTALL = (
+    "pip install fastapi==0.165.0 uvicorn==0.54.0 prometheus-client==0.26.0"
+    " python-multipart==0.0.34"
+)
 _MOST_PORT = 65535
 
 
@@ -48,18 +53,19 @@ def serve(
 ) -> None:
     """Serve weights or an exported model over HTTP, until SIGTERM or Ctrl-C (docs/serve.md).
 
-    It listens on the loopback interface, unless `host` is another address. There a `token` of at least 16 characters is
-    needed, which clients send as `Authorization: Bearer TOKEN`, or `without_token`. `port` 0 takes a free port. On loopback,
-    the Host header of requests must be a name of this machine; `allow_hosts` adds names, such as that of a proxy. `name` is
-    that of the model in addresses; by default that of its architecture. `limits` are sizes and times. `quiet` leaves
-    requests that succeed out of the log, which is lines of JSON on standard error. The other arguments are those of
-    `lockstep.predict`; without a `listener`, notes go to the log.
+    It listens on the loopback interface, unless `host` is another address. There a `token` of at
+    least 16 characters is needed, which clients send as `Authorization: Bearer TOKEN`, or
+    `without_token`. `port` 0 takes a free port. On loopback, the Host header of requests must be a
+    name of this machine; `allow_hosts` adds names, such as that of a proxy. `name` is that of the
+    model in addresses; by default that of its architecture. `limits` are sizes and times. `quiet`
+    leaves requests that succeed out of the log, which is lines of JSON on standard error. The other
+    arguments are those of `lockstep.predict`; without a `listener`, notes go to the log.
 
-    Returns when the requests that were taken are answered. A second signal ends the process at once. Call it in the main
-    thread, which is the one that gets signals.
+    Returns when the requests that were taken are answered. A second signal ends the process at
+    once. Call it in the main thread, which is the one that gets signals.
 
-    Raises `UserError` if the address is in use or the token is missing, `BackendError` if a package of the extra `serve` is
-    missing, and what `lockstep.predict` raises.
+    Raises `UserError` if the address is in use or the token is missing, `BackendError` if a package
+    of the extra `serve` is missing, and what `lockstep.predict` raises.
     """
     missing = [each for each in PACKAGES if Framework((each,), INSTALL).version() is None]
     if missing:
@@ -73,15 +79,22 @@ def serve(
         address = str(sock.getsockname()[0])
         access = access_for(host, address, token, without_token=without_token, hosts=allow_hosts)
         server = importlib.import_module(f"{__name__}.server")
-        server.run(given, sock, access, limits or Limits(), name=name, listener=listener, quiet=quiet)
+        server.run(
+            given, sock, access, limits or Limits(), name=name, listener=listener, quiet=quiet
+        )
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that has an address but does not listen yet. Raises `UserError` if the address is not free."""
+    """Return a socket that has an address but does not listen yet. Raises `UserError` if the
+    address is not free."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
     except (OSError, UnicodeError) as error:
-        raise UserError(f"there is no address {host!r}: {error}; use an address of this machine, such as {HOST}") from None
+        raise UserError(
+            f"there is no address {host!r}: {error}; use an address of this machine, such as {HOST}"
+        ) from None
     found = socket.socket(family, kind, protocol)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,7 +102,8 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         found.close()
         raise UserError(
-            f"cannot listen on {host} port {port}: {error.strerror}; stop the other server, or use --port (0: a free port)"
+            f"cannot listen on {host} port {port}: {error.strerror}; stop the other server, or use"
+            " --port (0: a free port)"
         ) from None
     return found
 

@@ -26,31 +26,62 @@ class Access:
     hosts: frozenset[str] | None = None
     """The names that the Host header may have, without port; None: any."""
 
-    def refusal(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
-        """Return status and reason if a request is refused; None if it is allowed. Names of headers are in lower case.
+    def refusal(
+        self, method: str, path: str, headers: Mapping[bytes, bytes]
+    ) -> tuple[int, str] | None:
+        """Return status and reason if a request is refused; None if it is allowed. Names of headers
+        are in lower case.
 
-        - A page of another server whose name was changed to this address (DNS rebinding) has a Host that is not expected.
-        - A page of another origin cannot read answers, but could send images; browsers send its Origin.
+        - A page of another server whose name was changed to this address (DNS rebinding) has a Host
+          that is not expected.
+        - A page of another origin cannot read answers, but could send images; browsers send its
+          Origin.
         """
         host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts is not None and name_of(host) not in self.hosts:
-            return 403, f"Host is {host!r:.80}, which this server does not expect; add --allow-host NAME"
+            return (
+                403,
+                f"Host is {host!r:.80}, which this server does not expect; add --allow-host NAME",
+            )
         origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host.lower():
-            return 403, "the request comes from a page of another origin; only this server's own page may send requests"
-        if method not in ("GET", "HEAD") and headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
-            return 403, "the request comes from a page of another site; only this server's own page may send requests"
+        if (
+            origin is not None
+            and origin.decode("latin-1").partition("://")[2].lower() != host.lower()
+        ):
+            return (
+                403,
+                (
+                    "the request comes from a page of another origin; only this server's own page"
+                    " may send requests"
+                ),
+            )
+        if method not in ("GET", "HEAD") and headers.get(b"sec-fetch-site") in (
+            b"cross-site",
+            b"same-site",
+        ):
+            return (
+                403,
+                (
+                    "the request comes from a page of another site; only this server's own page may"
+                    " send requests"
+                ),
+            )
         if self.token is None or path in OPEN:
             return None
         given = headers.get(b"authorization", b"")
         sent = given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else b""
         if not hmac.compare_digest(_digest(sent), _digest(self.token.encode())):
-            return 401, "the token is missing or wrong; expected the header Authorization: Bearer TOKEN"
+            return (
+                401,
+                "the token is missing or wrong; expected the header Authorization: Bearer TOKEN",
+            )
         return None
 
 
 def _digest(secret: bytes) -> bytes:
-    return hashlib.sha256(secret).digest()  # of equal length, so that the time of a comparison tells nothing
+    return hashlib.sha256(
+        secret
+    ).digest()  # of equal length, so that the time of a comparison tells nothing
 
 
 def name_of(host: str) -> str:
@@ -75,21 +106,24 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def access_for(host: str, address: str, token: str | None, *, without_token: bool, hosts: Iterable[str] = ()) -> Access:
+def access_for(
+    host: str, address: str, token: str | None, *, without_token: bool, hosts: Iterable[str] = ()
+) -> Access:
     """Return the rules for a server that listens on `address`, which is that of `host`.
 
     Raises `UserError` if the token can be guessed, or if others could use the server without one.
     """
     if token is not None and (len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token)):
         raise UserError(
-            f"the token has {len(token)} characters; expected at least {SHORTEST_TOKEN}, visible ASCII without spaces. Make "
-            f"one: {MAKES_TOKEN}"
+            f"the token has {len(token)} characters; expected at least {SHORTEST_TOKEN}, visible"
+            f" ASCII without spaces. Make one: {MAKES_TOKEN}"
         )
     local = is_loopback(address)
     if not local and token is None and not without_token:
         raise UserError(
-            f"everyone who reaches {host} could use this server; expected a token. Set LOCKSTEP_SERVE_TOKEN or --token-file,"
-            " listen on 127.0.0.1, or add --no-token if the network is private"
+            f"everyone who reaches {host} could use this server; expected a token. Set"
+            " LOCKSTEP_SERVE_TOKEN or --token-file, listen on 127.0.0.1, or add --no-token if the"
+            " network is private"
         )
     names = {name_of(each) for each in hosts}
     if local:

@@ -46,7 +46,8 @@ _STATUSES = {BAD_FORM: 400, OVER_BUDGET: 413, BAD_IMAGE: 415}
 _LONGEST_CONTENT_TYPE = 1000
 _QUICK = 2**14
 """JSON of up to this many bytes is parsed at once, which takes less time than another thread."""
-_TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
+_TRUE = ("1", "true", "yes")
+_FALSE = ("0", "false", "no")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class Parts:
 
 def application(parts: Parts) -> FastAPI:
     """Return the application."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
+    app = FastAPI(
+        openapi_url=None, docs_url=None, redoc_url=None
+    )  # their pages load scripts from elsewhere
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(Full, partial(_full, parts))
     app.add_exception_handler(HTTPException, _http_error)
@@ -94,7 +97,11 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 def _error(status: int, reason: str, retry_after_sec: int | None = None) -> Response:
-    return _json({"error": reason}, status, {"retry-after": str(retry_after_sec)} if retry_after_sec else None)
+    return _json(
+        {"error": reason},
+        status,
+        {"retry-after": str(retry_after_sec)} if retry_after_sec else None,
+    )
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -104,14 +111,17 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _full(parts: Parts, request: Request, error: Exception) -> Response:
     reason = (
-        f"{parts.batcher.admitted} images are in the server, which takes {parts.limits.queue_images}; send it again later"
+        f"{parts.batcher.admitted} images are in the server, which takes"
+        f" {parts.limits.queue_images}; send it again later"
     )
     return _error(429, reason, parts.batcher.retry_after_sec())
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    reason = {404: "there is nothing at this path", 405: "this path does not take this method"}.get(error.status_code)
+    reason = {404: "there is nothing at this path", 405: "this path does not take this method"}.get(
+        error.status_code
+    )
     headers = dict(error.headers) if error.headers else None
     return _json({"error": reason or str(error.detail)}, error.status_code, headers)
 
@@ -125,7 +135,8 @@ async def _failed(request: Request, error: Exception) -> Response:  # uvicorn lo
 
 
 def _add_pages(app: FastAPI, parts: Parts) -> None:
-    page, about = Page(), parts.about
+    page = Page()
+    about = parts.about
 
     async def index() -> Response:
         return Response(page.html, headers=page.headers, media_type="text/html")
@@ -153,15 +164,19 @@ def _add_pages(app: FastAPI, parts: Parts) -> None:
 
 def _add_protocol(app: FastAPI, parts: Parts) -> None:
     """Add the routes of the Open Inference Protocol."""
-    about, infer = parts.about, _Infer(parts)
+    about = parts.about
+    infer = _Infer(parts)
 
     def of_model(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def checked(request: Request) -> Response:
-            name, number = request.path_params["name"], request.path_params.get("number", oip.VERSION)
+            name = request.path_params["name"]
+            number = request.path_params.get("number", oip.VERSION)
             if name != about.name:
                 raise Refused(404, f"there is no model {name!r:.80}; this server has {about.name}")
             if number != oip.VERSION:
-                raise Refused(404, f"there is no version {number!r:.80}; the only one is {oip.VERSION}")
+                raise Refused(
+                    404, f"there is no version {number!r:.80}; the only one is {oip.VERSION}"
+                )
             found: Response = await function(request)
             return found
 
@@ -200,28 +215,40 @@ class _Computing:
 
     @contextmanager
     def _expected(self) -> Iterator[Ticket]:
-        """Yield the ticket of a request whose body has not been read. Raises `Refused` or `Full` if none are taken."""
+        """Yield the ticket of a request whose body has not been read. Raises `Refused` or `Full` if
+        none are taken."""
         if self._parts.stopping.refuses:
-            raise Refused(503, "the server is stopping; send it to another one, or again later", retry_after_sec=1)
+            raise Refused(
+                503,
+                "the server is stopping; send it to another one, or again later",
+                retry_after_sec=1,
+            )
         if self._parts.batcher.is_full:
             raise Full
         with self._parts.batcher.expect() as ticket:
             yield ticket
 
     async def _within_time(self, request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of work for a request whose body has been read. It is cancelled if the client leaves.
+        """Return the result of work for a request whose body has been read. It is cancelled if the
+        client leaves.
 
         Raises `Refused` if it takes too long, and `ClientDisconnect`.
         """
-        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left_by(request))
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_left_by(request))
         seconds = self._parts.limits.timeout_sec
         try:
-            await asyncio.wait((working, leaving), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (working, leaving), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
             if working.done():
                 return working.result()
             if leaving.done():
                 raise ClientDisconnect
-            reason = f"no result after {seconds:g} s: the server is too busy, or the image takes too long to decode"
+            reason = (
+                f"no result after {seconds:g} s: the server is too busy, or the image takes too"
+                " long to decode"
+            )
             raise Refused(503, reason, retry_after_sec=self._parts.batcher.retry_after_sec())
         finally:
             working.cancel()
@@ -229,17 +256,25 @@ class _Computing:
             await asyncio.gather(working, leaving, return_exceptions=True)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._parts.threads, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._parts.threads, function, *arguments
+        )
 
-    async def _decoded(self, bodies: tuple[bytes, ...], content_type: str | None = None) -> np.ndarray:
+    async def _decoded(
+        self, bodies: tuple[bytes, ...], content_type: str | None = None
+    ) -> np.ndarray:
         """Return encoded images, or that of a form, as uint8 [N, size, size, 3]. Raises `Refused`."""
         side = self._parts.about.recipe.eval_crop
         pixels = np.empty((len(bodies), side, side, 3), np.uint8)
         if len(bodies) == 1:
             await self._decode(bodies[0], content_type, pixels[0])
             return pixels
-        work = [self._decode(data, content_type, out) for data, out in zip(bodies, pixels, strict=True)]
-        for each in await asyncio.gather(*work, return_exceptions=True):  # none is ended because another one is bad
+        work = [
+            self._decode(data, content_type, out) for data, out in zip(bodies, pixels, strict=True)
+        ]
+        for each in await asyncio.gather(
+            *work, return_exceptions=True
+        ):  # none is ended because another one is bad
             if isinstance(each, BaseException):
                 raise each
         return pixels
@@ -251,13 +286,20 @@ class _Computing:
             kind = "not an image that can be read: " if error.kind == BAD_IMAGE else ""
             raise Refused(_STATUSES[error.kind], f"{kind}{error}") from None
         except GivenUp:
-            raise Refused(503, "the image takes too long to decode while others wait; reduce it") from None
+            raise Refused(
+                503, "the image takes too long to decode while others wait; reduce it"
+            ) from None
         except OSError:
-            reason = "the process that was decoding the image ended; send it again, or save the image again"
+            reason = (
+                "the process that was decoding the image ended; send it again, or save the image"
+                " again"
+            )
             log("error", logging.WARNING, message=reason)
             raise Refused(503, reason) from None
 
-    async def _computed(self, ticket: Ticket, images: np.ndarray, *, explain: bool = False) -> Computed:
+    async def _computed(
+        self, ticket: Ticket, images: np.ndarray, *, explain: bool = False
+    ) -> Computed:
         """Return the results of images. Raises `Refused`."""
         try:
             return await asyncio.wrap_future(ticket.submit(images, explain=explain))
@@ -281,12 +323,18 @@ class _Predict(_Computing):
         kind = request.headers.get("content-type", "")
         form = kind if kind.lower().startswith("multipart/") else None
         if len(kind) > _LONGEST_CONTENT_TYPE:
-            raise Refused(400, f"the Content-Type has {len(kind)} characters; expected at most {_LONGEST_CONTENT_TYPE}")
+            raise Refused(
+                400,
+                f"the Content-Type has {len(kind)} characters; expected at most"
+                f" {_LONGEST_CONTENT_TYPE}",
+            )
         with self._expected() as ticket, self._parts.bodies.held() as body:
             data = await body.read(request)
             ticket.admit(1)
             received = time.perf_counter()
-            images, decoded, found = await self._within_time(request, self._found(ticket, data, form, explain=explain))
+            images, decoded, found = await self._within_time(
+                request, self._found(ticket, data, form, explain=explain)
+            )
         times = {
             "receive": received - began,
             "decode": decoded - received,
@@ -311,8 +359,11 @@ class _Predict(_Computing):
     def _options(self, request: Request) -> tuple[int, bool]:
         unknown = request.query_params.keys() - {"top", "explain"}
         if unknown:
-            raise Refused(400, f"there is no option {min(unknown)!r:.80}; expected top=N or explain=1")
-        top, explain = request.query_params.get("top", str(_TOP)), request.query_params.get("explain", "0").lower()
+            raise Refused(
+                400, f"there is no option {min(unknown)!r:.80}; expected top=N or explain=1"
+            )
+        top = request.query_params.get("top", str(_TOP))
+        explain = request.query_params.get("explain", "0").lower()
         number = int(top) if top.isascii() and top.isdigit() and len(top) < 9 else 0
         if not number:
             raise Refused(400, f"top is {top!r:.80}; expected a number of classes, at least 1")
@@ -320,7 +371,11 @@ class _Predict(_Computing):
             raise Refused(400, f"explain is {explain!r:.80}; expected 1 or 0")
         if explain in _TRUE and not self._parts.about.explains:
             able = " or ".join(name for name, framework in FRAMEWORKS.items() if framework.explains)
-            raise Refused(400, f"this engine computes no Grad-CAM; serve with --engine {NATIVE} and --backend {able}")
+            raise Refused(
+                400,
+                f"this engine computes no Grad-CAM; serve with --engine {NATIVE} and --backend"
+                f" {able}",
+            )
         return number, explain in _TRUE
 
     def _result(self, logits: np.ndarray, top: int) -> dict[str, Any]:
@@ -378,12 +433,17 @@ class _Infer(_Computing):
 
     async def _resized(self, photos: np.ndarray) -> np.ndarray:
         """Return what evaluation sees of photos: uint8 [N, size, size, 3]. Raises `Refused`."""
-        recipe, most = self._parts.about.recipe, self._parts.limits.pixels
+        recipe = self._parts.about.recipe
+        most = self._parts.limits.pixels
         height, width = photos.shape[1:3]
         if height * width > most:
-            raise Refused(413, f"{width} x {height} pixels are too many: at most {most:,}; reduce the images")
+            raise Refused(
+                413, f"{width} x {height} pixels are too many: at most {most:,}; reduce the images"
+            )
         squares = np.empty((len(photos), recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
-        for photo, square in zip(photos, squares, strict=True):  # one by one: a request whose time is over ends in between
+        for photo, square in zip(
+            photos, squares, strict=True
+        ):  # one by one: a request whose time is over ends in between
             try:
                 await self._in_thread(read_square, photo, recipe, square)
             except ValueError as error:
@@ -393,11 +453,16 @@ class _Infer(_Computing):
     async def _asked(self, request: Request, data: bytes) -> oip.Asked:
         given = request.headers.get(oip.HEADER_LENGTH)
         if given is not None and not (given.isascii() and given.isdigit() and len(given) < 12):
-            raise oip.BadRequest(f"{oip.HEADER_LENGTH} is {given!r:.80}; expected a number of bytes")
+            raise oip.BadRequest(
+                f"{oip.HEADER_LENGTH} is {given!r:.80}; expected a number of bytes"
+            )
         length = None if given is None else int(given)
         size = len(data) if length is None else length
         if size > LARGEST_JSON:
-            reason = f"the JSON has {size} bytes, expected at most {LARGEST_JSON}; send tensors in binary"
+            reason = (
+                f"the JSON has {size} bytes, expected at most {LARGEST_JSON}; send tensors in"
+                " binary"
+            )
             raise Refused(413, f"{reason} ({oip.HEADER_LENGTH})")
         if size > _QUICK:
             return await self._in_thread(oip.request, data, length, self._parts.shapes)

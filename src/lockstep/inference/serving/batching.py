@@ -1,4 +1,5 @@
-"""Dynamic batching: one thread owns the engine, and computes the images of several requests together."""
+"""Dynamic batching: one thread owns the engine, and computes the images of several requests
+together."""
 
 import math
 import threading
@@ -64,13 +65,14 @@ Watcher = Callable[[int, float], None]
 class Batcher:
     """A bounded queue of images in front of an engine.
 
-    Requests announce themselves with `expect`. When their bodies have come, `Ticket.admit` takes places in the queue, or
-    refuses them if it is full, and `Ticket.submit` gives their images. The worker's thread calls `run`, which computes until
-    `close` is called and the queue is empty.
+    Requests announce themselves with `expect`. When their bodies have come, `Ticket.admit` takes
+    places in the queue, or refuses them if it is full, and `Ticket.submit` gives their images. The
+    worker's thread calls `run`, which computes until `close` is called and the queue is empty.
     """
 
     def __init__(self, limits: Limits, watcher: Watcher | None = None) -> None:
-        self._limits, self._watcher = limits, watcher
+        self._limits = limits
+        self._watcher = watcher
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._waiting = 0  # images in the queue
@@ -100,11 +102,13 @@ class Batcher:
         return self._admitted >= self._limits.queue_images
 
     def expect(self) -> "Ticket":
-        """Return a ticket for a request whose body is being received. It has no places in the queue yet."""
+        """Return a ticket for a request whose body is being received. It has no places in the queue
+        yet."""
         return Ticket(self)
 
     def retry_after_sec(self) -> int:
-        """Return the seconds after which the images in the server will probably be computed; at least 1."""
+        """Return the seconds after which the images in the server will probably be computed; at
+        least 1."""
         seconds = self._admitted / self._rate if self._rate else 1.0
         return min(max(math.ceil(seconds), 1), _LONGEST_RETRY_SEC)
 
@@ -115,7 +119,8 @@ class Batcher:
             self._changed.notify_all()
 
     def run(self, model: Computes) -> None:
-        """Compute batches until the queue is closed and empty. An error of the engine goes to the requests of its batch."""
+        """Compute batches until the queue is closed and empty. An error of the engine goes to the
+        requests of its batch."""
         while (jobs := self._next()) is not None:
             if jobs:
                 self._compute(model, jobs)
@@ -145,16 +150,20 @@ class Batcher:
             self._changed.notify_all()
 
     def _next(self) -> list[_Job] | None:
-        """Wait for images; return the requests of a batch, which were not cancelled, or None if there will be no more."""
+        """Wait for images; return the requests of a batch, which were not cancelled, or None if
+        there will be no more."""
         most = self._limits.batch_images
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if not self._jobs:
                 return None
             until = time.monotonic() + self._limits.wait_ms / 1000
-            while self._waiting < most and self._coming > 0 and (left := until - time.monotonic()) > 0:
+            while (
+                self._waiting < most and self._coming > 0 and (left := until - time.monotonic()) > 0
+            ):
                 self._changed.wait(left)
-            taken, images = [], 0
+            taken = []
+            images = 0
             while self._jobs and images + len(self._jobs[0].images) <= most:
                 job = self._jobs.popleft()
                 self._waiting -= len(job.images)
@@ -168,7 +177,9 @@ class Batcher:
         images = jobs[0].images if len(jobs) == 1 else np.concatenate([job.images for job in jobs])
         try:
             logits = model.predict(images)
-        except Exception as error:  # whatever a library raises: this batch fails, and the server goes on
+        except (
+            Exception
+        ) as error:  # whatever a library raises: this batch fails, and the server goes on
             for job in jobs:
                 job.result.set_exception(error)
             return
@@ -179,10 +190,21 @@ class Batcher:
             self._watcher(len(images), seconds)
         starts = np.cumsum([0, *(len(job.images) for job in jobs)])
         found = [
-            (job, Computed(logits[start : start + len(job.images)], None, began - job.since, seconds, len(images)))
+            (
+                job,
+                Computed(
+                    logits[start : start + len(job.images)],
+                    None,
+                    began - job.since,
+                    seconds,
+                    len(images),
+                ),
+            )
             for job, start in zip(jobs, starts, strict=False)
         ]
-        for job, computed in sorted(found, key=lambda each: each[0].explain):  # explanations take longer: they are last
+        for job, computed in sorted(
+            found, key=lambda each: each[0].explain
+        ):  # explanations take longer: they are last
             _answer(model, job, computed)
 
 
@@ -195,7 +217,9 @@ def _answer(model: Computes, job: _Job, computed: Computed) -> None:
             began = time.perf_counter()
             heat = model.explain(job.images, computed.logits.argmax(axis=1))
             seconds = computed.computed_sec + time.perf_counter() - began
-            computed = Computed(computed.logits, heat, computed.waited_sec, seconds, computed.batch_images)
+            computed = Computed(
+                computed.logits, heat, computed.waited_sec, seconds, computed.batch_images
+            )
     except Exception as error:
         job.result.set_exception(error)
     else:
@@ -206,7 +230,9 @@ class Ticket:
     """The right of a request to have images computed; a context manager that gives its places back."""
 
     def __init__(self, batcher: Batcher) -> None:
-        self._batcher, self._images, self._submitted = batcher, 0, False
+        self._batcher = batcher
+        self._images = 0
+        self._submitted = False
         batcher._announce()
 
     def __enter__(self) -> Self:
@@ -221,11 +247,14 @@ class Ticket:
         self._images = images
 
     def submit(self, images: np.ndarray, *, explain: bool = False) -> "Future[Computed]":
-        """Put images, uint8 [N, size, size, 3], into the queue, once. N is the number of the ticket's places.
+        """Put images, uint8 [N, size, size, 3], into the queue, once. N is the number of the
+        ticket's places.
 
         A future that is cancelled before its batch begins is not computed.
         """
-        assert len(images) == self._images, "a ticket is for the number of images that it has places for"
+        assert len(images) == self._images, (
+            "a ticket is for the number of images that it has places for"
+        )
         job = _Job(images, explain)
         self._batcher._put(job)
         self._submitted = True

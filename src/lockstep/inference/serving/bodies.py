@@ -10,7 +10,8 @@ from starlette.requests import Request
 from lockstep.inference.serving.limits import Limits
 
 _STALLED_SEC = 1.0
-"""The seconds without a byte after which a body gives way to others if all together are too large."""
+"""The seconds without a byte after which a body gives way to others if all together are too large.
+"""
 
 
 class Refused(Exception):
@@ -18,14 +19,16 @@ class Refused(Exception):
 
     def __init__(self, status: int, reason: str, *, retry_after_sec: int | None = None) -> None:
         super().__init__(reason)
-        self.status, self.retry_after_sec = status, retry_after_sec
+        self.status = status
+        self.retry_after_sec = retry_after_sec
 
 
 class Bodies:
     """Reads bodies. Together they hold at most `Limits.held_bytes`."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits, self._held = limits, 0
+        self._limits = limits
+        self._held = 0
         self._coming = set[Reading]()
 
     @property
@@ -52,13 +55,18 @@ class Bodies:
         self._coming.discard(reading)
 
     def take(self, reading: "Reading", size: int) -> None:
-        """Count bytes of a body. Raises `Refused` if there are too many together and none of the bodies is stalled."""
+        """Count bytes of a body. Raises `Refused` if there are too many together and none of the
+        bodies is stalled."""
         reading.size += size
         self._held += size
         while self._held > self._limits.held_bytes:
             stalled = min(self._coming - {reading}, key=lambda other: other.since, default=reading)
             if stalled is reading or time.monotonic() - stalled.since < _STALLED_SEC:
-                raise Refused(429, "too many large requests at the same time; send it again", retry_after_sec=1)
+                raise Refused(
+                    429,
+                    "too many large requests at the same time; send it again",
+                    retry_after_sec=1,
+                )
             self._held -= stalled.drop()
             self._coming.discard(stalled)
 
@@ -67,7 +75,9 @@ class Reading:
     """Reads one body."""
 
     def __init__(self, bodies: Bodies, limits: Limits) -> None:
-        self._bodies, self._limits, self.size = bodies, limits, 0
+        self._bodies = bodies
+        self._limits = limits
+        self.size = 0
         self.since = time.monotonic()
         """When the last byte came."""
         self._parts: list[bytes] = []
@@ -76,7 +86,8 @@ class Reading:
 
     def drop(self) -> int:
         """Let `read` raise `Refused`. Return the bytes that are not held any more."""
-        size, self.size = self.size, 0
+        size = self.size
+        self.size = 0
         self._is_dropped = True
         self._parts.clear()
         with suppress(RuntimeError):  # its time is over at this moment
@@ -84,11 +95,14 @@ class Reading:
         return size
 
     async def read(self, request: Request) -> bytes:
-        """Return the body. Raises `Refused` if it is too large, too slow or compressed, and `ClientDisconnect`."""
+        """Return the body. Raises `Refused` if it is too large, too slow or compressed, and
+        `ClientDisconnect`."""
         limits = self._limits
         encoding = request.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
-            raise Refused(415, f"the body is compressed ({encoding:.20}); send it without Content-Encoding")
+            raise Refused(
+                415, f"the body is compressed ({encoding:.20}); send it without Content-Encoding"
+            )
         length = request.headers.get("content-length", "0")
         if int(length) > limits.body_bytes:  # h11 has checked that it is a number
             raise self._too_large(f"{int(length)} bytes")
@@ -104,10 +118,14 @@ class Reading:
                 if self._is_dropped:  # its last bytes came at that moment
                     raise TimeoutError
         except TimeoutError:
-            reason = f"the body was not sent in {limits.timeout_sec:g} s, or stalled while others came; send it again"
+            reason = (
+                f"the body was not sent in {limits.timeout_sec:g} s, or stalled while others came;"
+                " send it again"
+            )
             raise Refused(408, reason) from None
         self._bodies.end(self)
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         return b"".join(parts)
 
     def _too_large(self, found: str) -> Refused:

@@ -1,4 +1,5 @@
-"""uvicorn's protocol and server with what they lack: limits for clients that send or read too slowly, and a drained stop."""
+"""uvicorn's protocol and server with what they lack: limits for clients that send or read too
+slowly, and a drained stop."""
 
 import asyncio
 import os
@@ -16,12 +17,14 @@ from lockstep.inference.serving.limits import Limits
 from lockstep.inference.serving.logs import log
 
 _REFUSING_TICKS = 5
-"""How long requests are refused, after they were still taken and before the server stops listening. These are ticks and no
-seconds: if the machine stalls, nothing is refused, and clients still come afterwards."""
+"""How long requests are refused, after they were still taken and before the server stops listening.
+These are ticks and no seconds: if the machine stalls, nothing is refused, and clients still come
+afterwards."""
 _LAST_SEC = 0.5
 """How long requests are refused after that, on connections that were made before."""
 _ACCEPT_STEPS = 3
-"""Steps of the event loop in which it accepts what came while it stalled, and a transport is made of it."""
+"""Steps of the event loop in which it accepts what came while it stalled, and a transport is made
+of it."""
 _SWEEP_TICKS = 10
 """uvicorn has ten ticks a second."""
 
@@ -43,7 +46,11 @@ class Connection(H11Protocol):
     def _make_room(self) -> bool:
         """Close the connection that has waited longest for its client. Return whether there is one."""
         others = set[Any](self.connections)
-        waiting = [other for other in others if other.waits_for_client() and not other.transport.is_closing()]
+        waiting = [
+            other
+            for other in others
+            if other.waits_for_client() and not other.transport.is_closing()
+        ]
         closing = sum(other.transport.is_closing() for other in others)
         if len(others) - closing < self.limits.connections:
             return True
@@ -56,7 +63,8 @@ class Connection(H11Protocol):
         return bool(waiting)
 
     def waits_for_client(self) -> bool:
-        """Return whether a request, or the rest of one, has yet to come, or an answer has yet to be read."""
+        """Return whether a request, or the rest of one, has yet to come, or an answer has yet to be
+        read."""
         is_complete = self._in_request() and not self.cycle.more_body
         return not is_complete or bool(self.transport.get_write_buffer_size())
 
@@ -78,8 +86,13 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def check(self, now: float) -> None:
-        """Close the connection if headers take too long to arrive, or an answer too long to be read."""
-        if self._head_since is not None and not self._in_request() and now - self._head_since > self.limits.head_sec:
+        """Close the connection if headers take too long to arrive, or an answer too long to be
+        read."""
+        if (
+            self._head_since is not None
+            and not self._in_request()
+            and now - self._head_since > self.limits.head_sec
+        ):
             self.transport.abort()
         if not self.transport.get_write_buffer_size():
             self._unsent_since = None
@@ -93,8 +106,11 @@ class Connection(H11Protocol):
 
 
 def _reset(transport: asyncio.Transport) -> None:
-    """Close a connection, and drop the megabytes that the system would keep for minutes to send them."""
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    """Close a connection, and drop the megabytes that the system would keep for minutes to send
+    them."""
+    transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     transport.abort()
 
 
@@ -104,17 +120,20 @@ def connection_class(limits: Limits) -> type[Connection]:
 
 
 class Stopping:
-    """When the server stops: requests are taken as usual for a while, then refused, then it stops listening."""
+    """When the server stops: requests are taken as usual for a while, then refused, then it stops
+    listening."""
 
     def __init__(self, drain_sec: float, work_sec: float) -> None:
         """`work_sec` is the time for the requests that were taken before."""
-        self._drain_sec, self._work_sec = drain_sec, work_sec
+        self._drain_sec = drain_sec
+        self._work_sec = work_sec
         self.since: float | None = None
         """When the signal came."""
 
     @property
     def begun(self) -> bool:
-        """Whether the server is about to stop: it is not ready, and closes connections after their answers."""
+        """Whether the server is about to stop: it is not ready, and closes connections after their
+        answers."""
         return self.since is not None
 
     @property
@@ -125,11 +144,15 @@ class Stopping:
     @property
     def is_over(self) -> bool:
         """Whether the time for the work that was taken is over."""
-        return self.since is not None and time.monotonic() - self.since >= self._drain_sec + self._work_sec
+        return (
+            self.since is not None
+            and time.monotonic() - self.since >= self._drain_sec + self._work_sec
+        )
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. The first SIGTERM or Ctrl-C stops it after the work that it has; the second one at once."""
+    """uvicorn's server. The first SIGTERM or Ctrl-C stops it after the work that it has; the second
+    one at once."""
 
     def __init__(
         self,
@@ -141,8 +164,12 @@ class Server(uvicorn.Server):
     ) -> None:
         """`begin` is awaited before the server listens. `mend` is called every second."""
         super().__init__(config)
-        self._begin, self._mend = begin, mend
-        self._stopping, self._busy, self._is_logged, self._refusing_ticks = stopping, busy, False, 0
+        self._begin = begin
+        self._mend = mend
+        self._stopping = stopping
+        self._busy = busy
+        self._is_logged = False
+        self._refusing_ticks = 0
 
     async def startup(self, sockets: Any = None) -> None:
         """Listen when the decoders are ready."""
@@ -153,7 +180,9 @@ class Server(uvicorn.Server):
         """Note the first signal; exit at the second one."""
         if self._stopping.begun:
             os._exit(128 + sig)
-        self._stopping.since = time.monotonic()  # nothing is logged here: the signal may have interrupted the log
+        self._stopping.since = (
+            time.monotonic()
+        )  # nothing is logged here: the signal may have interrupted the log
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop listening."""
@@ -164,11 +193,14 @@ class Server(uvicorn.Server):
             log("stopping")
             self._is_logged = True
         self._refusing_ticks += self._stopping.refuses
-        is_drained = self._refusing_ticks > _REFUSING_TICKS and (not self._busy() or self._stopping.is_over)
+        is_drained = self._refusing_ticks > _REFUSING_TICKS and (
+            not self._busy() or self._stopping.is_over
+        )
         return await super().on_tick(counter) or is_drained
 
     def _sweep(self) -> None:
-        now, found = time.monotonic(), set[Any](self.server_state.connections)
+        now = time.monotonic()
+        found = set[Any](self.server_state.connections)
         for connection in found:
             connection.check(now)
 
@@ -177,7 +209,9 @@ class Server(uvicorn.Server):
         watch = asyncio.ensure_future(self._sweeps())
         try:
             for _ in range(_ACCEPT_STEPS):
-                await asyncio.sleep(0)  # a connection that is not accepted when listening ends is reset
+                await asyncio.sleep(
+                    0
+                )  # a connection that is not accepted when listening ends is reset
             for server in self.servers:
                 server.close()
             await asyncio.sleep(_LAST_SEC)  # one that is closed before its request is read, too

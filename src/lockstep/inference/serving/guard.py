@@ -1,4 +1,5 @@
-"""What every request passes: rules of access, security headers, figures, a line in the log, and an answer that arrives."""
+"""What every request passes: rules of access, security headers, figures, a line in the log, and an
+answer that arrives."""
 
 import asyncio
 import logging
@@ -26,16 +27,29 @@ _HEADERS = {
 }
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 _CLIENT_LEFT = 499
-"""The status in logs of a request whose client closed the connection before its answer, as nginx has it."""
+"""The status in logs of a request whose client closed the connection before its answer, as nginx
+has it."""
 
 
 class Guard:
     """An ASGI application around another one."""
 
-    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics, *, closes: Callable[[], bool], quiet: bool) -> None:
-        """`closes` returns whether connections close after their answer. `quiet` leaves successes out of the log."""
-        self._app, self._access, self._metrics = app, access, metrics
-        self._closes, self._quiet = closes, quiet
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        metrics: Metrics,
+        *,
+        closes: Callable[[], bool],
+        quiet: bool,
+    ) -> None:
+        """`closes` returns whether connections close after their answer. `quiet` leaves successes
+        out of the log."""
+        self._app = app
+        self._access = access
+        self._metrics = metrics
+        self._closes = closes
+        self._quiet = quiet
         self.requests = 0
         """Requests that are being received or answered."""
 
@@ -43,7 +57,8 @@ class Guard:
         """Answer a request."""
         if scope["type"] != "http":
             return
-        began, headers = time.perf_counter(), dict(scope["headers"])
+        began = time.perf_counter()
+        headers = dict(scope["headers"])
         exchange = _Exchange(receive, send, headers, self._closes)
         refusal = self._access.refusal(scope["method"], scope["path"], headers)
         self.requests += 1
@@ -86,10 +101,15 @@ class _Exchange:
         headers: dict[bytes, bytes],
         closes: Callable[[], bool],
     ) -> None:
-        self._receive, self._send, self._closes = receive, send, closes
-        self._unread = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        self._receive = receive
+        self._send = send
+        self._closes = closes
+        self._unread = (
+            headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        )
         self._waits = headers.get(b"expect", b"").lower() == b"100-continue"
-        self.status, self.received = _CLIENT_LEFT, 0
+        self.status = _CLIENT_LEFT
+        self.received = 0
 
     async def receive(self) -> Message:
         """Return a part of the body."""
@@ -103,12 +123,17 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, with the headers of all answers. `Connection.check` ends it if its receiver stalls."""
+        """Send a part of the answer, with the headers of all answers. `Connection.check` ends it if
+        its receiver stalls."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             given = list(message.get("headers", []))
             names = {name for name, _ in given}
-            given += [(name.encode(), value.encode()) for name, value in _HEADERS.items() if name.encode() not in names]
+            given += [
+                (name.encode(), value.encode())
+                for name, value in _HEADERS.items()
+                if name.encode() not in names
+            ]
             if self._unread or self._closes():
                 given.append((b"connection", b"close"))
             message = {**message, "headers": given}
@@ -116,7 +141,8 @@ class _Exchange:
         if not (last and self._unread and not self._waits):
             await self._send(message)
             return
-        # A connection that is closed with unread data is reset, and then its sender may not see the answer.
+        # A connection that is closed with unread data is reset, and then its sender may not see the
+        # answer.
         await self._send({**message, "more_body": True})
         await self._linger()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,15 +6,20 @@ from lockstep.system.errors import UserError
 
 MB = 2**20
 HELD_BODIES = 8
-"""Bodies of the largest size that fit in memory at the same time. Requests beyond it are answered with 429."""
+"""Bodies of the largest size that fit in memory at the same time. Requests beyond it are answered
+with 429."""
 LARGEST_JSON = 8 * MB
-"""Tensors as JSON take 20 times as much memory while they are parsed. Larger requests must be in binary."""
+"""Tensors as JSON take 20 times as much memory while they are parsed. Larger requests must be in
+binary."""
 HEAD_SEC = 10.0
-"""The seconds from the first byte of a request to the end of its headers; less if `Limits.timeout_sec` is."""
+"""The seconds from the first byte of a request to the end of its headers; less if
+`Limits.timeout_sec` is."""
 KEEP_ALIVE_SEC = 75
-"""The seconds that a connection may stay open between two requests. Many clients reuse connections for up to 60."""
+"""The seconds that a connection may stay open between two requests. Many clients reuse connections
+for up to 60."""
 LINGER_SEC = 2.0
-"""The seconds in which the rest of a refused body is read, so that its sender sees the answer and not a reset."""
+"""The seconds in which the rest of a refused body is read, so that its sender sees the answer and
+not a reset."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class Limits:
     batch_images: int = 32
     """The largest batch that the engine gets, and the most images of one request."""
     wait_ms: float = 2.0
-    """How long a batch waits for images that are being received or decoded. Without such images it does not wait."""
+    """How long a batch waits for images that are being received or decoded. Without such images it
+    does not wait."""
     queue_images: int = 256
     """Images that are decoded, waiting or computed at the same time. More are refused with 429."""
     body_mb: int = 32
@@ -34,17 +40,23 @@ class Limits:
     timeout_sec: float = 30.0
     """The time to send a request's body, and the time to decode and compute its images."""
     connections: int = 512
-    """Open connections. For another one, the one that has waited longest for its client is closed."""
+    """Open connections. For another one, the one that has waited longest for its client is closed.
+    """
     drain_sec: float = 1.0
-    """How long requests are still taken after a signal to stop, while the server reports that it is not ready."""
+    """How long requests are still taken after a signal to stop, while the server reports that it is
+    not ready."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, least = getattr(self, each.name), 0 if each.name in ("wait_ms", "drain_sec") else 1
+            value = getattr(self, each.name)
+            least = 0 if each.name in ("wait_ms", "drain_sec") else 1
             if not least <= value <= 1e9:  # false for NaN
                 raise UserError(f"{each.name} is {value}; expected at least {least}")
         if self.queue_images < self.batch_images:
-            raise UserError(f"queue_images is {self.queue_images}, but a batch has {self.batch_images}; use a longer queue")
+            raise UserError(
+                f"queue_images is {self.queue_images}, but a batch has {self.batch_images}; use a"
+                " longer queue"
+            )
 
     @property
     def body_bytes(self) -> int:

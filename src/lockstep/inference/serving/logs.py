@@ -1,4 +1,5 @@
-"""Logs as lines of JSON: one object for each event, in ASCII, so that no name can control a terminal or forge a line."""
+"""Logs as lines of JSON: one object for each event, in ASCII, so that no name can control a
+terminal or forge a line."""
 
 import json
 import logging
@@ -15,7 +16,8 @@ _OTHERS = {
     "python_multipart": logging.ERROR,
     "": logging.WARNING,
 }
-"""Other loggers and the least level of their events. Damaged forms of clients are warnings of `python_multipart`."""
+"""Other loggers and the least level of their events. Damaged forms of clients are warnings of
+`python_multipart`."""
 _LONGEST = 4000
 
 
@@ -26,13 +28,19 @@ class _Lines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
         }
-        about |= {"event": record.getMessage()[:_LONGEST]} if fields is None else {"event": record.msg, **fields}
+        about |= (
+            {"event": record.getMessage()[:_LONGEST]}
+            if fields is None
+            else {"event": record.msg, **fields}
+        )
         if record.exc_info:
             about["trace"] = self.formatException(record.exc_info)[-_LONGEST:]
         return json.dumps(about, ensure_ascii=True, allow_nan=False)
 
 
-def log(event: str, level: int = logging.INFO, *, trace: BaseException | None = None, **fields: Any) -> None:
+def log(
+    event: str, level: int = logging.INFO, *, trace: BaseException | None = None, **fields: Any
+) -> None:
     """Write an event with its fields: plain values that JSON has, numbers finite."""
     LOGGER.log(level, event, extra={"fields": fields}, exc_info=trace)
 
@@ -42,7 +50,9 @@ def json_logs() -> Iterator[None]:
     """While open, write the events of this server, of libraries, and warnings to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
-    loggers = {LOGGER: logging.INFO} | {logging.getLogger(name): level for name, level in _OTHERS.items()}
+    loggers = {LOGGER: logging.INFO} | {
+        logging.getLogger(name): level for name, level in _OTHERS.items()
+    }
     before = [(each, each.level, each.propagate) for each in loggers]
     for each, level in loggers.items():
         each.addHandler(handler)

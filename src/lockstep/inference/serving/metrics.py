@@ -28,7 +28,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call] # they double the figures
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "lockstep_requests", "Requests that were answered.", ("method", "path", "status"), registry=registry
+            "lockstep_requests",
+            "Requests that were answered.",
+            ("method", "path", "status"),
+            registry=registry,
         )
         self._seconds = Histogram(
             "lockstep_request_seconds",
@@ -37,25 +40,36 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._images = Counter("lockstep_images", "Images that the engine computed.", registry=registry)
+        self._images = Counter(
+            "lockstep_images", "Images that the engine computed.", registry=registry
+        )
         self._batches = Histogram(
-            "lockstep_batch_images", "Images in a batch of the engine.", buckets=_BATCHES, registry=registry
+            "lockstep_batch_images",
+            "Images in a batch of the engine.",
+            buckets=_BATCHES,
+            registry=registry,
         )
         self._engine = Histogram(
-            "lockstep_engine_seconds", "Seconds that the engine took for a batch.", buckets=_SECONDS, registry=registry
+            "lockstep_engine_seconds",
+            "Seconds that the engine took for a batch.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         ProcessCollector(registry=registry)
 
     def describe(self, **labels: str) -> None:
         """Set the labels of the model, its engine and precision."""
-        Info("lockstep", "What is served.", registry=self._registry).info({"version": version(), **labels})
+        Info("lockstep", "What is served.", registry=self._registry).info(
+            {"version": version(), **labels}
+        )
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
         """Add a figure that is read when it is asked for."""
         Gauge(name, what, registry=self._registry).set_function(value)
 
     def answered(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Count a request. `method` and `path` must be of a small number, since each combination is kept."""
+        """Count a request. `method` and `path` must be of a small number, since each combination is
+        kept."""
         self._requests.labels(method, path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 

@@ -1,4 +1,5 @@
-"""What is served: weights or an exported model in an engine, opened by the thread that computes with it."""
+"""What is served: weights or an exported model in an engine, opened by the thread that computes
+with it."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from lockstep.weights.class_names import Classes
 from lockstep.weights.given_preprocessing import Preprocessing
 
 _NAMELESS = "model"
-"""The name of a model that is not one of `lockstep.models.architectures.MODELS`, as in `lockstep export --to triton`."""
+"""The name of a model that is not one of `lockstep.models.architectures.MODELS`, as in `lockstep
+export --to triton`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Served:
     """A model in its engine. Only the thread that opened it may use it."""
 
     def __init__(self, about: About, found: Computing, backend: str) -> None:
-        self.about, self._found, self._backend = about, found, backend
+        self.about = about
+        self._found = found
+        self._backend = backend
         self._explainer: Explainer | None = None
 
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -68,7 +72,8 @@ class Served:
         return self._found.predict(images)
 
     def explain(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return Grad-CAM, float32 [N, height, width]. The first call takes longer: it copies the weights.
+        """Return Grad-CAM, float32 [N, height, width]. The first call takes longer: it copies the
+        weights.
 
         Raises `BackendError` if the engine cannot.
         """
@@ -78,24 +83,40 @@ class Served:
 
 
 @contextmanager
-def opened(given: Source, name: str | None, listener: Listener | None, *, most_images: int) -> Iterator[Served]:
-    """Yield a model that has computed its first batches. `name` is None for the name of its architecture.
+def opened(
+    given: Source, name: str | None, listener: Listener | None, *, most_images: int
+) -> Iterator[Served]:
+    """Yield a model that has computed its first batches. `name` is None for the name of its
+    architecture.
 
     Raises what `lockstep.predict` raises, and `UserError` under a launcher.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("a server computes in one process, but a launcher started several; start it without the launcher")
-    execution, recorder = given.execution or Execution(), Recorder(listener)
-    chosen: dict[str, Any] = {"which": given.which, "ema": given.ema, "model": given.model, "classes": given.classes}
+        raise UserError(
+            "a server computes in one process, but a launcher started several; start it without the"
+            " launcher"
+        )
+    execution = given.execution or Execution()
+    recorder = Recorder(listener)
+    chosen: dict[str, Any] = {
+        "which": given.which,
+        "ema": given.ema,
+        "model": given.model,
+        "classes": given.classes,
+    }
     chosen["preprocessing"] = given.preprocessing
     weights, exported = to_predict(given.source, given.engine, execution, recorder, **chosen)
     engine = given.engine or (AUTO if exported else NATIVE)
     size: dict[str, Any] = {"most_images": most_images, "exported": exported, "shares_cores": True}
     with computing(engine, weights, given.precision, execution, listener, **size) as found:
-        recipe, explains = found.weights.recipe, found.world is not None and FRAMEWORKS[execution.backend].explains
+        recipe = found.weights.recipe
+        explains = found.world is not None and FRAMEWORKS[execution.backend].explains
         known = recipe.model if isinstance(recipe.model, str) and exported is None else _NAMELESS
-        classes, source = weights.classes, str(weights.source)
-        about = About(name or known, source, found.engine, recipe.precision, recipe, classes, explains)
+        classes = weights.classes
+        source = str(weights.source)
+        about = About(
+            name or known, source, found.engine, recipe.precision, recipe, classes, explains
+        )
         served = Served(about, found, execution.backend)
         for images in sorted({1, most_images}):
             served.predict(np.zeros((images, recipe.eval_crop, recipe.eval_crop, 3), np.uint8))

@@ -1,7 +1,9 @@
-"""The Open Inference Protocol (KServe V2): its requests and answers as bytes, with tensors as JSON or binary.
+"""The Open Inference Protocol (KServe V2): its requests and answers as bytes, with tensors as JSON
+or binary.
 
-Source: the KServe project's "Open Inference Protocol", and Triton Inference Server's extensions "binary tensor data" and
-"classification". Names of tensors are those of `lockstep export --to triton`; `encoded` and `logits` are additional.
+Source: the KServe project's "Open Inference Protocol", and Triton Inference Server's extensions
+"binary tensor data" and "classification". Names of tensors are those of `lockstep export --to
+triton`; `encoded` and `logits` are additional.
 """
 
 import json
@@ -15,10 +17,14 @@ import numpy as np
 
 from lockstep.system.strict_json import is_count, is_positive, is_text, parsed
 
-IMAGES, ENCODED = "images", "encoded"
-CLASSES, PROBABILITIES, LOGITS = "classes", "probabilities", "logits"
+IMAGES = "images"
+ENCODED = "encoded"
+CLASSES = "classes"
+PROBABILITIES = "probabilities"
+LOGITS = "logits"
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""The header with the length of the JSON part of a request or an answer that also has binary tensors."""
+"""The header with the length of the JSON part of a request or an answer that also has binary
+tensors."""
 EXTENSIONS = ["binary_tensor_data", "classification"]
 VERSION = "1"
 """The only version of the model. `lockstep export --to triton` writes the same."""
@@ -46,7 +52,8 @@ class Output:
     name: str
     binary: bool
     best: int = 0
-    """The number of the likeliest classes to return as text in place of the values; 0 for the values."""
+    """The number of the likeliest classes to return as text in place of the values; 0 for the
+    values."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,9 @@ def metadata(name: str, platform: str, shapes: Shapes) -> dict[str, Any]:
             {"name": IMAGES, "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
             {"name": ENCODED, "datatype": "BYTES", "shape": [-1]},
         ],
-        "outputs": [{"name": each, "datatype": _DATATYPES[each], "shape": sizes[each]} for each in sizes],
+        "outputs": [
+            {"name": each, "datatype": _DATATYPES[each], "shape": sizes[each]} for each in sizes
+        ],
     }
 
 
@@ -94,9 +103,14 @@ def request(body: bytes, json_length: int | None, shapes: Shapes) -> Asked:
         raise BadRequest(f"the request is not JSON: {error}") from None
     _expect(isinstance(found, dict), "the request is not a JSON object")
     identity = found.get("id")
-    _expect(identity is None or (is_text(identity) and len(identity) <= _LONGEST_ID), "id is not a short text")
+    _expect(
+        identity is None or (is_text(identity) and len(identity) <= _LONGEST_ID),
+        "id is not a short text",
+    )
     inputs = found.get("inputs")
-    _expect(isinstance(inputs, list) and len(inputs) == 1, f"expected one input: {IMAGES} or {ENCODED}")
+    _expect(
+        isinstance(inputs, list) and len(inputs) == 1, f"expected one input: {IMAGES} or {ENCODED}"
+    )
     [given] = inputs
     binary = memoryview(body)[json_length:] if json_length is not None else memoryview(b"")
     outputs = _outputs(found, shapes)
@@ -114,11 +128,16 @@ def _expect(holds: bool, otherwise: str) -> None:
 def _parameters(owner: Any) -> dict[str, Any]:
     found = owner.get("parameters", {})
     _expect(isinstance(found, dict), "parameters is not a JSON object")
-    _expect(not any(name.startswith("shared_memory") for name in found), "shared memory is not supported; send the tensor")
+    _expect(
+        not any(name.startswith("shared_memory") for name in found),
+        "shared memory is not supported; send the tensor",
+    )
     return dict(found)
 
 
-def _input(given: Any, binary: memoryview, shapes: Shapes) -> tuple[str, list[int], memoryview | list[Any]]:
+def _input(
+    given: Any, binary: memoryview, shapes: Shapes
+) -> tuple[str, list[int], memoryview | list[Any]]:
     """Return the name of an input, its shape, and its values: bytes, or a list of JSON."""
     _expect(isinstance(given, dict), "an input is not a JSON object")
     name = given.get("name")
@@ -126,26 +145,38 @@ def _input(given: Any, binary: memoryview, shapes: Shapes) -> tuple[str, list[in
     datatype = {IMAGES: "UINT8", ENCODED: "BYTES"}.get(name) if is_text(name) else None
     _expect(datatype is not None, f"there is no such input; expected {IMAGES} or {ENCODED}")
     _expect(given.get("datatype") == datatype, f"the datatype of {name} is not {datatype}")
-    _expect(isinstance(shape, list) and all(map(is_count, shape)), f"the shape of {name} is not a list of whole numbers")
+    _expect(
+        isinstance(shape, list) and all(map(is_count, shape)),
+        f"the shape of {name} is not a list of whole numbers",
+    )
     is_of_photos = len(shape) == 4 and shape[3] == 3 and min(shape[1:]) > 0
     fits = is_of_photos if name == IMAGES else bool(shape) and shape[1:] in ([], [1])
     as_text = "[N, height, width, 3]" if name == IMAGES else "[N]"
     _expect(fits, f"the shape of {name} is {shape!s:.60}, expected {as_text}")
     count = shape[0]
-    _expect(1 <= count <= shapes.most_images, f"a request has 1 to {shapes.most_images} images, not {count}")
+    _expect(
+        1 <= count <= shapes.most_images,
+        f"a request has 1 to {shapes.most_images} images, not {count}",
+    )
     size = _parameters(given).get("binary_data_size")
     if size is None:
         values = given.get("data")
         _expect(isinstance(values, list), f"{name} has no data")
         _expect(not binary, "the body has bytes after the JSON that no input names")
         return str(name), shape, values
-    _expect(is_count(size) and size == len(binary), f"binary_data_size is {size!s:.20}; {len(binary)} bytes were sent")
+    _expect(
+        is_count(size) and size == len(binary),
+        f"binary_data_size is {size!s:.20}; {len(binary)} bytes were sent",
+    )
     return str(name), shape, binary
 
 
 def _pixels(values: memoryview | list[Any], shape: list[int]) -> np.ndarray:
     if isinstance(values, memoryview):
-        _expect(len(values) == math.prod(shape), f"{IMAGES} has {len(values)} bytes, expected {math.prod(shape)}")
+        _expect(
+            len(values) == math.prod(shape),
+            f"{IMAGES} has {len(values)} bytes, expected {math.prod(shape)}",
+        )
         return np.frombuffer(values, np.uint8).reshape(shape)
     try:
         found = np.array(values)
@@ -153,23 +184,33 @@ def _pixels(values: memoryview | list[Any], shape: list[int]) -> np.ndarray:
         raise BadRequest(f"the data of {IMAGES} are not numbers in lists of equal length") from None
     _expect(found.dtype.kind in "iu", f"the data of {IMAGES} are not whole numbers")
     _expect(
-        found.shape in (tuple(shape), (math.prod(shape),)), f"{IMAGES} has {found.size} numbers, expected {math.prod(shape)}"
+        found.shape in (tuple(shape), (math.prod(shape),)),
+        f"{IMAGES} has {found.size} numbers, expected {math.prod(shape)}",
     )
-    _expect(bool(((found >= 0) & (found <= 255)).all()), f"the data of {IMAGES} are not all from 0 to 255")
+    _expect(
+        bool(((found >= 0) & (found <= 255)).all()),
+        f"the data of {IMAGES} are not all from 0 to 255",
+    )
     return found.astype(np.uint8).reshape(shape)
 
 
 def _texts(values: memoryview | list[Any], count: int) -> tuple[bytes, ...]:
-    """Return the elements of a binary tensor of BYTES: each follows its length in four bytes, the lowest first."""
+    """Return the elements of a binary tensor of BYTES: each follows its length in four bytes, the
+    lowest first."""
     if not isinstance(values, memoryview):
-        raise BadRequest(f"{ENCODED} is JSON, which cannot hold files; send it in binary ({HEADER_LENGTH})")
+        raise BadRequest(
+            f"{ENCODED} is JSON, which cannot hold files; send it in binary ({HEADER_LENGTH})"
+        )
     found: list[bytes] = []
     start = 0
     for _ in range(count):
         _expect(start + 4 <= len(values), f"{ENCODED} ends before element {len(found)}")
         [length] = struct.unpack_from("<I", values, start)
         start += 4
-        _expect(start + length <= len(values), f"element {len(found)} of {ENCODED} is longer than the tensor")
+        _expect(
+            start + length <= len(values),
+            f"element {len(found)} of {ENCODED} is longer than the tensor",
+        )
         found.append(bytes(values[start : start + length]))
         start += length
     _expect(start == len(values), f"{ENCODED} has bytes after its {count} elements")
@@ -191,27 +232,40 @@ def _outputs(found: dict[str, Any], shapes: Shapes) -> tuple[Output, ...]:
 
 
 def _output(given: dict[str, Any], binary: bool, shapes: Shapes) -> Output:
-    parameters, name = _parameters(given), str(given["name"])
+    parameters = _parameters(given)
+    name = str(given["name"])
     best = parameters.get("classification", 0)
-    _expect(best == 0 or (is_positive(best) and name != CLASSES), f"classification of {name} is not a number above 0")
+    _expect(
+        best == 0 or (is_positive(best) and name != CLASSES),
+        f"classification of {name} is not a number above 0",
+    )
     return Output(name, parameters.get("binary_data", binary) is True, min(best, shapes.logits))
 
 
 def answer(
     asked: Asked, model: str, tensors: Mapping[str, np.ndarray], labels: Sequence[str]
 ) -> tuple[list[bytes], int | None]:
-    """Return the parts of an answer's body, and the length of its JSON if binary tensors follow it; otherwise None.
+    """Return the parts of an answer's body, and the length of its JSON if binary tensors follow it;
+    otherwise None.
 
-    `tensors` are `probabilities`, `logits`, float32 [N, logits], and `classes`, int64 [N, 1]. `labels` are names of classes.
+    `tensors` are `probabilities`, `logits`, float32 [N, logits], and `classes`, int64 [N, 1].
+    `labels` are names of classes.
     """
-    described, parts = [], []
+    described = []
+    parts = []
     for output in asked.outputs:
         values = tensors[output.name]
-        about: dict[str, Any] = {"name": output.name, "datatype": _DATATYPES[output.name], "shape": list(values.shape)}
+        about: dict[str, Any] = {
+            "name": output.name,
+            "datatype": _DATATYPES[output.name],
+            "shape": list(values.shape),
+        }
         if output.best:
             texts = _likeliest(values, output.best, labels)
             about |= {"datatype": "BYTES", "shape": [len(values), output.best]}
-            data: Any = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))
+            data: Any = b"".join(
+                struct.pack("<I", len(text)) + text for text in map(str.encode, texts)
+            )
         else:
             texts = []
             data = values.tobytes()
@@ -228,7 +282,8 @@ def answer(
 
 
 def _likeliest(values: np.ndarray, count: int, labels: Sequence[str]) -> list[str]:
-    """Return the largest values of each image as Triton writes them: "VALUE:CLASS:NAME"; without a name "VALUE:CLASS"."""
+    """Return the largest values of each image as Triton writes them: "VALUE:CLASS:NAME"; without a
+    name "VALUE:CLASS"."""
     found = []
     for row in values:
         for place in np.argsort(-row, kind="stable")[:count].tolist():

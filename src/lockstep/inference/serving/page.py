@@ -1,4 +1,5 @@
-"""The page on which images are dropped: one file of HTML that fetches nothing but this server's answers."""
+"""The page on which images are dropped: one file of HTML that fetches nothing but this server's
+answers."""
 
 from importlib.resources import files
 
@@ -8,22 +9,30 @@ from markupsafe import Markup
 from lockstep.system.html import allowed, colours
 from lockstep.system.version import version
 
-_TEMPLATE, _STYLE, _SCRIPT = "page.html.j2", "page.css", "page.js"
+_TEMPLATE = "page.html.j2"
+_STYLE = "page.css"
+_SCRIPT = "page.js"
 
 
 class Page:
     """The page and its headers."""
 
     def __init__(self) -> None:
-        style, script = colours() + _file(_STYLE), _file(_SCRIPT)
+        style = colours() + _file(_STYLE)
+        script = _file(_SCRIPT)
         environment = Environment(
-            loader=DictLoader({_TEMPLATE: _file(_TEMPLATE)}), autoescape=True, undefined=StrictUndefined
+            loader=DictLoader({_TEMPLATE: _file(_TEMPLATE)}),
+            autoescape=True,
+            undefined=StrictUndefined,
         )
-        text = environment.get_template(_TEMPLATE).render(style=Markup(style), script=Markup(script), version=version())
+        text = environment.get_template(_TEMPLATE).render(
+            style=Markup(style), script=Markup(script), version=version()
+        )
         self.html = text.encode()
         policy = (
-            f"default-src 'none'; style-src {allowed(style)}; script-src {allowed(script)}; img-src 'self' blob: data:; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            f"default-src 'none'; style-src {allowed(style)}; script-src {allowed(script)}; img-src"
+            " 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+            " frame-ancestors 'none'"
         )
         self.headers = {"content-security-policy": policy}
 

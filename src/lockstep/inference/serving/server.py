@@ -44,7 +44,8 @@ def run(
     quiet: bool,
 ) -> None:
     """Serve on a bound socket until a signal, or an error of the thread with the engine, stops it."""
-    metrics, stopping = Metrics(), Stopping(limits.drain_sec, limits.timeout_sec)
+    metrics = Metrics()
+    stopping = Stopping(limits.drain_sec, limits.timeout_sec)
     batcher = Batcher(limits, metrics.computed)
     threads = (given.execution.loader_threads if given.execution else 0) or share_of_cores()
     with (
@@ -56,15 +57,21 @@ def run(
         parts = Parts(about, limits, batcher, metrics, stopping, Bodies(limits), decoders, pool)
         _describe(metrics, parts)
         app = Guard(application(parts), access, metrics, closes=lambda: stopping.begun, quiet=quiet)
-        settings = Settings(about.recipe.fields(), limits.pixels, about.recipe.eval_crop, limits.body_bytes)
+        settings = Settings(
+            about.recipe.fields(), limits.pixels, about.recipe.eval_crop, limits.body_bytes
+        )
 
         async def begin() -> None:
             try:
                 await decoders.start(settings)
             except (OSError, TimeoutError) as error:
-                raise BackendError(f"the processes that decode images could not be started: {error!r}") from None
+                raise BackendError(
+                    f"the processes that decode images could not be started: {error!r}"
+                ) from None
 
-        server = Server(_configured(app, limits), stopping, lambda: app.requests > 0, begin, decoders.mend)
+        server = Server(
+            _configured(app, limits), stopping, lambda: app.requests > 0, begin, decoders.mend
+        )
         _announce(sock, about, access)
         server.run(sockets=[sock])
         log("stopped")
@@ -88,8 +95,11 @@ def _configured(app: Guard, limits: Limits) -> uvicorn.Config:
 
 
 @contextmanager
-def _working(batcher: Batcher, given: Source, name: str | None, listener: Listener, limits: Limits) -> Iterator[About]:
-    """Open the model in a thread of its own, which computes until the block ends. Raises what opening raises."""
+def _working(
+    batcher: Batcher, given: Source, name: str | None, listener: Listener, limits: Limits
+) -> Iterator[About]:
+    """Open the model in a thread of its own, which computes until the block ends. Raises what
+    opening raises."""
     ready: Future[About] = Future()
 
     def work() -> None:
@@ -124,27 +134,51 @@ def _noted(event: Event) -> None:
 
 
 def _describe(metrics: Metrics, parts: Parts) -> None:
-    about, batcher = parts.about, parts.batcher
+    about = parts.about
+    batcher = parts.batcher
     metrics.describe(model=about.name, engine=about.engine, precision=about.precision)
-    metrics.watch("lockstep_queue_images", "Images that wait for the engine.", lambda: batcher.waiting)
+    metrics.watch(
+        "lockstep_queue_images", "Images that wait for the engine.", lambda: batcher.waiting
+    )
     metrics.watch(
         "lockstep_admitted_images",
         "Images that are decoded, waiting or computed; at most the size of the queue.",
         lambda: batcher.admitted,
     )
-    metrics.watch("lockstep_coming_requests", "Requests whose images are being received or decoded.", lambda: batcher.coming)
-    metrics.watch("lockstep_held_bytes", "Bytes of bodies in memory.", lambda: parts.bodies.held_bytes)
-    metrics.watch("lockstep_ready", "1 if the server takes requests and can decode images.", lambda: parts.is_ready)
+    metrics.watch(
+        "lockstep_coming_requests",
+        "Requests whose images are being received or decoded.",
+        lambda: batcher.coming,
+    )
+    metrics.watch(
+        "lockstep_held_bytes", "Bytes of bodies in memory.", lambda: parts.bodies.held_bytes
+    )
+    metrics.watch(
+        "lockstep_ready",
+        "1 if the server takes requests and can decode images.",
+        lambda: parts.is_ready,
+    )
 
 
 def _announce(sock: socket.socket, about: About, access: Access) -> None:
     address, port = sock.getsockname()[:2]
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     if access.token is None and not is_loopback(address):
-        reason = "everyone who reaches this address can use the server, and nothing encrypts what is sent"
+        reason = (
+            "everyone who reaches this address can use the server, and nothing encrypts what is"
+            " sent"
+        )
         log("note", logging.WARNING, message=f"there is no token: {reason}")
-    fields: dict[str, Any] = {"url": url, "model": about.name, "engine": about.engine, "precision": about.precision}
+    fields: dict[str, Any] = {
+        "url": url,
+        "model": about.name,
+        "engine": about.engine,
+        "precision": about.precision,
+    }
     log("listening", **fields, source=about.source)
     with suppress(OSError, ValueError):  # nobody reads it
-        sys.stdout.write(f"serving {about.name} with {about.engine} in {about.precision} on {url} (Ctrl-C stops it)\n")
+        sys.stdout.write(
+            f"serving {about.name} with {about.engine} in {about.precision} on {url} (Ctrl-C stops"
+            " it)\n"
+        )
         sys.stdout.flush()

@@ -1,6 +1,8 @@
-"""The formats that `lockstep export` writes: one row each, and a file for each one that no backend writes.
+"""The formats that `lockstep export` writes: one row each, and a file for each one that no backend
+writes.
 
-Backends write the formats of their frameworks (`lockstep.backends.frameworks`). The others are made of an ONNX model.
+Backends write the formats of their frameworks (`lockstep.backends.frameworks`). The others are made
+of an ONNX model.
 """
 
 import importlib
@@ -20,7 +22,8 @@ from lockstep.system.errors import BackendError, CheckpointError, nearest
 from lockstep.weights.opening import Opened
 
 Answers = tuple[np.ndarray, np.ndarray]
-"""What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one, float32 [N, logits]."""
+"""What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one,
+float32 [N, logits]."""
 Program = Callable[[np.ndarray], Answers]
 """A program that was loaded. It takes images, uint8 [N, H, W, 3], all of one size."""
 CLASSES = "classes.txt"
@@ -41,19 +44,27 @@ class Inputs:
     std: tuple[float, ...]
 
     def of(self, images: np.ndarray) -> np.ndarray:
-        """Return what the program takes for uint8 images [N, H, W, 3]: these, or float32 [N, 3, S, S] for a bare one."""
+        """Return what the program takes for uint8 images [N, H, W, 3]: these, or float32 [N, 3, S,
+        S] for a bare one."""
         if not self.bare:
             return images
         normalised = (images - np.array(self.mean)) / np.array(self.std)
         return np.ascontiguousarray(normalised.transpose(0, 3, 1, 2), np.float32)
 
-    def in_batches(self, images: np.ndarray, run: Callable[[np.ndarray], Answers], *, most: int | None = None) -> Answers:
-        """Return a program's answers for uint8 images [N, H, W, 3], in batches that it takes; the last one is repeated.
+    def in_batches(
+        self, images: np.ndarray, run: Callable[[np.ndarray], Answers], *, most: int | None = None
+    ) -> Answers:
+        """Return a program's answers for uint8 images [N, H, W, 3], in batches that it takes; the
+        last one is repeated.
 
         `most` is the largest batch of a program that takes batches of any size; None: any.
         """
-        size, inputs = self.batch or min(len(images), most or len(images)), self.of(images)
-        places = [np.minimum(np.arange(start, start + size), len(images) - 1) for start in range(0, len(images), size)]
+        size = self.batch or min(len(images), most or len(images))
+        inputs = self.of(images)
+        places = [
+            np.minimum(np.arange(start, start + size), len(images) - 1)
+            for start in range(0, len(images), size)
+        ]
         parts = [run(inputs[batch]) for batch in places]
         classes, values = (np.concatenate(part)[: len(images)] for part in zip(*parts, strict=True))
         return classes, values
@@ -64,20 +75,26 @@ class Wanted:
     """What to write."""
 
     weights: Opened
-    """The precision of their recipe is the one to compute in. If they have scales, these are used."""
+    """The precision of their recipe is the one to compute in. If they have scales, these are used.
+    """
     batch: int | None = None
     """The number of images of every batch; None: any."""
     bare: bool = False
     """Whether the program takes normalised images and returns logits."""
     quantised: Any = None
-    """The ONNX model that was quantised after training; None: the model is made from the weights."""
+    """The ONNX model that was quantised after training; None: the model is made from the weights.
+    """
 
     def onnx_model(self, *, photos: bool) -> Any:
-        """Return the ONNX model: with `photos`, one that takes photos of any size, unless it is to be bare."""
-        weights, model = self.weights, self.quantised
+        """Return the ONNX model: with `photos`, one that takes photos of any size, unless it is to
+        be bare."""
+        weights = self.weights
+        model = self.quantised
         if model is None:
             form = onnx_model.Form(self.batch, self.bare)
-            model = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, weights.scales, form)
+            model = onnx_model.model_of(
+                weights.recipe, weights.tensors, weights.classes, weights.scales, form
+            )
         return take_photos(model, weights.recipe) if photos and not self.bare else model
 
     def inputs(self) -> Inputs:
@@ -92,7 +109,8 @@ class Target:
 
     name: str
     module: str
-    """Its functions write a program, and load it with the program's own runtime (`open_program`)."""
+    """Its functions write a program, and load it with the program's own runtime (`open_program`).
+    """
     function: str = "write"
     """The function that writes."""
     backend: str | None = None
@@ -104,14 +122,17 @@ class Target:
     fixes_batch: bool = True
     """Whether `batch` is the number of images of every batch; otherwise it is the largest batch."""
     takes_photos: bool = True
-    """Whether a program resizes and crops photos of any size, as evaluation does. Otherwise it takes squares only."""
+    """Whether a program resizes and crops photos of any size, as evaluation does. Otherwise it
+    takes squares only."""
     computes_in_float32: bool = False
-    """Whether it computes real numbers in float32, and may divide by multiplying with a reciprocal."""
+    """Whether it computes real numbers in float32, and may divide by multiplying with a reciprocal.
+    """
     takes_symmetric_int8: bool = False
-    """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as TensorRT wants them."""
+    """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as
+    TensorRT wants them."""
     can_run_code: bool = False
-    """Whether a program can do more than compute: unpickle, run code, or read and write files. ONNX models and OpenVINO's
-    cannot."""
+    """Whether a program can do more than compute: unpickle, run code, or read and write files. ONNX
+    models and OpenVINO's cannot."""
 
     def runtime(self) -> str | None:
         """Return name and version of the runtime; None if it is missing."""
@@ -119,7 +140,8 @@ class Target:
         return None if found is None else f"{self.distributions[0]} {found}"
 
     def write(self, wanted: Wanted, folder: Path) -> None:
-        """Write a program into a new folder. Raises `BackendError` if a package is missing, and `CheckpointError`."""
+        """Write a program into a new folder. Raises `BackendError` if a package is missing, and
+        `CheckpointError`."""
         weights = wanted.weights
         if self.backend is not None:
             backends.load(self.backend)
@@ -138,15 +160,21 @@ class Target:
         return program
 
     def resizes(self, wanted: Wanted) -> bool:
-        """Return whether a program takes photos of any size. Otherwise it takes squares of one size.
+        """Return whether a program takes photos of any size. Otherwise it takes squares of one
+        size.
 
-        Sides that are rounded down in float32 can lose a pixel where a runtime divides in another way.
+        Sides that are rounded down in float32 can lose a pixel where a runtime divides in another
+        way.
         """
-        is_rounded_safely = not self.computes_in_float32 or wanted.weights.recipe.eval_side_rounding != "float32_down"
+        is_rounded_safely = (
+            not self.computes_in_float32
+            or wanted.weights.recipe.eval_side_rounding != "float32_down"
+        )
         return self.takes_photos and not wanted.bare and is_rounded_safely
 
     def has_equal_pixels(self, wanted: Wanted) -> bool:
-        """Return whether a program sees the pixels of `predict`, bit for bit. Otherwise some differ by one level of 255."""
+        """Return whether a program sees the pixels of `predict`, bit for bit. Otherwise some differ
+        by one level of 255."""
         recipe = wanted.weights.recipe
         if not self.resizes(wanted):
             return True
@@ -216,7 +244,8 @@ _FOR_INFERENCE = "-inference"
 
 
 def target_of(name: str) -> Target:
-    """Return a format; its "-inference" may be left out. Raises `CheckpointError` if there is none of that name."""
+    """Return a format; its "-inference" may be left out. Raises `CheckpointError` if there is none
+    of that name."""
     name = name + _FOR_INFERENCE if name + _FOR_INFERENCE in TARGETS else name
     if name not in TARGETS:
         raise CheckpointError(f"there is no format {name!r} to export to. {nearest(name, TARGETS)}")
@@ -228,10 +257,15 @@ def package(name: str, target: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BackendError(f"exporting to {target} needs {name}: {TARGETS[target].install} ({error})") from None
+        raise BackendError(
+            f"exporting to {target} needs {name}: {TARGETS[target].install} ({error})"
+        ) from None
 
 
 def in_float(wanted: Wanted) -> Wanted:
     """Return what to write without the scales of weights that were trained with quantisation."""
     weights = wanted.weights
-    return replace(wanted, weights=replace(weights, recipe=weights.recipe.replace(quantisation="none"), scales={}))
+    return replace(
+        wanted,
+        weights=replace(weights, recipe=weights.recipe.replace(quantisation="none"), scales={}),
+    )

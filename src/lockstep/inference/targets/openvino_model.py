@@ -18,7 +18,8 @@ def write(wanted: Wanted, folder: Path) -> None:
 
     In fp16, weights are stored as float16. OpenVINO chooses what it computes in.
     """
-    library, weights = package("openvino", "openvino"), wanted.weights
+    library = package("openvino", "openvino")
+    weights = wanted.weights
     in_half = weights.recipe.precision == "fp16"
     photos = TARGETS["openvino"].resizes(wanted)
     model = replace(wanted, weights=weights.in_precision("fp32")).onnx_model(photos=photos)

@@ -1,4 +1,5 @@
-"""`model.plan`: an engine that TensorRT builds for this machine's GPU. This has not been run, because no GPU was available.
+"""`model.plan`: an engine that TensorRT builds for this machine's GPU. This has not been run,
+because no GPU was available.
 
 A plan runs only on the kind of GPU and with the version of TensorRT that built it.
 """
@@ -20,12 +21,15 @@ MOST_IMAGES = 32
 
 
 def write(wanted: Wanted, folder: Path) -> None:
-    """Write `model.plan` and `classes.txt`. Batches are of `batch` images, or of 1 to `MOST_IMAGES`."""
+    """Write `model.plan` and `classes.txt`. Batches are of `batch` images, or of 1 to
+    `MOST_IMAGES`."""
     package("tensorrt", "tensorrt")
     side = wanted.weights.recipe.eval_crop
     shape = (3, side, side) if wanted.bare else (side, side, 3)
     batches = (1, MOST_IMAGES) if wanted.batch is None else (wanted.batch, wanted.batch)
-    plan = tensorrt.built(wanted.onnx_model(photos=False).SerializeToString(), shape, batches, tf32=False)
+    plan = tensorrt.built(
+        wanted.onnx_model(photos=False).SerializeToString(), shape, batches, tf32=False
+    )
     folder.mkdir()
     (folder / FILE).write_bytes(plan)
     write_lines(folder / CLASSES, wanted.weights.classes)

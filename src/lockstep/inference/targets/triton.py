@@ -1,6 +1,8 @@
-"""A model repository for Triton Inference Server: `NAME/config.pbtxt`, `NAME/labels.txt` and `NAME/1/model.onnx`.
+"""A model repository for Triton Inference Server: `NAME/config.pbtxt`, `NAME/labels.txt` and
+`NAME/1/model.onnx`.
 
-NAME is the model's, such as resnet50. Triton collects images of several requests in a batch, up to the largest batch.
+NAME is the model's, such as resnet50. Triton collects images of several requests in a batch, up to
+the largest batch.
 """
 
 from contextlib import AbstractContextManager
@@ -14,12 +16,14 @@ from lockstep.system.files import write_lines
 MOST_IMAGES = 32
 """The largest batch if none is given."""
 DELAY_MICROSECONDS = 500
-"""How long a request may wait for others: a small part of the time that one image takes on a CPU."""
+"""How long a request may wait for others: a small part of the time that one image takes on a CPU.
+"""
 _LABELS = "labels.txt"
 
 
 def write(wanted: Wanted, folder: Path) -> None:
-    """Write a repository with one model. `batch` of `wanted` is the largest batch; smaller ones are allowed."""
+    """Write a repository with one model. `batch` of `wanted` is the largest batch; smaller ones are
+    allowed."""
     data = replace(wanted, batch=None).onnx_model(photos=True).SerializeToString()
     model = folder / _name(wanted)
     (model / "1").mkdir(parents=True)
@@ -29,10 +33,14 @@ def write(wanted: Wanted, folder: Path) -> None:
 
 
 def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program]:
-    """Return the model in ONNX Runtime, which Triton runs it with. Raises `CheckpointError` unless there is one model."""
+    """Return the model in ONNX Runtime, which Triton runs it with. Raises `CheckpointError` unless
+    there is one model."""
     models = [path.parent for path in folder.glob(f"*/1/{onnx_file.FILE}")]
     if len(models) != 1:
-        raise CheckpointError(f"{folder} has {len(models)} models; expected one, as `lockstep export --to triton` writes it")
+        raise CheckpointError(
+            f"{folder} has {len(models)} models; expected one, as `lockstep export --to triton`"
+            " writes it"
+        )
     return onnx_file.open_program(inputs, models[0])
 
 
@@ -42,8 +50,10 @@ def _name(wanted: Wanted) -> str:
 
 
 def _config(wanted: Wanted) -> str:
-    """Return the configuration of the model, as text of the message ModelConfig. Shapes are without the batch."""
-    side, logits = wanted.weights.recipe.eval_crop, wanted.weights.recipe.logits
+    """Return the configuration of the model, as text of the message ModelConfig. Shapes are without
+    the batch."""
+    side = wanted.weights.recipe.eval_crop
+    logits = wanted.weights.recipe.logits
     labels = f', label_filename: "{_LABELS}"' if wanted.weights.classes else ""
     if wanted.bare:
         inputs = f'{{ name: "input", data_type: TYPE_FP32, dims: [ 3, {side}, {side} ] }}'

@@ -1,4 +1,5 @@
-"""A command line of NVIDIA's examples, split into environment, launcher, script and options. Nothing is run."""
+"""A command line of NVIDIA's examples, split into environment, launcher, script and options.
+Nothing is run."""
 
 import argparse
 import re
@@ -43,7 +44,8 @@ class Given:
     values: dict[str, str]
     """The values of options by the first name of the option's row. A switch has "true"."""
     typed: dict[str, str]
-    """The names in `values` that the command line itself has, with the names as typed. Others are of presets."""
+    """The names in `values` that the command line itself has, with the names as typed. Others are
+    of presets."""
     overridden: tuple[Word, ...]
     """Options that the command line has again later."""
     launched: tuple[Word, ...]
@@ -67,26 +69,32 @@ class _Split:
 def read_command(words: list[str], system: str | None = None, revision: str | None = None) -> Given:
     """Return what a command says: its words as the shell splits them, or one text.
 
-    `system` is the name of the example and `revision` the year of its script. By default, they are found from the script,
-    the launcher and the options. Raises `UserError` if no script of NVIDIA's examples is in it, if an option has no value,
-    or if a value is a placeholder of a page.
+    `system` is the name of the example and `revision` the year of its script. By default, they are
+    found from the script, the launcher and the options. Raises `UserError` if no script of NVIDIA's
+    examples is in it, if an option has no value, or if a value is a placeholder of a page.
     """
     if system is not None and system not in SYSTEMS:
         raise UserError(f"there is no example {system!r}. {nearest(system, SYSTEMS)}")
     try:
         words = _words(shlex.split(words[0]) if len(words) == 1 else words)
     except ValueError as error:
-        raise UserError(f"the command cannot be split into words: {error}. Close its quotes") from None
+        raise UserError(
+            f"the command cannot be split into words: {error}. Close its quotes"
+        ) from None
     placeholders = _PLACEHOLDER.findall(" ".join(words))
     if placeholders:
-        raise UserError(f"a placeholder instead of a value: {', '.join(placeholders)}. Write your own value in its place")
+        raise UserError(
+            f"a placeholder instead of a value: {', '.join(placeholders)}. Write your own value in"
+            " its place"
+        )
     chosen = [each for name, each in systems().items() if system in (None, name)]
     shell = _shell(words, chosen)
     is_shell = shell is not None
     for _ in range(_MOST_SHELLS):
         if shell is None:
             break
-        words, chosen = _words(shell[1]), [shell[0]]
+        words = _words(shell[1])
+        chosen = [shell[0]]
         shell = _shell(words, chosen)
     split = _split(words, chosen)
     candidates = [
@@ -96,8 +104,13 @@ def read_command(words: list[str], system: str | None = None, revision: str | No
         if script.name == split.script and (revision is None or script.revision == revision)
     ]
     if not candidates:
-        years = ", ".join(each.revision for one in chosen for each in one.scripts if each.name == split.script)
-        raise UserError(f"{split.script} has no revision {revision!r}. {f'Known: {years}.' if years else 'Leave it out.'}")
+        years = ", ".join(
+            each.revision for one in chosen for each in one.scripts if each.name == split.script
+        )
+        raise UserError(
+            f"{split.script} has no revision {revision!r}."
+            f" {f'Known: {years}.' if years else 'Leave it out.'}"
+        )
     least = min(score for score, _ in candidates)
     best = [found for score, found in candidates if score == least]
     found, script = best[0]
@@ -122,7 +135,8 @@ def _shell(words: list[str], chosen: list[System]) -> tuple[System, list[str]] |
 
 
 def _commands(shell: Shell, found: re.Match[str], arguments: list[str]) -> list[str]:
-    """Return the command in a shell script, with the arguments put in. Arguments that it does not name come last."""
+    """Return the command in a shell script, with the arguments put in. Arguments that it does not
+    name come last."""
     values = [*arguments[: len(shell.defaults)], *shell.defaults[len(arguments) :]]
     words = shlex.split(found.expand(shell.runs))
     for number, value in enumerate(values, 1):
@@ -131,22 +145,32 @@ def _commands(shell: Shell, found: re.Match[str], arguments: list[str]) -> list[
 
 
 def _split(words: list[str], chosen: list[System]) -> _Split:
-    """Split at the first word that names a script. Assignments in front of it are the environment. `-h` is left out."""
+    """Split at the first word that names a script. Assignments in front of it are the environment.
+    `-h` is left out."""
     names = [script.name for system in chosen for script in system.scripts]
-    place = next((place for place, word in enumerate(words) if PurePosixPath(word).name in names), None)
+    place = next(
+        (place for place, word in enumerate(words) if PurePosixPath(word).name in names), None
+    )
     if place is None:
         scripts = [PurePosixPath(word).name for word in words if word.endswith((".py", ".sh"))]
-        hint = nearest(scripts[0], dict.fromkeys(names)) if scripts else f"Known: {', '.join(dict.fromkeys(names))}."
+        hint = (
+            nearest(scripts[0], dict.fromkeys(names))
+            if scripts
+            else f"Known: {', '.join(dict.fromkeys(names))}."
+        )
         raise UserError(
-            f"the command names no script of NVIDIA's examples: {shlex.join(words)!r:.200}. Expected a script of its "
-            f"ResNets, such as: python main.py --arch resnet50 -b 256 --amp /imagenet. {hint}"
+            f"the command names no script of NVIDIA's examples: {shlex.join(words)!r:.200}."
+            " Expected a script of its ResNets, such as: python main.py --arch resnet50 -b 256"
+            f" --amp /imagenet. {hint}"
         )
     prefix = words[:place]
     found = {match[1]: match[2] for word in prefix if (match := _ASSIGNMENT.fullmatch(word))}
     others = tuple(word for word in prefix if not _ASSIGNMENT.fullmatch(word))
     following = words[place + 1 :]
     options = tuple(word for word in following if word not in _HELP)
-    return _Split(found, others, PurePosixPath(words[place]).name, options, len(options) < len(following))
+    return _Split(
+        found, others, PurePosixPath(words[place]).name, options, len(options) < len(following)
+    )
 
 
 def _launchers(system: System, prefix: tuple[str, ...]) -> list[Launcher]:
@@ -155,25 +179,39 @@ def _launchers(system: System, prefix: tuple[str, ...]) -> list[Launcher]:
 
 
 def _mismatch(system: System, script: Script, split: _Split) -> tuple[int, int, int]:
-    """Return how badly a command fits a script: unknown and missing options, abbreviated ones, another's launcher."""
+    """Return how badly a command fits a script: unknown and missing options, abbreviated ones,
+    another's launcher."""
     options = system.options(script)
     _, unknown = _sorted_out(options, split.words)
     given = [word.partition("=")[0] for word in split.words]
-    missing = sum(option.required and not option.positional and not set(option.names) & set(given) for option in options)
+    missing = sum(
+        option.required and not option.positional and not set(option.names) & set(given)
+        for option in options
+    )
     names = {name for option in options for name in option.names}
-    abbreviated = sum(name.startswith("--") and name not in names and name not in unknown for name in given)
-    foreign = any(_launchers(other, split.prefix) for other in systems().values()) and not _launchers(system, split.prefix)
+    abbreviated = sum(
+        name.startswith("--") and name not in names and name not in unknown for name in given
+    )
+    foreign = any(
+        _launchers(other, split.prefix) for other in systems().values()
+    ) and not _launchers(system, split.prefix)
     strange = sum(word.startswith("-") for word in unknown)
     return strange + missing, abbreviated, int(foreign)
 
 
 def _ambiguous(best: list[tuple[System, Script]]) -> str:
-    names = [f"{system.title}{f' of {script.revision}' if script.revision else ''}" for system, script in best]
+    names = [
+        f"{system.title}{f' of {script.revision}' if script.revision else ''}"
+        for system, script in best
+    ]
     options = [
         f"--system {system.name}" if system is not best[0][0] else f"--revision {script.revision}"
         for system, script in best[1:]
     ]
-    return f"{best[0][1].name} is in {' and '.join(names)}; taken for {names[0]} ({' or '.join(options)} takes the other)"
+    return (
+        f"{best[0][1].name} is in {' and '.join(names)}; taken for {names[0]}"
+        f" ({' or '.join(options)} takes the other)"
+    )
 
 
 def _given(system: System, script: Script, split: _Split, notes: list[str]) -> Given:
@@ -188,7 +226,10 @@ def _given(system: System, script: Script, split: _Split, notes: list[str]) -> G
         script=script,
         environment=split.environment,
         ranks=ranks,
-        values={word.option.names[0]: word.value for word in [*_parsed(script.name, options, presets), *words]},
+        values={
+            word.option.names[0]: word.value
+            for word in [*_parsed(script.name, options, presets), *words]
+        },
         typed={name: word.name for name, word in typed.items()},
         overridden=tuple(word for word in words if word is not typed[word.option.names[0]]),
         launched=launched,
@@ -198,10 +239,14 @@ def _given(system: System, script: Script, split: _Split, notes: list[str]) -> G
     )
 
 
-def _presets(system: System, script: Script, options: tuple[Option, ...], typed: dict[str, str]) -> list[str]:
+def _presets(
+    system: System, script: Script, options: tuple[Option, ...], typed: dict[str, str]
+) -> list[str]:
     """Return the options that presets add, those of the scripts that it runs included."""
     row = {name: option.names[0] for option in options for name in option.names}
-    found = [preset for name in script.also for preset in system.script(name, script.revision).presets]
+    found = [
+        preset for name in script.also for preset in system.script(name, script.revision).presets
+    ]
     return [
         word
         for preset in (*found, *script.presets)
@@ -211,7 +256,8 @@ def _presets(system: System, script: Script, options: tuple[Option, ...], typed:
 
 
 def _launched(system: System, split: _Split) -> tuple[int | None, tuple[Word, ...], list[str]]:
-    """Return what stands in front of the script: the number of processes, the launcher's options, and unknown words.
+    """Return what stands in front of the script: the number of processes, the launcher's options,
+    and unknown words.
 
     Without a launcher the number is None.
     """
@@ -241,16 +287,22 @@ def _ranks(launcher: Launcher, launched: tuple[Word, ...]) -> int:
     if launcher.lists:
         return len(value.split(","))
     if not value.isdigit() or int(value) < 1:
-        raise UserError(f"{launcher.name} starts {value!r} processes; expected a number. Write the number of GPUs")
+        raise UserError(
+            f"{launcher.name} starts {value!r} processes; expected a number. Write the number of"
+            " GPUs"
+        )
     return int(value)
 
 
 def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split words into those of known options and others. The value of an unknown option goes with it.
+    """Split words into those of known options and others. The value of an unknown option goes with
+    it.
 
     The last word stays if the script has an argument that is known by its position.
     """
-    takes: dict[str, int] = {name: option.takes for option in options for name in option.names if not option.positional}
+    takes: dict[str, int] = {
+        name: option.takes for option in options for name in option.names if not option.positional
+    }
     positional = any(option.positional for option in options)
     known: list[str] = []
     unknown: list[str] = []
@@ -263,7 +315,9 @@ def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[li
             (known if positional else unknown).append(word)
             continue
         full = _full_name(name, takes)
-        follows = place < len(words) and (not words[place].startswith("-") or _is_number(words[place]))
+        follows = place < len(words) and (
+            not words[place].startswith("-") or _is_number(words[place])
+        )
         if full is None:
             unknown.append(word)
             if follows and not equals and not (positional and place == len(words) - 1):
@@ -279,7 +333,8 @@ def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[li
 
 
 def _full_name(name: str, takes: dict[str, int]) -> str | None:
-    """Return the option that a word means: itself, the only one that begins so, or a short one with its value joined."""
+    """Return the option that a word means: itself, the only one that begins so, or a short one with
+    its value joined."""
     if name in takes:
         return name
     if name.startswith("--"):
@@ -294,27 +349,42 @@ def _is_number(word: str) -> bool:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{self.prog}: {message}. Expected a command that NVIDIA's script accepts; correct or remove it")
+        raise UserError(
+            f"{self.prog}: {message}. Expected a command that NVIDIA's script accepts; correct or"
+            " remove it"
+        )
 
 
 class _Note(argparse.Action):
     """Appends an option's name as typed, and its value, to `words`."""
 
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: object,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         value = " ".join(values) if self.nargs else "true"
         namespace.words.append((self.dest, option_string, value))
 
 
 def _parsed(prog: str, options: tuple[Option, ...], words: list[str]) -> list[Word]:
-    """Return the options in these words, in their order. Several values of an option are joined by spaces."""
+    """Return the options in these words, in their order. Several values of an option are joined by
+    spaces."""
     parser = _Parser(prog=prog, add_help=False)
     rows = {option.names[0]: option for option in options}
     for option in options:
         if not option.positional:
-            parser.add_argument(*option.names, dest=option.names[0], action=_Note, nargs=option.takes)
+            parser.add_argument(
+                *option.names, dest=option.names[0], action=_Note, nargs=option.takes
+            )
     found, rest = parser.parse_known_args(words, argparse.Namespace(words=[]))
     positional = [option for option in options if option.positional]
     if len(rest) > len(positional):
         parser.error(f"unrecognized arguments: {' '.join(rest[len(positional) :])}")
-    arguments = [Word(option, option.names[0], value) for option, value in zip(positional, rest, strict=False)]
+    arguments = [
+        Word(option, option.names[0], value)
+        for option, value in zip(positional, rest, strict=False)
+    ]
     return [Word(rows[name], typed, value) for name, typed, value in found.words] + arguments

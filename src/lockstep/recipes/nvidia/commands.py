@@ -20,7 +20,15 @@ _NAMES = {
     PACK: "packing",
 }
 _LAUNCHED = {"train", "evaluate"}
-_LAUNCH = {"@ranks", "@nodes", "@node_rank", "@meeting", "@meeting_host", "@meeting_port", "@restarts"}
+_LAUNCH = {
+    "@ranks",
+    "@nodes",
+    "@node_rank",
+    "@meeting",
+    "@meeting_host",
+    "@meeting_port",
+    "@restarts",
+}
 _MACHINES = {"@node_rank", "@meeting", "@meeting_host", "@meeting_port"}
 _MEASURES = {"@steps", "@warmup_steps", "@epoch_steps", "@all_epochs", "@warmup_epochs"}
 _LOADER = ("device", "loader", "loader_threads", "loader_batches")
@@ -39,13 +47,22 @@ _USED_SLOTS = {
     "benchmark": {"@ranks", "@layers", "@model", "@iterations", "@unit", *_MEASURES},
     PACK: set[str](),
 }
-"""Slots that a kind of command always uses. Slots that are texts are used if the text is a word of the command."""
+"""Slots that a kind of command always uses. Slots that are texts are used if the text is a word of
+the command."""
 _USED_FIELDS = {
     "evaluate": {"precision", "global_batch_images", "layout", "compile", *_LOADER},
     "predict": {"precision", "layout", "compile", "device"},
     "convert": set[str](),
     "export": set[str](),
-    "benchmark": {"precision", "global_batch_images", "model", "layout", "compile", *_LOADER, *_WORK},
+    "benchmark": {
+        "precision",
+        "global_batch_images",
+        "model",
+        "layout",
+        "compile",
+        *_LOADER,
+        *_WORK,
+    },
     PACK: set[str](),
 }
 """Fields of the recipe and of the execution that a kind of command uses. Training uses all."""
@@ -115,7 +132,8 @@ class Command:
         return self.kind == "train" or name in _USED_FIELDS[self.kind]
 
     def why_unused(self, name: str) -> tuple[str, bool]:
-        """Return why the command has no use for something that a template names, and whether anything is lost by it."""
+        """Return why the command has no use for something that a template names, and whether
+        anything is lost by it."""
         kind = self.kind
         if name in _MACHINES and kind in _LAUNCHED:
             return "the processes of one machine meet by themselves", False
@@ -138,28 +156,49 @@ class Command:
         return f"{_NAMES[kind]} does not use it", False
 
     def _train(self) -> list[str]:
-        options, slots = dict(self.wanted.options), self.wanted.slots
+        options = dict(self.wanted.options)
+        slots = self.wanted.slots
         if "epoch" in slots:
             options["--resume-from"] = self._of_epoch()
         if "--resume-from" in options:
             options.pop("--weights", None)
         out = options.pop("--out", None) or slots.get("model_dir") or "RUN"
         words = ["train", *self._backend(slots.get("backend")), "--recipe", self.recipe]
-        words += ["--data", options.pop("--data", "DATA"), "--out", "RUN" if out in (".", "./") else out]
+        words += [
+            "--data",
+            options.pop("--data", "DATA"),
+            "--out",
+            "RUN" if out in (".", "./") else out,
+        ]
         words += _options(options)
         return self._launched([*words, *_sets(self.changes), *_sets(self.wanted.execution)])
 
     def _evaluate(self) -> list[str]:
         recipe = self.wanted.recipe
-        batch = recipe.global_batch_images // self.wanted.ranks // self.wanted.execution.get("accumulation_steps", 1)
-        words = ["evaluate", self._source(), "--data", self.wanted.options.get("--data", "DATA"), *self._backend()]
+        batch = (
+            recipe.global_batch_images
+            // self.wanted.ranks
+            // self.wanted.execution.get("accumulation_steps", 1)
+        )
+        words = [
+            "evaluate",
+            self._source(),
+            "--data",
+            self.wanted.options.get("--data", "DATA"),
+            *self._backend(),
+        ]
         words += ["--batch", str(max(batch, 1)), "--set", f"precision={recipe.precision}"]
         return self._launched([*words, *self._how("layout", *_LOADER)])
 
     def _predict(self) -> list[str]:
         image = self.wanted.slots.get("image", "IMAGE")
         words = ["predict", self._source(), image, *self._backend()]
-        return [*words, "--set", f"precision={self.wanted.recipe.precision}", *self._how("layout", "device")]
+        return [
+            *words,
+            "--set",
+            f"precision={self.wanted.recipe.precision}",
+            *self._how("layout", "device"),
+        ]
 
     def _convert(self) -> list[str]:
         target = self.wanted.slots.get("target", "TARGET")
@@ -171,31 +210,68 @@ class Command:
 
     def _pack(self) -> list[str]:
         slots = self.wanted.slots
-        return ["data", "pack", self._source(), slots.get("target", "FOLDER"), *_options(self.wanted.options)]
+        return [
+            "data",
+            "pack",
+            self._source(),
+            slots.get("target", "FOLDER"),
+            *_options(self.wanted.options),
+        ]
 
     def _benchmark(self) -> list[str]:
-        slots, options, recipe = self.wanted.slots, self.wanted.options, self.wanted.recipe
+        slots = self.wanted.slots
+        options = self.wanted.options
+        recipe = self.wanted.recipe
         kind = str(slots.get("command") or self.given.script.command)
-        batch = recipe.global_batch_images // self.wanted.ranks // self.wanted.execution.get("accumulation_steps", 1)
+        batch = (
+            recipe.global_batch_images
+            // self.wanted.ranks
+            // self.wanted.execution.get("accumulation_steps", 1)
+        )
         # Without a folder, TensorFlow's script measures noise. The others have a default folder.
         real = "synthetic" if self.given.system.backend == "tensorflow" else "DATA"
         synthetic = self.wanted.execution.get("loader") == "synthetic"
-        words = ["benchmark", {"evaluate": "inference", "all": "all"}.get(kind, "train"), *self._backend()]
+        words = [
+            "benchmark",
+            {"evaluate": "inference", "all": "all"}.get(kind, "train"),
+            *self._backend(),
+        ]
         words += ["--model", str(recipe.model), "--recipe", self.recipe]
         words += ["-n", slots.get("benchmark_ranks", str(self.wanted.ranks // self.wanted.nodes))]
-        words += ["-b", slots.get("benchmark_batches", str(max(batch, 1))), "--dtype", recipe.precision]
-        words += ["--data", "synthetic" if synthetic else options.get("--data", real), *_iterations(slots)]
+        words += [
+            "-b",
+            slots.get("benchmark_batches", str(max(batch, 1))),
+            "--dtype",
+            recipe.precision,
+        ]
+        words += [
+            "--data",
+            "synthetic" if synthetic else options.get("--data", real),
+            *_iterations(slots),
+        ]
         words += ["--compile", "on"] if "--xla" in options else []
-        words += ["--layout", self.wanted.execution["layout"]] if "layout" in self.wanted.execution else []
-        words += ["--num-examples", options["--num-examples"]] if "--num-examples" in options else []
+        words += (
+            ["--layout", self.wanted.execution["layout"]]
+            if "layout" in self.wanted.execution
+            else []
+        )
+        words += (
+            ["--num-examples", options["--num-examples"]] if "--num-examples" in options else []
+        )
         words += ["-o", slots["report"]] if "report" in slots else []
         kept = [name for name in _LOADER if name != "loader" or not synthetic]
-        return [*words, *_sets({name: value for name, value in self.changes.items() if name in _WORK}), *self._how(*kept)]
+        return [
+            *words,
+            *_sets({name: value for name, value in self.changes.items() if name in _WORK}),
+            *self._how(*kept),
+        ]
 
     def _how(self, *names: str) -> list[str]:
         """Return the settings of an execution that matter without training."""
         execution = self.wanted.execution
-        compiled = {"compile": "on"} if "--xla" in self.wanted.options and self.kind != "benchmark" else {}
+        compiled = (
+            {"compile": "on"} if "--xla" in self.wanted.options and self.kind != "benchmark" else {}
+        )
         return _sets({name: value for name, value in execution.items() if name in names} | compiled)
 
     def _backend(self, instead: str | None = None) -> list[str]:
@@ -203,25 +279,45 @@ class Command:
         return [] if backend == DEFAULT_BACKEND else ["--backend", backend]
 
     def _launched(self, words: list[str]) -> list[str]:
-        slots, nodes = self.wanted.slots, self.wanted.nodes
+        slots = self.wanted.slots
+        nodes = self.wanted.nodes
         machines = []
         if nodes > 1:
-            meeting = slots.get("meeting") or f"{slots.get('meeting_host', 'HOST')}:{slots.get('meeting_port', 29500)}"
-            machines = ["--nodes", str(nodes), "--node-rank", slots.get("node_rank", "0"), "--rendezvous", meeting]
+            meeting = (
+                slots.get("meeting")
+                or f"{slots.get('meeting_host', 'HOST')}:{slots.get('meeting_port', 29500)}"
+            )
+            machines = [
+                "--nodes",
+                str(nodes),
+                "--node-rank",
+                slots.get("node_rank", "0"),
+                "--rendezvous",
+                meeting,
+            ]
         restarts = ["--restarts", slots["restarts"]] if "restarts" in slots else []
         if self.wanted.ranks == 1 and not restarts:
             return words
         return ["launch", *machines, *restarts, "-n", str(self.wanted.ranks // nodes), "--", *words]
 
     def _of_epoch(self) -> str:
-        prefix, epoch = self.wanted.options.get("--model-prefix", "model"), self.wanted.slots["epoch"]
-        return f"{prefix}-{int(epoch):04d}.params" if epoch.isdigit() else f"{prefix}-{epoch}.params"
+        prefix = self.wanted.options.get("--model-prefix", "model")
+        epoch = self.wanted.slots["epoch"]
+        return (
+            f"{prefix}-{int(epoch):04d}.params" if epoch.isdigit() else f"{prefix}-{epoch}.params"
+        )
 
     def _source(self) -> str:
-        options, slots = self.wanted.options, self.wanted.slots
+        options = self.wanted.options
+        slots = self.wanted.slots
         if "epoch" in slots:
             return self._of_epoch()
-        found = (slots.get("source"), options.get("--resume-from"), options.get("--weights"), slots.get("model_dir"))
+        found = (
+            slots.get("source"),
+            options.get("--resume-from"),
+            options.get("--weights"),
+            slots.get("model_dir"),
+        )
         return next((each for each in (*found, options.get("--out")) if each), "SOURCE")
 
 
@@ -229,13 +325,16 @@ def _instead_of_log(kind: str) -> str:
     if kind == "evaluate":
         return "`lockstep evaluate --json` prints the result"
     if kind == "benchmark":
-        return "`lockstep benchmark convert REPORT --form dlll -o LOG` writes it from the report of `-o REPORT`"
+        return (
+            "`lockstep benchmark convert REPORT --form dlll -o LOG` writes it from the report of"
+            " `-o REPORT`"
+        )
     return f"{_NAMES[kind]} writes no log"
 
 
 def _iterations(slots: dict[str, str]) -> list[str]:
-    """Return -i, -e and -w. Steps become epochs of the longest length that divides both parts, so that none is measured
-    that the original leaves out."""
+    """Return -i, -e and -w. Steps become epochs of the longest length that divides both parts, so
+    that none is measured that the original leaves out."""
     warmup = int(slots.get("warmup_steps", 0))
     if "epoch_steps" in slots:
         left_out = int(slots.get("warmup_epochs", 0))

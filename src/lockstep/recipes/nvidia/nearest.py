@@ -25,7 +25,12 @@ _IDLE: dict[str, Callable[[Recipe], bool]] = {
     "loss_scaling": lambda recipe: recipe.precision != "fp16",
     "loss_scale": lambda recipe: recipe.precision != "fp16" or recipe.loss_scaling == "none",
     **dict.fromkeys(
-        ("loss_scale_growth", "loss_scale_growth_steps", "loss_scale_backoff", "loss_scale_backoff_steps"),
+        (
+            "loss_scale_growth",
+            "loss_scale_growth_steps",
+            "loss_scale_backoff",
+            "loss_scale_backoff_steps",
+        ),
         lambda recipe: recipe.precision != "fp16" or recipe.loss_scaling != "dynamic",
     ),
 }
@@ -33,19 +38,24 @@ _IDLE: dict[str, Callable[[Recipe], bool]] = {
 
 
 def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
-    """Return the fewest fields to set on `base` so that it computes the same as `wanted`, as plain values.
+    """Return the fewest fields to set on `base` so that it computes the same as `wanted`, as plain
+    values.
 
     Fields that change nothing in `wanted` are left out. `seed` is compared like all others.
     """
     found = {name: values[1] for name, values in difference(base, wanted).items()}
-    found = {name: value for name, value in found.items() if name not in _IDLE or not _IDLE[name](wanted)}
+    found = {
+        name: value for name, value in found.items() if name not in _IDLE or not _IDLE[name](wanted)
+    }
     scale = wanted.global_batch_images / base.lr_batch_images if base.lr_scaling == "linear" else 1
     if math.isclose(base.lr * scale, peak_lr(wanted), rel_tol=1e-9):
         found = {name: value for name, value in found.items() if name not in _LR}
     elif wanted.lr_scaling == "none":
         found.pop("lr_batch_images", None)
     threshold = "warmup_from_batch_images"
-    if threshold in found and wanted.global_batch_images >= max(base.warmup_from_batch_images, found[threshold]):
+    if threshold in found and wanted.global_batch_images >= max(
+        base.warmup_from_batch_images, found[threshold]
+    ):
         del found[threshold]
     sizes = eval_fields({"image_size": wanted.image_size})
     if "image_size" in found and {name: getattr(wanted, name) for name in sizes} == sizes:
@@ -56,10 +66,14 @@ def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
 def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]:
     """Return the name of the example's recipe with the fewest fields to set, and these fields.
 
-    `framework` is part of the names of the example's recipes, such as "paddle". Those of the wanted model come first. A
-    quantised recipe is none to change into one that is not.
+    `framework` is part of the names of the example's recipes, such as "paddle". Those of the wanted
+    model come first. A quantised recipe is none to change into one that is not.
     """
-    bases = {name: base for name, base in _published().items() if base.quantisation in ("none", wanted.quantisation)}
+    bases = {
+        name: base
+        for name, base in _published().items()
+        if base.quantisation in ("none", wanted.quantisation)
+    }
     bases = {name: base for name, base in bases.items() if f"-{framework}-" in name} or bases
     bases = {name: base for name, base in bases.items() if base.model == wanted.model} or bases
     found = {name: changes(base, wanted) for name, base in bases.items()}

@@ -8,7 +8,8 @@ _SHOWN_VALUES = {f"{{{name}}}": shown for name, (_, shown) in PLACEHOLDERS.items
 
 
 def tables() -> str:
-    """Return the tables of all examples as Markdown: launchers, environment, and every script with its options."""
+    """Return the tables of all examples as Markdown: launchers, environment, and every script with
+    its options."""
     return "\n".join(_system(system) for system in systems().values())
 
 
@@ -22,13 +23,20 @@ def _system(system: System) -> str:
     for launcher in system.launchers:
         number = " or ".join(f"`{name}`" for name in launcher.ranks)
         what = "has n entries" if launcher.lists else "is n"
-        starts.append(f"| `{launcher.name}`, where {number} {what} | `lockstep launch -n <n> -- ...` |")
+        starts.append(
+            f"| `{launcher.name}`, where {number} {what} | `lockstep launch -n <n> -- ...` |"
+        )
         starts += [
-            f"| `{launcher.name.split()[-1]}`: {_names(option)} | {_equivalent(option)} |" for option in launcher.options
+            f"| `{launcher.name.split()[-1]}`: {_names(option)} | {_equivalent(option)} |"
+            for option in launcher.options
         ]
-    starts += [f"| `{shell.shown}` | that of `{_command_in(shell.runs)}` |" for shell in system.shells]
+    starts += [
+        f"| `{shell.shown}` | that of `{_command_in(shell.runs)}` |" for shell in system.shells
+    ]
     starts += [f"| {_names(option)} | {_equivalent(option)} |" for option in system.environment]
-    return "\n".join(starts) + "\n\n" + "\n".join(_script(system, script) for script in system.scripts)
+    return (
+        "\n".join(starts) + "\n\n" + "\n".join(_script(system, script) for script in system.scripts)
+    )
 
 
 def _command_in(runs: str) -> str:
@@ -56,13 +64,20 @@ def _script(system: System, script: Script) -> str:
     if script.presets:
         lines += ["", f"What `{script.name}` adds:", "", "| with | options |", "|---|---|"]
         for preset in script.presets:
-            when = " ".join(name if value == "true" else f"{name} {value}" for name, value in preset.when.items())
+            when = " ".join(
+                name if value == "true" else f"{name} {value}"
+                for name, value in preset.when.items()
+            )
             lines.append(f"| {f'`{when}`' if when else 'always'} | `{preset.adds}` |")
     return "\n".join([*lines, ""])
 
 
 def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "").replace("'", "")
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else str(value).replace(" ", "").replace("'", "")
+    )
 
 
 def _names(option: Option) -> str:
@@ -88,10 +103,18 @@ def _equivalent(option: Option) -> str:
 
 
 def _values(option: Option) -> list[str]:
-    """Return the values with templates of their own. Values that a field has under the same name are one part."""
-    same = {value: to for value, to in option.values.items() if re.fullmatch(rf"\w+={re.escape(value)}", to)}
+    """Return the values with templates of their own. Values that a field has under the same name
+    are one part."""
+    same = {
+        value: to
+        for value, to in option.values.items()
+        if re.fullmatch(rf"\w+={re.escape(value)}", to)
+    }
     fields = dict.fromkeys(to.partition("=")[0] for to in same.values())
-    parts = [f"`{field}=V` for {_list([value for value in same if same[value] == f'{field}={value}'])}" for field in fields]
+    parts = [
+        f"`{field}=V` for {_list([value for value in same if same[value] == f'{field}={value}'])}"
+        for field in fields
+    ]
     nothing = [value for value, to in option.values.items() if not to]
     others = [(value, to) for value, to in option.values.items() if to and value not in same]
     return [

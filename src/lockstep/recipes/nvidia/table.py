@@ -1,6 +1,7 @@
 """The options of NVIDIA's scripts as data: the YAML files next to this one, one for each example.
 
-An option is carried by a *template*: words such as `lr={value}`. A word names one of these, followed by "=" and a value:
+An option is carried by a *template*: words such as `lr={value}`. A word names one of these,
+followed by "=" and a value:
 
 - a field of `Recipe` or `Execution`: `momentum={value}`;
 - an option of the command of Lockstep: `--data={value}`, or `--xla`;
@@ -51,7 +52,9 @@ SLOTS: dict[str, str] = {
     "iterations": "epochs={value}; -i, -e of a benchmark",
     "unit": "epochs=90, stop_after_steps=<{value} of --num_iter>",
     "backend": "--backend {value}",
-    "model_dir": "--out {value}; SOURCE to evaluate; --resume-from {value} resumes NVIDIA's run in it",
+    "model_dir": (
+        "--out {value}; SOURCE to evaluate; --resume-from {value} resumes NVIDIA's run in it"
+    ),
     "image": "lockstep predict ... {value}",
     "target": "TARGET or FOLDER",
 }
@@ -79,7 +82,8 @@ def _numbers(text: str) -> list[float]:
 
 
 def _plain(number: float) -> str:
-    """Return a number without the digits that come from computing with decimals, and an integer as one."""
+    """Return a number without the digits that come from computing with decimals, and an integer as
+    one."""
     number = float(f"{number:.14g}") if len(repr(number)) > len(f"{number:.14g}") + 1 else number
     return str(int(number)) if number == int(number) else repr(number)
 
@@ -102,13 +106,16 @@ PLACEHOLDERS: dict[str, tuple[Callable[[str, int], str], str]] = {
     "first": (lambda text, ranks: _plain(_numbers(text)[0]), "<first of V>"),
     "side": (lambda text, ranks: _plain(_numbers(text)[-1]), "<last of V>"),
 }
-"""What `{name}` in a template becomes, from the option's value and the number of ranks; and what the page shows for it."""
+"""What `{name}` in a template becomes, from the option's value and the number of ranks; and what
+the page shows for it."""
 
 
 class Row(BaseModel):
     """A part of a table."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True
+    )
 
 
 class Option(Row):
@@ -141,13 +148,19 @@ class Option(Row):
     @model_validator(mode="before")
     @classmethod
     def _keys_are_text(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | {"values": {str(key): value for key, value in fields.get("values", {}).items()}}
+        return fields | {
+            "values": {str(key): value for key, value in fields.get("values", {}).items()}
+        }
 
     @model_validator(mode="after")
     def _is_answered(self) -> "Option":
         carried = self.to is not None or bool(self.values)
-        assert carried or self.same or self.not_here, f"{self.names[0]} has neither an equivalent nor a reason"
-        assert not (self.same and carried), f"{self.names[0]} has an equivalent, but says that there is nothing to type"
+        assert carried or self.same or self.not_here, (
+            f"{self.names[0]} has neither an equivalent nor a reason"
+        )
+        assert not (self.same and carried), (
+            f"{self.names[0]} has an equivalent, but says that there is nothing to type"
+        )
         return self
 
     @property
@@ -161,7 +174,8 @@ class Option(Row):
 
 
 class Preset(Row):
-    """Options that a script adds for the values of other options, such as those of a configuration file."""
+    """Options that a script adds for the values of other options, such as those of a configuration
+    file."""
 
     when: dict[str, str]
     adds: str
@@ -191,7 +205,9 @@ class Script(Row):
 
 def _without(options: list[Option], names: set[str]) -> list[Option]:
     """Return the options under their other names; options without other names are left out."""
-    left = [(option, tuple(name for name in option.names if name not in names)) for option in options]
+    left = [
+        (option, tuple(name for name in option.names if name not in names)) for option in options
+    ]
     return [option.model_copy(update={"names": kept}) for option, kept in left if kept]
 
 
@@ -201,7 +217,8 @@ class Launcher(Row):
     name: str
     """As it is typed, such as `python -m torch.distributed.launch`. The last word identifies it."""
     ranks: tuple[str, ...]
-    """Options with the number of processes, or with a comma-separated list that has an entry for each process."""
+    """Options with the number of processes, or with a comma-separated list that has an entry for
+    each process."""
     lists: bool = False
     """Whether the options have a list."""
     options: tuple[Option, ...] = ()
@@ -215,7 +232,8 @@ class Launcher(Row):
 
 
 class Shell(Row):
-    """Shell scripts of one pattern. `runs` is the command in them; \\1 is a group of the pattern, $1 an argument."""
+    """Shell scripts of one pattern. `runs` is the command in them; \\1 is a group of the pattern,
+    $1 an argument."""
 
     pattern: str
     shown: str
@@ -243,15 +261,23 @@ class System(Row):
         return next((each for each in found if each.revision == revision), found[0])
 
     def options(self, script: Script) -> tuple[Option, ...]:
-        """Return all options of a script: those that it passes on first, because its own have precedence."""
+        """Return all options of a script: those that it passes on first, because its own have
+        precedence."""
         own = {name for option in script.options for name in option.names}
-        others = [option for name in script.also for option in self.options(self.script(name, script.revision))]
+        others = [
+            option
+            for name in script.also
+            for option in self.options(self.script(name, script.revision))
+        ]
         return (*_without(others, own), *script.options)
 
     def start(self, script: Script) -> Recipe:
-        """Return the recipe before any option: what the code of a script, and of those it runs, fixes."""
+        """Return the recipe before any option: what the code of a script, and of those it runs,
+        fixes."""
         outer = [self.script(name, script.revision) for name in script.also]
-        recipe = RECIPES[script.like]() if script.like else self.start(outer[0]) if outer else Recipe()
+        recipe = (
+            RECIPES[script.like]() if script.like else self.start(outer[0]) if outer else Recipe()
+        )
         return recipe.replace(**script.fields) if script.fields else recipe
 
 
@@ -259,7 +285,10 @@ class System(Row):
 def systems() -> Mapping[str, System]:
     """Return the four examples by name, read from the YAML files next to this module."""
     folder = Path(__file__).parent
-    return {name: System(**read_yaml((folder / f"{name}.yaml").read_text(encoding="utf-8"))) for name in SYSTEMS}
+    return {
+        name: System(**read_yaml((folder / f"{name}.yaml").read_text(encoding="utf-8")))
+        for name in SYSTEMS
+    }
 
 
 def equal(a: str, b: str) -> bool:
@@ -275,7 +304,8 @@ def equal(a: str, b: str) -> bool:
 
 
 def filled(template: str, value: str, ranks: int) -> list[tuple[str, str]]:
-    """Return the words of a template as pairs of a name and a value, with the value of an option put in.
+    """Return the words of a template as pairs of a name and a value, with the value of an option
+    put in.
 
     Raises `ValueError` if the value is not of the kind that a placeholder takes.
 

@@ -1,8 +1,8 @@
 """Loggers: TensorBoard, MLflow, Weights & Biases, and files in the formats of NVIDIA's examples.
 
-They get a run's figures, or the entries of its log, in addition to the log. A run does not depend on them. If a logger
-fails, one warning is shown and the logger gets nothing more. A resumed run continues in the same place, and nothing is sent
-twice.
+They get a run's figures, or the entries of its log, in addition to the log. A run does not depend
+on them. If a logger fails, one warning is shown and the logger gets nothing more. A resumed run
+continues in the same place, and nothing is sent twice.
 """
 
 import importlib
@@ -39,7 +39,8 @@ class Picture:
 
     @property
     def full_name(self) -> str:
-        """Name and caption joined, for loggers without captions. All characters are valid in file names and tags."""
+        """Name and caption joined, for loggers without captions. All characters are valid in file
+        names and tags."""
         return self.name + "_" + re.sub(r"[^-\w]", "_", self.caption)
 
 
@@ -114,23 +115,31 @@ class Kind:
 
 LOGGERS: dict[str, Kind] = {
     "tensorboard": Kind(("tensorboardX",), "pip install tensorboardX", forgets=True),
-    "mlflow": Kind(("mlflow", "mlflow-skinny"), "pip install mlflow-skinny==3.17.2 alembic sqlalchemy", forgets=False),
+    "mlflow": Kind(
+        ("mlflow", "mlflow-skinny"),
+        "pip install mlflow-skinny==3.17.2 alembic sqlalchemy",
+        forgets=False,
+    ),
     "wandb": Kind(("wandb",), "pip install wandb==0.31.0", forgets=False),
     "dlll": Kind((), "", forgets=True, takes_entries=True),
     "nvidia-report": Kind((), "", forgets=True, takes_entries=True),
 }
-"""Kinds of loggers by name. `open_logger(opening)` of the module of the same name, with _ for -, opens one."""
+"""Kinds of loggers by name. `open_logger(opening)` of the module of the same name, with _ for -,
+opens one."""
 
 
 def check_installed(names: Sequence[str]) -> None:
     """Raise `UserError` unless the packages of these loggers are installed."""
     for name in names:
         if not LOGGERS[name].is_installed():
-            raise UserError(f"logger {name!r} needs {LOGGERS[name].distributions[0]}: {LOGGERS[name].install}")
+            raise UserError(
+                f"logger {name!r} needs {LOGGERS[name].distributions[0]}: {LOGGERS[name].install}"
+            )
 
 
 class Loggers:
-    """The loggers of one run. `loggers.json` in the run's folder holds their names for the run and what was sent to them."""
+    """The loggers of one run. `loggers.json` in the run's folder holds their names for the run and
+    what was sent to them."""
 
     def __init__(self, names: Sequence[str], opening: Opening, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -180,7 +189,8 @@ class Loggers:
                 logger.close(outcome)
 
     def _due(self, group: str, step: int) -> list[tuple[str, Logger]]:
-        """Return the loggers that do not have this yet, and record it as sent: a killed process sends nothing twice."""
+        """Return the loggers that do not have this yet, and record it as sent: a killed process
+        sends nothing twice."""
         due = []
         for name, logger in self._open.items():
             if not LOGGERS[name].forgets:
@@ -200,7 +210,9 @@ class Loggers:
         except Exception as error:
             self._open.pop(name, None)
             self._open_for_entries.pop(name, None)
-            self._warn(f"{name} failed and gets nothing more of this run: {type(error).__name__}: {error}")
+            self._warn(
+                f"{name} failed and gets nothing more of this run: {type(error).__name__}: {error}"
+            )
 
 
 def _module(name: str) -> ModuleType:
@@ -208,11 +220,17 @@ def _module(name: str) -> ModuleType:
 
 
 def _known(file: Path) -> dict[str, Any]:
-    """Return the loggers' names for a run and what was sent to them. Raises `CheckpointError` if the file is damaged."""
+    """Return the loggers' names for a run and what was sent to them. Raises `CheckpointError` if
+    the file is damaged."""
     try:
         known: dict[str, Any] = parsed(read_regular(file, TEXT))
-        if all(isinstance(each["key"], str | None) and all(map(is_count, each["sent"].values())) for each in known.values()):
+        if all(
+            isinstance(each["key"], str | None) and all(map(is_count, each["sent"].values()))
+            for each in known.values()
+        ):
             return known
     except (ValueError, AttributeError, TypeError, KeyError):
         pass
-    raise CheckpointError(f"{file} is damaged; restore it, or remove it so that the loggers begin a new run")
+    raise CheckpointError(
+        f"{file} is damaged; restore it, or remove it so that the loggers begin a new run"
+    )

@@ -1,8 +1,9 @@
 """`DLLL` lines while a run trains, in a file (`lockstep.runs.dlll`).
 
-The file always has the lines of the log, in its order, and every line is written at once. When a run resumes, the lines of
-steps that are trained again are removed, and lines that are missing (of steps that were trained without this logger) are
-added. Lines that are already in the file keep their times.
+The file always has the lines of the log, in its order, and every line is written at once. When a
+run resumes, the lines of steps that are trained again are removed, and lines that are missing (of
+steps that were trained without this logger) are added. Lines that are already in the file keep
+their times.
 """
 
 import time
@@ -50,8 +51,13 @@ class DlllFile:
         self._file.close()
 
     def _begin(self, start: StartEvent) -> None:
-        execution, about = start["environment"]["execution"], self._opening.about
-        path = Path(execution["dlll_file"]) if execution["dlll_file"] else self._opening.folder / "dlll.json"
+        execution = start["environment"]["execution"]
+        about = self._opening.about
+        path = (
+            Path(execution["dlll_file"])
+            if execution["dlll_file"]
+            else self._opening.folder / "dlll.json"
+        )
         self._form = Form(execution["backend"], start["steps_per_epoch"])
         parameters = {name: about[name] for name in Recipe.model_fields} | {"ranks": about["ranks"]}
         contents = self._form.header(parameters)
@@ -59,7 +65,10 @@ class DlllFile:
             contents += self._form.of(entry)
         self._opening = replace(self._opening, log=())  # a long run has many entries
         there = _lines(path)
-        lines = [there[_same(each)].popleft() if there[_same(each)] else self._text(each) for each in contents]
+        lines = [
+            there[_same(each)].popleft() if there[_same(each)] else self._text(each)
+            for each in contents
+        ]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(lines))
         self._file = path.open("a", encoding="utf-8", buffering=1)  # every line is written at once
@@ -76,7 +85,8 @@ open_logger = DlllFile
 
 
 def _lines(path: Path) -> dict[str, deque[str]]:
-    """Return the lines of a file by what they say apart from their times. A truncated line is left out.
+    """Return the lines of a file by what they say apart from their times. A truncated line is left
+    out.
 
     Raises `UserError` if the file has other lines, so that no other file is ever replaced.
     """
@@ -86,7 +96,10 @@ def _lines(path: Path) -> dict[str, deque[str]]:
     *lines, truncated = read_regular_text(path, RECORDS, errors="replace").split("\n")
     contents = [_content(line) for line in lines]
     if None in contents or not PREFIX.startswith(truncated[: len(PREFIX)]):
-        raise UserError(f"{path} has other lines than dllogger's; remove it, or give another --set dlll_file=FILE")
+        raise UserError(
+            f"{path} has other lines than dllogger's; remove it, or give another --set"
+            " dlll_file=FILE"
+        )
     for line, content in zip(lines, contents, strict=True):
         found[_same(content or {})].append(f"{line}\n")
     return found
@@ -102,4 +115,6 @@ def _content(line: str) -> Content | None:
 
 
 def _same(content: Content) -> str:
-    return to_json({name: value for name, value in parsed(to_json(content)).items() if name not in _TIMES})
+    return to_json(
+        {name: value for name, value in parsed(to_json(content)).items() if name not in _TIMES}
+    )

@@ -1,7 +1,8 @@
-"""The JSON document of `--report FILE` in NVIDIA's MXNet example, while a run trains (`lockstep.runs.mxnet_report`).
+"""The JSON document of `--report FILE` in NVIDIA's MXNet example, while a run trains
+(`lockstep.runs.mxnet_report`).
 
-As there, the file is written again after every epoch of training and after every evaluation. A reader never sees a part of
-it.
+As there, the file is written again after every epoch of training and after every evaluation. A
+reader never sees a part of it.
 """
 
 import json
@@ -55,7 +56,8 @@ class NvidiaReport:
         self._path = Path(environment["execution"]["nvidia_report_file"] or self._path)
         _check(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._per_epoch, self._command = start["steps_per_epoch"], environment["command"]
+        self._per_epoch = start["steps_per_epoch"]
+        self._command = environment["command"]
         self._seconds_before = seconds_of_processes(self._opening.log)
         for entry in self._opening.log:
             self._take(entry)
@@ -65,7 +67,8 @@ class NvidiaReport:
         """Keep what an entry says, and return whether it ends an epoch's training or evaluation."""
         if entry["kind"] == "train":
             if entry["first_step"] % self._per_epoch == 0:
-                self._intervals, self._evaluations = [], {}
+                self._intervals = []
+                self._evaluations = {}
             self._intervals.append(entry)
         elif entry["kind"] == "evaluate":
             self._evaluations[entry["weights"]] = entry
@@ -73,7 +76,9 @@ class NvidiaReport:
             return False
         if not self._intervals or entry["step"] % self._per_epoch:
             return False
-        epoch = Epoch(entry["step"] // self._per_epoch - 1, tuple(self._intervals), self._evaluations)
+        epoch = Epoch(
+            entry["step"] // self._per_epoch - 1, tuple(self._intervals), self._evaluations
+        )
         self._metrics[epoch.number] = metrics_of(epoch, self._opening.about["global_batch_images"])
         return True
 
@@ -82,10 +87,18 @@ open_logger = NvidiaReport
 
 
 def _check(path: Path) -> None:
-    """Raise `UserError` if a file is another one than such a report, so that no other file is ever replaced."""
+    """Raise `UserError` if a file is another one than such a report, so that no other file is ever
+    replaced."""
     try:
-        there: Any = json.loads(read_regular(path, TEXT) or b'{"metrics": {}}') if path.exists() else {"metrics": {}}
+        there: Any = (
+            json.loads(read_regular(path, TEXT) or b'{"metrics": {}}')
+            if path.exists()
+            else {"metrics": {}}
+        )
     except ValueError:
         there = None
     if not isinstance(there, dict) or "metrics" not in there:
-        raise UserError(f"{path} is not a report of this kind; remove it, or give another --set nvidia_report_file=FILE")
+        raise UserError(
+            f"{path} is not a report of this kind; remove it, or give another --set"
+            " nvidia_report_file=FILE"
+        )

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Implements `lockstep.runs.loggers.Logger`. `purge_step` makes TensorBoard discard figures that are sent again."""
+    """Implements `lockstep.runs.loggers.Logger`. `purge_step` makes TensorBoard discard figures
+    that are sent again."""
 
     key = "tensorboard"
 
     def __init__(self, opening: Opening) -> None:
-        # File names hold the second of opening. The suffix keeps files that are opened in the same second apart.
+        # File names hold the second of opening. The suffix keeps files that are opened in the same
+        # second apart.
         self._events = _writer()(
             str(opening.folder / "tensorboard"),
             purge_step=opening.step + 1,
@@ -43,7 +45,8 @@ open_logger = TensorBoard
 
 
 def _writer() -> "type[SummaryWriter]":
-    # tensorboardX imports PyTorch if it is installed, but works without it. A process must load only its own framework.
+    # tensorboardX imports PyTorch if it is installed, but works without it. A process must load
+    # only its own framework.
     absent = "torch" not in sys.modules
     if absent:
         sys.modules["torch"] = None  # type: ignore[assignment]

@@ -36,7 +36,10 @@ class WeightsAndBiases:
 
     def images(self, pictures: Sequence[Picture], step: int) -> None:
         """Log images with their captions."""
-        self._run.log({each.name: self._image(each.pixels, caption=each.caption) for each in pictures}, step=step)
+        self._run.log(
+            {each.name: self._image(each.pixels, caption=each.caption) for each in pictures},
+            step=step,
+        )
 
     def close(self, outcome: Outcome) -> None:
         """Write the remaining figures and record how the process ended."""

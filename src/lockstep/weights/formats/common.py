@@ -15,7 +15,12 @@ from lockstep.weights.formats import dtype_name, refuse_existing, refuse_many
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
-COUNTERS = ("num_batches_tracked of every batch norm was added, since PyTorch's modules expect it; it changes no result",)
+COUNTERS = (
+    (
+        "num_batches_tracked of every batch norm was added, since PyTorch's modules expect it; it"
+        " changes no result"
+    ),
+)
 """`Written.added` of files for modules of PyTorch."""
 
 Names = dict[str, str]
@@ -32,7 +37,8 @@ class Written:
     files: tuple[Path, ...]
     """All files."""
     arrays: tuple[Path, ...]
-    """The files that hold arrays. The first makes the others readable: it names the whole for `open_weights`."""
+    """The files that hold arrays. The first makes the others readable: it names the whole for
+    `open_weights`."""
     remarks: tuple[str, ...]
     """What the files do not hold, and notes on how to use them."""
     added: tuple[str, ...] = ()
@@ -58,44 +64,55 @@ class Original:
     """A checkpoint of another program in canonical form."""
 
     recipe: Recipe
-    """NVIDIA's published recipe of its model if NVIDIA's code wrote it, else the default one; in fp32."""
+    """NVIDIA's published recipe of its model if NVIDIA's code wrote it, else the default one; in
+    fp32."""
     state: State
     """The state. Its momentum is empty if the checkpoint has none, and so is its moving average."""
     remarks: tuple[str, ...]
-    """Remarks for the user: what was matched by structure, is left over, or differs from the original."""
+    """Remarks for the user: what was matched by structure, is left over, or differs from the
+    original."""
     origin: str
-    """The program whose names and layouts it has: "torchvision", "timm", "Keras", "ONNX", "TensorFlow", "PaddleClas",
-    "paddle.vision", "Gluon", "NVIDIA PyTorch", "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any
-    other program with it."""
+    """The program whose names and layouts it has: "torchvision", "timm", "Keras", "ONNX",
+    "TensorFlow", "PaddleClas", "paddle.vision", "Gluon", "NVIDIA PyTorch", "NVIDIA TensorFlow",
+    "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any other program with it."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty if the checkpoint has none."""
     epochs: int | None = None
     """Number of epochs done; None if the checkpoint does not have it."""
     is_folded: bool = False
-    """Whether batch norms are folded into convolutions, so that the weights are for inference only."""
+    """Whether batch norms are folded into convolutions, so that the weights are for inference only.
+    """
     says_preprocessing: bool = False
-    """Whether the file says all of the preprocessing, so that nothing of the recipe's is assumed. timm's folders, which
-    always say it, do not set this."""
+    """Whether the file says all of the preprocessing, so that nothing of the recipe's is assumed.
+    timm's folders, which always say it, do not set this."""
     is_of_training: bool = False
-    """Whether a file of PyTorch holds more than weights, such as an optimizer, so that no program published it."""
+    """Whether a file of PyTorch holds more than weights, such as an optimizer, so that no program
+    published it."""
     stored: tuple[Stored, ...] = ()
-    """The arrays next to the weights in the file, in its order, used or not; those of an optimizer or of a moving average
-    are left out."""
+    """The arrays next to the weights in the file, in its order, used or not; those of an optimizer
+    or of a moving average are left out."""
     others: tuple[Path, ...] = ()
-    """Files that were read in addition to the one with the weights, such as timm's `config.json`."""
+    """Files that were read in addition to the one with the weights, such as timm's `config.json`.
+    """
 
     @property
     def has_classifier(self) -> bool:
-        """Whether it has a classifier. Without one, the state has no `fc.*`, and `recipe.logits` has no meaning."""
+        """Whether it has a classifier. Without one, the state has no `fc.*`, and `recipe.logits`
+        has no meaning."""
         return "fc.bias" in self.state.tensors
 
 
-def listed(arrays: Iterable[tuple[str, str, Shape]], made: Iterable[tuple[str, str]]) -> tuple[Stored, ...]:
-    """Return the arrays of a file, given by name, type and shape. `made` has pairs of a canonical tensor and an array."""
+def listed(
+    arrays: Iterable[tuple[str, str, Shape]], made: Iterable[tuple[str, str]]
+) -> tuple[Stored, ...]:
+    """Return the arrays of a file, given by name, type and shape. `made` has pairs of a canonical
+    tensor and an array."""
     by_name: dict[str, list[str]] = {}
     for tensor, name in made:
         by_name.setdefault(name, []).append(tensor)
-    return tuple(Stored(name, dtype, shape, tuple(by_name.get(name, ()))) for name, dtype, shape in arrays)
+    return tuple(
+        Stored(name, dtype, shape, tuple(by_name.get(name, ()))) for name, dtype, shape in arrays
+    )
 
 
 def described(arrays: Mapping[str, np.ndarray]) -> Iterable[tuple[str, str, Shape]]:
@@ -124,8 +141,9 @@ def matched(
 ) -> Matching:
     """Compare a model with these names to the shapes in a file.
 
-    `stored_shapes` returns the shapes that a tensor may have in the file, the usual one first. `is_networks` returns whether
-    a network would compute with a variable that is left over, given its name.
+    `stored_shapes` returns the shapes that a tensor may have in the file, the usual one first.
+    `is_networks` returns whether a network would compute with a variable that is left over, given
+    its name.
     """
     bias = shapes.get(names["fc.bias"], ())
     logits = bias[0] if len(bias) == 1 else 0
@@ -135,26 +153,33 @@ def matched(
         if name not in shapes:
             problems.append(f"{name} is missing")
         elif shapes[name] not in stored_shapes(tensor) and (logits or tensor.role != "fc_weight"):
-            problems.append(f"{name} is {list(shapes[name])}, expected {list(stored_shapes(tensor)[0])}")
+            problems.append(
+                f"{name} is {list(shapes[name])}, expected {list(stored_shapes(tensor)[0])}"
+            )
     more = sorted(shapes.keys() - names.values())
     problems += [f"{name} is unexpected" for name in more if is_networks(name)]
     return Matching(model, names, logits, problems)
 
 
-def fitting_model(matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]) -> Matching:
-    """Return a matching without problems. Raises `CheckpointError` that names the problems of the nearest model."""
+def fitting_model(
+    matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]
+) -> Matching:
+    """Return a matching without problems. Raises `CheckpointError` that names the problems of the
+    nearest model."""
     refuse_many(path, len(stored))
     nearest = min(matchings, key=lambda matching: len(matching.problems))
     if not nearest.problems:
         return nearest
     raise CheckpointError(
-        f"{path} is not a complete ResNet as {framework} saves it. {nearest.model} is nearest, but "
-        f"{'; '.join(nearest.problems[:3])}. The first of its {len(stored)} arrays are {sorted(stored)[:3]}."
+        f"{path} is not a complete ResNet as {framework} saves it. {nearest.model} is nearest, but"
+        f" {'; '.join(nearest.problems[:3])}. The first of its {len(stored)} arrays are"
+        f" {sorted(stored)[:3]}."
     )
 
 
 def in_order(spec: ModelSpec, *, shortcut_first: bool = False) -> list[Conv]:
-    """Return the convolutions in the order in which layers are created. A block's shortcut comes last or first."""
+    """Return the convolutions in the order in which layers are created. A block's shortcut comes
+    last or first."""
     convs = [stem(spec)]
     for block in blocks(spec):
         shortcut = [] if block.shortcut is None else [block.shortcut]
@@ -168,16 +193,18 @@ def is_stem(tensor: Tensor) -> bool:
 
 
 def placed(path: Path, into: Path | None) -> Path:
-    """Return where to write a file for now: in the folder `into` under the same name, or at its path if that is None."""
+    """Return where to write a file for now: in the folder `into` under the same name, or at its
+    path if that is None."""
     return path if into is None else into / path.name
 
 
 def write_new(prefix: Path, files: Writers, *companions: Path, into: Path | None = None) -> None:
     """Write new files in this order, each with its function. After an error none of them exists.
 
-    The last file must be the one that makes a checkpoint readable. A reader would take `companions` for a part of the
-    checkpoint, so they must not exist either, whether or not they are written. With `into`, files are written to that
-    folder, from which the caller moves them to these paths. Raises `CheckpointError`.
+    The last file must be the one that makes a checkpoint readable. A reader would take `companions`
+    for a part of the checkpoint, so they must not exist either, whether or not they are written.
+    With `into`, files are written to that folder, from which the caller moves them to these paths.
+    Raises `CheckpointError`.
     """
     refuse_existing(*reversed(files), *companions)
     written: list[Path] = []
@@ -196,9 +223,16 @@ def write_new(prefix: Path, files: Writers, *companions: Path, into: Path | None
 
 
 def left_out(state: State) -> tuple[str, ...]:
-    """Return a remark that names the parts of a state that a file of weights does not hold; none if there are none."""
-    parts = {"velocities": state.momentum, "moving averages": state.ema, "the loss scale": state.scaler}
-    lost = [name for name, part in parts.items() if part] + ([f"step {state.step}"] if state.step else [])
+    """Return a remark that names the parts of a state that a file of weights does not hold; none if
+    there are none."""
+    parts = {
+        "velocities": state.momentum,
+        "moving averages": state.ema,
+        "the loss scale": state.scaler,
+    }
+    lost = [name for name, part in parts.items() if part] + (
+        [f"step {state.step}"] if state.step else []
+    )
     return (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
 
 
@@ -207,7 +241,10 @@ def about_momentum(missing: list[str], slots: int, kind: str) -> Iterable[str]:
     if len(missing) == slots:
         yield f"there are no velocities ({kind})"
     elif missing:
-        yield f"{len(missing)} of {slots} velocities are missing, such as {missing[0]}; the others were left out"
+        yield (
+            f"{len(missing)} of {slots} velocities are missing, such as {missing[0]}; the others"
+            " were left out"
+        )
 
 
 def left_over(others: list[str]) -> Iterable[str]:
@@ -218,9 +255,14 @@ def left_over(others: list[str]) -> Iterable[str]:
 
 
 def fitting(spec: ModelSpec, logits: int, state: State) -> list[Tensor]:
-    """Return the tensors of a model. Raises `CheckpointError` if the state to write does not have exactly these."""
+    """Return the tensors of a model. Raises `CheckpointError` if the state to write does not have
+    exactly these."""
     expected = list(tensors(spec, logits))
     check_fit({tensor.name: tensor.shape for tensor in expected}, state.tensors, "weights")
     if state.momentum:
-        check_fit({tensor.name: tensor.shape for tensor in expected if tensor.is_trained}, state.momentum, "momentum")
+        check_fit(
+            {tensor.name: tensor.shape for tensor in expected if tensor.is_trained},
+            state.momentum,
+            "momentum",
+        )
     return expected

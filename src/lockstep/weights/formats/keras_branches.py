@@ -1,13 +1,15 @@
-"""Names of `keras.applications.ResNet50` in versions of Keras from 2015 to 2018, changed to those of later versions.
+"""Names of `keras.applications.ResNet50` in versions of Keras from 2015 to 2018, changed to those
+of later versions.
 
     conv1, bn_conv1                                           the stem
     res<stage><block>_branch2{a,b,c}, bn<stage><block>_...    a block; stages count from 2, blocks are letters
     res<stage><block>_branch1, bn<stage><block>_branch1       its shortcut
     fc1000                                                    the classifier
 
-Keras 1 put the layer's name into those of the variables too: `conv1_W`, `conv1_b`, `bn_conv1_gamma`, `bn_conv1_beta`,
-`bn_conv1_running_mean`, `bn_conv1_running_std`. The last one is a variance in spite of its name. Layers, layouts and images
-are those of later versions: v1, HWIO kernels with biases, BGR minus a mean. Batch norm's epsilon is Keras' default.
+Keras 1 put the layer's name into those of the variables too: `conv1_W`, `conv1_b`,
+`bn_conv1_gamma`, `bn_conv1_beta`, `bn_conv1_running_mean`, `bn_conv1_running_std`. The last one is
+a variance in spite of its name. Layers, layouts and images are those of later versions: v1, HWIO
+kernels with biases, BGR minus a mean. Batch norm's epsilon is Keras' default.
 
 Sources: keras/applications/resnet50.py of Keras 2.0 and fchollet/deep-learning-models, resnet50.py;
 keras/layers/normalization.py of Keras 1.2 and 2.0.
@@ -25,7 +27,12 @@ _BRANCH = re.compile(r"(res|bn)([2-5])([a-z])_branch(1|2[abc])")
 _PLACES = {"1": 0, "2a": 1, "2b": 2, "2c": 3}
 _KINDS = {"res": "conv", "bn": "bn"}
 _OTHERS = {"conv1": "conv1_conv", "bn_conv1": "conv1_bn", "fc1000": "predictions"}
-_VARIABLES = {"W": "kernel", "b": "bias", "running_mean": "moving_mean", "running_std": "moving_variance"}
+_VARIABLES = {
+    "W": "kernel",
+    "b": "bias",
+    "running_mean": "moving_mean",
+    "running_std": "moving_variance",
+}
 """Variables by Keras 1's names."""
 
 
@@ -35,10 +42,14 @@ def has_branches(variables: Variables) -> bool:
 
 
 def renamed(variables: Variables) -> Variables:
-    """Return variables of these versions by later names. Raises `CheckpointError` if two get the same name."""
+    """Return variables of these versions by later names. Raises `CheckpointError` if two get the
+    same name."""
     names = {name: _renamed(*name.rsplit("/", 1)) for name in variables.shapes}
     if len(set(names.values())) < len(names):
-        raise CheckpointError(f"{variables.path} has variables named by several versions of Keras; save the model again")
+        raise CheckpointError(
+            f"{variables.path} has variables named by several versions of Keras; save the model"
+            " again"
+        )
     return replace(
         variables,
         shapes={names[name]: shape for name, shape in variables.shapes.items()},

@@ -1,7 +1,9 @@
-"""Read a file of Keras in a separate process first: `python -m lockstep.weights.formats.keras_process FILE`.
+"""Read a file of Keras in a separate process first: `python -m
+lockstep.weights.formats.keras_process FILE`.
 
-HDF5's library never returns from some damaged files (one of 30,000 in the fuzzer), and Ctrl-C does not reach it. It
-crashes on others. Then this process ends, and the user gets a message. What else is wrong with a file, the reader says.
+HDF5's library never returns from some damaged files (one of 30,000 in the fuzzer), and Ctrl-C does
+not reach it. It crashes on others. Then this process ends, and the user gets a message. What else
+is wrong with a file, the reader says.
 """
 
 import signal
@@ -23,13 +25,18 @@ _BYTES_PER_SECOND = 10 * 2**20
 def check(path: Path) -> None:
     """Raise `CheckpointError` if HDF5's library crashes on a file or does not return from it."""
     seconds = LEAST_SECONDS + path.stat().st_size / _BYTES_PER_SECOND
-    found = ending([sys.executable, "-P", "-m", "lockstep.weights.formats.keras_process", path], seconds)
+    found = ending(
+        [sys.executable, "-P", "-m", "lockstep.weights.formats.keras_process", path], seconds
+    )
     if found:
-        raise CheckpointError(f"{path} is damaged: HDF5's library {found}. Save it again, or copy it again.")
+        raise CheckpointError(
+            f"{path} is damaged: HDF5's library {found}. Save it again, or copy it again."
+        )
 
 
 def ending(command: Sequence[str | Path], seconds: float) -> str:
-    """Return why a process did not end by itself: it crashed, or took longer than `seconds`; "" if it ended."""
+    """Return why a process did not end by itself: it crashed, or took longer than `seconds`; "" if
+    it ended."""
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
         try:

@@ -7,10 +7,12 @@
 | `.h5`, weights | `<layer>/<layer>/<variable>`, perhaps with `:0` at the end |
 | `.h5`, a whole model | the same below `model_weights`; the attribute `model_config` describes the model |
 
-HDF5 can say that its values are in other files, and both containers can claim more bytes than they have. Such files are
-refused. An array is read only when it is asked for, with the shape that is expected of it.
+HDF5 can say that its values are in other files, and both containers can claim more bytes than they
+have. Such files are refused. An array is read only when it is asked for, with the shape that is
+expected of it.
 
-Sources: keras/src/saving/saving_lib.py, keras/src/legacy/saving/legacy_h5_format.py; HDF5 File Format Specification.
+Sources: keras/src/saving/saving_lib.py, keras/src/legacy/saving/legacy_h5_format.py; HDF5 File
+Format Specification.
 """
 
 import io
@@ -33,24 +35,41 @@ from lockstep.weights.formats import BFLOAT16, dtype_name, from_bfloat16
 
 INSTALL = "pip install h5py==3.14.0"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+_CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
 _OPTIMIZER = ("optimizer", "optimizer_weights")
 _VARS = "vars"
-_BY_POSITION = {4: ("gamma", "beta", "moving_mean", "moving_variance"), 2: ("kernel", "bias"), 1: ("kernel",)}
+_BY_POSITION = {
+    4: ("gamma", "beta", "moving_mean", "moving_variance"),
+    2: ("kernel", "bias"),
+    1: ("kernel",),
+}
 """Names of a layer's variables where files number them, by how many there are."""
 _CLASSES = {("kernel", 4): "conv2d", ("kernel", 2): "dense", ("gamma", 1): "batch_normalization"}
 """Classes of layers by their first variable and the number of axes."""
 _MOST_OBJECTS = 50_000
 _MOST_DEPTH = 12
 _MOST_GROWTH = 16
-"""Values may have at most this many times the bytes that they take in the file. Weights hardly shrink by compression."""
+"""Values may have at most this many times the bytes that they take in the file. Weights hardly
+shrink by compression."""
 _MOST_CONFIG = 64 * 2**20
 _PART = 2**20
 """A member of an archive is unpacked by at most this many bytes at a time."""
 _COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-"""Keras stores its members. zipfile unpacks parts of members that are stored or deflated, and others only whole."""
-_OF_ZIP = (ValueError, LookupError, RuntimeError, EOFError, OverflowError, struct.error, zlib.error, zipfile.BadZipFile)
-"""What zipfile raises for damaged archives in addition to OSError; NotImplementedError is a RuntimeError."""
+"""Keras stores its members. zipfile unpacks parts of members that are stored or deflated, and
+others only whole."""
+_OF_ZIP = (
+    ValueError,
+    LookupError,
+    RuntimeError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+"""What zipfile raises for damaged archives in addition to OSError; NotImplementedError is a
+RuntimeError."""
 Layers = dict[str, dict[str, Any]]
 """Configurations of a model's layers by name, as Keras describes them."""
 
@@ -70,21 +89,27 @@ class Variables:
     """The datasets of HDF5, by the same names as `shapes`."""
 
     def read(self, name: str) -> np.ndarray:
-        """Return an array of floats as a new float32 array. Raises `CheckpointError` if it holds something else."""
+        """Return an array of floats as a new float32 array. Raises `CheckpointError` if it holds
+        something else."""
         dataset = self.datasets[name]
         values = dataset[...]
         if _is_bfloat16(dataset):
             values = from_bfloat16(values.view(np.uint16))
         if values.dtype.kind != "f":
             raise CheckpointError(
-                f"{self.path}: {name} is {values.dtype}, expected float32; save the model without quantization"
+                f"{self.path}: {name} is {values.dtype}, expected float32; save the model without"
+                " quantization"
             )
         return np.array(values, np.float32, order="C")
 
     def stored(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Yield the path of every array in HDF5, its type and its shape."""
         for name, dataset in self.datasets.items():
-            yield self.place(name), dtype_name(BFLOAT16 if _is_bfloat16(dataset) else dataset.dtype), dataset.shape
+            yield (
+                self.place(name),
+                dtype_name(BFLOAT16 if _is_bfloat16(dataset) else dataset.dtype),
+                dataset.shape,
+            )
 
     def place(self, name: str) -> str:
         """Return the path of an array in HDF5."""
@@ -96,7 +121,8 @@ class Variables:
 
 
 def is_keras(path: Path) -> bool:
-    """Return whether a path is a file of HDF5, or a zip archive as Keras writes it; by its content, not by its name."""
+    """Return whether a path is a file of HDF5, or a zip archive as Keras writes it; by its content,
+    not by its name."""
     try:
         with open_regular(path, WEIGHTS) as file:
             if file.read(len(SIGNATURE)) == SIGNATURE:
@@ -113,7 +139,8 @@ def is_keras(path: Path) -> bool:
 def opened(path: Path) -> Iterator[Variables]:
     """Yield the variables of a file; they can be read inside the block.
 
-    Raises `CheckpointError` if it is damaged or asks for other files, and `BackendError` if h5py is missing.
+    Raises `CheckpointError` if it is damaged or asks for other files, and `BackendError` if h5py is
+    missing.
     """
     h5py = require_h5py()
     try:
@@ -125,8 +152,14 @@ def opened(path: Path) -> Iterator[Variables]:
             source, layers = _unpacked(path, size)
         with h5py.File(source, "r") as file:
             yield _variables(h5py, path, file, layers, size)
-    except (OSError, TypeError, *_OF_ZIP) as error:  # TypeError: of h5py, for types that NumPy does not have
-        raise CheckpointError(f"{path} is damaged or not a Keras file: {error}. Save it again, or copy it again.") from None
+    except (
+        OSError,
+        TypeError,
+        *_OF_ZIP,
+    ) as error:  # TypeError: of h5py, for types that NumPy does not have
+        raise CheckpointError(
+            f"{path} is damaged or not a Keras file: {error}. Save it again, or copy it again."
+        ) from None
 
 
 def require_h5py() -> ModuleType:
@@ -144,20 +177,27 @@ def _unpacked(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
         for member in archive.infolist():
             parts = member.filename.replace("\\", "/").split("/")
             if parts[0] == "" or ".." in parts or ":" in parts[0]:
-                raise ValueError(f"the archive has a member {member.filename!r} outside of itself; expected relative names")
-        weights, config = archive.getinfo(_WEIGHTS), archive.getinfo(_CONFIG)
+                raise ValueError(
+                    f"the archive has a member {member.filename!r} outside of itself; expected"
+                    " relative names"
+                )
+        weights = archive.getinfo(_WEIGHTS)
+        config = archive.getinfo(_CONFIG)
         if weights.compress_size > size or config.compress_size > size:
             raise ValueError("its members claim to take more bytes than the file has")
         if {weights.compress_type, config.compress_type} - _COMPRESSIONS:
             raise ValueError("its members are compressed in a way that Keras never uses")
         most = _MOST_GROWTH * weights.compress_size + 2**20
         if weights.file_size > most or config.file_size > _MOST_CONFIG:
-            raise ValueError("its members unpack to far more bytes than weights take; it may be malicious")
+            raise ValueError(
+                "its members unpack to far more bytes than weights take; it may be malicious"
+            )
         return _member(archive, weights), _layers(_member(archive, config).getvalue())
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> io.BytesIO:
-    """Return the bytes of a member, read in parts: zipfile's `read` unpacks it whole, however short it claims to be."""
+    """Return the bytes of a member, read in parts: zipfile's `read` unpacks it whole, however short
+    it claims to be."""
     found = io.BytesIO()
     with archive.open(member) as file:
         while part := file.read(_PART):
@@ -167,10 +207,14 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> io.BytesIO:
 
 
 def _layers(config: str | bytes) -> Layers:
-    """Return the layers that a model's configuration lists. Files that describe none of them give none."""
+    """Return the layers that a model's configuration lists. Files that describe none of them give
+    none."""
     try:
         listed = json.loads(config)["config"]["layers"]
-        return {layer["config"]["name"]: {**layer["config"], "class_name": layer["class_name"]} for layer in listed}
+        return {
+            layer["config"]["name"]: {**layer["config"], "class_name": layer["class_name"]}
+            for layer in listed
+        }
     except (ValueError, LookupError, TypeError, RecursionError):
         return {}
 
@@ -191,7 +235,9 @@ def _variables(h5py: ModuleType, path: Path, file: Any, layers: Layers, size: in
             _collect(h5py, root[name], (name,), named, objects)
     total = sum(dataset.size * dataset.dtype.itemsize for dataset in named.values())
     if total > _MOST_GROWTH * size:
-        raise ValueError(f"its arrays have {total:,} bytes, but the file has {size:,}; it may be malicious")
+        raise ValueError(
+            f"its arrays have {total:,} bytes, but the file has {size:,}; it may be malicious"
+        )
     return Variables(
         path,
         {name: dataset.shape for name, dataset in named.items()},
@@ -202,18 +248,24 @@ def _variables(h5py: ModuleType, path: Path, file: Any, layers: Layers, size: in
 
 
 def _children(h5py: ModuleType, group: Any, objects: list[int]) -> list[str]:
-    """Return the names in a group, and count them. Raises `ValueError` if one is not in this file, or there are too many."""
+    """Return the names in a group, and count them. Raises `ValueError` if one is not in this file,
+    or there are too many."""
     names = list(group)
     objects[0] += len(names)
     if objects[0] > _MOST_OBJECTS:
         raise ValueError(f"it has more than {_MOST_OBJECTS} objects")
     for name in names:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise ValueError(f"{group.name}/{name} is a link to another place, which weights do not need; nothing was read")
+            raise ValueError(
+                f"{group.name}/{name} is a link to another place, which weights do not need;"
+                " nothing was read"
+            )
     return names
 
 
-def _collect(h5py: ModuleType, item: Any, path: tuple[str, ...], named: dict[str, Any], objects: list[int]) -> None:
+def _collect(
+    h5py: ModuleType, item: Any, path: tuple[str, ...], named: dict[str, Any], objects: list[int]
+) -> None:
     """Add the datasets below an object to `named`."""
     if len(path) > _MOST_DEPTH:
         raise ValueError(f"its groups are nested deeper than {_MOST_DEPTH}")
@@ -229,7 +281,8 @@ def _collect(h5py: ModuleType, item: Any, path: tuple[str, ...], named: dict[str
     _check_group(h5py, item)
     children = _children(h5py, item, objects)
     if path[-1] == _VARS and children:
-        layer, variables = str(item.attrs.get("name", path[-2])), _BY_POSITION.get(len(children), ())
+        layer = str(item.attrs.get("name", path[-2]))
+        variables = _BY_POSITION.get(len(children), ())
         if sorted(children) == [str(i) for i in range(len(variables))]:
             for i, variable in enumerate(variables):
                 _collect(h5py, item[str(i)], (layer, variable), named, objects)
@@ -247,33 +300,52 @@ def _check_group(h5py: ModuleType, item: Any) -> None:
 def _check_stored_here(dataset: Any) -> None:
     """Raise `ValueError` if the values of a dataset are in other files."""
     if dataset.external or dataset.is_virtual:
-        raise ValueError(f"the values of {dataset.name} are in another file, which weights do not need; nothing was read")
+        raise ValueError(
+            f"the values of {dataset.name} are in another file, which weights do not need; nothing"
+            " was read"
+        )
 
 
 def _is_bfloat16(dataset: Any) -> bool:
     """Return whether values are bfloat16, which HDF5 stores as two bytes without a meaning."""
-    return dataset.dtype.kind == "V" and dataset.dtype.itemsize == 2 and str(dataset.attrs.get("dtype", "")) == "bfloat16"
+    return (
+        dataset.dtype.kind == "V"
+        and dataset.dtype.itemsize == 2
+        and str(dataset.attrs.get("dtype", "")) == "bfloat16"
+    )
 
 
-def store_named(h5py: ModuleType, path: Path, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Write variables by layer and name as the older layout has them. Layers are listed in the order given."""
+def store_named(
+    h5py: ModuleType, path: Path, layers: Mapping[str, Mapping[str, np.ndarray]]
+) -> None:
+    """Write variables by layer and name as the older layout has them. Layers are listed in the
+    order given."""
     with h5py.File(path, "w") as file:
         file.attrs["layer_names"] = [layer.encode() for layer in layers]
         file.attrs["backend"], file.attrs["keras_version"] = b"tensorflow", b"2.15.0"
         for layer, variables in layers.items():
             group = file.create_group(layer)
-            group.attrs["weight_names"] = [f"{layer}/{variable}:0".encode() for variable in variables]
+            group.attrs["weight_names"] = [
+                f"{layer}/{variable}:0".encode() for variable in variables
+            ]
             for variable, values in variables.items():
                 group.create_dataset(f"{layer}/{variable}:0", data=values)
 
 
-def store_numbered(h5py: ModuleType, path: Path, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Write variables as Keras 3 does: layers are numbered by class in the order given, variables in theirs."""
+def store_numbered(
+    h5py: ModuleType, path: Path, layers: Mapping[str, Mapping[str, np.ndarray]]
+) -> None:
+    """Write variables as Keras 3 does: layers are numbered by class in the order given, variables
+    in theirs."""
     counts = dict.fromkeys(_CLASSES.values(), 0)
     with h5py.File(path, "w") as file:
         for layer, variables in layers.items():
-            kind = _CLASSES[next(variable for variable in variables if variable != "bias"), _axes(variables)]
-            group = file.create_group(f"layers/{kind}{f'_{counts[kind]}' if counts[kind] else ''}/{_VARS}")
+            kind = _CLASSES[
+                next(variable for variable in variables if variable != "bias"), _axes(variables)
+            ]
+            group = file.create_group(
+                f"layers/{kind}{f'_{counts[kind]}' if counts[kind] else ''}/{_VARS}"
+            )
             counts[kind] += 1
             group.attrs["name"] = layer
             for i, values in enumerate(variables.values()):

@@ -1,8 +1,10 @@
-"""The layers of an MXNet ResNet in order: their variables, by the network's graph or by Gluon's names.
+"""The layers of an MXNet ResNet in order: their variables, by the network's graph or by Gluon's
+names.
 
-A convolution may have a bias, as the 1x1 convolutions of Gluon's `resnet50_v1` do. Batch norm subtracts the running mean
-from what the convolution returns, so that a bias b and a mean m compute the same as no bias and the mean m - b. In training
-the mean of the batch contains the bias, which therefore has no effect there.
+A convolution may have a bias, as the 1x1 convolutions of Gluon's `resnet50_v1` do. Batch norm
+subtracts the running mean from what the convolution returns, so that a bias b and a mean m compute
+the same as no bias and the mean m - b. In training the mean of the batch contains the bias, which
+therefore has no effect there.
 
 Source: MXNet 1.9.1, gluon/model_zoo/vision/resnet.py.
 """
@@ -21,7 +23,9 @@ from lockstep.weights.formats.mxnet_graph import NORM
 from lockstep.weights.formats.mxnet_symbol import Symbol
 
 _GLUON_NORM = NORM | {"running_mean": "running_mean", "running_var": "running_var"}
-_COUNTED = re.compile(r"(?P<scope>\w*?)(?:stage(?P<stage>[0-9]+)_)?(?:conv|batchnorm)(?P<number>[0-9]+)_\w+")
+_COUNTED = re.compile(
+    r"(?P<scope>\w*?)(?:stage(?P<stage>[0-9]+)_)?(?:conv|batchnorm)(?P<number>[0-9]+)_\w+"
+)
 _PATH = re.compile(
     r"(?P<scope>(?:_net\.)?features\.)(?P<block>[0-9.]+)"
     r"(?:\.(?P<part>body|bn_add_relu(?:\.bn)?|downsample)(?P<layer>[0-9.]*))?\.[a-z_]+"
@@ -46,21 +50,35 @@ class Layers:
 
 def layers_of(symbol: Symbol) -> Layers:
     """Return the layers of a graph."""
-    weight, bias = symbol.heads[0] if len(symbol.heads) == 1 else ("the classifier's weight", "the classifier's bias")
+    weight, bias = (
+        symbol.heads[0]
+        if len(symbol.heads) == 1
+        else ("the classifier's weight", "the classifier's bias")
+    )
     biases = {conv.weight: conv.bias for conv in symbol.convolutions if conv.bias}
-    kernels, norms = [conv.weight for conv in symbol.convolutions], [conv.norm for conv in symbol.convolutions]
+    kernels = [conv.weight for conv in symbol.convolutions]
+    norms = [conv.norm for conv in symbol.convolutions]
     return Layers(kernels, norms, {"fc.weight": weight, "fc.bias": bias}, biases)
 
 
 def layers_by_names(arrays: Mapping[str, np.ndarray]) -> Layers:
     """Return Gluon's layers in the order of their counters or paths."""
     placed = {name: place for name in arrays if (place := _place(name)) is not None}
-    # With several scopes the order is unknown, and layers of equal shapes could be exchanged without an error.
-    in_place = sorted(placed, key=lambda name: placed[name]) if len({place[0] for place in placed.values()}) == 1 else []
+    # With several scopes the order is unknown, and layers of equal shapes could be exchanged
+    # without an error.
+    in_place = (
+        sorted(placed, key=lambda name: placed[name])
+        if len({place[0] for place in placed.values()}) == 1
+        else []
+    )
     kernels = [name for name in in_place if name.endswith("weight")]
     scopes = [name.removesuffix("gamma") for name in in_place if name.endswith("gamma")]
     norms = [{suffix: scope + leaf for suffix, leaf in _GLUON_NORM.items()} for scope in scopes]
-    dense = [name for name in arrays if re.fullmatch(r"\w*dense[0-9]+_weight|(_net\.)?output\.weight", name)]
+    dense = [
+        name
+        for name in arrays
+        if re.fullmatch(r"\w*dense[0-9]+_weight|(_net\.)?output\.weight", name)
+    ]
     head = dense[0] if len(dense) == 1 else "the classifier's weight"
     biases = {kernel: _bias_of(kernel) for kernel in kernels if _bias_of(kernel) in arrays}
     return Layers(kernels, norms, {"fc.weight": head, "fc.bias": _bias_of(head)}, biases)
@@ -71,11 +89,15 @@ def _bias_of(weight: str) -> str:
 
 
 def _place(name: str) -> tuple[str, list[int], int, list[int]] | None:
-    """Return a sort key that orders the names of Gluon's layers as in the network; None for other names."""
+    """Return a sort key that orders the names of Gluon's layers as in the network; None for other
+    names."""
     if match := _COUNTED.fullmatch(name):
         return match["scope"], [int(match["stage"] or 0), int(match["number"])], 0, []
     if match := _PATH.fullmatch(name):
-        numbers = [[int(number) for number in re.findall("[0-9]+", match[part] or "")] for part in ("block", "layer")]
+        numbers = [
+            [int(number) for number in re.findall("[0-9]+", match[part] or "")]
+            for part in ("block", "layer")
+        ]
         return match["scope"], numbers[0], _PARTS.index(match["part"] or ""), numbers[1]
     return None
 
@@ -83,8 +105,9 @@ def _place(name: str) -> tuple[str, list[int], int, list[int]] | None:
 def are_gluons(names: Collection[str]) -> bool:
     """Return whether variables have the names of Gluon's model zoo, or of GluonCV's exports.
 
-    The zoo's names begin with `resnetv1`, count layers within a stage, or are paths from `features`. NVIDIA's Gluon code
-    counts layers through the whole network, and its blocks end with a layer `bn_add_relu`, which the zoo does not have.
+    The zoo's names begin with `resnetv1`, count layers within a stage, or are paths from
+    `features`. NVIDIA's Gluon code counts layers through the whole network, and its blocks end with
+    a layer `bn_add_relu`, which the zoo does not have.
     """
     return any(map(_OF_ZOO.match, names)) and not any("bn_add_relu" in name for name in names)
 
@@ -93,7 +116,9 @@ def biases_by_mean(spec: ModelSpec, table: Names, layers: Layers) -> Names:
     """Return the biases of convolutions by the canonical running means that they are folded into."""
     kernels = {conv: table[f"{conv.name}.weight"] for conv in convolutions(spec)}
     return {
-        f"{conv.bn_name}.running_mean": layers.biases[kernel] for conv, kernel in kernels.items() if kernel in layers.biases
+        f"{conv.bn_name}.running_mean": layers.biases[kernel]
+        for conv, kernel in kernels.items()
+        if kernel in layers.biases
     }
 
 
@@ -105,7 +130,9 @@ def without_bias(mean: np.ndarray, bias: np.ndarray, name: str) -> np.ndarray:
     values = numbers(bias)
     if values.shape != mean.shape or values.dtype.kind != "f":
         found = f"{dtype_name(bias.dtype)} {list(values.shape)}"
-        raise CheckpointError(f"{name} is {found}, expected float32 {list(mean.shape)}: a bias of each channel")
+        raise CheckpointError(
+            f"{name} is {found}, expected float32 {list(mean.shape)}: a bias of each channel"
+        )
     return (mean.astype(np.float64) - values).astype(np.float32)
 
 
@@ -114,6 +141,8 @@ def about_biases(biases: Collection[str]) -> tuple[str, ...]:
     if not biases:
         return ()
     return (
-        f"{len(biases)} convolutions have biases, such as {min(biases)}; they were folded into the running means of the "
-        "batch norms after them, which computes the same",
+        (
+            f"{len(biases)} convolutions have biases, such as {min(biases)}; they were folded into"
+            " the running means of the batch norms after them, which computes the same"
+        ),
     )

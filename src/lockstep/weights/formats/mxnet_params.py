@@ -34,7 +34,9 @@ from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _MAGIC = 0x112
 _BEGIN = struct.Struct("<2Q")
-_V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
+_V1 = 0xF993FAC8
+_V2 = 0xF993FAC9
+_V3 = 0xF993FACA
 _SPARSE = {1: "row_sparse", 2: "csr"}
 _CPU = 1
 _DEVICES = (_CPU, 2, 3, 5)
@@ -64,9 +66,11 @@ def is_mxnet(path: Path) -> bool:
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
-    """Return a file's arrays by name, in the file's order. They are read-only, and of the types of the file.
+    """Return a file's arrays by name, in the file's order. They are read-only, and of the types of
+    the file.
 
-    Raises `CheckpointError` if the file is damaged or of another format, or if its arrays are sparse or have no names.
+    Raises `CheckpointError` if the file is damaged or of another format, or if its arrays are
+    sparse or have no names.
     """
     try:
         data = read_regular(path, WEIGHTS)
@@ -76,20 +80,25 @@ def load(path: Path) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is damaged or not an MXNet file of named arrays: {error}. Copy it again, or use an earlier checkpoint."
+            f"{path} is damaged or not an MXNet file of named arrays: {error}. Copy it again, or"
+            " use an earlier checkpoint."
         ) from None
 
 
 def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a file that every MXNet 1 reads.
 
-    An array must have a dtype that MXNet supports, at least one axis, and no axis of size 0, which MXNet treats as unknown.
-    Raises `CheckpointError` for any other array.
+    An array must have a dtype that MXNet supports, at least one axis, and no axis of size 0, which
+    MXNet treats as unknown. Raises `CheckpointError` for any other array.
     """
     for name, value in arrays.items():
         if value.dtype.newbyteorder("<") not in _WRITTEN_DTYPES or not value.ndim or not value.size:
-            expected = "values of float16, 32, 64, int8, 32, 64, uint8 or bool, and at least one axis"
-            raise CheckpointError(f"MXNet cannot store {name}, {value.dtype} {list(value.shape)}; expected {expected}")
+            expected = (
+                "values of float16, 32, 64, int8, 32, 64, uint8 or bool, and at least one axis"
+            )
+            raise CheckpointError(
+                f"MXNet cannot store {name}, {value.dtype} {list(value.shape)}; expected {expected}"
+            )
     with path.open("wb") as file:
         file.write(struct.pack("<3Q", _MAGIC, 0, len(arrays)))
         for value in arrays.values():
@@ -103,7 +112,8 @@ def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class _Reader:
-    """Reads the bytes of a file in order. Raises `ValueError` if more bytes are requested than are left."""
+    """Reads the bytes of a file in order. Raises `ValueError` if more bytes are requested than are
+    left."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -115,7 +125,9 @@ class _Reader:
 
     def take(self, size: int, what: str) -> memoryview:
         if size > self.left:
-            raise ValueError(f"{what} needs {size} bytes from byte {self._offset} on, but {self.left} are left")
+            raise ValueError(
+                f"{what} needs {size} bytes from byte {self._offset} on, but {self.left} are left"
+            )
         self._offset += size
         return self._data[self._offset - size : self._offset]
 
@@ -131,7 +143,9 @@ class _Reader:
 def _named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
     magic, reserved = reader.numbers("Q", 2, "its beginning")
     if (magic, reserved) != (_MAGIC, 0):
-        raise ValueError(f"it begins with {magic:#x} and {reserved:#x}, expected {_MAGIC:#x} and 0x0")
+        raise ValueError(
+            f"it begins with {magic:#x} and {reserved:#x}, expected {_MAGIC:#x} and 0x0"
+        )
     arrays = list(_arrays(reader))
     names = list(_names(reader, len(arrays)))
     if reader.left:
@@ -167,11 +181,17 @@ def _array(reader: _Reader, what: str) -> np.ndarray:
     if version in (_V2, _V3):
         storage = reader.number("i", what)
         if storage:
-            raise ValueError(f"{what} is {_SPARSE.get(storage, f'of storage type {storage}')}, expected a dense array")
+            raise ValueError(
+                f"{what} is {_SPARSE.get(storage, f'of storage type {storage}')}, expected a dense"
+                " array"
+            )
     shape = _shape(reader, version, what)
     device, _, kind = reader.numbers("i", 3, f"the type of {what}")
     if device not in _DEVICES or kind not in _DTYPES:
-        raise ValueError(f"{what} has device {device} and type {kind}, expected one of {list(_DEVICES)} and {list(_DTYPES)}")
+        raise ValueError(
+            f"{what} has device {device} and type {kind}, expected one of {list(_DEVICES)} and"
+            f" {list(_DTYPES)}"
+        )
     dtype = _DTYPES[kind]
     values = reader.take(math.prod(shape) * dtype.itemsize, f"{what}, {dtype} {list(shape)},")
     return np.frombuffer(values, dtype).reshape(shape)

@@ -1,7 +1,9 @@
-"""Read the layers of an MXNet graph (`-symbol.json`) of a ResNet: its convolutions and the batch norms after them.
+"""Read the layers of an MXNet graph (`-symbol.json`) of a ResNet: its convolutions and the batch
+norms after them.
 
-A symbol is a list of nodes in the order of computation. A node has an operator ("null" for a variable), a name, attributes
-as text, and its inputs, [node, output, version]. Attributes with the operator's default value may be missing.
+A symbol is a list of nodes in the order of computation. A node has an operator ("null" for a
+variable), a name, attributes as text, and its inputs, [node, output, version]. Attributes with the
+operator's default value may be missing.
 
 Source: nnvm's pass/saveload_json.cc, src/operator/nn of MXNet, and files that MXNet 1.9.1 wrote.
 """
@@ -23,7 +25,16 @@ _NORMS = {"BatchNorm", "BatchNormAddRelu"}
 """Batch norms. The second one exists only in NVIDIA's MXNet, and also adds the shortcut."""
 _SUMS = {"elemwise_add", "_Plus", "_plus", "broadcast_add"}
 _KNOWN = {
-    *("null", "Convolution", "Activation", "relu", "Pooling", "Flatten", "FullyConnected", "Dropout"),
+    *(
+        "null",
+        "Convolution",
+        "Activation",
+        "relu",
+        "Pooling",
+        "Flatten",
+        "FullyConnected",
+        "Dropout",
+    ),
     *("SoftmaxOutput", "softmax", *_PASSING, *_NORMS, *_SUMS),
 }
 _ENDINGS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
@@ -45,7 +56,8 @@ class Convolution:
     layout: str
     """Layout of the images: "NCHW" (kernels are OIHW) or "NHWC" (kernels are OHWI)."""
     norm: dict[str, str]
-    """Canonical suffix -> variable of the batch norm after the convolution; empty if there is none."""
+    """Canonical suffix -> variable of the batch norm after the convolution; empty if there is none.
+    """
     bias: str = ""
     """The variable of its bias; "" if it has none."""
 
@@ -74,8 +86,8 @@ def load(path: Path) -> Symbol:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is damaged or not an MXNet graph: {type(error).__name__}, {error}. Copy it again, or remove it to "
-            "recognise the model by its arrays alone."
+            f"{path} is damaged or not an MXNet graph: {type(error).__name__}, {error}. Copy it"
+            " again, or remove it to recognise the model by its arrays alone."
         ) from None
 
 
@@ -85,13 +97,18 @@ def read_graph(path: Path) -> bytes:
 
 
 class _Graph:
-    """The nodes of a graph. Wrong nodes raise `ValueError`, `LookupError`, `TypeError` or `AttributeError`."""
+    """The nodes of a graph. Wrong nodes raise `ValueError`, `LookupError`, `TypeError` or
+    `AttributeError`."""
 
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self._nodes = nodes
         # Versions of MXNet use three different names for attributes.
         self._attributes = [
-            {**node.get("param", {}), **node.get("attr", {}), **node.get("attrs", {})} if node["op"] != "null" else {}
+            (
+                {**node.get("param", {}), **node.get("attr", {}), **node.get("attrs", {})}
+                if node["op"] != "null"
+                else {}
+            )
             for node in nodes
         ]
 
@@ -114,17 +131,25 @@ class _Graph:
         return default if value == "None" else value
 
     def _pair(self, node: int, name: str, default: str) -> Pair:
-        return tuple(int(number) for number in re.findall("[0-9]+", self._attribute(node, name, default)))
+        return tuple(
+            int(number) for number in re.findall("[0-9]+", self._attribute(node, name, default))
+        )
 
     def _source(self, node: int, i: int) -> int:
         """Return the node that computes the values of a node's input `i`."""
         source = self._nodes[node]["inputs"][i][0]
-        if not 0 <= source < node:  # inputs come before the nodes that use them, so the recursion ends
+        if (
+            not 0 <= source < node
+        ):  # inputs come before the nodes that use them, so the recursion ends
             raise ValueError(f"node {node} has the input {source}")
         return self._source(source, 0) if self._nodes[source]["op"] in _PASSING else source
 
     def _variable(self, node: int, i: int) -> str:
-        source = self._nodes[self._source(node, i)] if i < len(self._nodes[node]["inputs"]) else {"op": "", "name": ""}
+        source = (
+            self._nodes[self._source(node, i)]
+            if i < len(self._nodes[node]["inputs"])
+            else {"op": "", "name": ""}
+        )
         return str(source["name"]) if source["op"] == "null" else ""
 
     def _convolution(self, node: int, norm: int | None) -> Convolution:
@@ -142,7 +167,10 @@ class _Graph:
 
     def _norm(self, node: int) -> dict[str, str]:
         variables = [self._variable(node, i) for i in range(len(self._nodes[node]["inputs"]))]
-        found = {suffix: [v for v in variables if v.endswith(ending)] for suffix, ending in _ENDINGS.items()}
+        found = {
+            suffix: [v for v in variables if v.endswith(ending)]
+            for suffix, ending in _ENDINGS.items()
+        }
         return {suffix: names[0] for suffix, names in found.items() if len(names) == 1}
 
     def _problems(self) -> Iterator[str]:
@@ -151,18 +179,31 @@ class _Graph:
         for i in self._of(*_NORMS):
             # The operator's default is True.
             if self._attribute(i, "fix_gamma", "True") != "False":
-                yield f"the scale of {self._nodes[i]['name']} is fixed to 1 (fix_gamma), whatever value the file has"
+                yield (
+                    f"the scale of {self._nodes[i]['name']} is fixed to 1 (fix_gamma), whatever"
+                    " value the file has"
+                )
         for i in self._of("Activation"):
             if self._attribute(i, "act_type", "") != "relu":
-                yield f"{self._nodes[i]['name']} is {self._attribute(i, 'act_type', '')}, expected relu"
+                yield (
+                    f"{self._nodes[i]['name']} is {self._attribute(i, 'act_type', '')}, expected"
+                    " relu"
+                )
         pools = [self._pool(i) for i in self._of("Pooling")]
         if pools != ["max (3, 3) stride (2, 2) pad (1, 1)", "global avg"]:
-            yield f"it pools {' and '.join(pools) or 'nothing'}, expected max (3, 3) stride (2, 2) pad (1, 1) and global avg"
+            yield (
+                f"it pools {' and '.join(pools) or 'nothing'}, expected max (3, 3) stride (2, 2)"
+                " pad (1, 1) and global avg"
+            )
 
     def _pool(self, node: int) -> str:
         kind = self._attribute(node, "pool_type", "max")
         if self._attribute(node, "global_pool", "False") == "True":
             return f"global {kind}"
-        rounded = "" if self._attribute(node, "pooling_convention", "valid") == "valid" else " with another convention"
+        rounded = (
+            ""
+            if self._attribute(node, "pooling_convention", "valid") == "valid"
+            else " with another convention"
+        )
         kernel, stride, pad = (self._pair(node, name, "") for name in ("kernel", "stride", "pad"))
         return f"{kind} {kernel} stride {stride} pad {pad}{rounded}"

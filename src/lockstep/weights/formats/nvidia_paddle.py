@@ -1,8 +1,10 @@
-"""Checkpoints of NVIDIA's PaddlePaddle model and other Paddle ResNets: conversion from and to canonical names and layouts.
+"""Checkpoints of NVIDIA's PaddlePaddle model and other Paddle ResNets: conversion from and to
+canonical names and layouts.
 
-The original saves `<--checkpoint-dir>/ResNet50/<epoch>/<--model-prefix>.pdparams` (parameters and statistics) and `.pdopt`
-(the optimizer's variables) with paddle.static.save. Epochs count from 0. A static program names variables by numbering its
-layers. The order of creation is: the stem, then for each block its convolutions and its shortcut.
+The original saves `<--checkpoint-dir>/ResNet50/<epoch>/<--model-prefix>.pdparams` (parameters and
+statistics) and `.pdopt` (the optimizer's variables) with paddle.static.save. Epochs count from 0. A
+static program names variables by numbering its layers. The order of creation is: the stem, then for
+each block its convolutions and its shortcut.
 
     conv2d_<i>.w_0                                         a kernel, OIHW
     batch_norm_<i>.{w_0,b_0,w_1,w_2}                       scale, bias, running mean and variance
@@ -10,23 +12,26 @@ layers. The order of creation is: the stem, then for each block its convolutions
     <parameter>_velocity_0                                 velocity of the optimizer Momentum
     <parameter>_fp32_master_0, <parameter>_fp32_master_0_velocity_0     with --use-pure-fp16, which rounds the parameter
 
-The update is: velocity = momentum * velocity + (gradient + decay * weight); weight -= lr * velocity. The learning rate is
-outside the velocity, as in the canonical form, and gradients are unscaled before the update. Therefore velocities need no
-conversion. The stem has a fourth input channel. DALI fills it with zeros, so that its weights have no effect. No step is
-stored.
+The update is: velocity = momentum * velocity + (gradient + decay * weight); weight -= lr *
+velocity. The learning rate is outside the velocity, as in the canonical form, and gradients are
+unscaled before the update. Therefore velocities need no conversion. The stem has a fourth input
+channel. DALI fills it with zeros, so that its weights have no effect. No step is stored.
 
 `paddle.save(layer.state_dict())` uses the names of layers. All of these models stride in the 3x3:
 
-- The original's code and PaddleClas' ResNet: `stem.0`, `blocks.<i>.conv<j>` and `blocks.<i>.short`, with `.conv` and `.bn`.
-- PaddleClas' ResNeXt: `conv`, `bb_<stage>_<i>.conv<j>` and `.short`, with `._conv` and `._batch_norm`; the classifier is
-  `out`. All numbers count from 0.
+- The original's code and PaddleClas' ResNet: `stem.0`, `blocks.<i>.conv<j>` and `blocks.<i>.short`,
+  with `.conv` and `.bn`.
+- PaddleClas' ResNeXt: `conv`, `bb_<stage>_<i>.conv<j>` and `.short`, with `._conv` and
+  `._batch_norm`; the classifier is `out`. All numbers count from 0.
 - paddle.vision.models: torchvision's names except for `_mean` and `_variance`.
 
-PaddleClas' ResNet18 and ResNet34 have a shortcut with a kernel in their first block, which torchvision's do not have.
+PaddleClas' ResNet18 and ResNet34 have a shortcut with a kernel in their first block, which
+torchvision's do not have.
 
-Sources: NVIDIA DeepLearningExamples, PaddlePaddle/Classification/RN50v1.5, models/resnet.py, utils/save_load.py, config.py;
-Paddle's static/pir_io.py, optimizer/momentum.py, vision/models/resnet.py; PaddleClas, ppcls/arch/backbone,
-legendary_models/resnet.py, model_zoo/resnext.py.
+Sources: NVIDIA DeepLearningExamples, PaddlePaddle/Classification/RN50v1.5, models/resnet.py,
+utils/save_load.py, config.py; Paddle's static/pir_io.py, optimizer/momentum.py,
+vision/models/resnet.py; PaddleClas, ppcls/arch/backbone, legendary_models/resnet.py,
+model_zoo/resnext.py.
 """
 
 import math
@@ -37,7 +42,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import (
+    MODELS,
+    Conv,
+    ModelSpec,
+    Tensor,
+    blocks,
+    model_spec,
+    stem,
+    tensors,
+)
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
@@ -73,18 +87,20 @@ _MASTER = "_fp32_master_0"
 _STATIC = {"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}
 _LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
 _OF_OPTIMIZER = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
-"""Variables of the optimizer besides velocities. The recipe sets the learning rate, which is not used."""
+"""Variables of the optimizer besides velocities. The recipe sets the learning rate, which is not
+used."""
 _SCALER = {"loss_scaling": "scale", "num_good_steps": "good_steps", "num_bad_steps": "bad_steps"}
 """Parts of `State.scaler` by variable."""
 _MASK = "_asp_mask"
 
 
 def find(path: Path) -> Path | None:
-    """Return the prefix of the checkpoint, or the file of parameters with another ending, that a path names; else None.
+    """Return the prefix of the checkpoint, or the file of parameters with another ending, that a
+    path names; else None.
 
-    A path is such a file, a prefix, one of its files, the folder of an epoch, a folder of such folders, or the folder around
-    `ResNet50`. Of several epochs the last one with both files is used, as in the original. Raises `CheckpointError` if the
-    path is ambiguous.
+    A path is such a file, a prefix, one of its files, the folder of an epoch, a folder of such
+    folders, or the folder around `ResNet50`. Of several epochs the last one with both files is
+    used, as in the original. Raises `CheckpointError` if the path is ambiguous.
     """
     if path.is_dir():
         return _in_folder(path) or _of_epochs(path) or _of_epochs(path / _FOLDER)
@@ -111,7 +127,9 @@ def _parameters(place: Path) -> Path:
 def _in_folder(folder: Path) -> Path | None:
     found = sorted(_prefix(file) for file in folder.glob(f"*{_PARAMETERS}") if file.is_file())
     if len(found) > 1:
-        raise CheckpointError(f"{folder} has several prefixes: {', '.join(prefix.name for prefix in found)}; name one")
+        raise CheckpointError(
+            f"{folder} has several prefixes: {', '.join(prefix.name for prefix in found)}; name one"
+        )
     return found[0] if found else None
 
 
@@ -125,28 +143,38 @@ def _of_epochs(folder: Path) -> Path | None:
 
 
 def read(prefix: Path, *, momentum: bool = True) -> Original:
-    """Read a ResNet that has a name here. Its variables have the names of a static program or of layers.
+    """Read a ResNet that has a name here. Its variables have the names of a static program or of
+    layers.
 
-    `prefix` is what `find` returned. A file with another ending than Paddle's has its optimizer next to it under the same
-    name with `.pdopt` added, if it has one.
+    `prefix` is what `find` returned. A file with another ending than Paddle's has its optimizer
+    next to it under the same name with `.pdopt` added, if it has one.
 
     Raises `CheckpointError` if it is damaged, incomplete or of another model.
     """
     contents = paddle_pickle.load(_parameters(prefix))
     arrays = _typed(contents.arrays)
     matching = _matched(prefix, arrays)
-    table = {tensor: matching.names[tensor.name] for tensor in tensors(MODELS[matching.model], matching.logits)}
+    table = {
+        tensor: matching.names[tensor.name]
+        for tensor in tensors(MODELS[matching.model], matching.logits)
+    }
     rounded = any(arrays[name].dtype != np.float32 for name in table.values())
     optimizer = _of_optimizer(prefix) if momentum or rounded else {}
     stored = optimizer | arrays
     parameters = {tensor: contents.parameters.get(name, name) for tensor, name in table.items()}
     masters = {tensor: f"{parameter}{_MASTER}" for tensor, parameter in parameters.items()}
     sources = table | {tensor: master for tensor, master in masters.items() if master in optimizer}
-    slots = {tensor: _slot(name, optimizer) for tensor, name in parameters.items() if tensor.is_trained}
+    slots = {
+        tensor: _slot(name, optimizer) for tensor, name in parameters.items() if tensor.is_trained
+    }
     missing = [slot for slot in slots.values() if slot not in optimizer]
     carried = slots if momentum and not missing else {}
     used = {*table.values(), *sources.values(), *slots.values()}
-    others = (name for name in (*stored, *contents.others) if name not in used and not _OF_OPTIMIZER.fullmatch(name))
+    others = (
+        name
+        for name in (*stored, *contents.others)
+        if name not in used and not _OF_OPTIMIZER.fullmatch(name)
+    )
     remarks = (
         *([_about_step(prefix)] if momentum else []),
         *_remarks(arrays, sources, table),
@@ -157,7 +185,9 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
         {tensor.name: _canonical(prefix, stored, name, tensor) for tensor, name in names.items()}
         for names in (sources, carried)
     )
-    recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
+    recipe = resnet50_paddle_90ep().replace(
+        model=matching.model, logits=matching.logits, precision="fp32"
+    )
     folder = prefix.absolute().parent.name
     epochs = int(folder) + 1 if folder.isdecimal() else None
     state = State(0, found, velocities, scaler=_scaler(optimizer) if momentum else {})
@@ -167,9 +197,15 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
 
 def _scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the loss scale as in `State.scaler`; empty if it is incomplete or no number above 0."""
-    known = {match[1]: value for name, value in optimizer.items() if (match := _OF_OPTIMIZER.fullmatch(name))}
+    known = {
+        match[1]: value
+        for name, value in optimizer.items()
+        if (match := _OF_OPTIMIZER.fullmatch(name))
+    }
     numbers = {name: known[name] for name in _SCALER if name in known}
-    if len(numbers) < len(_SCALER) or any(value.size != 1 or value.dtype.kind not in "iuf" for value in numbers.values()):
+    if len(numbers) < len(_SCALER) or any(
+        value.size != 1 or value.dtype.kind not in "iuf" for value in numbers.values()
+    ):
         return {}
     found = {_SCALER[name]: float(value.item()) for name, value in numbers.items()}
     return found if 0 < found["scale"] < math.inf and min(found.values()) >= 0 else {}
@@ -182,7 +218,10 @@ def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
 
 def _typed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays with bfloat16 for uint16, as which Paddle stores its bits."""
-    return {name: value.view(BFLOAT16) if value.dtype == np.uint16 else value for name, value in arrays.items()}
+    return {
+        name: value.view(BFLOAT16) if value.dtype == np.uint16 else value
+        for name, value in arrays.items()
+    }
 
 
 def _slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
@@ -194,7 +233,13 @@ def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
     """Return the model that has exactly the tensors that a network would compute with."""
     shapes = {name: value.shape for name, value in arrays.items()}
     matchings = (
-        matched(model, names, shapes, _stored_shapes, lambda name: len(shapes[name]) >= 2 and _MASK not in name)
+        matched(
+            model,
+            names,
+            shapes,
+            _stored_shapes,
+            lambda name: len(shapes[name]) >= 2 and _MASK not in name,
+        )
         for model, spec in MODELS.items()
         for names in _tables(spec, shapes)
     )
@@ -208,12 +253,16 @@ def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:
     for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
         yield _static_names(convs, stored)
     yield _named(in_order(spec), *_of_original(spec))
-    yield _named(in_order(spec), *_of_resnext(spec)) | {"fc.weight": "out.weight", "fc.bias": "out.bias"}
+    yield _named(in_order(spec), *_of_resnext(spec)) | {
+        "fc.weight": "out.weight",
+        "fc.bias": "out.bias",
+    }
     yield _named(in_order(spec), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name)
 
 
 def _static_names(convs: list[Conv], stored: list[str]) -> Names:
-    kernels, norms = _counted("conv2d", stored, len(convs)), _counted("batch_norm(?:2d)?", stored, len(convs))
+    kernels = _counted("conv2d", stored, len(convs))
+    norms = _counted("batch_norm(?:2d)?", stored, len(convs))
     table = {}
     for conv, kernel, norm in zip(convs, kernels, norms, strict=True):
         table[f"{conv.name}.weight"] = f"{kernel}.w_0"
@@ -223,15 +272,24 @@ def _static_names(convs: list[Conv], stored: list[str]) -> Names:
 
 
 def _counted(kind: str, stored: list[str], count: int) -> list[str]:
-    """Return the first `count` layers of a kind in order. They may begin at any number; missing ones follow the last."""
-    found = {(int(match[2]), match[1]) for name in stored if (match := re.fullmatch(rf"({kind})_([0-9]{{1,9}})\.\w+", name))}
+    """Return the first `count` layers of a kind in order. They may begin at any number; missing
+    ones follow the last."""
+    found = {
+        (int(match[2]), match[1])
+        for name in stored
+        if (match := re.fullmatch(rf"({kind})_([0-9]{{1,9}})\.\w+", name))
+    }
     layers = sorted(found)[:count]
     last, word = layers[-1] if layers else (-1, kind.partition("(")[0])
-    return [f"{name}_{i}" for i, name in [*layers, *((last + i, word) for i in range(1, count + 1 - len(layers)))]]
+    return [
+        f"{name}_{i}"
+        for i, name in [*layers, *((last + i, word) for i in range(1, count + 1 - len(layers)))]
+    ]
 
 
 def _of_original(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv], str]]:
-    """Return two functions: the names of a convolution's kernel and of its batch norm in the original's code."""
+    """Return two functions: the names of a convolution's kernel and of its batch norm in the
+    original's code."""
     scopes = {stem(spec).name: "stem.0"}
     for i, block in enumerate(blocks(spec)):
         scopes |= {conv.name: f"blocks.{i}.conv{j}" for j, conv in enumerate(block.convs)}
@@ -241,7 +299,8 @@ def _of_original(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv
 
 
 def _of_resnext(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv], str]]:
-    """Return two functions: the names of a convolution's kernel and of its batch norm in PaddleClas' ResNeXt."""
+    """Return two functions: the names of a convolution's kernel and of its batch norm in
+    PaddleClas' ResNeXt."""
     scopes = {stem(spec).name: "conv"}
     for block in blocks(spec):
         stage, number = block.name.removeprefix("layer").split(".")
@@ -249,12 +308,18 @@ def _of_resnext(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv]
         scopes |= {conv.name: f"{scope}.conv{j}" for j, conv in enumerate(block.convs)}
         if block.shortcut is not None:
             scopes[block.shortcut.name] = f"{scope}.short"
-    return lambda conv: f"{scopes[conv.name]}._conv.weight", lambda conv: f"{scopes[conv.name]}._batch_norm"
+    return (
+        lambda conv: f"{scopes[conv.name]}._conv.weight",
+        lambda conv: f"{scopes[conv.name]}._batch_norm",
+    )
 
 
 def _origin(names: Names) -> str:
-    """Return the program that gives these names. NVIDIA's code saves static programs only, so layers are PaddleClas'."""
-    programs = dict.fromkeys(("conv._conv.weight", "stem.0.conv.weight"), "PaddleClas") | {"conv1.weight": "paddle.vision"}
+    """Return the program that gives these names. NVIDIA's code saves static programs only, so
+    layers are PaddleClas'."""
+    programs = dict.fromkeys(("conv._conv.weight", "stem.0.conv.weight"), "PaddleClas") | {
+        "conv1.weight": "paddle.vision"
+    }
     return programs.get(names["conv1.weight"], "NVIDIA Paddle")
 
 
@@ -262,7 +327,9 @@ def _named(convs: list[Conv], kernel: Callable[[Conv], str], norm: Callable[[Con
     table = {"fc.weight": "fc.weight", "fc.bias": "fc.bias"}
     for conv in convs:
         table[f"{conv.name}.weight"] = kernel(conv)
-        table |= {f"{conv.bn_name}.{suffix}": f"{norm(conv)}.{leaf}" for suffix, leaf in _LAYER.items()}
+        table |= {
+            f"{conv.bn_name}.{suffix}": f"{norm(conv)}.{leaf}" for suffix, leaf in _LAYER.items()
+        }
     return table
 
 
@@ -274,12 +341,17 @@ def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     return (tensor.shape[::-1] if tensor.role == "fc_weight" else tensor.shape,)
 
 
-def _canonical(prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor: Tensor) -> np.ndarray:
+def _canonical(
+    prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor: Tensor
+) -> np.ndarray:
     """Return a variable, or the velocity of one, as a new canonical float32 array."""
-    kind, values = dtype_name(stored[name].dtype), numbers(stored[name])
+    kind = dtype_name(stored[name].dtype)
+    values = numbers(stored[name])
     if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
         expected = list(_stored_shapes(tensor)[0])
-        raise CheckpointError(f"{prefix}: {name} is {kind} {list(values.shape)}, expected float32 {expected}")
+        raise CheckpointError(
+            f"{prefix}: {name} is {kind} {list(values.shape)}, expected float32 {expected}"
+        )
     if is_stem(tensor):
         values = values[:, : tensor.shape[1]]
     elif tensor.role == "fc_weight":
@@ -289,31 +361,48 @@ def _canonical(prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor
 
 def _about_step(prefix: Path) -> str:
     epoch = prefix.absolute().parent.name
-    return "no step is stored" + (f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else "")
+    return "no step is stored" + (
+        f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else ""
+    )
 
 
-def _remarks(arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], table: Mapping[Tensor, str]) -> Iterable[str]:
-    if any(is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()):
+def _remarks(
+    arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], table: Mapping[Tensor, str]
+) -> Iterable[str]:
+    if any(
+        is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()
+    ):
         yield FOURTH_CHANNEL
     masters = [source for tensor, source in sources.items() if source != table[tensor]]
     if masters:
-        yield f"{len(masters)} weights are the float32 copies that the optimizer keeps, such as {masters[0]}"
-    odd = [source for source in sources.values() if source in arrays and arrays[source].dtype != np.float32]
+        yield (
+            f"{len(masters)} weights are the float32 copies that the optimizer keeps, such as"
+            f" {masters[0]}"
+        )
+    odd = [
+        source
+        for source in sources.values()
+        if source in arrays and arrays[source].dtype != np.float32
+    ]
     if odd:
         yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
 
 
 def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
-    """Write a state with the names of the original's static program; return the files and remarks on them.
+    """Write a state with the names of the original's static program; return the files and remarks
+    on them.
 
-    The stem gets a fourth input channel of zeros, since the original's images have four channels. Without momentum no
-    `.pdopt` is written. `into` is as in `write_new`. Raises `CheckpointError` if one of the two files exists already.
+    The stem gets a fourth input channel of zeros, since the original's images have four channels.
+    Without momentum no `.pdopt` is written. `into` is as in `write_new`. Raises `CheckpointError`
+    if one of the two files exists already.
     """
     prefix = _prefix(prefix)
     spec = model_spec(recipe.model)
     expected = fitting(spec, recipe.logits, state)
     names = _static_names(in_order(spec), [])
-    parameters = {names[tensor.name]: _stored(state.tensors[tensor.name], tensor) for tensor in expected}
+    parameters = {
+        names[tensor.name]: _stored(state.tensors[tensor.name], tensor) for tensor in expected
+    }
     velocities = {
         f"{names[tensor.name]}{_VELOCITY}": _stored(state.momentum[tensor.name], tensor)
         for tensor in expected
@@ -321,13 +410,16 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     }
     added: dict[str, np.ndarray] = {}
     if velocities:
-        # Paddle 3 looks for a scheduled learning rate among the parameters, Paddle 2 among the optimizer's variables.
+        # Paddle 3 looks for a scheduled learning rate among the parameters, Paddle 2 among the
+        # optimizer's variables.
         rate = {"learning_rate_0": np.zeros(1, np.float32)}
         parameters |= rate
         added = rate | _loss_scale(recipe, state)
         velocities |= added
     files = _write(prefix, parameters, velocities, into)
-    about = (f"{', '.join(added)} were added, since programs of Paddle look for them",) if added else ()
+    about = (
+        (f"{', '.join(added)} were added, since programs of Paddle look for them",) if added else ()
+    )
     return Written(files, files, tuple(_unlike_original(recipe, state)), about)
 
 
@@ -349,26 +441,47 @@ def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 
 def _write(
-    prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray], into: Path | None
+    prefix: Path,
+    parameters: dict[str, np.ndarray],
+    optimizer: dict[str, np.ndarray],
+    into: Path | None,
 ) -> tuple[Path, ...]:
     """Write a checkpoint. Its parameters are written last: without them it is not a checkpoint."""
-    contents = {_OPTIMIZER: optimizer, _PARAMETERS: parameters} if optimizer else {_PARAMETERS: parameters}
+    contents = (
+        {_OPTIMIZER: optimizer, _PARAMETERS: parameters} if optimizer else {_PARAMETERS: parameters}
+    )
     files: Writers = {
-        _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays) for ending, arrays in contents.items()
+        _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays)
+        for ending, arrays in contents.items()
     }
     write_new(prefix, files, _file(prefix, _OPTIMIZER), into=into)
     return tuple(reversed(files))
 
 
 def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
-    yield "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 needs it"
+    yield (
+        "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224"
+        " needs it"
+    )
     if recipe.model != _MODEL:
         yield f"the original's code has only the model {_MODEL}; this is another"
     if recipe.padding == "same":
-        yield "the original's graph pads symmetrically; these weights were trained with TensorFlow's SAME padding"
+        yield (
+            "the original's graph pads symmetrically; these weights were trained with TensorFlow's"
+            " SAME padding"
+        )
     if recipe.logits != _LOGITS:
-        yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}: --num-of-class"
+        yield (
+            f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}:"
+            " --num-of-class"
+        )
     if not state.momentum:
-        yield "no velocities were written: --from-pretrained-params accepts it, --from-checkpoint does not"
+        yield (
+            "no velocities were written: --from-pretrained-params accepts it, --from-checkpoint"
+            " does not"
+        )
     if state.step:
-        yield f"step {state.step} cannot be stored; the folder's name or --last-epoch-of-checkpoint sets where to resume"
+        yield (
+            f"step {state.step} cannot be stored; the folder's name or --last-epoch-of-checkpoint"
+            " sets where to resume"
+        )

@@ -9,16 +9,19 @@ The names below the model's scope (`resnet50/`, `resnext101-32x4d/`) in its mode
     <scope of the convolution>/BatchNorm/{gamma,beta,moving_mean,moving_variance}
     output/dense/{kernel,bias}
 
-Kernels are HWIO. The classifier is [in, out], or [1, 1, in, out] if `--use_final_conv` or postprocess_ckpt.py made it a
-convolution. It has 1001 outputs. Variables are float32, also for runs in mixed precision.
+Kernels are HWIO. The classifier is [in, out], or [1, 1, in, out] if `--use_final_conv` or
+postprocess_ckpt.py made it a convolution. It has 1001 outputs. Variables are float32, also for runs
+in mixed precision.
 
-`<variable>/Momentum` is the velocity of TensorFlow's MomentumOptimizer: accumulator = momentum * accumulator + gradient;
-variable -= lr * accumulator. The learning rate is outside the velocity, as in the canonical form. The gradient includes the
-weight decay, which is part of the loss, and is divided by the static loss scale before it is added. Therefore velocities
-need no conversion. `global_step` counts optimizer steps.
+`<variable>/Momentum` is the velocity of TensorFlow's MomentumOptimizer: accumulator = momentum *
+accumulator + gradient; variable -= lr * accumulator. The learning rate is outside the velocity, as
+in the canonical form. The gradient includes the weight decay, which is part of the loss, and is
+divided by the static loss scale before it is added. Therefore velocities need no conversion.
+`global_step` counts optimizer steps.
 
-Source: NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, model/resnet.py, model/blocks, runtime/runner.py.
-Its code of 2019 (RN50v1.5) has the scope `resnet50_v1.5`, counts from 1 (stage 3 from 3_2), and pads differently.
+Source: NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, model/resnet.py,
+model/blocks, runtime/runner.py. Its code of 2019 (RN50v1.5) has the scope `resnet50_v1.5`, counts
+from 1 (stage 3 from 3_2), and pads differently.
 """
 
 from collections import Counter
@@ -28,13 +31,30 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import (
+    MODELS,
+    Conv,
+    ModelSpec,
+    Tensor,
+    blocks,
+    model_spec,
+    stem,
+    tensors,
+)
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import refuse_existing, refuse_many, structure, tensor_bundle
-from lockstep.weights.formats.common import Original, Written, about_momentum, fitting, left_over, listed, placed
+from lockstep.weights.formats.common import (
+    Original,
+    Written,
+    about_momentum,
+    fitting,
+    left_over,
+    listed,
+    placed,
+)
 from lockstep.weights.formats.structure import BATCH_NORM, Shape
 from lockstep.weights.formats.tensor_bundle import Bundle
 
@@ -57,7 +77,8 @@ class _Matching:
 
 
 def names(spec: ModelSpec) -> dict[str, str]:
-    """Return NVIDIA's name, below the model's scope, of every canonical tensor. The model must have bottleneck blocks."""
+    """Return NVIDIA's name, below the model's scope, of every canonical tensor. The model must have
+    bottleneck blocks."""
     scopes = {stem(spec): "conv2d"}
     for block in blocks(spec):
         stage, number = block.name.removeprefix("layer").split(".")
@@ -68,31 +89,56 @@ def names(spec: ModelSpec) -> dict[str, str]:
     table = {}
     for conv, scope in scopes.items():
         table[f"{conv.name}.weight"] = _kernel(conv, scope)
-        table |= {f"{conv.bn_name}.{suffix}": f"{scope}/BatchNorm/{leaf}" for suffix, leaf in BATCH_NORM.items()}
+        table |= {
+            f"{conv.bn_name}.{suffix}": f"{scope}/BatchNorm/{leaf}"
+            for suffix, leaf in BATCH_NORM.items()
+        }
     return table | {"fc.weight": _HEAD, "fc.bias": "output/dense/bias"}
 
 
 def _kernel(conv: Conv, scope: str) -> str:
-    return f"{scope}/conv2d/kernel" if conv.groups == 1 else f"{scope}/{scope.rpartition('/')[2]}group_filter"
+    return (
+        f"{scope}/conv2d/kernel"
+        if conv.groups == 1
+        else f"{scope}/{scope.rpartition('/')[2]}group_filter"
+    )
 
 
 def read(prefix: Path, *, momentum: bool = True) -> Original:
-    """Read the variables of a bottleneck ResNet: by NVIDIA's names below any scope, otherwise by their structure.
+    """Read the variables of a bottleneck ResNet: by NVIDIA's names below any scope, otherwise by
+    their structure.
 
-    Raises `CheckpointError` if it is damaged, incomplete or ambiguous, or if the model has additional kernels.
+    Raises `CheckpointError` if it is damaged, incomplete or ambiguous, or if the model has
+    additional kernels.
     """
     bundle = Bundle(prefix)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     refuse_many(prefix, len(shapes))
-    variables = {name: shape for name, shape in shapes.items() if name != _STEP and not _is_slot(name, shapes)}
+    variables = {
+        name: shape
+        for name, shape in shapes.items()
+        if name != _STEP and not _is_slot(name, shapes)
+    }
     matching = _matched(prefix, variables)
-    spec, table = matching.spec, matching.names
+    spec = matching.spec
+    table = matching.names
     logits = variables[table["fc.bias"]][0]
     recipe = published(spec, logits)
-    found = {tensor.name: _canonical(bundle, table[tensor.name], tensor) for tensor in tensors(spec, logits)}
-    slots = {tensor: f"{table[tensor.name]}/{_SLOT}" for tensor in tensors(spec, logits) if tensor.is_trained}
+    found = {
+        tensor.name: _canonical(bundle, table[tensor.name], tensor)
+        for tensor in tensors(spec, logits)
+    }
+    slots = {
+        tensor: f"{table[tensor.name]}/{_SLOT}"
+        for tensor in tensors(spec, logits)
+        if tensor.is_trained
+    }
     missing = [slot for slot in slots.values() if slot not in shapes]
-    velocities = {} if missing or not momentum else {t.name: _canonical(bundle, slot, t) for t, slot in slots.items()}
+    velocities = (
+        {}
+        if missing or not momentum
+        else {t.name: _canonical(bundle, slot, t) for t, slot in slots.items()}
+    )
     used = {*table.values(), *slots.values(), _STEP}
     remarks = (
         *matching.remarks,
@@ -110,11 +156,14 @@ def published(spec: ModelSpec, logits: int) -> Recipe:
     model = next((name for name in _OF_MODEL if MODELS[name] == spec), None)
     model = model or next((name for name, known in MODELS.items() if known == spec), None)
     changes = _OF_MODEL.get(model or "", {})
-    return resnet50_tensorflow_90ep().replace(model=model or spec, logits=logits, precision="fp32", **changes)
+    return resnet50_tensorflow_90ep().replace(
+        model=model or spec, logits=logits, precision="fp32", **changes
+    )
 
 
 def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:
-    """Return whether a variable is an optimizer's slot of another. Its last word is enough: the other may be missing."""
+    """Return whether a variable is an optimizer's slot of another. Its last word is enough: the
+    other may be missing."""
     variable, _, leaf = name.rpartition("/")
     return variable in shapes or leaf in _SLOTS
 
@@ -126,15 +175,16 @@ def _matched(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
         _check_shapes(matching, variables)
     except ValueError as error:
         raise CheckpointError(
-            f"{prefix} is not a complete ResNet of bottleneck blocks as NVIDIA's TensorFlow code saves it: {error}. "
-            f"The first of its {len(variables)} variables are {sorted(variables)[:3]}."
+            f"{prefix} is not a complete ResNet of bottleneck blocks as NVIDIA's TensorFlow code"
+            f" saves it: {error}. The first of its {len(variables)} variables are"
+            f" {sorted(variables)[:3]}."
         ) from None
     others = _networks_own(variables, matching)
     if others:
         raise CheckpointError(
-            f"{prefix} has {len(others)} kernels that a plain ResNet does not have, such as {others[0]} "
-            f"{variables[others[0]]}: it is another model (squeeze-and-excitation?), and without them its results would be "
-            "wrong"
+            f"{prefix} has {len(others)} kernels that a plain ResNet does not have, such as"
+            f" {others[0]} {variables[others[0]]}: it is another model (squeeze-and-excitation?),"
+            " and without them its results would be wrong"
         )
     return matching
 
@@ -146,13 +196,20 @@ def _networks_own(variables: Mapping[str, Shape], matching: _Matching) -> list[s
 
 
 def _by_names(variables: Mapping[str, Shape]) -> _Matching | None:
-    """Return the matching if all names below one scope are NVIDIA's and the network has no other kernels; else None."""
+    """Return the matching if all names below one scope are NVIDIA's and the network has no other
+    kernels; else None."""
     heads = [name for name in variables if name == _HEAD or name.endswith(f"/{_HEAD}")]
     if len(heads) != 1:
         return None
     scope = heads[0].removesuffix(_HEAD)
     try:
-        spec = _spec_of({name.removeprefix(scope): shape for name, shape in variables.items() if name.startswith(scope)})
+        spec = _spec_of(
+            {
+                name.removeprefix(scope): shape
+                for name, shape in variables.items()
+                if name.startswith(scope)
+            }
+        )
     except (LookupError, ZeroDivisionError, RecipeError):
         return None
     matching = _Matching(spec, {canonical: scope + name for canonical, name in names(spec).items()})
@@ -161,10 +218,13 @@ def _by_names(variables: Mapping[str, Shape]) -> _Matching | None:
 
 
 def _spec_of(shapes: Mapping[str, Shape]) -> ModelSpec:
-    """Return the model of these variables, by NVIDIA's names. Raises `LookupError`, `ZeroDivisionError` or `RecipeError`."""
+    """Return the model of these variables, by NVIDIA's names. Raises `LookupError`,
+    `ZeroDivisionError` or `RecipeError`."""
 
     def depth(stage: int) -> int:
-        kernels = (f"btlnck_block_{stage}_{i}/bottleneck_1/conv2d/kernel" for i in range(len(shapes)))
+        kernels = (
+            f"btlnck_block_{stage}_{i}/bottleneck_1/conv2d/kernel" for i in range(len(shapes))
+        )
         return next(i for i, kernel in enumerate((*kernels, "")) if kernel not in shapes)
 
     def outputs(scope: str) -> int:
@@ -188,16 +248,25 @@ def _spec_of(shapes: Mapping[str, Shape]) -> ModelSpec:
 def _by_structure(variables: Mapping[str, Shape]) -> _Matching:
     spec, table = structure.match(variables)
     expected = names(spec)
-    below = Counter(v.removesuffix(expected[name]) for name, v in table.items() if v.endswith(expected[name]))
+    below = Counter(
+        v.removesuffix(expected[name]) for name, v in table.items() if v.endswith(expected[name])
+    )
     scope = max(below, key=lambda scope: below[scope], default="")
     odd = {name: variable for name, variable in table.items() if variable != scope + expected[name]}
     # A batch norm is listed once, by its scale; the same holds for its other variables.
-    said = [f"{n} <- {v}" for n, v in odd.items() if n.endswith(".weight") or f"{n.rpartition('.')[0]}.weight" not in odd]
-    remark = "matched by the order of their scopes and by their shapes, since the names are not NVIDIA's: "
+    said = [
+        f"{n} <- {v}"
+        for n, v in odd.items()
+        if n.endswith(".weight") or f"{n.rpartition('.')[0]}.weight" not in odd
+    ]
+    remark = (
+        "matched by the order of their scopes and by their shapes, since the names are not"
+        " NVIDIA's: "
+    )
     old = any(f"{_OLD_FIRST_BLOCK}/" in name for name in table.values())
     padded = (
-        "blocks count from 1, as in NVIDIA's code of 2019: it padded convolutions symmetrically, but not its pool; "
-        "here all are padded as TensorFlow's SAME, so the accuracy may differ"
+        "blocks count from 1, as in NVIDIA's code of 2019: it padded convolutions symmetrically,"
+        " but not its pool; here all are padded as TensorFlow's SAME, so the accuracy may differ"
     )
     return _Matching(spec, table, (remark + ", ".join(said), *([padded] if old else [])))
 
@@ -208,7 +277,9 @@ def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
         variable = matching.names[tensor.name]
         shape = variables[variable]
         if shape not in _stored_shapes(tensor):
-            raise ValueError(f"{variable} is {list(shape)}, expected {list(_stored_shapes(tensor)[0])}")
+            raise ValueError(
+                f"{variable} is {list(shape)}, expected {list(_stored_shapes(tensor)[0])}"
+            )
 
 
 def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
@@ -226,7 +297,10 @@ def _canonical(bundle: Bundle, name: str, tensor: Tensor) -> np.ndarray:
     values = bundle.read(name)
     if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
         expected = list(_stored_shapes(tensor)[0])
-        raise CheckpointError(f"{bundle.prefix}: {name} is {values.dtype} {list(values.shape)}, expected float32 {expected}")
+        raise CheckpointError(
+            f"{bundle.prefix}: {name} is {values.dtype} {list(values.shape)}, expected float32"
+            f" {expected}"
+        )
     if tensor.role == "conv_weight":
         values = values.transpose(3, 2, 0, 1)
     elif tensor.role == "fc_weight":
@@ -239,13 +313,20 @@ def _step(bundle: Bundle) -> int:
         return 0
     step = bundle.read(_STEP)
     if step.shape != () or step.dtype.kind != "i" or step < 0:
-        raise CheckpointError(f"{bundle.prefix}: {_STEP} is {step.tolist()}, expected a number of steps")
+        raise CheckpointError(
+            f"{bundle.prefix}: {_STEP} is {step.tolist()}, expected a number of steps"
+        )
     return int(step)
 
 
-def _remarks(variables: Mapping[str, Shape], table: Mapping[str, str], logits: int, bundle: Bundle) -> Iterable[str]:
+def _remarks(
+    variables: Mapping[str, Shape], table: Mapping[str, str], logits: int, bundle: Bundle
+) -> Iterable[str]:
     if logits != _LOGITS:
-        yield f"the classifier has {logits} outputs; the original has {_LOGITS}, of which the last is unused"
+        yield (
+            f"the classifier has {logits} outputs; the original has {_LOGITS}, of which the last is"
+            " unused"
+        )
     if len(variables[table["fc.weight"]]) == 4:
         yield "the classifier is stored as a 1x1 convolution"
     odd = [name for name in table.values() if bundle.entries[name].dtype != tensor_bundle.FLOAT32]
@@ -258,13 +339,16 @@ def _remarks(variables: Mapping[str, Shape], table: Mapping[str, str], logits: i
 def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write a state with NVIDIA's names; return the files and remarks on them.
 
-    Names depend only on the model, not on its padding and logits. Without momentum no slots are written. The file
-    `checkpoint`, which names a folder's newest checkpoint, is written if there is none. `into` is as in `write_new`. Raises
-    `CheckpointError` if a file exists already or the model has no bottleneck blocks.
+    Names depend only on the model, not on its padding and logits. Without momentum no slots are
+    written. The file `checkpoint`, which names a folder's newest checkpoint, is written if there is
+    none. `into` is as in `write_new`. Raises `CheckpointError` if a file exists already or the
+    model has no bottleneck blocks.
     """
     spec = model_spec(recipe.model)
     if spec.block != "bottleneck":
-        raise CheckpointError(f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none")
+        raise CheckpointError(
+            f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none"
+        )
     expected = fitting(spec, recipe.logits, state)
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
     table = names(spec)
@@ -274,13 +358,18 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         variables[name] = _stored(state.tensors[tensor.name], tensor)
         if tensor.name in state.momentum:
             variables[f"{name}/{_SLOT}"] = _stored(state.momentum[tensor.name], tensor)
-    index, newest = tensor_bundle.index_path(prefix), prefix.with_name("checkpoint")
+    index = tensor_bundle.index_path(prefix)
+    newest = prefix.with_name("checkpoint")
     files = (index, tensor_bundle.data_path(prefix, 0, 1))
     refuse_existing(*files)
     tensor_bundle.write(placed(prefix, into), variables)
     remarks = tuple(_unlike_original(recipe, state))
     if newest.exists():
-        return Written(files, (index,), (*remarks, f"{newest} was left as it is; it may name another checkpoint"))
+        return Written(
+            files,
+            (index,),
+            (*remarks, f"{newest} was left as it is; it may name another checkpoint"),
+        )
     tensor_bundle.write_newest(placed(prefix, into))
     return Written((*files, newest), (index,), remarks)
 
@@ -296,10 +385,16 @@ def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
     if recipe.model not in _OF_MODEL:
         yield f"the original's code has only the models {' and '.join(_OF_MODEL)}; this is another"
     if recipe.padding != "same":
-        yield "the original's graph pads as TensorFlow's SAME; these weights were trained with symmetric padding"
+        yield (
+            "the original's graph pads as TensorFlow's SAME; these weights were trained with"
+            " symmetric padding"
+        )
     if recipe.logits != _LOGITS:
         yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}"
     if not state.momentum:
-        yield "no velocities were written: the original can evaluate and fine-tune from it, but not resume"
+        yield (
+            "no velocities were written: the original can evaluate and fine-tune from it, but not"
+            " resume"
+        )
     if state.scaler:
         yield "the state of dynamic loss scaling cannot be stored and was left out"

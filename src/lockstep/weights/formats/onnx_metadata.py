@@ -1,11 +1,12 @@
 """The preprocessing of an evaluation in ONNX models that Lockstep exports.
 
-How images are resized, cropped and normalised is in the metadata property `KEY`: a JSON table of the fields
-`lockstep.weights.preprocessing.FIELDS`, as the recipe has them. A model may lack those that `_NEEDED` does not name.
+How images are resized, cropped and normalised is in the metadata property `KEY`: a JSON table of
+the fields `lockstep.weights.preprocessing.FIELDS`, as the recipe has them. A model may lack those
+that `_NEEDED` does not name.
 
-A model of photos also has nodes that resize and crop (`lockstep.inference.onnx_photos`). What they compute is the value
-`SQUARES`, and their names, and those of their constants, begin with `PREPROCESSING`. Without them the model is one of
-squares, which are its input `IMAGES` then.
+A model of photos also has nodes that resize and crop (`lockstep.inference.onnx_photos`). What they
+compute is the value `SQUARES`, and their names, and those of their constants, begin with
+`PREPROCESSING`. Without them the model is one of squares, which are its input `IMAGES` then.
 """
 
 from collections.abc import Iterable
@@ -36,8 +37,9 @@ def preprocessing_of(recipe: Recipe) -> str:
 def with_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -> Recipe:
     """Return a recipe with the preprocessing of the property `KEY`.
 
-    If the graph `normalises`, `recipe` has its mean and std, as far as float32 holds them. Raises `ValueError` that says
-    what is wrong with the property, also if the graph has another mean or std.
+    If the graph `normalises`, `recipe` has its mean and std, as far as float32 holds them. Raises
+    `ValueError` that says what is wrong with the property, also if the graph has another mean or
+    std.
     """
     values = parsed(text)
     if not isinstance(values, dict) or not set(_NEEDED) <= values.keys() <= set(FIELDS):
@@ -47,12 +49,18 @@ def with_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) ->
     except RecipeError as error:
         raise ValueError(str(error)) from None
     for name in values:
-        # A recipe also takes values of similar types, such as the text "224", which nothing but a recipe would take.
+        # A recipe also takes values of similar types, such as the text "224", which nothing but a
+        # recipe would take.
         if to_json(found.fields()[name]) != to_json(values[name]):
-            raise ValueError(f"{name} is {values[name]!r:.60}, expected a value such as {recipe.fields()[name]!r}")
+            raise ValueError(
+                f"{name} is {values[name]!r:.60}, expected a value such as"
+                f" {recipe.fields()[name]!r}"
+            )
     for name in ("mean", "std") if normalises else ():
         if not np.array_equal(np.float32(getattr(found, name)), np.float32(getattr(recipe, name))):
-            raise ValueError(f"its {name} is {values[name]}, but the graph's is {list(getattr(recipe, name))}")
+            raise ValueError(
+                f"its {name} is {values[name]}, but the graph's is {list(getattr(recipe, name))}"
+            )
     return found
 
 
@@ -61,7 +69,8 @@ def take_squares(model: Any, side: int | None = None) -> None:
 
     `side` is the height and width to declare for the input. None: those of the photos.
     """
-    graph, before = model.graph, len(model.graph.node)
+    graph = model.graph
+    before = len(model.graph.node)
     for values in (graph.node, graph.initializer):
         for place in reversed(range(len(values))):
             if values[place].name.startswith(PREPROCESSING):

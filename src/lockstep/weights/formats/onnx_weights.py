@@ -1,7 +1,7 @@
 """Weights of a ResNet in an ONNX model. `network` finds them by following the model's nodes.
 
-Only preprocessing that is not in the file is assumed, with a remark. Models of `lockstep export` have all of it in their
-metadata (`onnx_metadata`).
+Only preprocessing that is not in the file is assumed, with a remark. Models of `lockstep export`
+have all of it in their metadata (`onnx_metadata`).
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,14 @@ from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.onnx_graph import Graph
 
 _FILE = "model.onnx"
-_ASSUMED = "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
+_ASSUMED = (
+    "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
+)
 
 
 def find(path: Path) -> Path | None:
-    """Return the file of an ONNX model that a path names, by its content or the ending `.onnx`; None if it names none.
+    """Return the file of an ONNX model that a path names, by its content or the ending `.onnx`;
+    None if it names none.
 
     A path is the file, or a folder that `lockstep export --to onnx` wrote.
     """
@@ -31,8 +34,8 @@ def find(path: Path) -> Path | None:
 def read(path: Path, *, momentum: bool = False) -> Original:
     """Read a ResNet or ResNeXt. A model has no velocities, whatever `momentum` is.
 
-    Raises `CheckpointError` if the file is damaged or computes something else, and `BackendError` if the package onnx is
-    missing.
+    Raises `CheckpointError` if the file is damaged or computes something else, and `BackendError`
+    if the package onnx is missing.
     """
     graph = onnx_graph.opened(path)
     try:
@@ -56,14 +59,21 @@ def read(path: Path, *, momentum: bool = False) -> Original:
     )
 
 
-def _with_preprocessing(graph: Graph, recipe: Recipe, resnet: Network) -> tuple[Recipe, bool, tuple[str, ...]]:
-    """Return the recipe with the preprocessing that `lockstep export` wrote, whether it is there, and remarks."""
+def _with_preprocessing(
+    graph: Graph, recipe: Recipe, resnet: Network
+) -> tuple[Recipe, bool, tuple[str, ...]]:
+    """Return the recipe with the preprocessing that `lockstep export` wrote, whether it is there,
+    and remarks."""
     assumed = () if resnet.normalises else (_ASSUMED,)
     text = graph.metadata.get(onnx_metadata.KEY)
     if text is None:
         return recipe, False, assumed
     try:
-        return onnx_metadata.with_preprocessing(recipe, text, normalises=resnet.normalises), True, ()
+        return (
+            onnx_metadata.with_preprocessing(recipe, text, normalises=resnet.normalises),
+            True,
+            (),
+        )
     except ValueError as error:
         return recipe, False, (*assumed, f"its property {onnx_metadata.KEY} was left out: {error}")
 
@@ -71,6 +81,12 @@ def _with_preprocessing(graph: Graph, recipe: Recipe, resnet: Network) -> tuple[
 def _remarks(graph: Graph, resnet: Network) -> Iterator[str]:
     yield from resnet.about_units()
     if any(node.op_type in network.ROUNDING for node in graph.nodes):
-        yield "its QuantizeLinear and DequantizeLinear were left out: the model computes in float here, with rounded weights"
+        yield (
+            "its QuantizeLinear and DequantizeLinear were left out: the model computes in float"
+            " here, with rounded weights"
+        )
     if halves := graph.halves():
-        yield f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted to it"
+        yield (
+            f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted"
+            " to it"
+        )

@@ -1,11 +1,13 @@
-"""Paddle's files of named arrays (`.pdparams`, `.pdopt`). They are pickles; none of their code is run.
+"""Paddle's files of named arrays (`.pdparams`, `.pdopt`). They are pickles; none of their code is
+run.
 
 `pickles` interprets them, with the few calls that store arrays.
 
 A file is a dict of names and arrays:
 
 - `paddle.static.save` stores NumPy arrays.
-- `paddle.save` stores tuples (parameter's name, array), and before Paddle 2.1 arrays and a dict of the parameters' names.
+- `paddle.save` stores tuples (parameter's name, array), and before Paddle 2.1 arrays and a dict of
+  the parameters' names.
 - With protocols 2 and 3, an array of more than 1 GiB is stored in slices.
 
 Source: Paddle's framework/io.py and io_utils.py.
@@ -22,7 +24,16 @@ import numpy as np
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
-from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, Unbuilt, expected, in_builtins, interpret, shape_of
+from lockstep.weights.formats.pickles import (
+    NUMPY,
+    Refused,
+    Rules,
+    Unbuilt,
+    expected,
+    in_builtins,
+    interpret,
+    shape_of,
+)
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _NAMES = "StructuredToParameterName@@"
@@ -44,13 +55,15 @@ class Contents:
     arrays: dict[str, np.ndarray]
     """Arrays as they are stored, read-only; bfloat16 as its bits, uint16."""
     parameters: dict[str, str]
-    """For arrays that have their layer's name: the name of the parameter, which the optimizer uses."""
+    """For arrays that have their layer's name: the name of the parameter, which the optimizer uses.
+    """
     others: tuple[str, ...]
     """Names of values that are not arrays."""
 
 
 def is_paddle(path: Path) -> bool:
-    """Return whether a path names a file that begins as Paddle's do: with a pickled dict whose first key is a text.
+    """Return whether a path names a file that begins as Paddle's do: with a pickled dict whose
+    first key is a text.
 
     PyTorch's older files begin with a pickled number, and its others are archives.
     """
@@ -65,7 +78,8 @@ def is_paddle(path: Path) -> bool:
 
 
 def load(path: Path) -> Contents:
-    """Read a file. Raises `CheckpointError` if it is damaged or asks for anything except arrays of numbers."""
+    """Read a file. Raises `CheckpointError` if it is damaged or asks for anything except arrays of
+    numbers."""
     try:
         data = read_regular(path, WEIGHTS)
         refuse_stand_in(path, data)
@@ -74,12 +88,14 @@ def load(path: Path) -> Contents:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except Refused as error:
         raise CheckpointError(
-            f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of it was run. "
-            "Expected arrays of numbers; get the file from a source you trust, and save it again with paddle.save."
+            f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of"
+            " it was run. Expected arrays of numbers; get the file from a source you trust, and"
+            " save it again with paddle.save."
         ) from None
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is damaged or not a Paddle file: {error}. Copy it again, or use an earlier checkpoint."
+            f"{path} is damaged or not a Paddle file: {error}. Copy it again, or use an earlier"
+            " checkpoint."
         ) from None
 
 
@@ -90,7 +106,8 @@ def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Stores arrays by their constructor. NumPy's own format names a module that older or newer versions do not have."""
+    """Stores arrays by their constructor. NumPy's own format names a module that older or newer
+    versions do not have."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, np.ndarray):
@@ -101,7 +118,10 @@ class _Pickler(pickle.Pickler):
 
 def _contents(root: Any, size: int) -> Contents:
     """Return the contents of a file of `size` bytes from the object that it made."""
-    values, arrays, parameters, others = expected(dict, root), {}, {}, []
+    values = expected(dict, root)
+    arrays = {}
+    parameters = {}
+    others = []
     for name, value in values.items():
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
             parameters[name], value = value
@@ -114,8 +134,12 @@ def _contents(root: Any, size: int) -> Contents:
         raise ValueError(f"its arrays have more bytes than its own {size}")
     for name, parts in expected(dict, values.get(_SLICES, {})).items():
         arrays[name] = _joined(arrays, expected(dict, parts))
-    parameters |= {name: expected(str, known) for name, known in expected(dict, values.get(_NAMES, {})).items()}
-    return Contents(arrays, {name: parameters[name] for name in arrays if name in parameters}, tuple(others))
+    parameters |= {
+        name: expected(str, known) for name, known in expected(dict, values.get(_NAMES, {})).items()
+    }
+    return Contents(
+        arrays, {name: parameters[name] for name in arrays if name in parameters}, tuple(others)
+    )
 
 
 def _joined(arrays: dict[str, np.ndarray], parts: dict[str, Any]) -> np.ndarray:
@@ -125,7 +149,8 @@ def _joined(arrays: dict[str, np.ndarray], parts: dict[str, Any]) -> np.ndarray:
 
 
 def _name_in_scope(expression: Any = None, scope: Any = None, _: Any = None) -> Any:
-    """Replace `eval`: Paddle stores the tensor of a static program as the value of `data`. Nothing is evaluated."""
+    """Replace `eval`: Paddle stores the tensor of a static program as the value of `data`. Nothing
+    is evaluated."""
     if expression != "data" or not isinstance(scope, dict) or list(scope) != ["data"]:
         raise Refused("builtins.eval of an expression")
     return scope["data"]

@@ -1,9 +1,10 @@
 """A safe interpreter of pickles. No code of a file is run.
 
-A pickle is a program. `pickle.load` does whatever it says, for example delete files. This module interprets its instructions
-one by one instead. They make dicts, lists, strings, numbers and tuples. A reader names the few calls that its files need
-(`Rules`), each with the function that replaces it. `NUMPY` has the replacements that make arrays of numbers from bytes of
-the file. Anything else is refused, so that a file can neither run code nor use much more memory than it has bytes.
+A pickle is a program. `pickle.load` does whatever it says, for example delete files. This module
+interprets its instructions one by one instead. They make dicts, lists, strings, numbers and tuples.
+A reader names the few calls that its files need (`Rules`), each with the function that replaces it.
+`NUMPY` has the replacements that make arrays of numbers from bytes of the file. Anything else is
+refused, so that a file can neither run code nor use much more memory than it has bytes.
 
 Sources: Python's pickletools; NumPy's `ndarray.__reduce__`.
 """
@@ -21,8 +22,8 @@ import numpy as np
 _DTYPES = {f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)} - {"f1"} | {"b1"}
 _MOST_AXES = 32
 _MOST_INSTRUCTIONS = 1_000_000
-"""A pickle may have at most this many instructions. An array needs about 40. An instruction of one byte in the file can take
-a hundred bytes of memory."""
+"""A pickle may have at most this many instructions. An array needs about 40. An instruction of one
+byte in the file can take a hundred bytes of memory."""
 _LITERALS = {
     *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
     *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
@@ -35,7 +36,8 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class _Global:
-    """A function or class that a file asks for. `str` returns its full name, such as "numpy.ndarray"."""
+    """A function or class that a file asks for. `str` returns its full name, such as
+    "numpy.ndarray"."""
 
     module: str
     name: str
@@ -75,7 +77,8 @@ def text_key(value: Any) -> str:
 
 
 def build_array(target: Any, state: Any) -> Any:
-    """Return an array of NumPy from its state, or a type of numbers with its byte order. Raises `ValueError`."""
+    """Return an array of NumPy from its state, or a type of numbers with its byte order. Raises
+    `ValueError`."""
     if isinstance(target, Unbuilt) and target.kind == "array":
         _, shape, dtype, by_columns, data = expected(tuple, state)
         return _numbers(shape, expected(_Dtype, dtype), data, "F" if by_columns else "C")
@@ -96,19 +99,23 @@ class Rules:
     instructions: frozenset[str] = frozenset()
     """Instructions of pickletools that are allowed in addition to those that all readers need."""
     key: Callable[[Any], Any] = text_key
-    """Returns the key of a dict or the item of a set, or raises `ValueError`. Hashing a deeply nested one would crash."""
+    """Returns the key of a dict or the item of a set, or raises `ValueError`. Hashing a deeply
+    nested one would crash."""
     build: Callable[[Any, Any], Any] = build_array
-    """Returns the value that a target becomes with a state (the instruction BUILD), or raises `ValueError`."""
+    """Returns the value that a target becomes with a state (the instruction BUILD), or raises
+    `ValueError`."""
     persistent: Callable[[Any], Any] | None = None
-    """Returns the object that an identifier names, which is stored outside the pickle. None: there is none."""
+    """Returns the object that an identifier names, which is stored outside the pickle. None: there
+    is none."""
 
 
 def interpret(data: bytes | BinaryIO, rules: Rules, *, size: int | None = None) -> Any:
-    """Return the object that a pickle of protocol 2 or newer makes; a stream ends up behind the pickle.
+    """Return the object that a pickle of protocol 2 or newer makes; a stream ends up behind the
+    pickle.
 
-    `size` is the number of bytes that limits what the pickle may copy: by default that of `data`, or of the stream's rest.
-    Raises `Refused` if the pickle asks for anything that the rules do not have, and `ValueError`, `LookupError` or
-    `TypeError` if it is damaged.
+    `size` is the number of bytes that limits what the pickle may copy: by default that of `data`,
+    or of the stream's rest. Raises `Refused` if the pickle asks for anything that the rules do not
+    have, and `ValueError`, `LookupError` or `TypeError` if it is damaged.
     """
     stream = io.BytesIO(data) if isinstance(data, bytes) else data
     begin = stream.tell()
@@ -129,11 +136,13 @@ def interpret(data: bytes | BinaryIO, rules: Rules, *, size: int | None = None) 
 
 @dataclass
 class _Machine:
-    """The stack machine that runs a pickle. Invalid programs raise `ValueError`, `LookupError` or `TypeError`."""
+    """The stack machine that runs a pickle. Invalid programs raise `ValueError`, `LookupError` or
+    `TypeError`."""
 
     rules: Rules
     spare: int
-    """This many bytes or items may still be made by calls. In total they may not exceed the file's size."""
+    """This many bytes or items may still be made by calls. In total they may not exceed the file's
+    size."""
     stack: list[Any] = field(default_factory=list)
     """The values above the last mark."""
     below: list[list[Any]] = field(default_factory=list)
@@ -151,7 +160,11 @@ class _Machine:
         elif name in self.rules.instructions and name in _MORE_STEPS:
             _MORE_STEPS[name](self, argument)
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise Refused(f"{argument:.200} by {name}" if isinstance(argument, str) else f"an object by {name}")
+            raise Refused(
+                f"{argument:.200} by {name}"
+                if isinstance(argument, str)
+                else f"an object by {name}"
+            )
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -162,7 +175,8 @@ class _Machine:
 
     def taken(self) -> list[Any]:
         """Remove the last mark and return all values above it."""
-        items, self.stack = self.stack, self.below.pop()
+        items = self.stack
+        self.stack = self.below.pop()
         return items
 
     def top(self, count: int) -> list[Any]:
@@ -182,7 +196,8 @@ class _Machine:
             target[self.rules.key(key)] = value
 
     def put(self, index: Any) -> None:
-        place, value = len(self.memo) if index is None else index, self.stack[-1]
+        place = len(self.memo) if index is None else index
+        value = self.stack[-1]
         self.memo[place] = value
         if isinstance(value, Unbuilt):
             value.places.append(place)
@@ -256,11 +271,13 @@ _MORE_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "ADDITEMS": lambda machine, _: machine.add(machine.taken()),
     **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), _Machine.push),
 }
-"""Instructions that only some formats need: objects by class, objects outside the pickle, sets, and Python 2's strings."""
+"""Instructions that only some formats need: objects by class, objects outside the pickle, sets, and
+Python 2's strings."""
 
 
 def name_of(function: Any) -> str:
-    """Return the full name of a function that a file asks for. Raises `ValueError` for any other object."""
+    """Return the full name of a function that a file asks for. Raises `ValueError` for any other
+    object."""
     return str(expected(_Global, function))
 
 
@@ -274,7 +291,9 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 def _numbers(shape: Any, dtype: Any, data: Any, order: Any = "C") -> np.ndarray:
     """Return an array that is a view of the file's bytes."""
-    sizes, known, stored = shape_of(shape), np.dtype(dtype.order + dtype.code), expected(bytes, data)
+    sizes = shape_of(shape)
+    known = np.dtype(dtype.order + dtype.code)
+    stored = expected(bytes, data)
     if math.prod(sizes) * known.itemsize != len(stored):
         raise ValueError(f"an array of {list(sizes)} {known} has {len(stored)} bytes")
     return np.ndarray(sizes, known, stored, order=order)
@@ -293,7 +312,9 @@ def _make_array(shape: Any, dtype: Any, data: Any = b"") -> np.ndarray:
 
 def _make_empty_array(kind: Any, shape: Any, code: Any) -> Unbuilt:
     if kind != _Global("numpy", "ndarray"):
-        raise Refused(f"an array of the class {kind}" if isinstance(kind, _Global) else "an array of no class")
+        raise Refused(
+            f"an array of the class {kind}" if isinstance(kind, _Global) else "an array of no class"
+        )
     return Unbuilt("array")
 
 
@@ -315,12 +336,18 @@ NUMPY: dict[str, Callable[..., Any]] = {
     **{f"numpy.{core}.multiarray._reconstruct": _make_empty_array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": _make_scalar for core in ("core", "_core")},
 }
-"""Calls that make arrays of numbers, read-only views of the file's bytes. Scalars become arrays without axes."""
+"""Calls that make arrays of numbers, read-only views of the file's bytes. Scalars become arrays
+without axes."""
 
 
 def in_builtins(replacements: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what replaces Python's builtins, given by their short names, under both names of their module.
+    """Return what replaces Python's builtins, given by their short names, under both names of their
+    module.
 
     Protocol 2 uses Python 2's name.
     """
-    return {f"{module}.{name}": found for module in ("builtins", "__builtin__") for name, found in replacements.items()}
+    return {
+        f"{module}.{name}": found
+        for module in ("builtins", "__builtin__")
+        for name, found in replacements.items()
+    }

@@ -1,6 +1,8 @@
-"""Files that a clone or a download leaves in place of weights: pointers of Git LFS, web pages, and packed files.
+"""Files that a clone or a download leaves in place of weights: pointers of Git LFS, web pages, and
+packed files.
 
-Their names are those of the weights; only their content says what they are. A pointer is a short text:
+Their names are those of the weights; only their content says what they are. A pointer is a short
+text:
 
     version https://git-lfs.github.com/spec/v1
     oid sha256:<64 hexadecimal digits>
@@ -22,12 +24,18 @@ _PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body)\b", re
 _XML = re.compile(rb"(\xef\xbb\xbf)?\s*<\?xml\b")
 
 
-_PACKED = {"gzip": (0, b"\x1f\x8b\x08"), "bzip2": (0, b"BZh"), "xz": (0, b"\xfd7zXZ\0"), "tar": (257, b"ustar")}
+_PACKED = {
+    "gzip": (0, b"\x1f\x8b\x08"),
+    "bzip2": (0, b"BZh"),
+    "xz": (0, b"\xfd7zXZ\0"),
+    "tar": (257, b"ustar"),
+}
 """Kinds of archives, each with the place and the bytes that it is known by."""
 
 
 def refuse_packed(path: Path) -> None:
-    """Raise `CheckpointError` if a file is packed by tar or compressed. `.pth.tar` files of PyTorch are not.
+    """Raise `CheckpointError` if a file is packed by tar or compressed. `.pth.tar` files of PyTorch
+    are not.
 
     Raises `OSError` if it cannot be read.
     """
@@ -35,13 +43,17 @@ def refuse_packed(path: Path) -> None:
         begin = file.read(_BEGIN)
     for kind, (place, magic) in _PACKED.items():
         if begin.startswith(magic, place):
-            raise CheckpointError(f"{path} is an archive ({kind}), not weights: unpack it and name the file in it")
+            raise CheckpointError(
+                f"{path} is an archive ({kind}), not weights: unpack it and name the file in it"
+            )
 
 
 def refuse_stand_in(path: Path, begin: bytes | None = None) -> None:
-    """Raise `CheckpointError` that says what a file is, if it is a pointer of Git LFS, a web page or XML.
+    """Raise `CheckpointError` that says what a file is, if it is a pointer of Git LFS, a web page
+    or XML.
 
-    `begin` are the file's first bytes, or all of them, if they are known. Raises `OSError` if the file cannot be read.
+    `begin` are the file's first bytes, or all of them, if they are known. Raises `OSError` if the
+    file cannot be read.
     """
     if begin is None:
         with open_regular(path, WEIGHTS) as file:
@@ -49,12 +61,16 @@ def refuse_stand_in(path: Path, begin: bytes | None = None) -> None:
     begin = begin[:_BEGIN]
     if begin.startswith(_POINTER):
         raise CheckpointError(
-            f"{path} is a Git LFS pointer, not weights: a short text that stands for them. Fetch the weights with git lfs "
-            "pull, or download the file itself."
+            f"{path} is a Git LFS pointer, not weights: a short text that stands for them. Fetch"
+            " the weights with git lfs pull, or download the file itself."
         )
     if _PAGE.match(begin) or _XML.match(begin):
-        kind = "a web page (HTML)" if _PAGE.match(begin) else "a server's message or another text (XML)"
+        kind = (
+            "a web page (HTML)"
+            if _PAGE.match(begin)
+            else "a server's message or another text (XML)"
+        )
         raise CheckpointError(
-            f"{path} is {kind}, not weights: its address is not that of the file, or the server refused it. Download the "
-            "file itself."
+            f"{path} is {kind}, not weights: its address is not that of the file, or the server"
+            " refused it. Download the file itself."
         )

@@ -1,4 +1,5 @@
-"""Read and write TensorFlow's tensor bundles, the files of its checkpoints (V2), without TensorFlow.
+"""Read and write TensorFlow's tensor bundles, the files of its checkpoints (V2), without
+TensorFlow.
 
     <prefix>.index                  name -> type, shape, place and checksum of every tensor
     <prefix>.data-00000-of-00001    the tensors' values in little endian, one after the other; there may be several files
@@ -6,15 +7,19 @@
 
 The index is a sorted table in LevelDB's format:
 
-- A table is blocks of entries, a block with their places, and a footer with the place of that block.
-- An entry is three lengths (of the part that its key shares with the key before, of the rest of its key, of its value), the
-  rest of the key, and the value.
-- A block ends with the places of its complete keys, their number, a byte for the compression, and a masked CRC-32C.
+- A table is blocks of entries, a block with their places, and a footer with the place of that
+  block.
+- An entry is three lengths (of the part that its key shares with the key before, of the rest of its
+  key, of its value), the rest of the key, and the value.
+- A block ends with the places of its complete keys, their number, a byte for the compression, and a
+  masked CRC-32C.
 - Values are protocol buffers.
 
-Every checksum is verified: those of blocks when a bundle is opened, that of a tensor when it is read.
+Every checksum is verified: those of blocks when a bundle is opened, that of a tensor when it is
+read.
 
-Sources: tensorflow/core/util/tensor_bundle, core/protobuf/tensor_bundle.proto, core/lib/io/table_format.txt.
+Sources: tensorflow/core/util/tensor_bundle, core/protobuf/tensor_bundle.proto,
+core/lib/io/table_format.txt.
 """
 
 import math
@@ -74,7 +79,8 @@ message_type {
   field { name: "all_model_checkpoint_paths" number: 2 type: TYPE_STRING label: LABEL_REPEATED }
 }
 """
-"""The needed parts of TensorFlow's tensor_bundle.proto, tensor_shape.proto, versions.proto and checkpoint_state.proto."""
+"""The needed parts of TensorFlow's tensor_bundle.proto, tensor_shape.proto, versions.proto and
+checkpoint_state.proto."""
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
@@ -95,7 +101,16 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 }
 """Dtypes by TensorFlow's number."""
 DTYPE_NAMES = {number: dtype_name(dtype) for number, dtype in _DTYPES.items()}
-_OTHER_DTYPES = {4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 10: "bool", 17: "uint16", 18: "complex128"}
+_OTHER_DTYPES = {
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    7: "string",
+    8: "complex64",
+    10: "bool",
+    17: "uint16",
+    18: "complex128",
+}
 _OTHER_DTYPES |= {20: "resource", 21: "variant", 22: "uint32", 23: "uint64"}
 _WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype != BFLOAT16}
 
@@ -122,7 +137,11 @@ class Entry:
     @property
     def dtype_name(self) -> str:
         """The name of the type, such as "bfloat16"."""
-        return dtype_name(_DTYPES[self.dtype]) if self.dtype in _DTYPES else _OTHER_DTYPES.get(self.dtype, str(self.dtype))
+        return (
+            dtype_name(_DTYPES[self.dtype])
+            if self.dtype in _DTYPES
+            else _OTHER_DTYPES.get(self.dtype, str(self.dtype))
+        )
 
 
 @cache
@@ -150,9 +169,9 @@ def data_path(prefix: Path, shard: int, shards: int) -> Path:
 def find(path: Path) -> Path | None:
     """Return the prefix of the checkpoint that a path names; None if it names none.
 
-    A path is a prefix, one of its files, or a folder. The folder must have a single checkpoint, or a file `checkpoint` that
-    names the newest. Raises `CheckpointError` if a folder has several checkpoints and none is named, or the named one is
-    missing.
+    A path is a prefix, one of its files, or a folder. The folder must have a single checkpoint, or
+    a file `checkpoint` that names the newest. Raises `CheckpointError` if a folder has several
+    checkpoints and none is named, or the named one is missing.
     """
     if path.is_dir():
         return _newest_of(path)
@@ -161,28 +180,39 @@ def find(path: Path) -> Path | None:
 
 
 def _newest_of(folder: Path) -> Path | None:
-    found = sorted(entry.name.removesuffix(".index") for entry in folder.glob("*.index") if entry.is_file())
+    found = sorted(
+        entry.name.removesuffix(".index") for entry in folder.glob("*.index") if entry.is_file()
+    )
     state = folder / "checkpoint"
     if not state.is_file():
         if len(found) > 1:
             raise CheckpointError(
-                f"{folder} has {', '.join(found)} and no file `checkpoint` that names the newest; name one"
+                f"{folder} has {', '.join(found)} and no file `checkpoint` that names the newest;"
+                " name one"
             )
         return folder / found[0] if found else None
     try:
         text = read_regular_text(state, TEXT)
-        named = text_format.Parse(text, _message("CheckpointState")(), allow_unknown_field=True).model_checkpoint_path
+        named = text_format.Parse(
+            text, _message("CheckpointState")(), allow_unknown_field=True
+        ).model_checkpoint_path
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise CheckpointError(f"{state} cannot be read: {error}; name one of {found} directly") from None
-    # Training writes an absolute path if it was given one, and that is wrong as soon as the folder is moved.
+        raise CheckpointError(
+            f"{state} cannot be read: {error}; name one of {found} directly"
+        ) from None
+    # Training writes an absolute path if it was given one, and that is wrong as soon as the folder
+    # is moved.
     prefix = folder / Path(named).name
     if not named or not index_path(prefix).is_file():
-        raise CheckpointError(f"{state} names {named!r}, which does not exist; name one of {found} directly")
+        raise CheckpointError(
+            f"{state} names {named!r}, which does not exist; name one of {found} directly"
+        )
     return prefix
 
 
 class Bundle:
-    """A checkpoint opened for reading. Raises `CheckpointError`, here and in `read`, if it is damaged or incomplete."""
+    """A checkpoint opened for reading. Raises `CheckpointError`, here and in `read`, if it is
+    damaged or incomplete."""
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
@@ -204,16 +234,26 @@ class Bundle:
         entry = self.entries[name]
         about = f"{self.prefix}: {name}"
         if entry.slices:
-            raise CheckpointError(f"{about} is partitioned into {entry.slices} slices; save it again without a partitioner")
+            raise CheckpointError(
+                f"{about} is partitioned into {entry.slices} slices; save it again without a"
+                " partitioner"
+            )
         if entry.dtype not in _DTYPES:
-            raise CheckpointError(f"{about} is of type {entry.dtype_name}; expected floating-point numbers or int32, int64")
+            raise CheckpointError(
+                f"{about} is of type {entry.dtype_name}; expected floating-point numbers or int32,"
+                " int64"
+            )
         dtype = _DTYPES[entry.dtype]
         if entry.size != math.prod(entry.shape) * dtype.itemsize:
-            raise CheckpointError(f"{about} has {entry.size} bytes, which does not fit its shape {entry.shape}")
+            raise CheckpointError(
+                f"{about} has {entry.size} bytes, which does not fit its shape {entry.shape}"
+            )
         data = self._bytes(entry, about)
         if masked_crc(data) != entry.crc:
             path = data_path(self.prefix, entry.shard, self._shards)
-            raise CheckpointError(f"{about} is damaged: its checksum is wrong. Copy {path.name} again.")
+            raise CheckpointError(
+                f"{about} is damaged: its checksum is wrong. Copy {path.name} again."
+            )
         values = numbers(np.frombuffer(data, dtype).reshape(entry.shape))
         return values.astype(values.dtype.newbyteorder("="))
 
@@ -227,9 +267,13 @@ class Bundle:
             _check_inside(file, entry.offset, entry.size)
             return file.read(entry.offset, entry.size)
         except OSError as error:
-            raise CheckpointError(f"{about} is in {path}, which cannot be read: {error.strerror}") from None
+            raise CheckpointError(
+                f"{about} is in {path}, which cannot be read: {error.strerror}"
+            ) from None
         except ValueError as error:
-            raise CheckpointError(f"{about} is in {path}, which is damaged: {error}. Copy it again.") from None
+            raise CheckpointError(
+                f"{about} is in {path}, which is damaged: {error}. Copy it again."
+            ) from None
 
 
 def _contents(pairs: Iterable[Pair]) -> tuple[int, dict[str, Entry]]:
@@ -241,8 +285,11 @@ def _contents(pairs: Iterable[Pair]) -> tuple[int, dict[str, Entry]]:
     if header.endianness != 0:
         raise ValueError("its values are in big endian; save it again on a little-endian machine")
     if header.version.min_consumer > _VERSION:
-        raise ValueError(f"it is of version {header.version.min_consumer}, newer than the known {_VERSION}")
-    # A key that begins with a zero byte is a slice of a partitioned variable. The variable itself has another entry.
+        raise ValueError(
+            f"it is of version {header.version.min_consumer}, newer than the known {_VERSION}"
+        )
+    # A key that begins with a zero byte is a slice of a partitioned variable. The variable itself
+    # has another entry.
     return header.num_shards, {
         key.decode("utf-8"): _entry(key, value, header.num_shards)
         for key, value in stored.items()
@@ -256,7 +303,15 @@ def _entry(key: bytes, value: bytes, shards: int) -> Entry:
     whole = not found.shape.unknown_rank and min((*shape, found.offset, found.size)) >= 0
     if not whole or not 0 <= found.shard_id < shards:
         raise ValueError(f"its entry for {key.decode('utf-8')} is not valid")
-    return Entry(found.dtype, shape, found.shard_id, found.offset, found.size, found.crc32c, len(found.slices))
+    return Entry(
+        found.dtype,
+        shape,
+        found.shard_id,
+        found.offset,
+        found.size,
+        found.crc32c,
+        len(found.slices),
+    )
 
 
 def _parsed(name: str, data: bytes) -> Any:
@@ -267,14 +322,17 @@ def _parsed(name: str, data: bytes) -> Any:
 
 
 def _pairs(file: Places) -> Iterator[Pair]:
-    """Yield the keys and values of a table in ascending order of keys. Raises `ValueError` that says what is wrong."""
+    """Yield the keys and values of a table in ascending order of keys. Raises `ValueError` that
+    says what is wrong."""
     if file.size < _FOOTER_BYTES:
         raise ValueError(f"it has {file.size} bytes, less than a footer")
     footer = file.read(file.size - _FOOTER_BYTES, _FOOTER_BYTES)
     if _UINT64.unpack_from(footer, _FOOTER_BYTES - _UINT64.size)[0] != _MAGIC:
         raise ValueError("it does not end with the magic number of a table")
     others, at = _handle(footer, 0)
-    _block(file, *others)  # the block about other kinds of blocks, which is empty; this verifies its checksum
+    _block(
+        file, *others
+    )  # the block about other kinds of blocks, which is empty; this verifies its checksum
     index, _ = _handle(footer, at)
     last: bytes | None = None
     for _, place in _block_pairs(_block(file, *index)):
@@ -292,7 +350,8 @@ def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number that is stored in seven bits per byte, the lowest first, and the offset after it."""
+    """Return a number that is stored in seven bits per byte, the lowest first, and the offset after
+    it."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):
@@ -312,7 +371,9 @@ def _block(file: Places, offset: int, size: int) -> bytes:
     if masked_crc(data[: size + 1]) != _UINT32.unpack_from(data, size + 1)[0]:
         raise ValueError(f"the checksum of the block at byte {offset} is wrong")
     if data[size] != 0:
-        raise ValueError(f"the block at byte {offset} is compressed, which TensorFlow never does; save it again")
+        raise ValueError(
+            f"the block at byte {offset} is compressed, which TensorFlow never does; save it again"
+        )
     return data[:size]
 
 
@@ -327,7 +388,8 @@ def _block_pairs(block: bytes) -> Iterator[Pair]:
     end = len(block) - _UINT32.size * (1 + _UINT32.unpack_from(block, len(block) - _UINT32.size)[0])
     if end < 0:
         raise ValueError("a block is truncated")
-    at, key = 0, b""
+    at = 0
+    key = b""
     while at < end:
         shared, at = _varint(block, at)
         rest, at = _varint(block, at)
@@ -342,14 +404,23 @@ def _block_pairs(block: bytes) -> Iterator[Pair]:
 def write(prefix: Path, tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
     """Write a checkpoint with one data file; return the index and the data file.
 
-    The index is written last: without it there is no checkpoint. Raises `CheckpointError` if the checkpoint exists already
-    or cannot be written, or if a tensor's dtype is not float16, float32, float64, int32 or int64.
+    The index is written last: without it there is no checkpoint. Raises `CheckpointError` if the
+    checkpoint exists already or cannot be written, or if a tensor's dtype is not float16, float32,
+    float64, int32 or int64.
     """
-    index, data = index_path(prefix), data_path(prefix, 0, 1)
+    index = index_path(prefix)
+    data = data_path(prefix, 0, 1)
     refuse_existing(index, data)
     for name, value in tensors.items():
-        if not name or name.startswith("\0") or value.dtype.newbyteorder("<") not in _WRITTEN_DTYPES:
-            raise CheckpointError(f"{prefix}: {name!r} of type {value.dtype} cannot be written to a TensorFlow checkpoint")
+        if (
+            not name
+            or name.startswith("\0")
+            or value.dtype.newbyteorder("<") not in _WRITTEN_DTYPES
+        ):
+            raise CheckpointError(
+                f"{prefix}: {name!r} of type {value.dtype} cannot be written to a TensorFlow"
+                " checkpoint"
+            )
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with appearing(data) as partial:
@@ -370,7 +441,9 @@ def write_newest(prefix: Path) -> Path:
 
     Raises `CheckpointError` if the file exists already or cannot be written.
     """
-    state = _message("CheckpointState")(model_checkpoint_path=prefix.name, all_model_checkpoint_paths=[prefix.name])
+    state = _message("CheckpointState")(
+        model_checkpoint_path=prefix.name, all_model_checkpoint_paths=[prefix.name]
+    )
     path = prefix.with_name("checkpoint")
     refuse_existing(path)
     try:
@@ -383,18 +456,23 @@ def write_newest(prefix: Path) -> Path:
 
 def _header() -> bytes:
     version = _message("Version")(producer=_VERSION)
-    return bytes(_message("Header")(num_shards=1, version=version).SerializeToString(deterministic=True))
+    return bytes(
+        _message("Header")(num_shards=1, version=version).SerializeToString(deterministic=True)
+    )
 
 
 def _write_values(path: Path, tensors: Mapping[str, np.ndarray]) -> list[Pair]:
     """Write a data file; return the entries for the index, in order."""
-    entries, offset = [], 0
+    entries = []
+    offset = 0
     with path.open("wb") as file:
         for name in sorted(tensors, key=str.encode):
             dtype = tensors[name].dtype.newbyteorder("<")
             data = np.ascontiguousarray(tensors[name], dtype).tobytes()
             file.write(data)
-            shape = _message("Shape")(dim=[_message("Dim")(size=size) for size in tensors[name].shape])
+            shape = _message("Shape")(
+                dim=[_message("Dim")(size=size) for size in tensors[name].shape]
+            )
             place = {"offset": offset, "size": len(data), "crc32c": masked_crc(data)}
             entry = _message("Entry")(dtype=_WRITTEN_DTYPES[dtype], shape=shape, **place)
             entries.append((name.encode(), bytes(entry.SerializeToString(deterministic=True))))
@@ -405,20 +483,24 @@ def _write_values(path: Path, tensors: Mapping[str, np.ndarray]) -> list[Pair]:
 def _table(pairs: list[Pair]) -> bytes:
     """Return a table of pairs. Their keys must be in ascending order."""
     table = bytearray()
-    places = [(part[-1][0], _append(table, _packed(part, _RESTART_INTERVAL))) for part in _parts(pairs)]
+    places = [
+        (part[-1][0], _append(table, _packed(part, _RESTART_INTERVAL))) for part in _parts(pairs)
+    ]
     about_blocks = _append(table, _packed([], 1))
     footer = about_blocks + _append(table, _packed(places, 1))
     return bytes(table + footer.ljust(_FOOTER_BYTES - _UINT64.size, b"\0") + _UINT64.pack(_MAGIC))
 
 
 def _parts(pairs: list[Pair]) -> Iterator[list[Pair]]:
-    part, size = [], 0
+    part = []
+    size = 0
     for key, value in pairs:
         part.append((key, value))
         size += len(key) + len(value)
         if size >= _BLOCK_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
     if part:
         yield part
 
@@ -433,19 +515,29 @@ def _append(table: bytearray, block: bytes) -> bytes:
 
 def _packed(pairs: Iterable[Pair], interval: int) -> bytes:
     """Return the contents of a block. Every `interval`-th key is stored completely."""
-    block, restarts, last = bytearray(), [0], b""
+    block = bytearray()
+    restarts = [0]
+    last = b""
     for i, (key, value) in enumerate(pairs):
         if i and i % interval == 0:
             restarts.append(len(block))
         shared = 0 if i % interval == 0 else _shared(last, key)
-        block += _number(shared) + _number(len(key) - shared) + _number(len(value)) + key[shared:] + value
+        block += (
+            _number(shared)
+            + _number(len(key) - shared)
+            + _number(len(value))
+            + key[shared:]
+            + value
+        )
         last = key
     return bytes(block) + b"".join(map(_UINT32.pack, [*restarts, len(restarts)]))
 
 
 def _shared(a: bytes, b: bytes) -> int:
     """Return the length of the common prefix of two keys in bytes."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _number(value: int) -> bytes:

@@ -1,14 +1,17 @@
-"""Nodes and constants of TensorFlow's graphs: a frozen GraphDef, or a SavedModel. Nothing of them is run.
+"""Nodes and constants of TensorFlow's graphs: a frozen GraphDef, or a SavedModel. Nothing of them
+is run.
 
     frozen_graph.pb               a GraphDef: nodes, of which those of the type Const hold the weights
     saved_model.pb                a GraphDef with its signatures
     variables/variables.index     next to it: the weights, a tensor bundle (`tensor_bundle`)
 
-Functions that a graph calls are put in place of their calls, as often as they are called, up to a limit. Which variable of a
-SavedModel has which name in its bundle says the part of the graph that restores them.
+Functions that a graph calls are put in place of their calls, as often as they are called, up to a
+limit. Which variable of a SavedModel has which name in its bundle says the part of the graph that
+restores them.
 
-Both are messages of Protocol Buffers of at most 2 GiB. Sources: tensorflow/core/framework/graph.proto, node_def.proto,
-attr_value.proto, tensor.proto, function.proto, op_def.proto; core/protobuf/saved_model.proto, meta_graph.proto.
+Both are messages of Protocol Buffers of at most 2 GiB. Sources:
+tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto, tensor.proto,
+function.proto, op_def.proto; core/protobuf/saved_model.proto, meta_graph.proto.
 """
 
 import math
@@ -33,11 +36,17 @@ from lockstep.weights.formats.tensor_bundle import Bundle, Entry, index_path
 _FIELDS = {
     "Dim": "size=1:int64",
     "Shape": "dim=2:Dim* unknown_rank=3:bool",
-    "Tensor": "dtype=1:int32 tensor_shape=2:Shape tensor_content=4:bytes float_val=5:float* double_val=6:double* "
-    "int_val=7:int32* string_val=8:bytes* int64_val=10:int64* half_val=13:int32*",
+    "Tensor": (
+        "dtype=1:int32 tensor_shape=2:Shape tensor_content=4:bytes float_val=5:float*"
+        " double_val=6:double* int_val=7:int32* string_val=8:bytes* int64_val=10:int64*"
+        " half_val=13:int32*"
+    ),
     "List": "s=2:bytes* i=3:int64*",
     "Function": "name=1:string",
-    "Value": "list=1:List s=2:bytes i=3:int64 f=4:float b=5:bool type=6:int32 tensor=8:Tensor func=10:Function",
+    "Value": (
+        "list=1:List s=2:bytes i=3:int64 f=4:float b=5:bool type=6:int32 tensor=8:Tensor"
+        " func=10:Function"
+    ),
     "Attribute": "key=1:string value=2:Value",
     "Node": "name=1:string op=2:string input=3:string* attr=5:Attribute*",
     "Argument": "name=1:string",
@@ -57,10 +66,12 @@ _FIELDS = {
 """The needed parts of TensorFlow's messages: NAME=NUMBER:TYPE, with a star if it is repeated."""
 _MOST_BYTES = 2**31 - 1
 _MOST_PARTS = 300_000
-"""Nodes, inputs and outputs of a graph with its functions in their places. Keras' export of ResNet50 has 30,000."""
+"""Nodes, inputs and outputs of a graph with its functions in their places. Keras' export of
+ResNet50 has 30,000."""
 _MOST_DEPTH = 32
 _MOST_REPEATED = 2**26
-"""So many numbers may come from constants that store a number once for many elements, or that are used several times."""
+"""So many numbers may come from constants that store a number once for many elements, or that are
+used several times."""
 _OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_>]*")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
@@ -127,23 +138,35 @@ class FlatGraph:
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Return the shape of a constant. Raises `ValueError` if it is none, or stored nowhere."""
-        shape = tuple(dim.size for dim in _tensor(node).tensor_shape.dim) if node.op == "Const" else self._entry(node).shape
+        shape = (
+            tuple(dim.size for dim in _tensor(node).tensor_shape.dim)
+            if node.op == "Const"
+            else self._entry(node).shape
+        )
         if len(shape) > 8 or min(shape, default=0) < 0:
             raise ValueError(f"{node.name!r:.80} has the shape {list(shape)!s:.80}")
         return shape
 
     def dtype(self, node: Node) -> int:
-        """Return TensorFlow's number of the type of a constant. Raises `ValueError` if it is stored nowhere."""
+        """Return TensorFlow's number of the type of a constant. Raises `ValueError` if it is stored
+        nowhere."""
         return int(_tensor(node).dtype) if node.op == "Const" else self._entry(node).dtype
 
     def array(self, node: Node) -> np.ndarray:
-        """Return a constant as it is stored; bfloat16 becomes float32. Raises `ValueError` if its bytes do not fit."""
+        """Return a constant as it is stored; bfloat16 becomes float32. Raises `ValueError` if its
+        bytes do not fit."""
         size = math.prod(self.shape(node))
-        stored = _stored(_tensor(node), size) if node.op == "Const" and node.name not in self._read else 0
+        stored = (
+            _stored(_tensor(node), size)
+            if node.op == "Const" and node.name not in self._read
+            else 0
+        )
         self._left -= max(size - stored, 0)
         self._read.add(node.name)
         if self._left < 0:
-            raise ValueError(f"{node.name!r:.80} and others repeat more than {_MOST_REPEATED} numbers")
+            raise ValueError(
+                f"{node.name!r:.80} and others repeat more than {_MOST_REPEATED} numbers"
+            )
         if node.op == "Const":
             return _array(node, size)
         assert self.bundle is not None
@@ -159,15 +182,22 @@ class FlatGraph:
         if key is None:
             raise ValueError(f"{node.name!r:.80} is computed, expected a constant")
         if self.bundle is None:
-            raise ValueError(f"{node.name!r:.80} is a variable, so the graph is not frozen; give a SavedModel or checkpoint")
+            raise ValueError(
+                f"{node.name!r:.80} is a variable, so the graph is not frozen; give a SavedModel or"
+                " checkpoint"
+            )
         if key not in self.bundle.entries:
-            raise ValueError(f"{node.name!r:.80} is a variable that {self.bundle.prefix.name} does not hold")
+            raise ValueError(
+                f"{node.name!r:.80} is a variable that {self.bundle.prefix.name} does not hold"
+            )
         return self.bundle.entries[key]
 
 
 @cache
 def _messages() -> descriptor_pool.DescriptorPool:
-    file = descriptor_pb2.FileDescriptorProto(name="lockstep/graph.proto", package="lockstep.graph", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="lockstep/graph.proto", package="lockstep.graph", syntax="proto3"
+    )
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)
         for text in fields.split():
@@ -176,7 +206,8 @@ def _messages() -> descriptor_pool.DescriptorPool:
             one = message.field.add(name=label, number=int(number))
             one.label = one.LABEL_REPEATED if kind.endswith("*") else one.LABEL_OPTIONAL
             if single in _FIELDS:
-                one.type, one.type_name = one.TYPE_MESSAGE, f".lockstep.graph.{single}"
+                one.type = one.TYPE_MESSAGE
+                one.type_name = f".lockstep.graph.{single}"
             else:
                 one.type = getattr(one, f"TYPE_{single.upper()}")
     pool = descriptor_pool.DescriptorPool()
@@ -187,11 +218,14 @@ def _messages() -> descriptor_pool.DescriptorPool:
 @cache
 def message(name: str) -> Any:
     """Return the class of a message."""
-    return message_factory.GetMessageClass(_messages().FindMessageTypeByName(f"lockstep.graph.{name}"))
+    return message_factory.GetMessageClass(
+        _messages().FindMessageTypeByName(f"lockstep.graph.{name}")
+    )
 
 
 def is_graph(path: Path) -> bool:
-    """Return whether a file is a GraphDef: a message that has the fields of one, and begins with a node."""
+    """Return whether a file is a GraphDef: a message that has the fields of one, and begins with a
+    node."""
     fields = _top_fields(path, {1: 2, 2: 2, 3: 0, 4: 2, 5: 2})
     if 1 not in fields:
         return False
@@ -205,12 +239,14 @@ def is_graph(path: Path) -> bool:
 
 
 def is_saved_model(path: Path) -> bool:
-    """Return whether a file is a SavedModel: a message that has the fields of one, a version and a graph among them."""
+    """Return whether a file is a SavedModel: a message that has the fields of one, a version and a
+    graph among them."""
     return _top_fields(path, {1: 0, 2: 2}).keys() == {1, 2}
 
 
 def _text(file: BinaryIO, tag: bytes) -> bytes:
-    """Return the next text of a message. Raises `ValueError` if there is another field, or a long text."""
+    """Return the next text of a message. Raises `ValueError` if there is another field, or a long
+    text."""
     if file.read(1) != tag:
         raise ValueError("it is another field")
     length = read_number(file.read)
@@ -244,19 +280,26 @@ def _top_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
 
 
 def opened(path: Path) -> FlatGraph:
-    """Return the graph of a file. Raises `CheckpointError` if it is damaged, or if a SavedModel has no variables."""
+    """Return the graph of a file. Raises `CheckpointError` if it is damaged, or if a SavedModel has
+    no variables."""
     kind = "SavedModel" if path.name == "saved_model.pb" or is_saved_model(path) else "Graph"
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise CheckpointError(f"{path} has more than 2 GiB, which a graph cannot have; expected a smaller file")
+            raise CheckpointError(
+                f"{path} has more than 2 GiB, which a graph cannot have; expected a smaller file"
+            )
         data = read_regular(path, WEIGHTS)
         refuse_stand_in(path, data)
         parsed = message(kind).FromString(data)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except DecodeError:
-        name = "a SavedModel" if kind == "SavedModel" else "a frozen graph (GraphDef in binary form)"
-        raise CheckpointError(f"{path} is damaged or not {name}. Export or copy it again.") from None
+        name = (
+            "a SavedModel" if kind == "SavedModel" else "a frozen graph (GraphDef in binary form)"
+        )
+        raise CheckpointError(
+            f"{path} is damaged or not {name}. Export or copy it again."
+        ) from None
     try:
         if kind == "Graph":
             return _flat(path, parsed, ())
@@ -267,7 +310,9 @@ def opened(path: Path) -> FlatGraph:
     prefix = path.parent / "variables" / "variables"
     if index_path(prefix).is_file():
         graph.bundle = Bundle(prefix)
-        graph.allow(sum(file.stat().st_size for file in prefix.parent.glob("variables.data-*")) // 2)
+        graph.allow(
+            sum(file.stat().st_size for file in prefix.parent.glob("variables.data-*")) // 2
+        )
         graph.keys = dict(_keys(graph))
     return graph
 
@@ -276,11 +321,15 @@ def _meta_graph(model: Any) -> Any:
     """Return the graph for servers."""
     if not model.meta_graphs:
         raise ValueError("it has no graph")
-    return next((meta for meta in model.meta_graphs if "serve" in meta.meta_info_def.tags), model.meta_graphs[0])
+    return next(
+        (meta for meta in model.meta_graphs if "serve" in meta.meta_info_def.tags),
+        model.meta_graphs[0],
+    )
 
 
 def _outputs(meta: Any) -> tuple[str, ...]:
-    """Return the values that the usual service returns, or else the first service that takes and returns something."""
+    """Return the values that the usual service returns, or else the first service that takes and
+    returns something."""
     services = {entry.key: entry.value for entry in meta.signature_def}
     usable = [service for service in services.values() if service.inputs and service.outputs]
     if not usable:
@@ -290,11 +339,16 @@ def _outputs(meta: Any) -> tuple[str, ...]:
 
 
 def _value(text: str, prefix: str, is_in_function: bool) -> str:
-    """Return the value that an input names: `node`, `node:1`, and in functions `argument` or `node:output:1`."""
+    """Return the value that an input names: `node`, `node:1`, and in functions `argument` or
+    `node:output:1`."""
     name, *others = text.split(":")
     if not others:
         return f"{prefix}{name}:0"
-    if is_in_function and len(others) == 2 and others[0].startswith(("batch_", "reserve_space", "value_index")):
+    if (
+        is_in_function
+        and len(others) == 2
+        and others[0].startswith(("batch_", "reserve_space", "value_index"))
+    ):
         return f"{prefix}{name}:{others[0]}:{others[1]}"
     return f"{prefix}{name}:{others[-1]}"
 
@@ -309,7 +363,9 @@ class _Flattening:
     def _count(self, parts: int) -> None:
         self._left -= parts
         if self._left < 0:
-            raise ValueError(f"it has more than {_MOST_PARTS} nodes, with functions in place of their calls")
+            raise ValueError(
+                f"it has more than {_MOST_PARTS} nodes, with functions in place of their calls"
+            )
 
     def add(self, definitions: Any, prefix: str = "", depth: int = 0) -> None:
         """Add nodes, and those of the functions that they call."""
@@ -317,7 +373,9 @@ class _Flattening:
             raise ValueError(f"its functions call each other {_MOST_DEPTH} deep")
         for node in definitions:
             self._count(1 + len(node.input))
-            inputs = tuple(_value(text, prefix, depth > 0) for text in node.input if not text.startswith("^"))
+            inputs = tuple(
+                _value(text, prefix, depth > 0) for text in node.input if not text.startswith("^")
+            )
             attributes = {entry.key: entry.value for entry in node.attr}
             called = attributes["f"].func.name if node.op in _CALLS and "f" in attributes else ""
             if called in self._functions:
@@ -326,7 +384,8 @@ class _Flattening:
                 self.nodes.append(Node(f"{prefix}{node.name}", node.op, inputs, attributes))
 
     def _call(self, function: Any, name: str, inputs: tuple[str, ...], depth: int) -> None:
-        signature, prefix = function.signature, f"{name}//"
+        signature = function.signature
+        prefix = f"{name}//"
         self._count(len(signature.input_arg) + len(signature.output_arg) + len(function.ret))
         for argument, value in zip(signature.input_arg, inputs, strict=False):
             self.aliases[f"{prefix}{argument.name}:0"] = value
@@ -337,7 +396,9 @@ class _Flattening:
 
 
 def _flat(path: Path, graph: Any, outputs: tuple[str, ...]) -> FlatGraph:
-    flattening = _Flattening({function.signature.name: function for function in graph.library.function})
+    flattening = _Flattening(
+        {function.signature.name: function for function in graph.library.function}
+    )
     flattening.add(graph.node)
     return FlatGraph(path, flattening.nodes, outputs, flattening.aliases)
 
@@ -347,7 +408,11 @@ def _keys(graph: FlatGraph) -> Iterator[tuple[str, str]]:
     makers = {node.output: node for node in graph.nodes}
     restored: dict[str, str] = {}
     for node in graph.nodes:
-        names = makers.get(graph.actual(node.inputs[1])) if node.op == "RestoreV2" and len(node.inputs) > 1 else None
+        names = (
+            makers.get(graph.actual(node.inputs[1]))
+            if node.op == "RestoreV2" and len(node.inputs) > 1
+            else None
+        )
         if names is not None and names.op == "Const":
             texts = (text.decode(errors="replace") for text in _tensor(names).string_val)
             restored |= {f"{node.name}:{number}": text for number, text in enumerate(texts)}
@@ -386,17 +451,26 @@ def _array(node: Node, size: int) -> np.ndarray:
     """Return a constant. The last number that is stored stands for all that follow."""
     tensor = _tensor(node)
     if tensor.dtype not in _DTYPES:
-        raise ValueError(f"{node.name!r:.80} is of TensorFlow's type {tensor.dtype}, expected floats or integers")
+        raise ValueError(
+            f"{node.name!r:.80} is of TensorFlow's type {tensor.dtype}, expected floats or integers"
+        )
     dtype, name = _DTYPES[tensor.dtype]
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
     if tensor.tensor_content:
         if len(tensor.tensor_content) != size * dtype.itemsize:
-            raise ValueError(f"{node.name!r:.80} has {len(tensor.tensor_content)} bytes, which do not fit {list(shape)}")
+            raise ValueError(
+                f"{node.name!r:.80} has {len(tensor.tensor_content)} bytes, which do not fit"
+                f" {list(shape)}"
+            )
         return numbers(np.frombuffer(tensor.tensor_content, dtype).reshape(shape))
     held = getattr(tensor, name)
     if len(held) > size:
         raise ValueError(f"{node.name!r:.80} has {len(held)} numbers for the shape {list(shape)}")
-    values = np.array(held, np.int64).astype("<u2").view(dtype) if name == "half_val" else np.array(held, dtype)
+    values = (
+        np.array(held, np.int64).astype("<u2").view(dtype)
+        if name == "half_val"
+        else np.array(held, dtype)
+    )
     filled = np.zeros(size, dtype)
     filled[: len(values)] = values
     if len(values):

@@ -1,13 +1,15 @@
 """A graph of TensorFlow in the terms of `network`: ONNX's operators, NCHW, kernels OIHW.
 
-What changes no value in inference is left out (Identity, Cast, reading a variable). These become one node:
+What changes no value in inference is left out (Identity, Cast, reading a variable). These become
+one node:
 
 - Conv2D with a BiasAdd after it, and Pad before it
 - the convolutions of the groups of a grouped convolution, between Split and Concat
 - a batch norm in the parts of `tf.nn.batch_normalization`, as Keras 3 exports it
 
-All that comes before the arithmetic with mean and standard deviation, such as a resize, is left out too. Operators that are
-not listed here keep their names, so that a network that needs one is refused.
+All that comes before the arithmetic with mean and standard deviation, such as a resize, is left out
+too. Operators that are not listed here keep their names, so that a network that needs one is
+refused.
 """
 
 from collections import Counter
@@ -20,17 +22,37 @@ import numpy as np
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph, Node, message
 
 _SAME = (
-    *("Identity", "Cast", "EnsureShape", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics"),
+    *(
+        "Identity",
+        "Cast",
+        "EnsureShape",
+        "StopGradient",
+        "PreventGradient",
+        "Snapshot",
+        "CheckNumerics",
+    ),
     "ReadVariableOp",
 )
-_ARITHMETIC = {"Sub": "Sub", "RealDiv": "Div", "Div": "Div", "Mul": "Mul", "Add": "Add", "AddV2": "Add", "BiasAdd": "Add"}
+_ARITHMETIC = {
+    "Sub": "Sub",
+    "RealDiv": "Div",
+    "Div": "Div",
+    "Mul": "Mul",
+    "Add": "Add",
+    "AddV2": "Add",
+    "BiasAdd": "Add",
+}
 _ADDITIONS = ("Add", "AddV2", "BiasAdd")
 _RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
 _POOLS = ("Mean", "AvgPool")
 _CONSTANTS = ("Const", "VarHandleOp", "Variable", "VariableV2")
 _INPUTS = ("Placeholder", "PlaceholderWithDefault")
-_TO_NCHW, _TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
-_KERNEL, _MATRIX, _TURNED, _FLAT = "#kernel", "#matrix", "#turned", "#flat"
+_TO_NCHW = [0, 3, 1, 2]
+_TO_NHWC = [0, 2, 3, 1]
+_KERNEL = "#kernel"
+_MATRIX = "#matrix"
+_TURNED = "#turned"
+_FLAT = "#flat"
 """Endings of the names of constants that are laid out as ONNX has them."""
 _COLOURS = 3
 
@@ -46,10 +68,12 @@ class Operator:
 
 
 class Nodes:
-    """The part of a graph between its images and its results. Raises `ValueError` if it has no single first convolution."""
+    """The part of a graph between its images and its results. Raises `ValueError` if it has no
+    single first convolution."""
 
     def __init__(self, graph: FlatGraph, *, from_anywhere: bool) -> None:
-        """`from_anywhere` allows that images are prepared by other operators before mean and standard deviation."""
+        """`from_anywhere` allows that images are prepared by other operators before mean and
+        standard deviation."""
         self._graph = graph
         self._makers = {node.output: node for node in graph.nodes}
         self._splits = {node.name: node for node in graph.nodes if node.op == "Split"}
@@ -65,13 +89,17 @@ class Nodes:
         if not from_anywhere and (origin is None or origin.op not in _INPUTS):
             kind = "nothing" if origin is None else origin.op
             raise ValueError(
-                f"its images are prepared by {kind} ({start!r:.80}); expected the graph's input, and after it only "
-                "arithmetic with mean and standard deviation"
+                f"its images are prepared by {kind} ({start!r:.80}); expected the graph's input,"
+                " and after it only arithmetic with mean and standard deviation"
             )
         before = {node.name for node in self._behind((start,))}
-        self._uses = Counter(value for node in kept for value in dict.fromkeys(map(self.source, node.inputs)))
+        self._uses = Counter(
+            value for node in kept for value in dict.fromkeys(map(self.source, node.inputs))
+        )
         self.inputs = (start,)
-        self.nodes = tuple(self._translated([node for node in kept if node.name not in before], stem))
+        self.nodes = tuple(
+            self._translated([node for node in kept if node.name not in before], stem)
+        )
         self.users: dict[str, list[Operator]] = {}
         for operator in self.nodes:
             for value in dict.fromkeys(operator.input):
@@ -84,7 +112,8 @@ class Nodes:
         return node.attributes.get(name, default)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """Return a constant; None if it is computed from images. Raises `ValueError` if its bytes do not fit."""
+        """Return a constant; None if it is computed from images. Raises `ValueError` if its bytes
+        do not fit."""
         value, _, layout = name.partition("#")
         values = self._evaluated(value)
         if values is None or not layout:
@@ -97,19 +126,26 @@ class Nodes:
             return values.T if f"#{layout}" == _TURNED else values
         if f"#{layout}" == _FLAT:
             return values.reshape(-1)
-        raise ValueError(f"{value!r:.80} has the shape {list(values.shape)}, which is not that of a {layout}")
+        raise ValueError(
+            f"{value!r:.80} has the shape {list(values.shape)}, which is not that of a {layout}"
+        )
 
     def floats(self, name: str, what: str) -> np.ndarray:
-        """Return a constant of floats as a new float32 array. Raises `ValueError` if it is something else."""
+        """Return a constant of floats as a new float32 array. Raises `ValueError` if it is
+        something else."""
         values = self.constant(name)
         if values is None:
             raise ValueError(f"{what} ({name!r:.80}) is not a constant")
         if values.dtype.kind != "f":
-            raise ValueError(f"{what} ({name!r:.80}) is {values.dtype}, expected floats; export without quantization")
+            raise ValueError(
+                f"{what} ({name!r:.80}) is {values.dtype}, expected floats; export without"
+                " quantization"
+            )
         return np.array(values, np.float32, order="C")
 
     def place(self, name: str) -> tuple[str | None, Any]:
-        """Return the name under which a constant is stored, None if it is none, and its type in TensorFlow's numbers."""
+        """Return the name under which a constant is stored, None if it is none, and its type in
+        TensorFlow's numbers."""
         node = self._stored(name.partition("#")[0])
         return (None, 0) if node is None else (self._graph.place(node), self._graph.dtype(node))
 
@@ -141,12 +177,20 @@ class Nodes:
             return None
         if node.op in _CONSTANTS:
             return self._graph.array(node)
-        values = self._evaluated(node.inputs[0], depth + 1) if node.op in _RESHAPES and node.inputs else None
+        values = (
+            self._evaluated(node.inputs[0], depth + 1)
+            if node.op in _RESHAPES and node.inputs
+            else None
+        )
         if values is not None and node.op == "Squeeze":
             return values.squeeze(tuple(_list(node, "squeeze_dims")) or None)
         if values is not None and len(node.inputs) == 2:
             shape = self._integers(node.inputs[1], 8)
-            return values.reshape(shape) if node.op == "Reshape" else np.expand_dims(values, tuple(shape))
+            return (
+                values.reshape(shape)
+                if node.op == "Reshape"
+                else np.expand_dims(values, tuple(shape))
+            )
         return None
 
     def _stored(self, value: str) -> Node | None:
@@ -164,7 +208,11 @@ class Nodes:
     def _integers(self, value: str, count: int) -> list[int]:
         """Return a constant of a few integers; empty if it is something else."""
         node = self._maker(value)
-        if node is None or node.op not in _CONSTANTS or np.prod(self._graph.shape(node), dtype=np.float64) > count:
+        if (
+            node is None
+            or node.op not in _CONSTANTS
+            or np.prod(self._graph.shape(node), dtype=np.float64) > count
+        ):
             return []
         values = self._graph.array(node)
         return [int(each) for each in values.ravel()] if values.dtype.kind == "i" else []
@@ -187,11 +235,14 @@ class Nodes:
         """Return NHWC or NCHW."""
         layouts = sorted({_text(node, "data_format", "NHWC") for node in convs})
         if layouts not in (["NHWC"], ["NCHW"]):
-            raise ValueError(f"its convolutions have the layouts {layouts!s:.80}, expected all NHWC or all NCHW")
+            raise ValueError(
+                f"its convolutions have the layouts {layouts!s:.80}, expected all NHWC or all NCHW"
+            )
         return layouts[0]
 
     def _conv_before(self, value: str) -> Node | None:
-        """Return the convolution that a value comes from, along the first inputs that are not constants."""
+        """Return the convolution that a value comes from, along the first inputs that are not
+        constants."""
         path: list[str] = []
         found: Node | None = None
         value = self.source(value)
@@ -201,7 +252,11 @@ class Nodes:
             if node is not None and node.op == "Conv2D":
                 found = node
                 break
-            others = [each for each in node.inputs if not self._is_constant(each)] if node is not None else []
+            others = (
+                [each for each in node.inputs if not self._is_constant(each)]
+                if node is not None
+                else []
+            )
             if not others:
                 break
             value = self.source(others[0])
@@ -210,10 +265,16 @@ class Nodes:
         return found
 
     def _stem(self, convs: list[Node]) -> Node:
-        first = [node for node in convs if len(node.inputs) == 2 and self._conv_before(node.inputs[0]) is None]
+        first = [
+            node
+            for node in convs
+            if len(node.inputs) == 2 and self._conv_before(node.inputs[0]) is None
+        ]
         if len(first) != 1:
             names = ", ".join(node.name[:80] for node in first[:3]) or "none"
-            raise ValueError(f"it has {len(first)} convolutions of its images ({names}), expected one")
+            raise ValueError(
+                f"it has {len(first)} convolutions of its images ({names}), expected one"
+            )
         return first[0]
 
     def _groups(self, conv: Node) -> int:
@@ -230,7 +291,8 @@ class Nodes:
         return self._graph.shape(node)
 
     def _without_groups(self, nodes: list[Node]) -> list[Node]:
-        """Return the nodes with one convolution in place of the convolutions of groups and their Concat."""
+        """Return the nodes with one convolution in place of the convolutions of groups and their
+        Concat."""
         parts: set[str] = set()
         joined: dict[str, Node] = {}
         for node in nodes:
@@ -238,34 +300,58 @@ class Nodes:
             if group:
                 images, kernels = (self._split(group[0].inputs[i]) for i in range(2))
                 if images is not None and kernels is not None:
-                    whole = Node(node.name, "Conv2D", (images.inputs[1], kernels.inputs[1]), group[0].attributes)
+                    whole = Node(
+                        node.name,
+                        "Conv2D",
+                        (images.inputs[1], kernels.inputs[1]),
+                        group[0].attributes,
+                    )
                     joined[node.name] = self._makers[node.output] = whole
                     parts |= {images.name, kernels.name, *(conv.name for conv in group)}
         return [joined.get(node.name, node) for node in nodes if node.name not in parts]
 
     def _group(self, node: Node) -> list[Node]:
-        """Return the convolutions of a Concat whose images and kernels are the parts of one Split each; empty otherwise."""
+        """Return the convolutions of a Concat whose images and kernels are the parts of one Split
+        each; empty otherwise."""
         if node.op != "ConcatV2" or len(node.inputs) < 3:
             return []
         convs = [self._maker(value) for value in node.inputs[:-1]]
-        group = [conv for conv in convs if conv is not None and conv.op == "Conv2D" and len(conv.inputs) == 2]
+        group = [
+            conv
+            for conv in convs
+            if conv is not None and conv.op == "Conv2D" and len(conv.inputs) == 2
+        ]
         axis = {"NHWC": 3, "NCHW": 1}.get(_text(group[0], "data_format", "NHWC")) if group else None
-        if len(group) != len(convs) or self._integers(node.inputs[-1], 1) not in ([axis], [(axis or 0) - 4]):
+        if len(group) != len(convs) or self._integers(node.inputs[-1], 1) not in (
+            [axis],
+            [(axis or 0) - 4],
+        ):
             return []
         for i, along in ((0, axis), (1, 3)):
             split = self._split(group[0].inputs[i])
-            if split is None or self._integers(split.inputs[0], 1) not in ([along], [(along or 0) - 4]):
+            if split is None or self._integers(split.inputs[0], 1) not in (
+                [along],
+                [(along or 0) - 4],
+            ):
                 return []
-            if [self.source(conv.inputs[i]) for conv in group] != [f"{split.name}:{n}" for n in range(len(group))]:
+            if [self.source(conv.inputs[i]) for conv in group] != [
+                f"{split.name}:{n}" for n in range(len(group))
+            ]:
                 return []
             if split.attributes["num_split"].i != len(group):
                 return []
-        alike = {(_text(c, "padding", ""), *_list(c, "strides"), *_list(c, "dilations")) for c in group}
+        alike = {
+            (_text(c, "padding", ""), *_list(c, "strides"), *_list(c, "dilations")) for c in group
+        }
         return group if len(alike) == 1 else []
 
     def _split(self, value: str) -> Node | None:
         node = self._splits.get(self.source(value).rpartition(":")[0])
-        return node if node is not None and len(node.inputs) == 2 and "num_split" in node.attributes else None
+        return (
+            node
+            if node is not None and len(node.inputs) == 2 and "num_split" in node.attributes
+            else None
+        )
 
     def _with_norms(self, nodes: list[Node]) -> list[Node]:
         """Return the nodes with one batch norm in place of its parts.
@@ -276,18 +362,33 @@ class Nodes:
         norms: dict[str, Node] = {}
         for node in nodes:
             try:
-                product, shift = self._made_by(node, 0, "Mul"), self._made_by(node, 1, "Sub")
-                shrunk, factor = self._made_by(shift, 1, "Mul"), self._made_by(product, 1, "Mul")
+                product = self._made_by(node, 0, "Mul")
+                shift = self._made_by(node, 1, "Sub")
+                shrunk = self._made_by(shift, 1, "Mul")
+                factor = self._made_by(product, 1, "Mul")
                 total = self._made_by(self._made_by(factor, 0, "Rsqrt"), 0, "AddV2")
                 epsilon = self._evaluated(total.inputs[1])
-                is_norm = node.op == "AddV2" and self.source(shrunk.inputs[1]) == self.source(product.inputs[1])
+                is_norm = node.op == "AddV2" and self.source(shrunk.inputs[1]) == self.source(
+                    product.inputs[1]
+                )
             except LookupError:
                 continue
             if is_norm and epsilon is not None and epsilon.size == 1:
-                inputs = (product.inputs[0], factor.inputs[1], shift.inputs[0], shrunk.inputs[0], total.inputs[0])
-                noted = {"epsilon": message("Value")(f=float(epsilon.ravel()[0])), "is_training": message("Value")()}
+                inputs = (
+                    product.inputs[0],
+                    factor.inputs[1],
+                    shift.inputs[0],
+                    shrunk.inputs[0],
+                    total.inputs[0],
+                )
+                noted = {
+                    "epsilon": message("Value")(f=float(epsilon.ravel()[0])),
+                    "is_training": message("Value")(),
+                }
                 noted["data_format"] = message("Value")(s=self._layout.encode())
-                norms[node.name] = self._makers[node.output] = Node(node.name, "FusedBatchNormV3", inputs, noted)
+                norms[node.name] = self._makers[node.output] = Node(
+                    node.name, "FusedBatchNormV3", inputs, noted
+                )
                 products.add(product.name)
         return [norms.get(node.name, node) for node in nodes if node.name not in products]
 
@@ -299,11 +400,16 @@ class Nodes:
         return maker
 
     def _start(self, stem: Node) -> str:
-        """Return the value that mean and standard deviation are applied to, or else the stem's images."""
+        """Return the value that mean and standard deviation are applied to, or else the stem's
+        images."""
         value = self.source(self._unpadded(stem)[0])
         for _ in range(16):
             node = self._makers.get(value)
-            computed = [each for each in node.inputs if not self._is_constant(each)] if node is not None else []
+            computed = (
+                [each for each in node.inputs if not self._is_constant(each)]
+                if node is not None
+                else []
+            )
             if node is None or node.op not in (*_ARITHMETIC, "Transpose") or len(computed) != 1:
                 break
             if node.op == "Transpose" and self._permutation(node) != _TO_NCHW:
@@ -320,29 +426,51 @@ class Nodes:
         for node in nodes:
             if node.op == "Conv2D" and len(node.inputs) == 2 and not self._is_head(node):
                 follower = followers.get(node.output)
-                if follower is not None and self._uses[node.output] == 1 and self._is_bias(follower):
+                if (
+                    follower is not None
+                    and self._uses[node.output] == 1
+                    and self._is_bias(follower)
+                ):
                     merged.add(follower.name)
                     yield from self._convolution(node, stem, follower)
                 else:
                     yield from self._convolution(node, stem, None)
-        padded = Counter(self.source(n.inputs[0]) for n in nodes if n.op in ("Conv2D", "MaxPool") and self._is_padded(n))
+        padded = Counter(
+            self.source(n.inputs[0])
+            for n in nodes
+            if n.op in ("Conv2D", "MaxPool") and self._is_padded(n)
+        )
         for node in nodes:
             is_folded = node.op == "Pad" and padded[node.output] == self._uses[node.output]
             if node.op == "Conv2D" and len(node.inputs) == 2 and self._is_head(node):
-                yield Operator("MatMul", [self.source(node.inputs[0]), self.source(node.inputs[1]) + _MATRIX], [node.output])
-            elif node.op != "Conv2D" and node.name not in merged and not is_folded and node.op not in _CONSTANTS:
+                yield Operator(
+                    "MatMul",
+                    [self.source(node.inputs[0]), self.source(node.inputs[1]) + _MATRIX],
+                    [node.output],
+                )
+            elif (
+                node.op != "Conv2D"
+                and node.name not in merged
+                and not is_folded
+                and node.op not in _CONSTANTS
+            ):
                 yield self._operator(node, stem)
 
     def _convolution(self, node: Node, stem: Node, bias: Node | None) -> Iterator[Operator]:
         value, pads = self._unpadded(node)
         if node is stem and self._layout == "NHWC":
             maker = self._makers.get(value)
-            if maker is not None and maker.op == "Transpose" and self._permutation(maker) == _TO_NHWC:
+            if (
+                maker is not None
+                and maker.op == "Transpose"
+                and self._permutation(maker) == _TO_NHWC
+            ):
                 value = self.source(maker.inputs[0])
             else:
                 yield Operator("Transpose", [value], [f"{value}#nchw"], {"perm": _TO_NCHW})
                 value = f"{value}#nchw"
-        inputs, output = [value, self.source(node.inputs[1]) + _KERNEL], node.output
+        inputs = [value, self.source(node.inputs[1]) + _KERNEL]
+        output = node.output
         if bias is not None:
             inputs.append(self._other(bias, node.output) + _FLAT)
             output = bias.output
@@ -350,7 +478,8 @@ class Nodes:
         yield Operator("Conv", inputs, [output], attributes)
 
     def _operator(self, node: Node, stem: Node) -> Operator:
-        inputs, output = [self.source(value) for value in node.inputs], [node.output]
+        inputs = [self.source(value) for value in node.inputs]
+        output = [node.output]
         is_laid_out = _text(node, "data_format", "NHWC") == self._layout
         is_inference = is_laid_out and not _flag(node, "is_training", True)
         if node.op.startswith("FusedBatchNorm") and len(inputs) == 5 and is_inference:
@@ -360,13 +489,22 @@ class Nodes:
         if node.op == "MaxPool" and len(inputs) == 1 and is_laid_out:
             value, pads = self._unpadded(node)
             kernel = self._spatial(_list(node, "ksize"))
-            return Operator("MaxPool", [value], output, self._window(node, pads) | {"kernel_shape": kernel})
+            return Operator(
+                "MaxPool", [value], output, self._window(node, pads) | {"kernel_shape": kernel}
+            )
         if node.op == "AvgPool" and len(inputs) == 1 and is_laid_out:
-            return Operator("AveragePool", inputs, output, {"kernel_shape": self._spatial(_list(node, "ksize"))})
+            return Operator(
+                "AveragePool", inputs, output, {"kernel_shape": self._spatial(_list(node, "ksize"))}
+            )
         if node.op == "Mean" and len(inputs) == 2:
             axes = self._integers(inputs[1], 4)
             places = _TO_NHWC if self._layout == "NHWC" else range(4)
-            return Operator("ReduceMean", inputs[:1], output, {"axes": [places[axis] for axis in axes if -4 <= axis < 4]})
+            return Operator(
+                "ReduceMean",
+                inputs[:1],
+                output,
+                {"axes": [places[axis] for axis in axes if -4 <= axis < 4]},
+            )
         if node.op == "MatMul" and len(inputs) == 2 and not _flag(node, "transpose_a", False):
             layout = _TURNED if _flag(node, "transpose_b", False) else _MATRIX
             return Operator("MatMul", [inputs[0], inputs[1] + layout], output)
@@ -384,7 +522,9 @@ class Nodes:
 
     def _other(self, addition: Node, value: str) -> str:
         """Return the second term of an addition."""
-        return next((self.source(each) for each in addition.inputs if self.source(each) != value), value)
+        return next(
+            (self.source(each) for each in addition.inputs if self.source(each) != value), value
+        )
 
     def _is_bias(self, node: Node) -> bool:
         """Return whether a node adds a constant with one number for each channel."""
@@ -399,10 +539,13 @@ class Nodes:
             return False
         shape = self._integers(maker.inputs[1], 4) if is_reshaped else self._graph.shape(maker)
         channel = -1 if self._layout == "NHWC" else -3
-        return len(shape) >= -channel and all(size == 1 for i, size in enumerate(shape) if i != len(shape) + channel)
+        return len(shape) >= -channel and all(
+            size == 1 for i, size in enumerate(shape) if i != len(shape) + channel
+        )
 
     def _is_head(self, conv: Node) -> bool:
-        """Return whether a convolution is a classifier: what it multiplies is an average over the images."""
+        """Return whether a convolution is a classifier: what it multiplies is an average over the
+        images."""
         value = self.source(conv.inputs[0])
         for _ in range(4):
             node = self._makers.get(value)
@@ -419,7 +562,12 @@ class Nodes:
         """Return the images of a window before a Pad, and what this pads: top, left, bottom, right."""
         value = self.source(node.inputs[0])
         pad = self._makers.get(value)
-        if pad is None or pad.op != "Pad" or len(pad.inputs) != 2 or _text(node, "padding", "") != "VALID":
+        if (
+            pad is None
+            or pad.op != "Pad"
+            or len(pad.inputs) != 2
+            or _text(node, "padding", "") != "VALID"
+        ):
             return value, [0] * 4
         found = self._integers(pad.inputs[1], 8)
         if len(found) != 8:
@@ -436,8 +584,10 @@ class Nodes:
         kind = _text(node, "padding", "")
         explicit = _list(node, "explicit_paddings")
         if kind == "EXPLICIT" and len(explicit) == 8:
-            begins, ends = self._spatial(explicit[::2]), self._spatial(explicit[1::2])
-            pads, kind = [*begins, *ends], "VALID"
+            begins = self._spatial(explicit[::2])
+            ends = self._spatial(explicit[1::2])
+            pads = [*begins, *ends]
+            kind = "VALID"
         dilations = _list(node, "dilations") or [1] * 4
         return {
             "auto_pad": {"SAME": b"SAME_UPPER"}.get(kind, kind.encode()),
@@ -454,7 +604,11 @@ class Nodes:
 
 
 def _text(node: Node, name: str, default: str) -> str:
-    return bytes(node.attributes[name].s).decode(errors="replace") if name in node.attributes else default
+    return (
+        bytes(node.attributes[name].s).decode(errors="replace")
+        if name in node.attributes
+        else default
+    )
 
 
 def _flag(node: Node, name: str, default: bool) -> bool:

@@ -1,7 +1,8 @@
-"""Weights of a ResNet in a frozen graph or a SavedModel of TensorFlow. `network` finds them by following its nodes.
+"""Weights of a ResNet in a frozen graph or a SavedModel of TensorFlow. `network` finds them by
+following its nodes.
 
-Graphs whose constants have the names of NVIDIA's code are NVIDIA's (`nvidia_tensorflow`), and their preprocessing is that of
-its recipe. Exports of Lockstep say theirs, and the names of the classes:
+Graphs whose constants have the names of NVIDIA's code are NVIDIA's (`nvidia_tensorflow`), and their
+preprocessing is that of its recipe. Exports of Lockstep say theirs, and the names of the classes:
 
 | export | preprocessing | classes |
 |---|---|---|
@@ -24,20 +25,28 @@ from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
 from lockstep.weights.formats.tensorflow_nodes import Nodes
 
-SAVED_MODEL, FROZEN_GRAPH = "saved_model.pb", "frozen_graph.pb"
-PREPROCESSING, CLASSES = onnx_metadata.KEY, "lockstep_classes"
+SAVED_MODEL = "saved_model.pb"
+FROZEN_GRAPH = "frozen_graph.pb"
+PREPROCESSING = onnx_metadata.KEY
+CLASSES = "lockstep_classes"
 """Constants of a frozen graph that Lockstep wrote."""
 EXTRA = "assets.extra"
 """The folder of a SavedModel for files that TensorFlow does not read."""
 _MOST_TEXT = 2**24
-_NVIDIAS = "the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used"
-_ASSUMED = "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
+_NVIDIAS = (
+    "the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used"
+)
+_ASSUMED = (
+    "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
+)
 
 
 def find(path: Path) -> Path | None:
-    """Return the file with the graph that a path names, by its content or the ending `.pb`; None if it names none.
+    """Return the file with the graph that a path names, by its content or the ending `.pb`; None if
+    it names none.
 
-    A path is this file, the folder of a SavedModel, or a folder that `lockstep export --to frozen-graph` wrote.
+    A path is this file, the folder of a SavedModel, or a folder that `lockstep export --to
+    frozen-graph` wrote.
     """
     if path.is_dir():
         files = [path / name for name in (SAVED_MODEL, FROZEN_GRAPH) if (path / name).is_file()]
@@ -70,7 +79,13 @@ def read(path: Path, *, momentum: bool = False) -> Original:
     recipe, says_preprocessing, remarks = _prepared(recipe, resnet, about, is_nvidias=is_nvidias)
     remarks = (*resnet.remarks, *remarks, *resnet.about_units())
     if halves:
-        remarks = (*remarks, f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted to it")
+        remarks = (
+            *remarks,
+            (
+                f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted"
+                " to it"
+            ),
+        )
     return Original(
         recipe,
         State(0, resnet.tensors(), {}),
@@ -103,18 +118,24 @@ def _of_nvidia(recipe: Recipe, resnet: Network) -> Recipe:
 def _prepared(
     recipe: Recipe, resnet: Network, about: str | None, *, is_nvidias: bool
 ) -> tuple[Recipe, bool, tuple[str, ...]]:
-    """Return the recipe with the preprocessing that Lockstep wrote, whether nothing is to be assumed, and remarks."""
+    """Return the recipe with the preprocessing that Lockstep wrote, whether nothing is to be
+    assumed, and remarks."""
     assumed = () if resnet.normalises else (_NVIDIAS if is_nvidias else _ASSUMED,)
     if about is None:
         return recipe, is_nvidias, assumed
     try:
-        return onnx_metadata.with_preprocessing(recipe, about, normalises=resnet.normalises), True, ()
+        return (
+            onnx_metadata.with_preprocessing(recipe, about, normalises=resnet.normalises),
+            True,
+            (),
+        )
     except ValueError as error:
         return recipe, is_nvidias, (*assumed, f"its {PREPROCESSING} was left out: {error}")
 
 
 def _noted(graph: FlatGraph) -> tuple[str | None, tuple[str, ...], tuple[Path, ...]]:
-    """Return what an export of Lockstep says of its preprocessing, its classes, and the files next to the graph."""
+    """Return what an export of Lockstep says of its preprocessing, its classes, and the files next
+    to the graph."""
     folder = graph.path.parent / EXTRA
     if graph.outputs:
         files = [folder / f"{PREPROCESSING}.json", folder / "classes.txt"]
@@ -137,7 +158,11 @@ def _text_of(file: Path) -> str | None:
 def _of_bundle(graph: FlatGraph) -> tuple[Path, ...]:
     """Return the files that hold the variables of a SavedModel."""
     folder = graph.path.parent / "variables"
-    return () if graph.bundle is None else tuple(sorted(file for file in folder.glob("variables.*") if file.is_file()))
+    return (
+        ()
+        if graph.bundle is None
+        else tuple(sorted(file for file in folder.glob("variables.*") if file.is_file()))
+    )
 
 
 def _listed(graph: FlatGraph, made: list[tuple[str, str]]) -> tuple[Stored, ...]:

@@ -25,7 +25,15 @@ from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing
-from lockstep.weights.formats.common import COUNTERS, Original, Written, described, fitting, listed, placed
+from lockstep.weights.formats.common import (
+    COUNTERS,
+    Original,
+    Written,
+    described,
+    fitting,
+    listed,
+    placed,
+)
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.preprocessing import from_timm, to_timm
 
@@ -37,19 +45,26 @@ _COUNTER = "num_batches_tracked"
 def find(path: Path) -> Path | None:
     """Return the weights file of timm's folder that a path names; None if it names none.
 
-    A path is the folder, its `config.json`, or one of its two weights files. A `config.json` that names no `architecture`
-    is another program's. Raises `CheckpointError` if `config.json` cannot be read, or has no weights next to it.
+    A path is the folder, its `config.json`, or one of its two weights files. A `config.json` that
+    names no `architecture` is another program's. Raises `CheckpointError` if `config.json` cannot
+    be read, or has no weights next to it.
     """
     folder = path if path.is_dir() else path.parent
     named = path.name in (CONFIG, _SAFE, _PICKLED) and path.is_file()
-    if not (path.is_dir() or named) or not (folder / CONFIG).is_file() or not _is_timms(_config(folder)):
+    if (
+        not (path.is_dir() or named)
+        or not (folder / CONFIG).is_file()
+        or not _is_timms(_config(folder))
+    ):
         return None
     if path.name in (_SAFE, _PICKLED) and not path.is_dir():
         return path
     for name in (_SAFE, _PICKLED):
         if (folder / name).is_file():
             return folder / name
-    raise CheckpointError(f"{folder / CONFIG} is of timm, but its weights are missing; expected {_SAFE} or {_PICKLED}")
+    raise CheckpointError(
+        f"{folder / CONFIG} is of timm, but its weights are missing; expected {_SAFE} or {_PICKLED}"
+    )
 
 
 def _config(folder: Path) -> Any:
@@ -66,14 +81,18 @@ def _is_timms(config: Any) -> bool:
 
 
 def read(path: Path, *, momentum: bool = True) -> Original:
-    """Read the weights file that `find` returns, and the `config.json` next to it. There are no velocities.
+    """Read the weights file that `find` returns, and the `config.json` next to it. There are no
+    velocities.
 
-    The recipe has the model and the preprocessing of `config.json`, in fp32; the state is of step 0. Raises
-    `CheckpointError` if a file is damaged, or if the model or its preprocessing is not supported.
+    The recipe has the model and the preprocessing of `config.json`, in fp32; the state is of step
+    0. Raises `CheckpointError` if a file is damaged, or if the model or its preprocessing is not
+    supported.
     """
     config = _config(path.parent)
     if not _is_timms(config):
-        raise CheckpointError(f"{path.parent / CONFIG} is not of timm; expected a table with architecture")
+        raise CheckpointError(
+            f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
+        )
     try:
         changes, classes, remarks = from_timm(config)
     except CheckpointError as error:
@@ -83,12 +102,19 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     stored = {name: value for name, value in arrays.items() if name.rpartition(".")[2] != _COUNTER}
     outputs = stored["fc.bias"].shape if "fc.bias" in stored else ()
     if outputs and outputs != (recipe.logits,):
-        raise CheckpointError(f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}")
-    check_fit({each.name: each.shape for each in tensors(model_spec(recipe.model), recipe.logits)}, stored, str(path))
+        raise CheckpointError(
+            f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}"
+        )
+    check_fit(
+        {each.name: each.shape for each in tensors(model_spec(recipe.model), recipe.logits)},
+        stored,
+        str(path),
+    )
     missing = ("there are no velocities",) if momentum else ()
     state = State(0, {name: _canonical(path, name, value) for name, value in stored.items()}, {})
     held = listed(described(arrays), zip(stored, stored, strict=True))
-    remarks, others = (*remarks, *_converted(stored), *missing), (path.parent / CONFIG,)
+    remarks = (*remarks, *_converted(stored), *missing)
+    others = (path.parent / CONFIG,)
     return Original(recipe, state, remarks, "timm", classes, stored=held, others=others)
 
 
@@ -99,7 +125,10 @@ def _stored(path: Path) -> Mapping[str, np.ndarray]:
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in found.items()
     ):
-        raise CheckpointError(f"{path} holds other values than tensors by name; expected a state_dict, as timm saves it")
+        raise CheckpointError(
+            f"{path} holds other values than tensors by name; expected a state_dict, as timm"
+            " saves it"
+        )
     return found
 
 
@@ -113,7 +142,10 @@ def _canonical(path: Path, name: str, values: np.ndarray) -> np.ndarray:
 def _converted(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
     odd = [name for name, value in stored.items() if value.dtype != np.float32]
     if odd:
-        yield f"{len(odd)} tensors, such as {odd[0]}, are {dtype_name(stored[odd[0]].dtype)} and were converted to float32"
+        yield (
+            f"{len(odd)} tensors, such as {odd[0]}, are {dtype_name(stored[odd[0]].dtype)} and were"
+            " converted to float32"
+        )
 
 
 def write(
@@ -125,14 +157,17 @@ def write(
     *,
     certified: bool = True,
 ) -> Written:
-    """Write a new folder for timm and the Hub; return its files and remarks on what they do not hold.
+    """Write a new folder for timm and the Hub; return its files and remarks on what they do not
+    hold.
 
-    The folder appears only when it is complete. `num_batches_tracked` is the state's step. `into` is as in `write_new`.
-    If there will be no certificate (`certified` is false), the metadata of the weights says so.
-    Raises `CheckpointError` if the folder exists, if timm has no such model, or if it cannot be written.
+    The folder appears only when it is complete. `num_batches_tracked` is the state's step. `into`
+    is as in `write_new`. If there will be no certificate (`certified` is false), the metadata of
+    the weights says so. Raises `CheckpointError` if the folder exists, if timm has no such model,
+    or if it cannot be written.
     """
     refuse_existing(target)
-    config, weights = to_timm(recipe, classes), _weights(recipe, state)
+    config = to_timm(recipe, classes)
+    weights = _weights(recipe, state)
     # The metadata of PyTorch, without which some readers refuse the file.
     metadata = {"format": "pt"} | ({} if certified else {"certificate": "none"})
     try:
@@ -142,7 +177,12 @@ def write(
             write_json(unfinished / CONFIG, config)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from None
-    return Written((target / CONFIG, target / _SAFE), (target / _SAFE,), tuple(_not_carried(recipe, state)), COUNTERS)
+    return Written(
+        (target / CONFIG, target / _SAFE),
+        (target / _SAFE,),
+        tuple(_not_carried(recipe, state)),
+        COUNTERS,
+    )
 
 
 def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
@@ -156,16 +196,30 @@ def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 def _not_carried(recipe: Recipe, state: State) -> Iterator[str]:
     if not recipe.eval_antialias:
-        yield "timm's resize filters when it shrinks an image; these weights are evaluated with eval_antialias: false"
+        yield (
+            "timm's resize filters when it shrinks an image; these weights are evaluated with"
+            " eval_antialias: false"
+        )
     if own := ", ".join(f"{name}: {value}" for name, value in own_geometry(recipe).items()):
-        yield f"timm's resize and crop round and sample as torchvision's; these weights are evaluated with {own}"
+        yield (
+            "timm's resize and crop round and sample as torchvision's; these weights are evaluated"
+            f" with {own}"
+        )
     if recipe.dct_scaling:
         yield "timm decodes JPEGs at full size; these weights are evaluated with dct_scaling"
     if recipe.exif_orientation:
-        yield "timm uses photos as they are stored; these weights are evaluated with exif_orientation"
+        yield (
+            "timm uses photos as they are stored; these weights are evaluated with exif_orientation"
+        )
     if recipe.padding == "same":
-        yield "timm's models pad symmetrically; these weights were trained with TensorFlow's SAME padding"
+        yield (
+            "timm's models pad symmetrically; these weights were trained with TensorFlow's SAME"
+            " padding"
+        )
     if recipe.bn_epsilon != 1e-5:
-        yield f"timm's batch norm adds 1e-05 to the variance; these weights were trained with {recipe.bn_epsilon}"
+        yield (
+            "timm's batch norm adds 1e-05 to the variance; these weights were trained with"
+            f" {recipe.bn_epsilon}"
+        )
     if state.momentum:
         yield "velocities were left out, since the folder holds only weights"

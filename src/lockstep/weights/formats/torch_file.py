@@ -1,16 +1,20 @@
-"""PyTorch's files (`torch.save`: `.pth`, `.pt`, `.bin`), read and written without PyTorch. None of their code is run.
+"""PyTorch's files (`torch.save`: `.pth`, `.pt`, `.bin`), read and written without PyTorch. None of
+their code is run.
 
 There are two containers:
 
-- A zip archive, since PyTorch 1.6. Its members are `<root>/data.pkl`, a pickle, and `<root>/data/<key>`, the bytes of a
-  storage. `<root>/byteorder` is "little" or "big". Members are stored, never compressed.
-- Before: five pickles one after the other (a magic number, the protocol's version, facts about the system, the object, the
-  keys of the storages), then for each storage the number of its numbers, int64, and the numbers, little-endian.
+- A zip archive, since PyTorch 1.6. Its members are `<root>/data.pkl`, a pickle, and
+  `<root>/data/<key>`, the bytes of a storage. `<root>/byteorder` is "little" or "big". Members are
+  stored, never compressed.
+- Before: five pickles one after the other (a magic number, the protocol's version, facts about the
+  system, the object, the keys of the storages), then for each storage the number of its numbers,
+  int64, and the numbers, little-endian.
 
-`torch_pickle` says what the pickles may ask for. Nothing is extracted to the disk, and a file takes at most a multiple of
-its size in memory.
+`torch_pickle` says what the pickles may ask for. Nothing is extracted to the disk, and a file takes
+at most a multiple of its size in memory.
 
-Sources: PyTorch's serialization.py and caffe2/serialize/inline_container.h; APPNOTE.TXT of zip, 4.3.
+Sources: PyTorch's serialization.py and caffe2/serialize/inline_container.h; APPNOTE.TXT of zip,
+4.3.
 """
 
 import io
@@ -35,38 +39,52 @@ Without = Callable[[Any], Collection[Any]]
 
 _ZIP = b"PK\x03\x04"
 _MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""The older container begins with the pickle of its magic number, which ends in these bytes at every protocol."""
+"""The older container begins with the pickle of its magic number, which ends in these bytes at
+every protocol."""
 _BEGIN = 24
 """This pickle has at most this many bytes: 15, and 24 since protocol 4."""
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _OF_ZIP = (struct.error, EOFError, RuntimeError, zipfile.BadZipFile)
-"""What zipfile raises for damaged archives in addition to the usual errors; NotImplementedError is a RuntimeError."""
+"""What zipfile raises for damaged archives in addition to the usual errors; NotImplementedError is
+a RuntimeError."""
 _VERSION = 1001
 _MOST_MEMBERS = 100_000
 """A ResNet-152 with velocities and averages has about 3,000."""
 _ALIGNMENT = 64
-"""PyTorch begins every storage at a multiple of this many bytes, so that it can be mapped into memory."""
+"""PyTorch begins every storage at a multiple of this many bytes, so that it can be mapped into
+memory."""
 _ROOT = "archive"
 _OF_PROGRAMS = {
     "constants.pkl": "TorchScript, torch.jit.save",
     **dict.fromkeys(("archive_format", "serialized_exported_program.json"), "torch.export.save"),
 }
-"""What wrote a program, by a member that only its archives have. The last one is of older versions of PyTorch."""
+"""What wrote a program, by a member that only its archives have. The last one is of older versions
+of PyTorch."""
 _STORAGES = {
-    **{"float32": "Float", "float64": "Double", "float16": "Half", "uint8": "Byte", "int8": "Char", "int16": "Short"},
+    **{
+        "float32": "Float",
+        "float64": "Double",
+        "float16": "Half",
+        "uint8": "Byte",
+        "int8": "Char",
+        "int16": "Short",
+    },
     **{"int32": "Int", "int64": "Long", "bool": "Bool"},
 }
 
 
 def is_torch_file(path: Path) -> bool:
-    """Return whether a path names a file in one of the two containers, or a program of PyTorch, which `load` refuses."""
+    """Return whether a path names a file in one of the two containers, or a program of PyTorch,
+    which `load` refuses."""
     try:
         begin = _begin(path)
         if not begin.startswith(_ZIP):
             return _is_of_stream(begin)
         with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-        return _program_in(names) is not None or any(_is_at_root(name, "data.pkl") for name in names)
+        return _program_in(names) is not None or any(
+            _is_at_root(name, "data.pkl") for name in names
+        )
     except (OSError, ValueError, *_OF_ZIP):
         return False
 
@@ -77,7 +95,8 @@ def _is_at_root(name: str, member: str) -> bool:
 
 
 def _program_in(names: Iterable[str]) -> str | None:
-    """Return what wrote the program that an archive with these members holds; None if it holds none."""
+    """Return what wrote the program that an archive with these members holds; None if it holds
+    none."""
     for name in names:
         for member, writer in _OF_PROGRAMS.items():
             if name == member or _is_at_root(name, member):
@@ -98,11 +117,13 @@ def _is_of_stream(begin: bytes) -> bool:
 def load(path: Path, *, without: Without | None = None) -> Any:
     """Return what a file holds: dicts, lists, numbers, texts, and arrays.
 
-    `without` returns keys of the value, which is a dict, whose arrays are not needed. It gets the value before any numbers
-    are read. Numbers that only those arrays have stay 0, and are not read from a zip archive.
+    `without` returns keys of the value, which is a dict, whose arrays are not needed. It gets the
+    value before any numbers are read. Numbers that only those arrays have stay 0, and are not read
+    from a zip archive.
 
-    Arrays have the types of the tensors, with `BFLOAT16` for bfloat16. Some are read-only, and some share memory. Raises
-    `CheckpointError` if the file is damaged, a program, or asks for anything except weights and plain values.
+    Arrays have the types of the tensors, with `BFLOAT16` for bfloat16. Some are read-only, and some
+    share memory. Raises `CheckpointError` if the file is damaged, a program, or asks for anything
+    except weights and plain values.
     """
     try:
         size = path.stat().st_size
@@ -112,20 +133,22 @@ def load(path: Path, *, without: Without | None = None) -> Any:
                 writer = _program_in(archive.namelist())
                 if writer is not None:
                     raise CheckpointError(
-                        f"{path} is a program ({writer}), not weights. Nothing of it was run. Expected a dict of tensors; "
-                        "use the weights that it was made from, or save them with torch.save(model.state_dict(), path)."
+                        f"{path} is a program ({writer}), not weights. Nothing of it was run."
+                        " Expected a dict of tensors; use the weights that it was made from, or"
+                        " save them with torch.save(model.state_dict(), path)."
                     )
                 return _of_archive(archive, size, without)
         return _of_stream(io.BytesIO(read_regular(path, WEIGHTS)), size)
     except Refused as error:
         raise CheckpointError(
-            f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of it was run. "
-            "Expected a dict of tensors; get the file from a source you trust, and save it again with "
-            "torch.save(model.state_dict(), path)."
+            f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of"
+            " it was run. Expected a dict of tensors; get the file from a source you trust, and"
+            " save it again with torch.save(model.state_dict(), path)."
         ) from None
     except (ValueError, LookupError, TypeError, ArithmeticError, *_OF_ZIP) as error:
         raise CheckpointError(
-            f"{path} is damaged or not a PyTorch file: {error}. Copy it again, or use an earlier checkpoint."
+            f"{path} is damaged or not a PyTorch file: {error}. Copy it again, or use an earlier"
+            " checkpoint."
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -134,15 +157,18 @@ def load(path: Path, *, without: Without | None = None) -> Any:
 def _of_archive(archive: zipfile.ZipFile, size: int, without: Without | None) -> Any:
     """Return the object of a zip archive of `size` bytes.
 
-    With `without`, numbers are read after the object is known: until then storages are zeros, which take no memory. bool
-    and big endian are read at once, since their tensors are copies, and so are bytes, which may be of any type.
+    With `without`, numbers are read after the object is known: until then storages are zeros, which
+    take no memory. bool and big endian are read at once, since their tensors are copies, and so are
+    bytes, which may be of any type.
     """
     members = _members(archive, size)
     roots = [name.removesuffix("data.pkl") for name in members if _is_at_root(name, "data.pkl")]
     if len(roots) != 1:
         raise ValueError("it is a zip archive without a single data.pkl")
     root = roots[0]
-    order = archive.read(members[f"{root}byteorder"]) if f"{root}byteorder" in members else b"little"
+    order = (
+        archive.read(members[f"{root}byteorder"]) if f"{root}byteorder" in members else b"little"
+    )
     if order not in (b"little", b"big"):
         raise ValueError(f"its byte order is {order[:20]!r}")
     stored: dict[str, np.ndarray] = {}
@@ -154,14 +180,19 @@ def _of_archive(archive: zipfile.ZipFile, size: int, without: Without | None) ->
             if member is None:
                 raise ValueError(f"the storage {key:.20} is missing")
             if member.file_size != count * kind.itemsize:
-                raise ValueError(f"storage {key:.20} has {member.file_size} bytes in place of {count * kind.itemsize}")
+                raise ValueError(
+                    f"storage {key:.20} has {member.file_size} bytes in place of"
+                    f" {count * kind.itemsize}"
+                )
             if without is None or order == b"big" or kind.code in ("?", "u1"):
                 stored[key] = np.frombuffer(archive.read(member), np.uint8)
             else:
                 stored[key], unread[key] = np.zeros(member.file_size, np.uint8), member
         return stored[key]
 
-    value = interpret(archive.read(members[f"{root}data.pkl"]), rules(size, find, is_big_endian=order == b"big"))
+    value = interpret(
+        archive.read(members[f"{root}data.pkl"]), rules(size, find, is_big_endian=order == b"big")
+    )
     needed = _owners(value, () if without is None else without(value)) if unread else set()
     for key, member in unread.items():
         if id(stored[key]) in needed:
@@ -170,9 +201,15 @@ def _of_archive(archive: zipfile.ZipFile, size: int, without: Without | None) ->
 
 
 def _owners(value: Any, without: Collection[Any]) -> set[int]:
-    """Return the identities of the arrays that own the numbers of the arrays in a value, except below some of its keys."""
-    found, seen = set[int](), set[int]()
-    left = [each for key, each in value.items() if key not in without] if isinstance(value, dict) else [value]
+    """Return the identities of the arrays that own the numbers of the arrays in a value, except
+    below some of its keys."""
+    found = set[int]()
+    seen = set[int]()
+    left = (
+        [each for key, each in value.items() if key not in without]
+        if isinstance(value, dict)
+        else [value]
+    )
     while left:
         each = left.pop()
         if isinstance(each, np.ndarray):
@@ -186,7 +223,8 @@ def _owners(value: Any, without: Collection[Any]) -> set[int]:
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """Return the members of an archive of `size` bytes by name. Raises `ValueError` if they are not PyTorch's."""
+    """Return the members of an archive of `size` bytes by name. Raises `ValueError` if they are not
+    PyTorch's."""
     entries = archive.infolist()
     if len(entries) > _MOST_MEMBERS:
         raise ValueError(f"it has {len(entries)} members; expected at most {_MOST_MEMBERS}")
@@ -210,18 +248,24 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
 def _of_stream(stream: io.BytesIO, size: int) -> Any:
     """Return the object of the older container.
 
-    Storages follow the object that uses them. Therefore its pickle is interpreted twice: first only for the types of the
-    storages, then with their numbers.
+    Storages follow the object that uses them. Therefore its pickle is interpreted twice: first only
+    for the types of the storages, then with their numbers.
     """
     plain = Rules({})
-    first = interpret(stream, Rules(NUMPY))  # so that a pickle of arrays alone is not called malicious
+    first = interpret(
+        stream, Rules(NUMPY)
+    )  # so that a pickle of arrays alone is not called malicious
     if not isinstance(first, int) or first != _MAGIC_NUMBER:
-        raise ValueError("it does not begin with PyTorch's magic number, so that another program may have written it")
+        raise ValueError(
+            "it does not begin with PyTorch's magic number, so that another program may have"
+            " written it"
+        )
     version = interpret(stream, plain)
     if version != _VERSION:
         raise ValueError(f"its protocol's version is not {_VERSION}")
     interpret(stream, plain)
-    begin, kinds = stream.tell(), dict[str, tuple[Kind, int]]()
+    begin = stream.tell()
+    kinds = dict[str, tuple[Kind, int]]()
 
     def note(key: str, kind: Kind, count: int) -> np.ndarray:
         if kinds.setdefault(key, (kind, count)) != (kind, count):
@@ -230,7 +274,11 @@ def _of_stream(stream: io.BytesIO, size: int) -> Any:
 
     interpret(stream, _without_tensors(rules(size, note)))
     keys = interpret(stream, plain)
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
+    if (
+        not isinstance(keys, list)
+        or not all(isinstance(key, str) for key in keys)
+        or len(set(keys)) != len(keys)
+    ):
         raise ValueError("the keys of its storages are no list of texts, or one occurs twice")
     stored: dict[str, np.ndarray] = {}
     for key in keys:
@@ -256,9 +304,13 @@ def _without_tensors(found: Rules) -> Rules:
         assert found.persistent is not None
         found.persistent(identifier)
 
-    ignored: dict[str, Callable[..., Any]] = {name: _nothing for name in found.calls if name.startswith("torch._utils.")}
+    ignored: dict[str, Callable[..., Any]] = {
+        name: _nothing for name in found.calls if name.startswith("torch._utils.")
+    }
     ignored |= {"torch._tensor._rebuild_from_type_v2": _nothing}
-    return Rules({**found.calls, **ignored}, found.values, found.instructions, found.key, found.build, note)
+    return Rules(
+        {**found.calls, **ignored}, found.values, found.instructions, found.key, found.build, note
+    )
 
 
 def _nothing(*_: Any) -> None:
@@ -268,8 +320,9 @@ def _nothing(*_: Any) -> None:
 def save(path: Path, value: Any) -> None:
     """Write a file that `torch.load(path, weights_only=True)` reads.
 
-    `value` consists of dicts, lists, tuples, texts, numbers, None and arrays of float16, float32, float64, bool and integers
-    up to int64. Arrays become contiguous tensors with a storage each. Raises `TypeError` for anything else.
+    `value` consists of dicts, lists, tuples, texts, numbers, None and arrays of float16, float32,
+    float64, bool and integers up to int64. Arrays become contiguous tensors with a storage each.
+    Raises `TypeError` for anything else.
     """
     storages: list[np.ndarray] = []
     program = b"\x80\x02" + _program(value, storages) + b"."
@@ -277,7 +330,11 @@ def save(path: Path, value: Any) -> None:
         _add(archive, "data.pkl", program)
         _add(archive, "byteorder", b"little")
         for key, numbers in enumerate(storages):
-            _add(archive, f"data/{key}", numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes())
+            _add(
+                archive,
+                f"data/{key}",
+                numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes(),
+            )
         _add(archive, "version", b"3\n")
 
 
@@ -314,7 +371,8 @@ def _tensor(array: np.ndarray, key: int) -> bytes:
     """Return the instructions that make a tensor of the storage with this key."""
     if array.dtype.name not in _STORAGES:
         raise TypeError(f"an array of {array.dtype} cannot be written to a PyTorch file")
-    strides, step = [], 1
+    strides = []
+    step = 1
     for size in reversed(array.shape):
         strides.append(step)
         step *= max(size, 1)
@@ -322,5 +380,7 @@ def _tensor(array: np.ndarray, key: int) -> bytes:
         b"(" + _program("storage", []) + f"ctorch\n{_STORAGES[array.dtype.name]}Storage\n".encode(),
         b"".join(_program(part, []) for part in (str(key), "cpu", array.size)) + b"tQ",
     )
-    view = b"".join(_program(part, []) for part in (0, array.shape, tuple(reversed(strides)), False))
+    view = b"".join(
+        _program(part, []) for part in (0, array.shape, tuple(reversed(strides)), False)
+    )
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + b"".join(storage) + view + _ORDERED + b"tR"

@@ -1,12 +1,15 @@
-"""What the pickles of PyTorch's files may ask for: tensors, and what else programs store. None of their code is run.
+"""What the pickles of PyTorch's files may ask for: tensors, and what else programs store. None of
+their code is run.
 
-A tensor is a call of `torch._utils._rebuild_tensor_v2` with a storage (a row of numbers outside the pickle), an offset,
-sizes and strides in numbers. Several tensors may share a storage. A storage is named by a persistent identifier:
+A tensor is a call of `torch._utils._rebuild_tensor_v2` with a storage (a row of numbers outside the
+pickle), an offset, sizes and strides in numbers. Several tensors may share a storage. A storage is
+named by a persistent identifier:
 
     ("storage", torch.FloatStorage, key, device, count)         and in the older container, also: (view's key, offset, count)
 
-Everything that `torch.load(weights_only=True)` reads is read: as plain values where these exist, as `Opaque` where they do
-not (sparse and quantized tensors, 8-bit floats). So are options of a command line (`argparse.Namespace`) and paths.
+Everything that `torch.load(weights_only=True)` reads is read: as plain values where these exist, as
+`Opaque` where they do not (sparse and quantized tensors, 8-bit floats). So are options of a command
+line (`argparse.Namespace`) and paths.
 
 Sources: PyTorch's serialization.py, _utils.py, _weights_only_unpickler.py.
 """
@@ -59,7 +62,8 @@ class OrderedValues(dict[Any, Any]):
     """A dict that also had attributes, such as the state_dict of a module."""
 
     modules: tuple[str, ...] = ()
-    """Names of the modules whose state_dict it was, "" for the outermost; empty if they were not stored."""
+    """Names of the modules whose state_dict it was, "" for the outermost; empty if they were not
+    stored."""
 
 
 Storage = tuple[Kind, np.ndarray]
@@ -75,19 +79,56 @@ _KINDS = {
     "complex64": Kind("c8"),
     "complex128": Kind("c16"),
     "bool": Kind("?"),
-    **{f"{sign}int{8 * size}": Kind(f"{sign or 'i'}{size}") for sign in ("", "u") for size in (1, 2, 4, 8)},
+    **{
+        f"{sign}int{8 * size}": Kind(f"{sign or 'i'}{size}")
+        for sign in ("", "u")
+        for size in (1, 2, 4, 8)
+    },
 }
 """Types of numbers by PyTorch's names."""
 _STORAGES = {
-    **{"FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16"},
-    **{"ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32"},
+    **{
+        "FloatStorage": "float32",
+        "DoubleStorage": "float64",
+        "HalfStorage": "float16",
+        "BFloat16Storage": "bfloat16",
+    },
+    **{
+        "ByteStorage": "uint8",
+        "CharStorage": "int8",
+        "ShortStorage": "int16",
+        "IntStorage": "int32",
+    },
     **{"LongStorage": "int64", "BoolStorage": "bool"},
-    **{"ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8"},
+    **{
+        "ComplexFloatStorage": "complex64",
+        "ComplexDoubleStorage": "complex128",
+        "UntypedStorage": "uint8",
+    },
 }
 _NAMES = (
     *_KINDS,
-    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
-    *("complex32", "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
+    *(
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn_x2",
+    ),
+    *(
+        "complex32",
+        "quint8",
+        "qint8",
+        "qint32",
+        "quint4x2",
+        "quint2x4",
+        "bits8",
+        "bits16",
+        "bits1x8",
+        "bits2x4",
+        "bits4x2",
+    ),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
     *("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric"),
     *("per_channel_affine_float_qparams", "Tensor"),
@@ -95,7 +136,12 @@ _NAMES = (
 )
 """Names in `torch` that may occur as values; most have no equivalent in NumPy."""
 _OPAQUE = (
-    *("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor", "_rebuild_qtensor", "_rebuild_nested_tensor"),
+    *(
+        "_rebuild_sparse_tensor",
+        "_rebuild_sparse_csr_tensor",
+        "_rebuild_qtensor",
+        "_rebuild_nested_tensor",
+    ),
     *("_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"),
 )
 _PATHS: dict[str, type[PurePath]] = {
@@ -107,7 +153,8 @@ _FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
 _MOST_PATH = 4096
 _SPARE = 2**20
 _MOST_COPIES = 8
-"""All tensors together may have this many times the bytes of the file, and `_SPARE` more: they may share storages."""
+"""All tensors together may have this many times the bytes of the file, and `_SPARE` more: they may
+share storages."""
 
 
 class _Tensors:
@@ -129,7 +176,10 @@ class _Tensors:
         numbers = self.find(str(expected(str, key)), stored, _natural(count))
         if view and view[0] is not None:
             _, offset, length = expected(tuple, view[0])
-            begin, end = (stored.itemsize * _natural(number) for number in (offset, _natural(offset) + _natural(length)))
+            begin, end = (
+                stored.itemsize * _natural(number)
+                for number in (offset, _natural(offset) + _natural(length))
+            )
             if end > len(numbers):
                 raise ValueError("a view reaches outside of its storage")
             numbers = numbers[begin:end]
@@ -140,7 +190,9 @@ class _Tensors:
         kind, stored = expected(tuple, storage)
         return self._view(kind, stored, _natural(offset), sizes, strides)
 
-    def tensor_of_type(self, storage: Any, offset: Any, sizes: Any, strides: Any, *others: Any) -> np.ndarray | Opaque:
+    def tensor_of_type(
+        self, storage: Any, offset: Any, sizes: Any, strides: Any, *others: Any
+    ) -> np.ndarray | Opaque:
         """Return a tensor with another type of numbers than its storage."""
         name = expected(str, others[2])
         kind = _KINDS.get(name.removeprefix("torch."))
@@ -150,20 +202,28 @@ class _Tensors:
             raise ValueError("the byte order of a tensor is unknown, since its storage has no type")
         return self._view(kind, expected(tuple, storage)[1], _natural(offset), sizes, strides)
 
-    def _view(self, kind: Kind, stored: np.ndarray, offset: int, sizes: Any, strides: Any) -> np.ndarray:
+    def _view(
+        self, kind: Kind, stored: np.ndarray, offset: int, sizes: Any, strides: Any
+    ) -> np.ndarray:
         """Return a view of a storage; a new array of bool, and of numbers in big endian."""
-        shape, steps = shape_of(sizes), shape_of(strides)
+        shape = shape_of(sizes)
+        steps = shape_of(strides)
         if len(shape) != len(steps):
             raise ValueError(f"a tensor has {len(shape)} sizes and {len(steps)} strides")
         last = offset + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
         if 0 not in shape and (last + 1) * kind.itemsize > len(stored):
-            raise ValueError(f"a tensor of {list(shape)} reaches outside of its storage of {len(stored)} bytes")
+            raise ValueError(
+                f"a tensor of {list(shape)} reaches outside of its storage of {len(stored)} bytes"
+            )
         self.spare -= math.prod(shape) * kind.itemsize * (2 if kind.is_bfloat16 else 1)
         if self.spare < 0:
-            raise ValueError(f"its tensors have more than {_MOST_COPIES} times the bytes of the file")
+            raise ValueError(
+                f"its tensors have more than {_MOST_COPIES} times the bytes of the file"
+            )
         if 0 in shape:
             return np.zeros(shape, BFLOAT16 if kind.is_bfloat16 else kind.code)
-        code, byte_steps = self.order + ("u1" if kind.code == "?" else kind.code), [kind.itemsize * step for step in steps]
+        code = self.order + ("u1" if kind.code == "?" else kind.code)
+        byte_steps = [kind.itemsize * step for step in steps]
         found: np.ndarray = np.ndarray(shape, code, stored, kind.itemsize * offset, byte_steps)
         if kind.code == "?":
             return np.not_equal(found, 0)
@@ -182,7 +242,9 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
-def _of_class(calls: dict[str, Callable[..., Any]], function: Any, _: Any, arguments: Any, *__: Any) -> Any:
+def _of_class(
+    calls: dict[str, Callable[..., Any]], function: Any, _: Any, arguments: Any, *__: Any
+) -> Any:
     """Replace the call that makes a tensor of a subclass, with attributes: return the tensor."""
     name = name_of(function)
     if not name.startswith("torch._utils._rebuild_"):
@@ -247,13 +309,16 @@ def _make_text(name: Any) -> str:
 def _key(value: Any) -> Any:
     """Return the key of a dict: a text, a number or None, or a tuple of these."""
     scalars = str | bytes | int | float | None
-    if isinstance(value, scalars) or (type(value) is tuple and all(isinstance(part, scalars) for part in value)):
+    if isinstance(value, scalars) or (
+        type(value) is tuple and all(isinstance(part, scalars) for part in value)
+    ):
         return value
     raise ValueError(f"it has a {type(value).__name__} as the key of a dict")
 
 
 def _build(target: Any, state: Any) -> Any:
-    """Return a namespace as the dict of its attributes, and a dict with the names of its modules, if it has them."""
+    """Return a namespace as the dict of its attributes, and a dict with the names of its modules,
+    if it has them."""
     if isinstance(target, Unbuilt) and target.kind == "namespace":
         return expected(dict, state)
     if isinstance(target, OrderedValues):
@@ -273,9 +338,20 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "torch.device": _make_device,
     "torch.serialization._get_layout": _make_text,
     "argparse.Namespace": _make_namespace,
-    **in_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex, "bytearray": _make_bytes}),
+    **in_builtins(
+        {
+            "set": _make_set,
+            "frozenset": _make_set,
+            "complex": _make_complex,
+            "bytearray": _make_bytes,
+        }
+    ),
     **in_builtins({"bytes": _make_bytes}),
-    **{f"pathlib{part}.{name}": partial(_make_path, kind) for name, kind in _PATHS.items() for part in ("", "._local")},
+    **{
+        f"pathlib{part}.{name}": partial(_make_path, kind)
+        for name, kind in _PATHS.items()
+        for part in ("", "._local")
+    },
     **{f"torch._utils.{name}": partial(_make_opaque, name) for name in _OPAQUE},
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
@@ -286,19 +362,26 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 _VALUES: dict[str, Any] = {
     **{f"torch.{name}": f"torch.{name}" for name in _NAMES},
-    **{f"{module}.{name}": f"torch.{name}" for name in _STORAGES for module in ("torch", "torch.cuda", "torch.storage")},
+    **{
+        f"{module}.{name}": f"torch.{name}"
+        for name in _STORAGES
+        for module in ("torch", "torch.cuda", "torch.storage")
+    },
     "torch.storage._UntypedStorage": "torch.UntypedStorage",
     **in_builtins({name: Opaque(name) for name in _FACTORIES}),
 }
-_INSTRUCTIONS = frozenset({"NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHORT_BINSTRING", "BINSTRING"})
+_INSTRUCTIONS = frozenset(
+    {"NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHORT_BINSTRING", "BINSTRING"}
+)
 
 
 def rules(size: int, find: Find, *, is_big_endian: bool = False) -> Rules:
     """Return the rules for the pickle of a file of `size` bytes, whose storages `find` returns.
 
-    Tensors become arrays in little endian: views of their storages, except for bool. bfloat16 stays as it is (`BFLOAT16`).
-    `Rules.persistent` and the calls raise `ValueError` for a tensor that reaches outside of its storage, and if all tensors
-    together have several times the bytes of the file.
+    Tensors become arrays in little endian: views of their storages, except for bool. bfloat16 stays
+    as it is (`BFLOAT16`). `Rules.persistent` and the calls raise `ValueError` for a tensor that
+    reaches outside of its storage, and if all tensors together have several times the bytes of the
+    file.
     """
     tensors = _Tensors(size, find, is_big_endian)
     calls = _PLAIN | {

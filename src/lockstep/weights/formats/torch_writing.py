@@ -1,12 +1,15 @@
-"""Write PyTorch's files, without PyTorch: a state_dict with torchvision's names, and checkpoints for NVIDIA's code.
+"""Write PyTorch's files, without PyTorch: a state_dict with torchvision's names, and checkpoints
+for NVIDIA's code.
 
-The files hold only tensors and plain values, so `torch.load(path, weights_only=True)` reads them. `torch_models` describes
-names and optimizer.
+The files hold only tensors and plain values, so `torch.load(path, weights_only=True)` reads them.
+`torch_models` describes names and optimizer.
 
-NVIDIA's code needs two kinds of files. `main.py --resume` takes a checkpoint. `classify.py --pretrained-from-file` and
-`main.py --pretrained-from-file` take a state_dict alone, as its checkpoint2model.py makes it. Both are written.
+NVIDIA's code needs two kinds of files. `main.py --resume` takes a checkpoint. `classify.py
+--pretrained-from-file` and `main.py --pretrained-from-file` take a state_dict alone, as its
+checkpoint2model.py makes it. Both are written.
 
-Source: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets: main.py, training.py, checkpoint2model.py.
+Source: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets: main.py, training.py,
+checkpoint2model.py.
 """
 
 from collections import OrderedDict
@@ -31,26 +34,40 @@ _LOGITS = 1000
 _EPSILON = 1e-5
 
 
-def write_torchvision(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
+def write_torchvision(
+    target: Path, recipe: Recipe, state: State, into: Path | None = None
+) -> Written:
     """Write a state_dict with torchvision's names, in its order; return the file and remarks on it.
 
-    A module of torchvision's or timm's class takes it with `strict=True`. `num_batches_tracked` is 0. `into` is as in
-    `write_new`. Raises `CheckpointError` if the target exists, has another ending than PyTorch's, or the state does not fit.
+    A module of torchvision's or timm's class takes it with `strict=True`. `num_batches_tracked` is
+    0. `into` is as in `write_new`. Raises `CheckpointError` if the target exists, has another
+    ending than PyTorch's, or the state does not fit.
     """
     _check_name(target)
     expected = fitting(model_spec(recipe.model), recipe.logits, state)
-    write_new(target, {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))}, into=into)
-    return Written((target,), (target,), (*_about_model(recipe, "torchvision's class"), *left_out(state)), COUNTERS)
+    write_new(
+        target,
+        {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))},
+        into=into,
+    )
+    return Written(
+        (target,),
+        (target,),
+        (*_about_model(recipe, "torchvision's class"), *left_out(state)),
+        COUNTERS,
+    )
 
 
 def write_nvidia_pytorch(
     target: Path, recipe: Recipe, state: State, into: Path | None = None, *, epochs: int = 0
 ) -> Written:
-    """Write a checkpoint for `main.py --resume` of NVIDIA's code, and its weights; return both files and remarks on them.
+    """Write a checkpoint for `main.py --resume` of NVIDIA's code, and its weights; return both
+    files and remarks on them.
 
-    The weights, for `--pretrained-from-file`, are a file next to the target: `x.weights.pth.tar` for `x.pth.tar`. `epochs`
-    is the number of epochs done, where the code resumes. `into` is as in `write_new`. Raises `CheckpointError` if a file
-    exists, the target has another ending than PyTorch's, or the state does not fit.
+    The weights, for `--pretrained-from-file`, are a file next to the target: `x.weights.pth.tar`
+    for `x.pth.tar`. `epochs` is the number of epochs done, where the code resumes. `into` is as in
+    `write_new`. Raises `CheckpointError` if a file exists, the target has another ending than
+    PyTorch's, or the state does not fit.
     """
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
@@ -61,7 +78,9 @@ def write_nvidia_pytorch(
         "arch": recipe.model if isinstance(recipe.model, str) else "",
         "best_prec1": 0.0,
         "state_dict": tensors,
-        "optimizer": _optimizer(recipe, [tensor for tensor in expected if tensor.is_trained], state.momentum),
+        "optimizer": _optimizer(
+            recipe, [tensor for tensor in expected if tensor.is_trained], state.momentum
+        ),
     }
     if state.ema:
         checkpoint["state_dict_ema"] = _state_dict(expected, state.ema, nvidia_name)
@@ -71,7 +90,9 @@ def write_nvidia_pytorch(
     }
     write_new(target, files, into=into)
     both = (target, weights)
-    return Written(both, both, tuple(_about_nvidia(target, weights, recipe, state, epochs)), COUNTERS)
+    return Written(
+        both, both, tuple(_about_nvidia(target, weights, recipe, state, epochs)), COUNTERS
+    )
 
 
 def _check_name(target: Path) -> str:
@@ -85,57 +106,95 @@ def _check_name(target: Path) -> str:
 def _state_dict(
     expected: list[Tensor], values: Mapping[str, np.ndarray], renamed: Callable[[str], str]
 ) -> OrderedDict[str, Any]:
-    """Return tensors in PyTorch's order: those of a module as they were created, with the counter of each batch norm."""
+    """Return tensors in PyTorch's order: those of a module as they were created, with the counter
+    of each batch norm."""
     found: OrderedDict[str, Any] = OrderedDict()
     for tensor in expected:
         found[renamed(tensor.name)] = values[tensor.name]
         if tensor.role == "bn_var":
-            found[renamed(tensor.name).replace("running_var", "num_batches_tracked")] = np.array(0, np.int64)
+            found[renamed(tensor.name).replace("running_var", "num_batches_tracked")] = np.array(
+                0, np.int64
+            )
     return found
 
 
-def _optimizer(recipe: Recipe, trained: list[Tensor], momentum: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the state of torch.optim.SGD with NVIDIA's two groups. The code sets the learning rate at every step."""
-    groups, begin = [], 0
+def _optimizer(
+    recipe: Recipe, trained: list[Tensor], momentum: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Return the state of torch.optim.SGD with NVIDIA's two groups. The code sets the learning rate
+    at every step."""
+    groups = []
+    begin = 0
     order = nvidia_groups(tensor.name for tensor in trained)
     for names, decay in zip(order, (0.0, recipe.weight_decay), strict=True):
         parameters = list(range(begin, begin + len(names)))
         begin += len(names)
         groups.append(
             {"lr": recipe.lr, "momentum": recipe.momentum, "dampening": 0, "weight_decay": decay}
-            | {"nesterov": recipe.nesterov, "maximize": False, "foreach": None, "differentiable": False}
+            | {
+                "nesterov": recipe.nesterov,
+                "maximize": False,
+                "foreach": None,
+                "differentiable": False,
+            }
             | {"params": parameters}
         )
     names = [name for group in order for name in group if name in momentum]
-    return {"state": {i: {"momentum_buffer": momentum[name]} for i, name in enumerate(names)}, "param_groups": groups}
+    return {
+        "state": {i: {"momentum_buffer": momentum[name]} for i, name in enumerate(names)},
+        "param_groups": groups,
+    }
 
 
 def _about_model(recipe: Recipe, module: str) -> Iterable[str]:
     """Yield what a state_dict cannot say about a model, for the module that will take it."""
     spec = model_spec(recipe.model)
     if spec.block == "bottleneck" and spec.stride_in == "1x1":
-        yield f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3 and computes something else"
+        yield (
+            f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3 and"
+            " computes something else"
+        )
     if recipe.padding == "same":
-        yield f"these weights were trained with TensorFlow's SAME padding; {module} pads symmetrically"
+        yield (
+            f"these weights were trained with TensorFlow's SAME padding; {module} pads"
+            " symmetrically"
+        )
     if recipe.bn_epsilon != _EPSILON:
-        yield f"batch norm adds {recipe.bn_epsilon:g} to the variance; {module} adds {_EPSILON:g} by default"
-    if spec.groups > 1 and spec.widths[0] * spec.expansion == 256 and module.startswith("torchvision"):
+        yield (
+            f"batch norm adds {recipe.bn_epsilon:g} to the variance; {module} adds {_EPSILON:g} by"
+            " default"
+        )
+    if (
+        spec.groups > 1
+        and spec.widths[0] * spec.expansion == 256
+        and module.startswith("torchvision")
+    ):
         per_group = spec.widths[0] // spec.groups
         yield (
-            f"torchvision's class needs ResNet(Bottleneck, {list(spec.layers)}, groups={spec.groups}, "
-            f"width_per_group={per_group}, num_classes={recipe.logits})"
+            f"torchvision's class needs ResNet(Bottleneck, {list(spec.layers)},"
+            f" groups={spec.groups}, width_per_group={per_group}, num_classes={recipe.logits})"
         )
 
 
-def _about_nvidia(target: Path, weights: Path, recipe: Recipe, state: State, epochs: int) -> Iterable[str]:
-    yield f"{target.name} is for --resume on one GPU; on several, the names in state_dict have to begin with module."
+def _about_nvidia(
+    target: Path, weights: Path, recipe: Recipe, state: State, epochs: int
+) -> Iterable[str]:
+    yield (
+        f"{target.name} is for --resume on one GPU; on several, the names in state_dict have to"
+        " begin with module."
+    )
     yield f"{weights.name} is for --pretrained-from-file"
-    yield f"epoch {epochs} is stored, at which --resume begins" + (f"; step {state.step} is not" if state.step else "")
+    yield f"epoch {epochs} is stored, at which --resume begins" + (
+        f"; step {state.step} is not" if state.step else ""
+    )
     if recipe.model not in _OF_NVIDIA:
         yield f"the original's code has only the models {' and '.join(_OF_NVIDIA)}; this is another"
     yield from _about_model(recipe, "the original's model")
     if recipe.logits != _LOGITS:
-        yield f"the original's model has {_LOGITS} outputs; these weights have {recipe.logits}: --num_classes"
+        yield (
+            f"the original's model has {_LOGITS} outputs; these weights have {recipe.logits}:"
+            " --num_classes"
+        )
     if not state.momentum:
         yield "no velocities were written: after --resume they begin at 0"
     if state.scaler:

@@ -1,4 +1,5 @@
-"""Read ours.rec, ours.tfrecord and ours.tar with DALI on the CPU; print digests of images, and labels, as JSON."""
+"""Read ours.rec, ours.tfrecord and ours.tar with DALI on the CPU; print digests of images, and
+labels, as JSON."""
 
 import hashlib
 import json
@@ -18,14 +19,20 @@ def run(images: int, reader: Callable[[], tuple[object, object]]) -> list[list[o
         pipeline.set_outputs(*reader())
     pipeline.build()
     data, labels = pipeline.run()
-    return [[hashlib.sha256(data.at(i).tobytes()).hexdigest(), labels.at(i).reshape(-1).tolist()] for i in range(images)]
+    return [
+        [hashlib.sha256(data.at(i).tobytes()).hexdigest(), labels.at(i).reshape(-1).tolist()]
+        for i in range(images)
+    ]
 
 
 def main() -> None:
-    folder, images = Path(sys.argv[1]), int(sys.argv[2])
+    folder = Path(sys.argv[1])
+    images = int(sys.argv[2])
 
     def recordio() -> tuple[object, object]:
-        return tuple(fn.readers.mxnet(path=[str(folder / "ours.rec")], index_path=[str(folder / "ours.idx")]))
+        return tuple(
+            fn.readers.mxnet(path=[str(folder / "ours.rec")], index_path=[str(folder / "ours.idx")])
+        )
 
     def tfrecord() -> tuple[object, object]:
         read = fn.readers.tfrecord(
@@ -41,7 +48,9 @@ def main() -> None:
     def webdataset() -> tuple[object, object]:
         return tuple(
             fn.readers.webdataset(
-                paths=[str(folder / "ours.tar")], ext=["jpeg;jpg", "cls"], missing_component_behavior="error"
+                paths=[str(folder / "ours.tar")],
+                ext=["jpeg;jpg", "cls"],
+                missing_component_behavior="error",
             )
         )
 

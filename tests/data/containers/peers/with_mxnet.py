@@ -40,7 +40,8 @@ def read_batches(folder: Path) -> dict[str, object]:
         batch_size=3,
         preprocess_threads=1,
     )
-    labels, images = [], 0
+    labels = []
+    images = 0
     for batch in batches:
         whole = batch.label[0].shape[0] - batch.pad
         labels += batch.label[0].asnumpy()[:whole].tolist()
@@ -49,7 +50,9 @@ def read_batches(folder: Path) -> dict[str, object]:
 
 
 def write(folder: Path, name: str, more_labels: list[float]) -> None:
-    record = mx.recordio.MXIndexedRecordIO(str(folder / f"{name}.idx"), str(folder / f"{name}.rec"), "w")
+    record = mx.recordio.MXIndexedRecordIO(
+        str(folder / f"{name}.idx"), str(folder / f"{name}.rec"), "w"
+    )
     for number, label, path in json.loads((folder / "samples.json").read_text()):
         labels = [label, *more_labels] if more_labels else label
         header = mx.recordio.IRHeader(0, labels, number, 0)

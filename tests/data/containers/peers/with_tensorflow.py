@@ -1,4 +1,5 @@
-"""Read ours.tfrecord with TensorFlow and write theirs.tfrecord and shuffled.tfrecord; print what was read as JSON."""
+"""Read ours.tfrecord with TensorFlow and write theirs.tfrecord and shuffled.tfrecord; print what
+was read as JSON."""
 
 import hashlib
 import json
@@ -8,7 +9,14 @@ from pathlib import Path
 
 import tensorflow as tf
 
-TEXTS = ("image/encoded", "image/filename", "image/class/synset", "image/class/text", "image/colorspace", "image/format")
+TEXTS = (
+    "image/encoded",
+    "image/filename",
+    "image/class/synset",
+    "image/class/text",
+    "image/colorspace",
+    "image/format",
+)
 NUMBERS = ("image/class/label", "image/height", "image/width", "image/channels")
 
 
@@ -17,11 +25,15 @@ def read(path: Path) -> list[dict[str, object]]:
     keys |= dict.fromkeys(NUMBERS, tf.io.FixedLenFeature([], tf.int64))
     found = []
     for payload in tf.data.TFRecordDataset(str(path)):
-        example = {key: value.numpy() for key, value in tf.io.parse_single_example(payload, keys).items()}
+        example = {
+            key: value.numpy() for key, value in tf.io.parse_single_example(payload, keys).items()
+        }
         shape = tf.io.decode_jpeg(example["image/encoded"]).shape.as_list()
         image = hashlib.sha256(example.pop("image/encoded")).hexdigest()
         texts = {key: value.decode() for key, value in example.items() if key in TEXTS}
-        found.append(texts | {key: int(example[key]) for key in NUMBERS} | {"image": image, "shape": shape})
+        found.append(
+            texts | {key: int(example[key]) for key in NUMBERS} | {"image": image, "shape": shape}
+        )
     return found
 
 
@@ -37,11 +49,26 @@ def features(folder: Path) -> list[dict[str, tf.train.Feature]]:
             "image/filename": name.encode(),
             "image/encoded": (folder / "images" / name).read_bytes(),
         }
-        numbers = {"image/height": 20, "image/width": 30, "image/channels": 3, "image/class/label": label + 1}
+        numbers = {
+            "image/height": 20,
+            "image/width": 30,
+            "image/channels": 3,
+            "image/class/label": label + 1,
+        }
         found.append(
-            {key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text])) for key, text in texts.items()}
-            | {key: tf.train.Feature(int64_list=tf.train.Int64List(value=[number])) for key, number in numbers.items()}
-            | {"image/object/bbox/xmin": tf.train.Feature(float_list=tf.train.FloatList(value=[0.25, 0.5]))}
+            {
+                key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text]))
+                for key, text in texts.items()
+            }
+            | {
+                key: tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
+                for key, number in numbers.items()
+            }
+            | {
+                "image/object/bbox/xmin": tf.train.Feature(
+                    float_list=tf.train.FloatList(value=[0.25, 0.5])
+                )
+            }
         )
     return found
 

@@ -4,8 +4,8 @@
     with_mxnet.py save FOLDER       models saved by Module and by Gluon, their values and their logits
     with_mxnet.py load FOLDER       loads ours-0007.params in every possible way
 
-Every result is a .npz. The networks have the layers of NVIDIA's symbol code. They are written for this test and share no
-code with Lockstep.
+Every result is a .npz. The networks have the layers of NVIDIA's symbol code. They are written for
+this test and share no code with Lockstep.
 """
 
 import sys
@@ -24,7 +24,9 @@ class Builder:
     """Builds the original's symbols."""
 
     def __init__(self, layout, half=False, epsilon=1e-5):
-        self.layout, self.half, self.epsilon = layout, half, epsilon
+        self.layout = layout
+        self.half = half
+        self.epsilon = epsilon
 
     def unit(self, x, name, norm, outputs, size, stride=1):
         pad = (size // 2, size // 2)
@@ -33,7 +35,9 @@ class Builder:
             workspace=256, name=name, layout=self.layout,
         )  # fmt: skip
         axis = 3 if self.layout == "NHWC" else 1
-        return mx.sym.BatchNorm(data=x, axis=axis, fix_gamma=False, eps=self.epsilon, momentum=0.9, name=norm)
+        return mx.sym.BatchNorm(
+            data=x, axis=axis, fix_gamma=False, eps=self.epsilon, momentum=0.9, name=norm
+        )
 
     def pool(self, x, **kwargs):
         # On a CPU, MXNet pools only in NCHW.
@@ -45,7 +49,9 @@ class Builder:
     def block(self, x, name, outputs, stride, first):
         relu = {"act_type": "relu"}
         y = mx.sym.Activation(
-            data=self.unit(x, f"{name}_conv1", f"{name}_bn1", outputs // 4, 1), name=f"{name}_relu1", **relu
+            data=self.unit(x, f"{name}_conv1", f"{name}_bn1", outputs // 4, 1),
+            name=f"{name}_relu1",
+            **relu,
         )
         y = self.unit(y, f"{name}_conv2", f"{name}_bn2", outputs // 4, 3, stride)
         y = mx.sym.Activation(data=y, name=f"{name}_relu2", **relu)
@@ -60,12 +66,18 @@ class Builder:
             x = mx.sym.Cast(data=x, dtype=np.float16)
         if self.layout == "NHWC":
             x = mx.sym.transpose(data=x, axes=(0, 2, 3, 1))
-        x = mx.sym.Activation(data=self.unit(x, "conv0", "bn0", width, 7, 2), act_type="relu", name="relu0")
+        x = mx.sym.Activation(
+            data=self.unit(x, "conv0", "bn0", width, 7, 2), act_type="relu", name="relu0"
+        )
         x = self.pool(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max")
         for stage, (outputs, depth) in enumerate(zip(stages, depths, strict=True), start=1):
             for i in range(1, depth + 1):
-                x = self.block(x, f"stage{stage}_unit{i}", outputs, 2 if i == 1 and stage > 1 else 1, i == 1)
-        x = mx.sym.Flatten(data=self.pool(x, global_pool=True, kernel=(7, 7), pool_type="avg", name="pool1"))
+                x = self.block(
+                    x, f"stage{stage}_unit{i}", outputs, 2 if i == 1 and stage > 1 else 1, i == 1
+                )
+        x = mx.sym.Flatten(
+            data=self.pool(x, global_pool=True, kernel=(7, 7), pool_type="avg", name="pool1")
+        )
         x = mx.sym.FullyConnected(data=x, num_hidden=LOGITS, name="fc1")
         if self.half:
             x = mx.sym.Cast(data=x, dtype=np.float32)
@@ -99,7 +111,8 @@ def logits_of(symbol, arguments, statistics, images):
 
 
 def save_module(folder, name, builder, size, channels, images, epoch=90):
-    """Save a Module as the original's callback does. Logits are computed in NCHW and float32, which a CPU supports."""
+    """Save a Module as the original's callback does. Logits are computed in NCHW and float32, which
+    a CPU supports."""
     symbol = builder.network(size)
     padded = np.concatenate([images, np.zeros_like(images[:, : channels - 3])], axis=1)
     shapes, _, of_statistics = symbol.infer_shape(data=padded.shape, softmax_label=(len(images),))
@@ -108,12 +121,22 @@ def save_module(folder, name, builder, size, channels, images, epoch=90):
     statistics = randomise(dict(zip(symbol.list_auxiliary_states(), of_statistics, strict=True)))
     dtype = np.float16 if builder.half else np.float32
     # In fp16 the original keeps batch norms in float32.
-    stored = {n: v.astype(np.float32 if n.endswith(("gamma", "beta")) else dtype) for n, v in values.items()}
-    arrays = [{n: mx.nd.array(v, dtype=v.dtype) for n, v in given.items()} for given in (stored, statistics)]
+    stored = {
+        n: v.astype(np.float32 if n.endswith(("gamma", "beta")) else dtype)
+        for n, v in values.items()
+    }
+    arrays = [
+        {n: mx.nd.array(v, dtype=v.dtype) for n, v in given.items()}
+        for given in (stored, statistics)
+    ]
     mx.model.save_checkpoint(str(folder / name), epoch, symbol, *arrays)
     np.savez(folder / f"{name}.npz", **stored, **statistics)
     plain = {
-        n: mx.nd.array((v.transpose(0, 3, 1, 2) if builder.layout == "NHWC" and v.ndim == 4 else v).astype(np.float32))
+        n: mx.nd.array(
+            (v.transpose(0, 3, 1, 2) if builder.layout == "NHWC" and v.ndim == 4 else v).astype(
+                np.float32
+            )
+        )
         for n, v in stored.items()
     }
     same = Builder("NCHW", epsilon=builder.epsilon).network(size)
@@ -135,12 +158,15 @@ def save_gluon(folder, name, network, images):
 
 
 class Block(mx.gluon.HybridBlock):
-    """A bottleneck as NVIDIA's Gluon code builds it: all layers are counted together, and the last one includes the sum."""
+    """A bottleneck as NVIDIA's Gluon code builds it: all layers are counted together, and the last
+    one includes the sum."""
 
     def __init__(self, inputs, outputs, stride, first):
         super().__init__()
-        nn, width = mx.gluon.nn, outputs // 4
-        self.body, self.downsample = nn.HybridSequential(), None
+        nn = mx.gluon.nn
+        width = outputs // 4
+        self.body = nn.HybridSequential()
+        self.downsample = None
         for size, step in ((1, 1), (3, stride)):
             self.body.add(nn.Conv2D(width, size, step, size // 2, use_bias=False))
             normed = nn.HybridSequential()
@@ -151,7 +177,9 @@ class Block(mx.gluon.HybridBlock):
         self.bn_add_relu.bn = nn.BatchNorm(epsilon=1e-5)
         if first:
             self.downsample = nn.HybridSequential()
-            self.downsample.add(nn.Conv2D(outputs, 1, stride, use_bias=False), nn.BatchNorm(epsilon=1e-5))
+            self.downsample.add(
+                nn.Conv2D(outputs, 1, stride, use_bias=False), nn.BatchNorm(epsilon=1e-5)
+            )
 
     def hybrid_forward(self, F, x):
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -205,7 +233,11 @@ def load(folder):
     found = {"module": module.get_outputs()[0].asnumpy()}
     arguments, statistics = module.get_params()
     found |= {name: value.asnumpy() for name, value in (arguments | statistics).items()}
-    files = str(folder / "ours-symbol.json"), ["data", "softmax_label"], str(folder / "ours-0007.params")
+    files = (
+        str(folder / "ours-symbol.json"),
+        ["data", "softmax_label"],
+        str(folder / "ours-0007.params"),
+    )
     block = mx.gluon.SymbolBlock.imports(*files)
     found["gluon"] = block(mx.nd.array(images), labels).asnumpy()
     graph = mx.sym.load(files[0])
@@ -214,8 +246,12 @@ def load(folder):
     module.init_optimizer(optimizer_params={"learning_rate": 0.1, "rescale_grad": 1 / len(images)})
     module.forward_backward(mx.io.DataBatch([mx.nd.array(images)], [labels]))
     module.update()
-    mx.nd.waitall()  # MXNet does not know that the backward pass writes statistics, and would read them before
-    after = {"bias": module.get_params()[0]["fc1_bias"], "mean": module.get_params()[1]["bn0_moving_mean"]}
+    # MXNet does not know that the backward pass writes statistics, and would read them before
+    mx.nd.waitall()
+    after = {
+        "bias": module.get_params()[0]["fc1_bias"],
+        "mean": module.get_params()[1]["bn0_moving_mean"],
+    }
     after["probabilities"] = module.get_outputs()[0]
     np.savez(folder / "ours-after.npz", **{name: value.asnumpy() for name, value in after.items()})
 
@@ -235,9 +271,15 @@ def arrays(folder):
     mx.nd.save(str(folder / "empty.params"), {})
     with mx.util.np_shape(True):
         mx.nd.save(str(folder / "numpy.params"), {"x": dense["float32"]})
-    np.savez(folder / "loaded.npz", **{n: v.asnumpy() for n, v in mx.nd.load(str(folder / "ours.params")).items()})
+    np.savez(
+        folder / "loaded.npz",
+        **{n: v.asnumpy() for n, v in mx.nd.load(str(folder / "ours.params")).items()},
+    )
     for name in ("first", "V1"):
-        np.savez(folder / f"{name}.npz", **{n: v.asnumpy() for n, v in mx.nd.load(str(folder / f"{name}.params")).items()})
+        np.savez(
+            folder / f"{name}.npz",
+            **{n: v.asnumpy() for n, v in mx.nd.load(str(folder / f"{name}.params")).items()},
+        )
 
 
 {"arrays": arrays, "save": save, "load": load}[sys.argv[1]](Path(sys.argv[2]))

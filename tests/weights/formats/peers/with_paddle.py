@@ -4,8 +4,9 @@
     with_paddle.py programs FOLDER    the same as static programs, saved in every possible way, and their values and logits
     with_paddle.py load FOLDER        loads ours/ into programs
 
-With FLAGS_enable_pir_api=0 programs are those of Paddle 2, which the original uses. Only these support fp16 on a CPU.
-The network has the layers of NVIDIA's model code. It is written for this test and shares no code with Lockstep.
+With FLAGS_enable_pir_api=0 programs are those of Paddle 2, which the original uses. Only these
+support fp16 on a CPU. The network has the layers of NVIDIA's model code. It is written for this
+test and shares no code with Lockstep.
 """
 
 import sys
@@ -16,7 +17,10 @@ import paddle
 from paddle import nn, static
 
 OF_AMP = ("loss_scaling_0", "num_good_steps_0", "num_bad_steps_0", "conv2d_1.w_0_velocity_0")
-STEM, WIDTHS, LAYERS, LOGITS = 8, (8, 16, 32, 64), (2, 1, 1, 1), 10
+STEM = 8
+WIDTHS = (8, 16, 32, 64)
+LAYERS = (2, 1, 1, 1)
+LOGITS = 10
 
 
 class Unit(nn.Layer):
@@ -49,7 +53,8 @@ class Network(nn.Layer):
         super().__init__()
         self.stem = nn.Sequential(Unit(channels, STEM, 7, 2))
         self.pool = nn.MaxPool2D(3, 2, 1)
-        found, inputs = [], STEM
+        found = []
+        inputs = STEM
         for stage, (width, depth) in enumerate(zip(WIDTHS, LAYERS, strict=True)):
             for i in range(depth):
                 found.append(Block(inputs, width, 2 if i == 0 and stage else 1, i == 0))
@@ -72,14 +77,19 @@ def randomise(names):
         tensor = tensor_of(name)
         old = np.array(tensor)
         values = np.random.default_rng(seed).uniform(0.5, 1.5, old.shape).astype(old.dtype)
-        tensor.set(values / np.sqrt(old[0].size).astype(old.dtype) if old.ndim > 1 else values, paddle.CPUPlace())
+        tensor.set(
+            values / np.sqrt(old[0].size).astype(old.dtype) if old.ndim > 1 else values,
+            paddle.CPUPlace(),
+        )
 
 
 class Program:
     """The original's static program for training, and one for evaluation with the same variables."""
 
     def __init__(self, make, channels, amp=False, half=False):
-        self.main, self.startup, self.test = static.Program(), static.Program(), static.Program()
+        self.main = static.Program()
+        self.startup = static.Program()
+        self.test = static.Program()
         self.executor = static.Executor(paddle.CPUPlace())
         paddle.set_default_dtype("float16" if half else "float32")
         dtype = "float16" if half else "float32"
@@ -91,7 +101,9 @@ class Program:
                 paddle.optimizer.lr.StepDecay(0.1, 30), 0.9, weight_decay=1e-4, multi_precision=half
             )
             if amp:
-                optimizer = static.amp.decorate(optimizer, init_loss_scaling=4.0, use_dynamic_loss_scaling=True)
+                optimizer = static.amp.decorate(
+                    optimizer, init_loss_scaling=4.0, use_dynamic_loss_scaling=True
+                )
             optimizer.minimize(loss, self.startup)
             self.loss = loss
         with static.program_guard(self.test, static.Program()), paddle.utils.unique_name.guard():
@@ -105,7 +117,10 @@ class Program:
         paddle.set_default_dtype("float32")
 
     def layers(self):
-        return {name: parameter.name for name, parameter in self.network.state_dict(use_hook=False).items()}
+        return {
+            name: parameter.name
+            for name, parameter in self.network.state_dict(use_hook=False).items()
+        }
 
     def values(self, names):
         """Return values by layer names. Names of velocities and masters have a suffix."""
@@ -126,7 +141,9 @@ class Program:
 def save(folder, name, program, images=None, epoch=7, **how):
     names = program.names()
     randomise([name for name in names if name.startswith(("conv2d", "batch_norm", "linear"))])
-    static.save(program.main, str(folder / name / "ResNet50" / str(epoch) / "resnet_50_paddle"), **how)
+    static.save(
+        program.main, str(folder / name / "ResNet50" / str(epoch) / "resnet_50_paddle"), **how
+    )
     np.savez(folder / f"{name}.npz", **program.values(names))
     if images is not None:
         np.savez(folder / f"{name}-logits.npz", logits=program.run(images))
@@ -154,7 +171,11 @@ def save_layers(folder):
     optimizer.step()
     paddle.save(layer.state_dict(), str(folder / "trained.pdparams"))
     paddle.save(optimizer.state_dict(), str(folder / "trained.pdopt"))
-    np.savez(folder / "trained.npz", fc=layer.fc.weight.grad.numpy(), stem=layer.stem[0].conv.weight.grad.numpy())
+    np.savez(
+        folder / "trained.npz",
+        fc=layer.fc.weight.grad.numpy(),
+        stem=layer.stem[0].conv.weight.grad.numpy(),
+    )
 
 
 def save_programs(folder):
@@ -180,14 +201,18 @@ def load(folder):
     names = program.names()
     np.savez(folder / "ours.npz", **program.values(names))
     np.savez(folder / "ours-logits.npz", logits=program.run(with_padding(images)))
-    program.executor.run(program.main, feed={"x": with_padding(images)}, fetch_list=[program.loss])  # continues training
+    program.executor.run(
+        program.main, feed={"x": with_padding(images)}, fetch_list=[program.loss]
+    )  # continues training
     np.savez(folder / "ours-after.npz", **program.values(names))
     if not paddle.framework.in_pir_mode():
         amp = Program(lambda: Network(4), 4, amp=True)
         static.load(amp.main, prefix, amp.executor)
         np.savez(folder / "ours-amp.npz", **{name: np.array(tensor_of(name)) for name in OF_AMP})
     pretrained = Program(lambda: Network(4), 4)
-    static.set_program_state(pretrained.main, static.load_program_state(str(folder / "pretrained" / "any")))
+    static.set_program_state(
+        pretrained.main, static.load_program_state(str(folder / "pretrained" / "any"))
+    )
     np.savez(folder / "ours-pretrained-logits.npz", logits=pretrained.run(with_padding(images)))
 
 

@@ -4,7 +4,8 @@
     with_tensorflow.py full FOLDER        ResNet-50 at full size
     with_tensorflow.py restore FOLDER     reads ours/ in every way that TensorFlow has
 
-The graph has the scopes of NVIDIA's model code. It is written for this test and shares no code with Lockstep.
+The graph has the scopes of NVIDIA's model code. It is written for this test and shares no code with
+Lockstep.
 """
 
 import functools
@@ -17,8 +18,21 @@ import tensorflow as tf
 v1 = tf.compat.v1
 v1.disable_v2_behavior()
 
-RESNET = {"scope": "resnet50", "layers": (2, 1, 1, 1), "stem": 8, "widths": (8, 16, 32, 64), "expansion": 4, "groups": 1}
-RESNEXT = RESNET | {"scope": "resnext101-32x4d", "layers": (1, 2, 1, 1), "expansion": 2, "groups": 4, "final_conv": True}
+RESNET = {
+    "scope": "resnet50",
+    "layers": (2, 1, 1, 1),
+    "stem": 8,
+    "widths": (8, 16, 32, 64),
+    "expansion": 4,
+    "groups": 1,
+}
+RESNEXT = RESNET | {
+    "scope": "resnext101-32x4d",
+    "layers": (1, 2, 1, 1),
+    "expansion": 2,
+    "groups": 4,
+    "final_conv": True,
+}
 FULL = RESNET | {"layers": (3, 4, 6, 3), "stem": 64, "widths": (64, 128, 256, 512)}
 MODELS = {"resnet": RESNET, "resnext": RESNEXT}
 COLOURS = [123.68, 116.28, 103.53], [58.395, 57.12, 57.385]
@@ -42,13 +56,23 @@ def batch_norm(x, training, layout):
         count = len(v1.global_variables())
         gamma = variable("gamma", [channels], 0.5, 1.5, count)
         beta = variable("beta", [channels], -0.5, 0.5, count + 1)
-        mean = v1.get_variable("moving_mean", initializer=np.zeros(channels, np.float32), trainable=False)
-        variance = v1.get_variable("moving_variance", initializer=np.ones(channels, np.float32), trainable=False)
+        mean = v1.get_variable(
+            "moving_mean", initializer=np.zeros(channels, np.float32), trainable=False
+        )
+        variance = v1.get_variable(
+            "moving_variance", initializer=np.ones(channels, np.float32), trainable=False
+        )
     if not training:
-        return v1.nn.fused_batch_norm(x, gamma, beta, mean, variance, epsilon=1e-5, data_format=layout, is_training=False)[0]
-    y, found_mean, found_variance = v1.nn.fused_batch_norm(x, gamma, beta, epsilon=1e-5, is_training=True)
+        return v1.nn.fused_batch_norm(
+            x, gamma, beta, mean, variance, epsilon=1e-5, data_format=layout, is_training=False
+        )[0]
+    y, found_mean, found_variance = v1.nn.fused_batch_norm(
+        x, gamma, beta, epsilon=1e-5, is_training=True
+    )
     for running, found in ((mean, found_mean), (variance, found_variance)):
-        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, v1.assign_sub(running, (running - found) * 0.1))
+        v1.add_to_collection(
+            v1.GraphKeys.UPDATE_OPS, v1.assign_sub(running, (running - found) * 0.1)
+        )
     return y
 
 
@@ -64,7 +88,9 @@ def conv_block(x, channels, size, stride, name, training, relu=True, groups=1, l
                 x = tf.nn.conv2d(x, weight, stride, "SAME", data_format=layout)
             else:
                 pairs = zip(tf.split(x, groups, 3), tf.split(weight, groups, 3), strict=True)
-                x = tf.concat([tf.nn.conv2d(part, filters, stride, "SAME") for part, filters in pairs], 3)
+                x = tf.concat(
+                    [tf.nn.conv2d(part, filters, stride, "SAME") for part, filters in pairs], 3
+                )
         x = batch_norm(x, training, layout)
         return tf.nn.relu(x) if relu else x
 
@@ -77,7 +103,8 @@ def graph(images, model, training):
         x = tf.nn.max_pool2d(x, 3, 2, "SAME", data_format=layout)
         for stage, (depth, width) in enumerate(zip(model["layers"], model["widths"], strict=True)):
             for block in range(depth):
-                stride, outputs = (2 if block == 0 and stage else 1), width * model["expansion"]
+                stride = 2 if block == 0 and stage else 1
+                outputs = width * model["expansion"]
                 with v1.variable_scope(f"btlnck_block_{stage}_{block}"):
                     shortcut = x
                     if int(x.shape[layout.index("C")]) != outputs:
@@ -100,7 +127,9 @@ def head_of(x, weight, bias, model):
     """Return logits, in the exported graph of a final convolution by this convolution."""
     if "layout" in model and len(weight.shape) == 4:
         x = tf.reshape(x, [-1, int(x.shape[-1]), 1, 1])
-        y = tf.nn.bias_add(tf.nn.conv2d(x, weight, 1, "SAME", data_format="NCHW"), bias, data_format="NCHW")
+        y = tf.nn.bias_add(
+            tf.nn.conv2d(x, weight, 1, "SAME", data_format="NCHW"), bias, data_format="NCHW"
+        )
         return tf.squeeze(y, [2, 3])
     return tf.matmul(x, tf.reshape(weight, weight.shape[-2:])) + bias
 
@@ -126,23 +155,36 @@ def make_model(folder, name, images):
             session.run(update)
         v1.train.Saver().save(session, str(folder / name / "model.ckpt"), global_step=step)
         np.savez(folder / f"{name}.npz", **values(session))
-    np.savez(folder / f"{name}-logits.npz", logits=restored(folder / name / "model.ckpt-2", MODELS[name], images))
+    np.savez(
+        folder / f"{name}-logits.npz",
+        logits=restored(folder / name / "model.ckpt-2", MODELS[name], images),
+    )
     freeze(folder, name)
 
 
 def freeze(folder, name):
-    """Write what NVIDIA's code exports: a frozen graph of normalised images, and a SavedModel that normalises them.
+    """Write what NVIDIA's code exports: a frozen graph of normalised images, and a SavedModel that
+    normalises them.
 
-    The frozen graph of ResNeXt has the layout NCHW, and is not run: TensorFlow's CPU kernels have no such convolution.
+    The frozen graph of ResNeXt has the layout NCHW, and is not run: TensorFlow's CPU kernels have
+    no such convolution.
     """
     layout = "NCHW" if name == "resnext" else "NHWC"
     with tf.Graph().as_default(), v1.Session() as session:
         shape = [None, 64, 64, 3]
-        images = v1.placeholder(tf.float32, [shape[i] for i in (0, 3, 1, 2)] if layout == "NCHW" else shape, name="input")
-        probabilities = tf.nn.softmax(graph(images, MODELS[name] | {"layout": layout}, training=False), name="softmax")
+        images = v1.placeholder(
+            tf.float32,
+            [shape[i] for i in (0, 3, 1, 2)] if layout == "NCHW" else shape,
+            name="input",
+        )
+        probabilities = tf.nn.softmax(
+            graph(images, MODELS[name] | {"layout": layout}, training=False), name="softmax"
+        )
         v1.train.Saver().restore(session, str(folder / name / "model.ckpt-2"))
         definition = session.graph.as_graph_def()
-        frozen = v1.graph_util.convert_variables_to_constants(session, definition, [probabilities.op.name])
+        frozen = v1.graph_util.convert_variables_to_constants(
+            session, definition, [probabilities.op.name]
+        )
         (folder / f"{name}.pb").write_bytes(frozen.SerializeToString())
     with tf.Graph().as_default(), v1.Session() as session:
         images = v1.placeholder(tf.uint8, [None, 64, 64, 3], name="images")
@@ -150,7 +192,9 @@ def freeze(folder, name):
         logits = graph((tf.cast(images, tf.float32) - mean) / std, MODELS[name], training=False)
         v1.train.Saver().restore(session, str(folder / name / "model.ckpt-2"))
         outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
-        v1.saved_model.simple_save(session, str(folder / f"{name}-saved"), {"images": images}, outputs)
+        v1.saved_model.simple_save(
+            session, str(folder / f"{name}-saved"), {"images": images}, outputs
+        )
 
 
 def restored(prefix, model, images):
@@ -166,16 +210,35 @@ def make_types(folder):
     """Write every type that can be read, two that cannot, and shapes of all ranks."""
     with tf.Graph().as_default(), v1.Session() as session:
         numbers = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-        for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.bool, tf.string):
+        for dtype in (
+            tf.float32,
+            tf.float64,
+            tf.float16,
+            tf.bfloat16,
+            tf.int32,
+            tf.int64,
+            tf.bool,
+            tf.string,
+        ):
             value = np.array([["a", ""]]) if dtype == tf.string else tf.cast(numbers * 10, dtype)
             v1.get_variable(f"types/{dtype.name}", initializer=value)
         v1.get_variable("shapes/scalar", initializer=np.float32(1.5))
         v1.get_variable("shapes/empty", initializer=np.zeros((0, 3), np.float32))
-        v1.get_variable("shapes/long", initializer=np.arange(10_000, dtype=np.float32).reshape(1, 100, 1, 100))
+        v1.get_variable(
+            "shapes/long", initializer=np.arange(10_000, dtype=np.float32).reshape(1, 100, 1, 100)
+        )
         session.run(v1.global_variables_initializer())
         v1.train.Saver().save(session, str(folder / "types" / "types"))
-        kept = {name: value for name, value in values(session).items() if not name.endswith(("bool", "string", "bfloat16"))}
-        np.savez(folder / "types.npz", **kept, bfloat16=session.run(tf.cast(tf.cast(numbers * 10, tf.bfloat16), tf.float32)))
+        kept = {
+            name: value
+            for name, value in values(session).items()
+            if not name.endswith(("bool", "string", "bfloat16"))
+        }
+        np.savez(
+            folder / "types.npz",
+            **kept,
+            bfloat16=session.run(tf.cast(tf.cast(numbers * 10, tf.bfloat16), tf.float32)),
+        )
 
 
 def make_sharded(folder):
@@ -200,7 +263,10 @@ def make_partitioned(folder):
 def make_many(folder):
     """Write more entries than one block of an index holds."""
     with tf.Graph().as_default(), v1.Session() as session:
-        found = [v1.get_variable(f"a/{i % 7}/{'long' * 50}/{i}", initializer=np.float32(i)) for i in range(1500)]
+        found = [
+            v1.get_variable(f"a/{i % 7}/{'long' * 50}/{i}", initializer=np.float32(i))
+            for i in range(1500)
+        ]
         session.run(v1.global_variables_initializer())
         v1.train.Saver(found).save(session, str(folder / "many" / "many"))
 
@@ -216,14 +282,17 @@ def make(folder):
 
 
 def full(folder):
-    """Save ResNet-50 after one step. Slots hold half of the first values, weights what is left after the step."""
+    """Save ResNet-50 after one step. Slots hold half of the first values, weights what is left
+    after the step."""
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.train.get_or_create_global_step()
         images = np.load(folder / "images.npy")
         logits = graph(tf.constant(images), FULL, training=False)
         trained = v1.trainable_variables()
         optimizer = v1.train.MomentumOptimizer(0.5, 0.875)
-        update = optimizer.apply_gradients([(0.5 * each, each) for each in trained], global_step=step)
+        update = optimizer.apply_gradients(
+            [(0.5 * each, each) for each in trained], global_step=step
+        )
         session.run(v1.global_variables_initializer())
         session.run(update)
         session.run(v1.assign(step, 112_590))
@@ -237,10 +306,14 @@ def restore(folder):
         prefix = path.with_suffix("")
         reader = tf.train.load_checkpoint(str(prefix))
         shapes = reader.get_variable_to_shape_map()
-        np.savez(folder / f"ours-{prefix.name}.npz", **{name: reader.get_tensor(name) for name in shapes})
+        np.savez(
+            folder / f"ours-{prefix.name}.npz", **{name: reader.get_tensor(name) for name in shapes}
+        )
         if prefix.name in MODELS:
             model = MODELS[prefix.name] | {"scope": "resnet", "final_conv": False}
-            np.savez(folder / f"ours-{prefix.name}-logits.npz", logits=restored(prefix, model, images))
+            np.savez(
+                folder / f"ours-{prefix.name}-logits.npz", logits=restored(prefix, model, images)
+            )
     (folder / "newest.txt").write_text(tf.train.latest_checkpoint(str(folder / "ours")))
 
 

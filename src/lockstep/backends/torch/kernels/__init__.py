@@ -1,4 +1,5 @@
-"""Fused kernels in Triton, and whether a run uses them. Only the modules of this folder with kernels import Triton."""
+"""Fused kernels in Triton, and whether a run uses them. Only the modules of this folder with
+kernels import Triton."""
 
 import os
 from importlib.util import find_spec
@@ -9,8 +10,9 @@ from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 
 AUTO_USES_KERNELS = False
-"""Whether `fused: auto` uses the kernels where they run. It becomes True when a campaign on a GPU (docs/gpu.md) has shown
-that they are right and that the contender "lockstep, fused" is faster than "lockstep"."""
+"""Whether `fused: auto` uses the kernels where they run. It becomes True when a campaign on a GPU
+(docs/gpu.md) has shown that they are right and that the contender "lockstep, fused" is faster than
+"lockstep"."""
 OLDEST_GPU = 8, 0
 """The oldest compute capability that Triton supports, as its own documentation says."""
 
@@ -31,7 +33,8 @@ def wanted(execution: Execution, device: torch.device) -> bool:
 def obstacle(device: torch.device) -> str:
     """Return why kernels cannot run on a device; "" if they can.
 
-    On a CPU they run in Triton's interpreter, which takes seconds for a step, if TRITON_INTERPRET is set.
+    On a CPU they run in Triton's interpreter, which takes seconds for a step, if TRITON_INTERPRET
+    is set.
     """
     if find_spec("triton") is None:
         return "Triton is not installed"
@@ -44,4 +47,7 @@ def obstacle(device: torch.device) -> str:
 
 def refusal(why: str) -> BackendError:
     """Return the error of an execution that asks for fused kernels where they cannot run."""
-    return BackendError(f"fused is on, but {why}; use --set fused=auto, which computes with PyTorch's own kernels there")
+    return BackendError(
+        f"fused is on, but {why}; use --set fused=auto, which computes with PyTorch's own kernels"
+        " there"
+    )

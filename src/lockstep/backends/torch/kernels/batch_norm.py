@@ -1,18 +1,21 @@
-"""Batch norm with ReLU and the sum of a residual block, in training: kernels for activations in channels_last.
+"""Batch norm with ReLU and the sum of a residual block, in training: kernels for activations in
+channels_last.
 
-They are seen as [rows, C] with rows = N * H * W, and are float32, bfloat16 or float16. All else is float32 [C], and sums are
-float32. Each pass over the activations is one kernel:
+They are seen as [rows, C] with rows = N * H * W, and are float32, bfloat16 or float16. All else is
+float32 [C], and sums are float32. Each pass over the activations is one kernel:
 
     forward    statistics: reads x               apply: reads x (and the residual), writes y
     backward   sums: reads dy and x              gradient: reads dy and x, writes dx
     with a residual:  reads dy, x, y, writes dz            reads dz and x, writes dx
 
-z is the value before ReLU and dz its gradient, which is also that of the residual. ReLU's mask is y > 0. Without a residual
-it is computed again from x by the same operations in the same order, so y is not read.
+z is the value before ReLU and dz its gradient, which is also that of the residual. ReLU's mask is y
+> 0. Without a residual it is computed again from x by the same operations in the same order, so y
+is not read.
 
-The result is the same to the last bit each time: tiles of rows are dealt out to a number of programs that depends on the
-shape alone, each program writes its sums, and one kernel adds those up in a fixed order. So there are no atomics, and no
-block size is chosen by a timing. Neighbouring programs have the same rows and other channels: together they read whole rows.
+The result is the same to the last bit each time: tiles of rows are dealt out to a number of
+programs that depends on the shape alone, each program writes its sums, and one kernel adds those up
+in a fixed order. So there are no atomics, and no block size is chosen by a timing. Neighbouring
+programs have the same rows and other channels: together they read whole rows.
 """
 
 from dataclasses import dataclass
@@ -23,28 +26,33 @@ import triton.language as tl
 from torch import Tensor
 
 OPTIONS = {"enable_fp_fusion": False}
-"""Products and sums are fused only where `tl.fma` says so. What Triton does by default depends on its version."""
+"""Products and sums are fused only where `tl.fma` says so. What Triton does by default depends on
+its version."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How kernels divide their work. Other values give other roundings, so a run must keep them; they are not tuned."""
+    """How kernels divide their work. Other values give other roundings, so a run must keep them;
+    they are not tuned."""
 
     rows: int = 64
     channels: int = 64
     """Channels of a tile; in bf16 and fp16, 64 are 128 bytes, a whole line of the cache."""
     programs: int = 1024
-    """At most this many programs reduce a tensor: about eight for each multiprocessor of an H100, which has 132."""
+    """At most this many programs reduce a tensor: about eight for each multiprocessor of an H100,
+    which has 132."""
     sums: int = 256
     """The sums of this many programs are added up at once."""
     sums_channels: int = 16
-    """For this many channels by one program: the fewer, the more programs share what nothing else can overlap."""
+    """For this many channels by one program: the fewer, the more programs share what nothing else
+    can overlap."""
     warps: int = 8
 
 
 @triton.jit
 def _rows_of(program, rows, programs, ROWS: tl.constexpr):
-    """Return how many rows a program has: of the tiles of ROWS rows it has each `programs`-th, and the last may be short."""
+    """Return how many rows a program has: of the tiles of ROWS rows it has each `programs`-th, and
+    the last may be short."""
     tiles = (rows + ROWS - 1) // ROWS
     missing = tl.where((tiles - 1) % programs == program, tiles * ROWS - rows, 0)
     return ((tiles - program + programs - 1) // programs * ROWS - missing).to(tl.float32)
@@ -52,24 +60,28 @@ def _rows_of(program, rows, programs, ROWS: tl.constexpr):
 
 @triton.jit
 def _tile(first, rows, column, exists, channels, ROWS: tl.constexpr):
-    """Return the offsets of a tile from row `first` on, and which of them exist. A tensor may have over 2^31 values."""
+    """Return the offsets of a tile from row `first` on, and which of them exist. A tensor may have
+    over 2^31 values."""
     row = first + tl.arange(0, ROWS)
-    return row.to(tl.int64)[:, None] * channels + column[None, :], (row < rows)[:, None] & exists[None, :]
+    return row.to(tl.int64)[:, None] * channels + column[None, :], (row < rows)[:, None] & exists[
+        None, :
+    ]
 
 
 @triton.jit
 def _normalised(x, mean, rstd, weight, bias):
     """Return (x - mean) / deviation * weight + bias.
 
-    Forward and backward must round alike, so that both find the same sign. An explicit fma leaves the compiler no choice.
+    Forward and backward must round alike, so that both find the same sign. An explicit fma leaves
+    the compiler no choice.
     """
     return tl.fma(x - mean[None, :], (rstd * weight)[None, :], bias[None, :])
 
 
 @triton.jit
 def _rounded(z, TYPE: tl.constexpr):
-    """Return values as TYPE stores them: a very small one is 0 there. They are float32 again, since Triton's interpreter
-    compares bfloat16 as integers."""
+    """Return values as TYPE stores them: a very small one is 0 there. They are float32 again, since
+    Triton's interpreter compares bfloat16 as integers."""
     return z.to(TYPE).to(tl.float32)
 
 
@@ -84,12 +96,15 @@ def _statistics(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write mean and summed squares of deviations of each program's rows to `partials`, float32 [2, programs, C].
+    """Write mean and summed squares of deviations of each program's rows to `partials`, float32 [2,
+    programs, C].
 
-    Each lane of the tile has a mean and a sum of squares, by Welford's rule. Values are counted from the first row's, which
-    makes a mean that is much larger than the deviation small without rounding.
+    Each lane of the tile has a mean and a sum of squares, by Welford's rule. Values are counted
+    from the first row's, which makes a mean that is much larger than the deviation small without
+    rounding.
     """
-    program, column = tl.program_id(0) // blocks, tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    program = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     exists = column < channels
     shift = tl.load(x + column, mask=exists, other=0.0).to(tl.float32)
     mean = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
@@ -102,7 +117,9 @@ def _statistics(
         change = tl.where(there, value - mean, 0.0)
         mean += change * (1.0 / count)
         squares += change * (value - mean)
-    before = program * ROWS + tl.arange(0, ROWS)  # a lane has each `programs * ROWS`-th row from this one on
+    before = program * ROWS + tl.arange(
+        0, ROWS
+    )  # a lane has each `programs * ROWS`-th row from this one on
     of_lane = ((rows - before + programs * ROWS - 1) // (programs * ROWS)).to(tl.float32)[:, None]
     centre = tl.sum(mean * of_lane, axis=0) / _rows_of(program, rows, programs, ROWS)
     apart = mean - centre[None, :]
@@ -124,7 +141,8 @@ def _finish_statistics(
     PROGRAMS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write mean, 1 / deviation and unbiased variance of all rows to `statistics`, float32 [3, C], by Chan's rule."""
+    """Write mean, 1 / deviation and unbiased variance of all rows to `statistics`, float32 [3, C],
+    by Chan's rule."""
     column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     exists = column < channels
     weighted = tl.full([PROGRAMS, CHANNELS], 0.0, tl.float32)
@@ -144,7 +162,11 @@ def _finish_statistics(
     shift = tl.load(x + column, mask=exists, other=0.0).to(tl.float32)
     deviation = tl.sqrt_rn(total / rows + eps)
     tl.store(statistics + column, shift + centre, mask=exists)
-    tl.store(statistics + channels + column, tl.div_rn(tl.full([CHANNELS], 1.0, tl.float32), deviation), mask=exists)
+    tl.store(
+        statistics + channels + column,
+        tl.div_rn(tl.full([CHANNELS], 1.0, tl.float32), deviation),
+        mask=exists,
+    )
     tl.store(statistics + 2 * channels + column, total / (rows - 1), mask=exists)
 
 
@@ -164,14 +186,19 @@ def _apply(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write y. Tiles are in reverse order: the last rows that the statistics have read may still be in the cache."""
-    tile, column = tl.program_id(0) // blocks, tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    """Write y. Tiles are in reverse order: the last rows that the statistics have read may still be
+    in the cache."""
+    tile = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     exists = column < channels
     offsets, there = _tile(((rows - 1) // ROWS - tile) * ROWS, rows, column, exists, channels, ROWS)
     mean = tl.load(statistics + column, mask=exists, other=0.0)
     rstd = tl.load(statistics + channels + column, mask=exists, other=0.0)
-    scale, offset = tl.load(weight + column, mask=exists, other=0.0), tl.load(bias + column, mask=exists, other=0.0)
-    z = _normalised(tl.load(x + offsets, mask=there, other=0.0).to(tl.float32), mean, rstd, scale, offset)
+    scale = tl.load(weight + column, mask=exists, other=0.0)
+    offset = tl.load(bias + column, mask=exists, other=0.0)
+    z = _normalised(
+        tl.load(x + offsets, mask=there, other=0.0).to(tl.float32), mean, rstd, scale, offset
+    )
     if ADDS:
         z += tl.load(residual + offsets, mask=there, other=0.0).to(tl.float32)
     if RELU:
@@ -198,12 +225,15 @@ def _gradient_sums(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write the sums of dz and of dz * (x - mean) over each program's rows to `partials`, and dz if ADDS."""
-    program, column = tl.program_id(0) // blocks, tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    """Write the sums of dz and of dz * (x - mean) over each program's rows to `partials`, and dz if
+    ADDS."""
+    program = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     exists = column < channels
     mean = tl.load(statistics + column, mask=exists, other=0.0)
     rstd = tl.load(statistics + channels + column, mask=exists, other=0.0)
-    scale, offset = tl.load(weight + column, mask=exists, other=0.0), tl.load(bias + column, mask=exists, other=0.0)
+    scale = tl.load(weight + column, mask=exists, other=0.0)
+    offset = tl.load(bias + column, mask=exists, other=0.0)
     plain = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
     product = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
     for first in range(program * ROWS, rows, programs * ROWS):
@@ -220,7 +250,9 @@ def _gradient_sums(
         plain += gradient
         product += gradient * (value - mean[None, :])
     tl.store(partials + program * channels + column, tl.sum(plain, axis=0), mask=exists)
-    tl.store(partials + (programs + program) * channels + column, tl.sum(product, axis=0), mask=exists)
+    tl.store(
+        partials + (programs + program) * channels + column, tl.sum(product, axis=0), mask=exists
+    )
 
 
 @triton.jit
@@ -263,8 +295,10 @@ def _input_gradient(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write dx = weight / deviation * (dz - mean of dz - xhat * mean of (dz * xhat)), in the order of `_apply`."""
-    tile, column = tl.program_id(0) // blocks, tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    """Write dx = weight / deviation * (dz - mean of dz - xhat * mean of (dz * xhat)), in the order
+    of `_apply`."""
+    tile = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     exists = column < channels
     offsets, there = _tile(((rows - 1) // ROWS - tile) * ROWS, rows, column, exists, channels, ROWS)
     mean = tl.load(statistics + column, mask=exists, other=0.0)
@@ -286,16 +320,22 @@ class Launches:
     """How the kernels cover a tensor [N, C, H, W] in channels_last."""
 
     def __init__(self, x: Tensor, tiling: Tiling) -> None:
-        self.rows, self.channels = x.numel() // x.shape[1], x.shape[1]
+        self.rows = x.numel() // x.shape[1]
+        self.channels = x.shape[1]
         all_channels = triton.next_power_of_2(self.channels)
-        width, width_of_sums = min(tiling.channels, all_channels), min(tiling.sums_channels, all_channels)
+        width = min(tiling.channels, all_channels)
+        width_of_sums = min(tiling.sums_channels, all_channels)
         self.blocks = triton.cdiv(self.channels, width)
         self.tiles = triton.cdiv(self.rows, tiling.rows)
         self.programs = min(self.tiles, max(tiling.programs // self.blocks, 1))
         """Number of programs that share the rows, for each block of channels."""
         self.tile = {"ROWS": tiling.rows, "CHANNELS": width, "num_warps": tiling.warps} | OPTIONS
         self.blocks_of_sums = triton.cdiv(self.channels, width_of_sums)
-        self.tile_of_sums = {"PROGRAMS": tiling.sums, "CHANNELS": width_of_sums, "num_warps": tiling.warps} | OPTIONS
+        self.tile_of_sums = {
+            "PROGRAMS": tiling.sums,
+            "CHANNELS": width_of_sums,
+            "num_warps": tiling.warps,
+        } | OPTIONS
 
     def partials(self, x: Tensor) -> Tensor:
         """Return memory for two sums of each program: float32 [2, programs, C]."""
@@ -306,19 +346,37 @@ DEFAULT = Tiling()
 
 
 def forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, *, relu: bool, tiling: Tiling = DEFAULT
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    relu: bool,
+    tiling: Tiling = DEFAULT,
 ) -> tuple[Tensor, Tensor]:
-    """Return y, and float32 [3, C]: mean, 1 / deviation (with the biased variance and `eps`), unbiased variance.
+    """Return y, and float32 [3, C]: mean, 1 / deviation (with the biased variance and `eps`),
+    unbiased variance.
 
-    `x` and `residual` are [N, C, H, W] in channels_last and of one type, `weight` and `bias` float32 [C]. All are on the
-    current device. y = x normalised * weight + bias, plus the residual, then ReLU if `relu`, rounded once to the type of x.
+    `x` and `residual` are [N, C, H, W] in channels_last and of one type, `weight` and `bias`
+    float32 [C]. All are on the current device. y = x normalised * weight + bias, plus the residual,
+    then ReLU if `relu`, rounded once to the type of x.
     """
-    launch, y = Launches(x, tiling), torch.empty_like(x)
-    partials, statistics = launch.partials(x), x.new_empty((3, launch.channels), dtype=torch.float32)
-    rows, channels, programs, adds = launch.rows, launch.channels, launch.programs, residual is not None
-    _statistics[(programs * launch.blocks,)](x, partials, rows, channels, launch.blocks, programs, **launch.tile)
+    launch = Launches(x, tiling)
+    y = torch.empty_like(x)
+    partials = launch.partials(x)
+    statistics = x.new_empty((3, launch.channels), dtype=torch.float32)
+    rows = launch.rows
+    channels = launch.channels
+    programs = launch.programs
+    adds = residual is not None
+    _statistics[(programs * launch.blocks,)](
+        x, partials, rows, channels, launch.blocks, programs, **launch.tile
+    )
     _finish_statistics[(launch.blocks_of_sums,)](
-        *(x, partials, statistics, rows, channels, programs, eps), ROWS=launch.tile["ROWS"], **launch.tile_of_sums
+        *(x, partials, statistics, rows, channels, programs, eps),
+        ROWS=launch.tile["ROWS"],
+        **launch.tile_of_sums,
     )
     _apply[(launch.tiles * launch.blocks,)](
         *(x, residual if adds else x, weight, bias, statistics, y, rows, channels, launch.blocks),
@@ -342,15 +400,33 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx, dz, and float32 [2, C]: the gradients of weight and bias.
 
-    The arguments are those of `forward` and its results. With a residual, `y` is the output and dz the residual's gradient;
-    without one, `y` is None and the dz that is returned is `dy` itself.
+    The arguments are those of `forward` and its results. With a residual, `y` is the output and dz
+    the residual's gradient; without one, `y` is None and the dz that is returned is `dy` itself.
     """
-    launch, dx = Launches(x, tiling), torch.empty_like(x)
-    partials, gradients = launch.partials(x), x.new_empty((2, launch.channels), dtype=torch.float32)
-    adds, dz = y is not None, dy if y is None else torch.empty_like(dy)
-    rows, channels, programs = launch.rows, launch.channels, launch.programs
+    launch = Launches(x, tiling)
+    dx = torch.empty_like(x)
+    partials = launch.partials(x)
+    gradients = x.new_empty((2, launch.channels), dtype=torch.float32)
+    adds = y is not None
+    dz = dy if y is None else torch.empty_like(dy)
+    rows = launch.rows
+    channels = launch.channels
+    programs = launch.programs
     _gradient_sums[(programs * launch.blocks,)](
-        *(dy, x, y if adds else x, weight, bias, statistics, dz, partials, rows, channels, launch.blocks, programs),
+        *(
+            dy,
+            x,
+            y if adds else x,
+            weight,
+            bias,
+            statistics,
+            dz,
+            partials,
+            rows,
+            channels,
+            launch.blocks,
+            programs,
+        ),
         ADDS=adds,
         RELU=relu,
         **launch.tile,

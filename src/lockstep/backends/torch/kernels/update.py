@@ -1,8 +1,9 @@
 """The update of all tensors in one kernel, and the search for overflows in another one.
 
-Both find tensors by tables of their addresses; 0 stands for none. Each program has a block of one tensor. The update
-reads gradient, weight and velocity and writes the last two; a moving average is read and written with them. Each operation
-is rounded separately, as the protocol's rule is in float32, so the result is the same to the last bit on every device.
+Both find tensors by tables of their addresses; 0 stands for none. Each program has a block of one
+tensor. The update reads gradient, weight and velocity and writes the last two; a moving average is
+read and written with them. Each operation is rounded separately, as the protocol's rule is in
+float32, so the result is the same to the last bit on every device.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @dataclass(frozen=True)
 class Row:
-    """What belongs to one tensor of the state. All are float32 with the same strides, `removed` is bool."""
+    """What belongs to one tensor of the state. All are float32 with the same strides, `removed` is
+    bool."""
 
     weight: Tensor
     """A parameter, or a statistic of a batch norm, which has only an average."""
@@ -45,7 +47,11 @@ def _find_overflow(gradients, masks, counts, owners, firsts, overflow, SIZE: tl.
         g = tl.load(gradient.to(tl.pointer_type(tl.float32)) + at, mask=inside, other=0.0)
         removed = tl.load(masks + owner)
         if removed != 0:
-            g = tl.where(tl.load(removed.to(tl.pointer_type(tl.int8)) + at, mask=inside, other=0) != 0, 0.0, g)
+            g = tl.where(
+                tl.load(removed.to(tl.pointer_type(tl.int8)) + at, mask=inside, other=0) != 0,
+                0.0,
+                g,
+            )
         # Programs that find one write the same number to the same place.
         tl.store(overflow + at * 0, 1.0, mask=(tl.abs(g) <= LARGEST) == 0)
 
@@ -83,7 +89,11 @@ def _update(
         g = tl.div_rn(g, tl.load(scale))
         removed = tl.load(masks + owner)
         if removed != 0:
-            g = tl.where(tl.load(removed.to(tl.pointer_type(tl.int8)) + at, mask=inside, other=0) != 0, 0.0, g)
+            g = tl.where(
+                tl.load(removed.to(tl.pointer_type(tl.int8)) + at, mask=inside, other=0) != 0,
+                0.0,
+                g,
+            )
         g += tl.load(decays + owner) * w
         velocity = tl.load(velocities + owner).to(tl.pointer_type(tl.float32)) + at
         v = momentum * tl.load(velocity, mask=inside, other=0.0) + g
@@ -103,16 +113,28 @@ class UpdateKernel:
     """The kernels for the tensors of a run."""
 
     def __init__(self, rows: Sequence[Row], momentum: float, *, nesterov: bool) -> None:
-        """Take the tensors. The first ones must be parameters, in the order in which gradients are given."""
-        self._rows, self._momentum, self._nesterov = rows, momentum, nesterov  # rows: so that no memory is freed
+        """Take the tensors. The first ones must be parameters, in the order in which gradients are
+        given."""
+        # rows: so that no memory is freed
+        self._rows = rows
+        self._momentum = momentum
+        self._nesterov = nesterov
         device = rows[0].weight.device
-        kinds = zip(*((row.weight, row.velocity, row.average, row.removed) for row in rows), strict=True)
-        self._tables = [torch.tensor([_address(each) for each in kind], device=device) for kind in kinds]
+        kinds = zip(
+            *((row.weight, row.velocity, row.average, row.removed) for row in rows), strict=True
+        )
+        self._tables = [
+            torch.tensor([_address(each) for each in kind], device=device) for kind in kinds
+        ]
         counts = [row.weight.numel() for row in rows]
         self._counts = torch.tensor(counts, dtype=torch.int32, device=device)
         self._decays = torch.tensor([row.decay for row in rows], dtype=torch.float32, device=device)
-        blocks = [(owner, first) for owner, count in enumerate(counts) for first in range(0, count, BLOCK)]
-        self._owners, self._firsts = torch.tensor(blocks, dtype=torch.int32, device=device).T.contiguous()
+        blocks = [
+            (owner, first) for owner, count in enumerate(counts) for first in range(0, count, BLOCK)
+        ]
+        self._owners, self._firsts = torch.tensor(
+            blocks, dtype=torch.int32, device=device
+        ).T.contiguous()
         self._gradients = torch.zeros(len(rows), dtype=torch.int64, device=device)
         self._overflow = torch.zeros((), device=device)
         self._addresses: list[int] = []
@@ -122,8 +144,9 @@ class UpdateKernel:
 
         They must exist until the kernels were called.
 
-        If the step `is_captured`, the device reads their addresses only when the graph is replayed, so `upload` does the
-        rest. A copy from the host would be captured, and would read memory that the host has used for something else.
+        If the step `is_captured`, the device reads their addresses only when the graph is replayed,
+        so `upload` does the rest. A copy from the host would be captured, and would read memory
+        that the host has used for something else.
         """
         self._addresses = [_address(gradient) for gradient in gradients]
         if not is_captured:
@@ -139,17 +162,28 @@ class UpdateKernel:
     def find_overflow(self) -> Tensor:
         """Return float32 []: 1 if a gradient is not finite, else 0."""
         masks = self._tables[-1]
-        find_overflow(self._gradients, masks, self._counts, self._owners, self._firsts, self._overflow)
+        find_overflow(
+            self._gradients, masks, self._counts, self._owners, self._firsts, self._overflow
+        )
         return self._overflow
 
-    def __call__(self, scale: Tensor, overflow: Tensor, rates: Tensor, changes: Tensor, number: Tensor) -> None:
+    def __call__(
+        self, scale: Tensor, overflow: Tensor, rates: Tensor, changes: Tensor, number: Tensor
+    ) -> None:
         """Take a step, whose gradients are divided by `scale`.
 
-        `scale` and `overflow` are float32 []. `rates` and `changes`, the shares of the way that averages go to their
-        tensors, are float32 [steps]. `number`, int64 [1], is that of the step.
+        `scale` and `overflow` are float32 []. `rates` and `changes`, the shares of the way that
+        averages go to their tensors, are float32 [steps]. `number`, int64 [1], is that of the step.
         """
         update(
-            *(self._gradients, *self._tables, self._counts, self._decays, self._owners, self._firsts),
+            *(
+                self._gradients,
+                *self._tables,
+                self._counts,
+                self._decays,
+                self._owners,
+                self._firsts,
+            ),
             *(rates, changes, number, scale, overflow, self._momentum, self._nesterov),
         )
 
@@ -161,7 +195,12 @@ def _address(tensor: Tensor | None) -> int:
 # They are PyTorch's operators so that its profiler names them.
 @torch.library.custom_op("lockstep::find_overflow", mutates_args=("overflow",))
 def find_overflow(
-    gradients: Tensor, masks: Tensor, counts: Tensor, owners: Tensor, firsts: Tensor, overflow: Tensor
+    gradients: Tensor,
+    masks: Tensor,
+    counts: Tensor,
+    owners: Tensor,
+    firsts: Tensor,
+    overflow: Tensor,
 ) -> None:
     """Set `overflow` to 1 if a gradient is not finite, else to 0."""
     overflow.zero_()
