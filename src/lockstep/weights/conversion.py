@@ -27,7 +27,7 @@ from lockstep.weights.formats import (
     torch_file,
     torch_writing,
 )
-from lockstep.weights.formats.common import Written, left_out
+from lockstep.weights.formats.common import Written, describe_omitted_parts
 from lockstep.weights.given_preprocessing import CERTIFICATE, Preprocessing
 from lockstep.weights.opening import Opened, open_weights
 from lockstep.weights.preprocessing import FIELDS, KNOWN, OF_TRAINING
@@ -258,7 +258,7 @@ def _to_safetensors(target: Path, weights: Opened, certified: bool, folder: Path
         about["certificate"] = "none"
     refuse_existing(target)
     checkpoint.write_weights(folder / target.name, weights.tensors, about)
-    return Written((target,), (target,), left_out(weights.state))
+    return Written((target,), (target,), describe_omitted_parts(weights.state))
 
 
 def _to_timm(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:

@@ -36,7 +36,7 @@ from lockstep.weights.formats import (
     torch_file,
     torch_models,
 )
-from lockstep.weights.formats.common import Original, Stored, described, listed
+from lockstep.weights.formats.common import Original, Stored, describe_arrays, list_arrays
 from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
 from lockstep.weights.given_preprocessing import (
     Preprocessing,
@@ -323,7 +323,9 @@ def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
         raise CheckpointError(
             f"{path} has names of {len(classes)} classes, but its recipe has {recipe.logits}"
         )
-    stored = listed(described(state.tensors), zip(state.tensors, state.tensors, strict=True))
+    stored = list_arrays(
+        describe_arrays(state.tensors), zip(state.tensors, state.tensors, strict=True)
+    )
     state = replace(
         state, tensors={name: _float32(path, name, value) for name, value in state.tensors.items()}
     )

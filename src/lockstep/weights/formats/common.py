@@ -1,25 +1,32 @@
 """Shared code of the readers of other programs' checkpoints."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, stem, tensors
+from lockstep.models.architectures import (
+    MODELS,
+    Block,
+    Conv,
+    ModelSpec,
+    Tensor,
+    blocks,
+    stem,
+    tensors,
+)
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
-from lockstep.weights.formats import dtype_name, refuse_existing, refuse_many
+from lockstep.weights.formats import dtype_name, numbers, refuse_existing, refuse_many
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 COUNTERS = (
-    (
-        "num_batches_tracked of every batch norm was added, since PyTorch's modules expect it; it"
-        " changes no result"
-    ),
+    "num_batches_tracked of every batch norm was added, since PyTorch's modules expect it; it"
+    " changes no result",
 )
 """`Written.added` of files for modules of PyTorch."""
 
@@ -102,20 +109,23 @@ class Original:
         return "fc.bias" in self.state.tensors
 
 
-def listed(
-    arrays: Iterable[tuple[str, str, Shape]], made: Iterable[tuple[str, str]]
+def list_arrays(
+    arrays: Iterable[tuple[str, str, Shape]], sources: Iterable[tuple[str, str]]
 ) -> tuple[Stored, ...]:
-    """Return the arrays of a file, given by name, type and shape. `made` has pairs of a canonical
-    tensor and an array."""
-    by_name: dict[str, list[str]] = {}
-    for tensor, name in made:
-        by_name.setdefault(name, []).append(tensor)
-    return tuple(
-        Stored(name, dtype, shape, tuple(by_name.get(name, ()))) for name, dtype, shape in arrays
-    )
+    """Return the arrays of a file from their names, types and shapes.
+
+    `sources` has pairs of a canonical tensor and an array that it is made of.
+    """
+    users: dict[str, list[str]] = {}
+    for tensor, name in sources:
+        users.setdefault(name, []).append(tensor)
+    stored = []
+    for name, dtype, shape in arrays:
+        stored.append(Stored(name, dtype, shape, tuple(users.get(name, ()))))
+    return tuple(stored)
 
 
-def described(arrays: Mapping[str, np.ndarray]) -> Iterable[tuple[str, str, Shape]]:
+def describe_arrays(arrays: Mapping[str, np.ndarray]) -> Iterable[tuple[str, str, Shape]]:
     """Yield name, type and shape of arrays that are as their file has them."""
     for name, value in arrays.items():
         yield name, dtype_name(value.dtype), value.shape
@@ -132,16 +142,16 @@ class Matching:
     """Messages about what does not fit."""
 
 
-def matched(
+def match_model(
     model: str,
     names: Names,
     shapes: Mapping[str, Shape],
-    stored_shapes: Callable[[Tensor], tuple[Shape, ...]],
+    list_shapes: Callable[[Tensor], Sequence[Shape]],
     is_networks: Callable[[str], bool],
 ) -> Matching:
     """Compare a model with these names to the shapes in a file.
 
-    `stored_shapes` returns the shapes that a tensor may have in the file, the usual one first.
+    `list_shapes` returns the shapes that a tensor may have in the file, the usual one first.
     `is_networks` returns whether a network would compute with a variable that is left over, given
     its name.
     """
@@ -150,18 +160,17 @@ def matched(
     problems = []
     for tensor in tensors(MODELS[model], logits):
         name = names[tensor.name]
+        usual = list_shapes(tensor)
         if name not in shapes:
             problems.append(f"{name} is missing")
-        elif shapes[name] not in stored_shapes(tensor) and (logits or tensor.role != "fc_weight"):
-            problems.append(
-                f"{name} is {list(shapes[name])}, expected {list(stored_shapes(tensor)[0])}"
-            )
-    more = sorted(shapes.keys() - names.values())
-    problems += [f"{name} is unexpected" for name in more if is_networks(name)]
+        elif shapes[name] not in usual and (logits or tensor.role != "fc_weight"):
+            problems.append(f"{name} is {list(shapes[name])}, expected {list(usual[0])}")
+    others = filter(is_networks, sorted(shapes.keys() - names.values()))
+    problems += [f"{name} is unexpected" for name in others]
     return Matching(model, names, logits, problems)
 
 
-def fitting_model(
+def choose_model(
     matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]
 ) -> Matching:
     """Return a matching without problems. Raises `CheckpointError` that names the problems of the
@@ -177,13 +186,60 @@ def fitting_model(
     )
 
 
-def in_order(spec: ModelSpec, *, shortcut_first: bool = False) -> list[Conv]:
-    """Return the convolutions in the order in which layers are created. A block's shortcut comes
-    last or first."""
+def name_model(spec: ModelSpec) -> str | ModelSpec:
+    """Return the name of a model; the spec itself if it has none."""
+    for name, known in MODELS.items():
+        if known == spec:
+            return name
+    return spec
+
+
+def split_block_name(block: Block) -> tuple[int, int]:
+    """Return the stage of a block, from 1, and its number in the stage, from 0."""
+    stage, number = block.name.removeprefix("layer").split(".")
+    return int(stage), int(number)
+
+
+def name_convolutions(
+    spec: ModelSpec,
+    first: str,
+    name_block: Callable[[Block], str],
+    ending: str,
+    shortcut: str,
+    *,
+    begin: int = 1,
+) -> dict[Conv, str]:
+    """Return a name for every convolution: `first` for the stem, and in a block `<block><ending>`
+    with a number that counts from `begin`, or `<block><shortcut>`."""
+    names = {stem(spec): first}
+    for block in blocks(spec):
+        for number, conv in enumerate(block.convs, start=begin):
+            names[conv] = f"{name_block(block)}{ending}{number}"
+        if block.shortcut is not None:
+            names[block.shortcut] = f"{name_block(block)}{shortcut}"
+    return names
+
+
+def add_layer(
+    table: Names, conv: Conv, kernel: str, norm: Mapping[str, str], scope: str = ""
+) -> None:
+    """Add the names of a convolution's kernel and of its batch norm's variables to a table.
+
+    `norm` has the variables below the `scope` of the batch norm by canonical suffix.
+    """
+    table[f"{conv.name}.weight"] = kernel
+    for suffix, leaf in norm.items():
+        table[f"{conv.bn_name}.{suffix}"] = f"{scope}{leaf}"
+
+
+def order_shortcuts_first(spec: ModelSpec) -> list[Conv]:
+    """Return the convolutions in the order in which some programs create them: a block's shortcut
+    before the others."""
     convs = [stem(spec)]
     for block in blocks(spec):
-        shortcut = [] if block.shortcut is None else [block.shortcut]
-        convs += [*shortcut, *block.convs] if shortcut_first else [*block.convs, *shortcut]
+        if block.shortcut is not None:
+            convs.append(block.shortcut)
+        convs += block.convs
     return convs
 
 
@@ -192,7 +248,28 @@ def is_stem(tensor: Tensor) -> bool:
     return tensor.name == "conv1.weight"
 
 
-def placed(path: Path, into: Path | None) -> Path:
+def widen_stem(tensor: Tensor) -> Shape:
+    """Return the shape of the stem's kernel with a fourth input channel."""
+    outputs, inputs, height, width = tensor.shape
+    return outputs, inputs + 1, height, width
+
+
+def check_floats(about: str, values: np.ndarray, shapes: Sequence[Shape] = ()) -> np.ndarray:
+    """Return the numbers of an array of a file.
+
+    Raises `CheckpointError` that begins with `about` unless they are floats, and the array has one
+    of these shapes, if any; the first one is the usual one.
+    """
+    floats = numbers(values)
+    if floats.dtype.kind == "f" and (not shapes or floats.shape in shapes):
+        return floats
+    expected = f"float32 {list(shapes[0])}" if shapes else "float32"
+    raise CheckpointError(
+        f"{about} is {dtype_name(values.dtype)} {list(values.shape)}, expected {expected}"
+    )
+
+
+def redirect_file(path: Path, into: Path | None) -> Path:
     """Return where to write a file for now: in the folder `into` under the same name, or at its
     path if that is None."""
     return path if into is None else into / path.name
@@ -209,11 +286,12 @@ def write_new(prefix: Path, files: Writers, *companions: Path, into: Path | None
     refuse_existing(*reversed(files), *companions)
     written: list[Path] = []
     try:
-        placed(prefix, into).parent.mkdir(parents=True, exist_ok=True)
+        redirect_file(prefix, into).parent.mkdir(parents=True, exist_ok=True)
         for path, write in files.items():
-            with appearing(placed(path, into)) as partial:
+            place = redirect_file(path, into)
+            with appearing(place) as partial:
                 write(partial)
-            written.append(placed(path, into))
+            written.append(place)
     except BaseException as error:
         for path in written:
             path.unlink(missing_ok=True)
@@ -222,21 +300,24 @@ def write_new(prefix: Path, files: Writers, *companions: Path, into: Path | None
         raise
 
 
-def left_out(state: State) -> tuple[str, ...]:
+def describe_omitted_parts(state: State) -> tuple[str, ...]:
     """Return a remark that names the parts of a state that a file of weights does not hold; none if
     there are none."""
-    parts = {
-        "velocities": state.momentum,
-        "moving averages": state.ema,
-        "the loss scale": state.scaler,
-    }
-    lost = [name for name, part in parts.items() if part] + (
-        [f"step {state.step}"] if state.step else []
-    )
-    return (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
+    omitted = []
+    if state.momentum:
+        omitted.append("velocities")
+    if state.ema:
+        omitted.append("moving averages")
+    if state.scaler:
+        omitted.append("the loss scale")
+    if state.step:
+        omitted.append(f"step {state.step}")
+    if not omitted:
+        return ()
+    return (f"left out, since the file holds only weights: {', '.join(omitted)}",)
 
 
-def about_momentum(missing: list[str], slots: int, kind: str) -> Iterable[str]:
+def describe_missing_velocities(missing: list[str], slots: int, kind: str) -> Iterable[str]:
     """Yield a remark if velocities, which are called `kind`, are missing."""
     if len(missing) == slots:
         yield f"there are no velocities ({kind})"
@@ -247,22 +328,41 @@ def about_momentum(missing: list[str], slots: int, kind: str) -> Iterable[str]:
         )
 
 
-def left_over(others: list[str]) -> Iterable[str]:
+def choose_velocities(
+    slots: dict[Tensor, str], available: Container[str], kind: str, *, momentum: bool
+) -> tuple[dict[Tensor, str], tuple[str, ...]]:
+    """Return the velocities to read, all or none, and a remark if some (called `kind`) are missing.
+
+    Without `momentum` there are neither.
+    """
+    if not momentum:
+        return {}, ()
+    missing = [slot for slot in slots.values() if slot not in available]
+    if not missing:
+        return slots, ()
+    return {}, tuple(describe_missing_velocities(missing, len(slots), kind))
+
+
+def describe_unused(others: list[str]) -> Iterable[str]:
     """Yield a remark that lists the variables that were not used."""
     if others:
         more = f" and {len(others) - 10} more" if len(others) > 10 else ""
         yield f"left over and not used: {', '.join(others[:10])}{more}"
 
 
-def fitting(spec: ModelSpec, logits: int, state: State) -> list[Tensor]:
+def describe_converted(names: Sequence[str], kind: str = "variables") -> Iterable[str]:
+    """Yield a remark on arrays, called `kind`, that a file has in another type than float32."""
+    if names:
+        yield f"{len(names)} {kind}, such as {names[0]}, are not float32 and were converted to it"
+
+
+def check_state(spec: ModelSpec, logits: int, state: State) -> list[Tensor]:
     """Return the tensors of a model. Raises `CheckpointError` if the state to write does not have
     exactly these."""
     expected = list(tensors(spec, logits))
-    check_fit({tensor.name: tensor.shape for tensor in expected}, state.tensors, "weights")
+    shapes = {tensor.name: tensor.shape for tensor in expected}
+    check_fit(shapes, state.tensors, "weights")
     if state.momentum:
-        check_fit(
-            {tensor.name: tensor.shape for tensor in expected if tensor.is_trained},
-            state.momentum,
-            "momentum",
-        )
+        trained = {tensor.name: tensor.shape for tensor in expected if tensor.is_trained}
+        check_fit(trained, state.momentum, "momentum")
     return expected

@@ -49,13 +49,13 @@ from lockstep.weights.formats.common import (
     Original,
     Shape,
     Written,
-    fitting,
-    fitting_model,
+    check_state,
+    choose_model,
+    describe_omitted_parts,
+    describe_unused,
     is_stem,
-    left_out,
-    left_over,
-    listed,
-    matched,
+    list_arrays,
+    match_model,
     write_new,
 )
 from lockstep.weights.formats.keras_variables import Layers, Variables
@@ -124,11 +124,11 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         remarks = (
             *_remarks(variables, matching, head, model),
             *(_about_branches(variables.layers, epsilon) if is_old else ()),
-            *left_over(sorted(name for name in variables.shapes if name not in used)),
+            *describe_unused(sorted(name for name in variables.shapes if name not in used)),
         )
         made = {matching.names[tensor.name]: tensor.name for tensor in stored}
         made |= {bias: made[mean] for bias, mean in biases.items() if bias in variables.shapes}
-        held = listed(
+        held = list_arrays(
             variables.stored(), ((tensor, variables.place(name)) for name, tensor in made.items())
         )
     return Original(recipe, state, remarks, "Keras", stored=held)
@@ -242,7 +242,7 @@ def _matched(path: Path, variables: Variables) -> tuple[Matching, str]:
     if not head:
         shapes |= {f"{_HEAD}/kernel": (features(MODELS["resnet50-v1"]), 1), f"{_HEAD}/bias": (1,)}
     matchings = (
-        matched(
+        match_model(
             name,
             _names(MODELS[name], head or _HEAD),
             shapes,
@@ -251,7 +251,7 @@ def _matched(path: Path, variables: Variables) -> tuple[Matching, str]:
         )
         for name in _MODELS
     )
-    return fitting_model(matchings, path, "Keras", variables.shapes), head
+    return choose_model(matchings, path, "Keras", variables.shapes), head
 
 
 def _head(shapes: Mapping[str, Shape], inputs: int) -> str:
@@ -415,7 +415,7 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
     names = _names(spec)
     stored = {
         names[tensor.name]: _stored(state.tensors, tensor, recipe)
-        for tensor in fitting(spec, recipe.logits, state)
+        for tensor in check_state(spec, recipe.logits, state)
     }
     for layer in _scopes(spec).values():
         stored[f"{layer}/bias"] = np.zeros(stored[f"{layer}/kernel"].shape[-1], np.float32)
@@ -473,4 +473,4 @@ def _unlike_original(recipe: Recipe, state: State) -> Iterator[str]:
             f"scales of batch norm were changed for Keras' epsilon {EPSILON}, so that results are"
             " equal"
         )
-    yield from left_out(state)
+    yield from describe_omitted_parts(state)

@@ -60,15 +60,15 @@ from lockstep.weights.formats.common import (
     Shape,
     Writers,
     Written,
-    about_momentum,
-    described,
-    fitting,
-    fitting_model,
-    in_order,
+    check_state,
+    choose_model,
+    describe_arrays,
+    describe_missing_velocities,
     is_stem,
-    listed,
-    matched,
-    placed,
+    list_arrays,
+    match_model,
+    order_shortcuts_first,
+    redirect_file,
     write_new,
 )
 from lockstep.weights.formats.mxnet_graph import NORM, scopes, symbol_of
@@ -188,7 +188,11 @@ def read(path: Path, *, momentum: bool = True) -> Original:
         *([_about_step(path)] if momentum else []),
         *_remarks(path, arrays, table, layouts, symbol, MODELS[matching.model]),
         *about_biases(biases.values()),
-        *(about_momentum(missing, len(slots), velocities_file.name) if momentum else ()),
+        *(
+            describe_missing_velocities(missing, len(slots), velocities_file.name)
+            if momentum
+            else ()
+        ),
     )
     origin = "Gluon" if are_gluons(matching.names.values()) else "NVIDIA MXNet"
     recipe = Recipe() if origin == "Gluon" else resnet50_mxnet_90ep()
@@ -198,7 +202,7 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     )
     full = dict(zip(arrays, stored, strict=True))
     used = [*((tensor.name, name) for tensor, name in table.items()), *biases.items()]
-    held = listed(described(stored), ((tensor, full[name]) for tensor, name in used))
+    held = list_arrays(describe_arrays(stored), ((tensor, full[name]) for tensor, name in used))
     others = (*([graph] if symbol and graph else []), *([velocities_file] if velocities else []))
     return Original(
         recipe,
@@ -242,7 +246,7 @@ def _matching(
         def stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
             return _stored_shapes(tensor, said.get(table[tensor.name]))
 
-        matching = matched(model, table, shapes, stored_shapes, lambda name: True)
+        matching = match_model(model, table, shapes, stored_shapes, lambda name: True)
         unlike = _unlike_graph(spec, table, symbol) if symbol else _unlike_biases(spec, layers)
         missing = [f"{bias} is missing" for bias in layers.biases.values() if bias not in arrays]
         return replace(matching, problems=[*matching.problems, *missing, *unlike])
@@ -252,7 +256,7 @@ def _matching(
         for model, spec in MODELS.items()
         for table in _tables(spec, layers)
     )
-    return fitting_model(matchings, path, "MXNet", arrays)
+    return choose_model(matchings, path, "MXNet", arrays)
 
 
 def _unlike_biases(spec: ModelSpec, layers: Layers) -> Iterator[str]:
@@ -280,7 +284,7 @@ def _tables(spec: ModelSpec, layers: Layers) -> Iterator[Names]:
     yield names(spec)
     # MXNet's own models add the block's convolutions to its shortcut, so that a graph computes the
     # shortcut first.
-    for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
+    for convs in (list(convolutions(spec)), order_shortcuts_first(spec)):
         table = dict(layers.head)
         for i, conv in enumerate(convs):
             norm = layers.norms[i] if i < len(layers.norms) else {}
@@ -462,7 +466,7 @@ def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) 
     """
     prefix, epoch = _target(target)
     spec = model_spec(recipe.model)
-    expected = fitting(spec, recipe.logits, state)
+    expected = check_state(spec, recipe.logits, state)
     table = names(spec)
     velocities = _velocities(expected, table, state)
     file = _file(prefix, epoch, _PARAMETERS)
@@ -476,7 +480,7 @@ def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) 
     files[file] = partial(mxnet_params.dump, arrays=_stored(expected, table, state.tensors))
     write_new(prefix, files, momentum, into=into)
     if has_graph and into is not None:
-        placed(_graph(prefix), into).write_bytes(symbol_of(recipe))
+        redirect_file(_graph(prefix), into).write_bytes(symbol_of(recipe))
     arrays = (file, momentum) if velocities else (file,)
     return Written(tuple(files), arrays, tuple(_unlike_original(prefix, recipe, state, files)))
 
@@ -490,7 +494,7 @@ def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
     graph is of another model than the recipe's.
     """
     spec = model_spec(recipe.model)
-    expected = fitting(spec, recipe.logits, state)
+    expected = check_state(spec, recipe.logits, state)
     table = names(spec)
     file = _file(prefix, epoch, _PARAMETERS)
     check_prefix(prefix, recipe)

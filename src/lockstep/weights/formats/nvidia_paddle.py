@@ -48,6 +48,7 @@ from lockstep.models.architectures import (
     ModelSpec,
     Tensor,
     blocks,
+    convolutions,
     model_spec,
     stem,
     tensors,
@@ -65,15 +66,15 @@ from lockstep.weights.formats.common import (
     Shape,
     Writers,
     Written,
-    about_momentum,
-    described,
-    fitting,
-    fitting_model,
-    in_order,
+    check_state,
+    choose_model,
+    describe_arrays,
+    describe_missing_velocities,
+    describe_unused,
     is_stem,
-    left_over,
-    listed,
-    matched,
+    list_arrays,
+    match_model,
+    order_shortcuts_first,
     write_new,
 )
 
@@ -178,8 +179,8 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     remarks = (
         *([_about_step(prefix)] if momentum else []),
         *_remarks(arrays, sources, table),
-        *(about_momentum(missing, len(slots), f"*{_VELOCITY}") if momentum else ()),
-        *left_over(sorted(others)),
+        *(describe_missing_velocities(missing, len(slots), f"*{_VELOCITY}") if momentum else ()),
+        *describe_unused(sorted(others)),
     )
     found, velocities = (
         {tensor.name: _canonical(prefix, stored, name, tensor) for tensor, name in names.items()}
@@ -191,7 +192,9 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     folder = prefix.absolute().parent.name
     epochs = int(folder) + 1 if folder.isdecimal() else None
     state = State(0, found, velocities, scaler=_scaler(optimizer) if momentum else {})
-    held = listed(described(arrays), ((tensor.name, name) for tensor, name in table.items()))
+    held = list_arrays(
+        describe_arrays(arrays), ((tensor.name, name) for tensor, name in table.items())
+    )
     return Original(recipe, state, remarks, _origin(matching.names), epochs=epochs, stored=held)
 
 
@@ -233,7 +236,7 @@ def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
     """Return the model that has exactly the tensors that a network would compute with."""
     shapes = {name: value.shape for name, value in arrays.items()}
     matchings = (
-        matched(
+        match_model(
             model,
             names,
             shapes,
@@ -243,21 +246,23 @@ def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
         for model, spec in MODELS.items()
         for names in _tables(spec, shapes)
     )
-    return fitting_model(matchings, str(_parameters(prefix)), "Paddle", arrays)
+    return choose_model(matchings, str(_parameters(prefix)), "Paddle", arrays)
 
 
 def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:
     """Yield the names that a model's tensors may have."""
     stored = list(stored)
     # paddle.vision creates a block's shortcut first.
-    for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
+    for convs in (list(convolutions(spec)), order_shortcuts_first(spec)):
         yield _static_names(convs, stored)
-    yield _named(in_order(spec), *_of_original(spec))
-    yield _named(in_order(spec), *_of_resnext(spec)) | {
+    yield _named(list(convolutions(spec)), *_of_original(spec))
+    yield _named(list(convolutions(spec)), *_of_resnext(spec)) | {
         "fc.weight": "out.weight",
         "fc.bias": "out.bias",
     }
-    yield _named(in_order(spec), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name)
+    yield _named(
+        list(convolutions(spec)), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name
+    )
 
 
 def _static_names(convs: list[Conv], stored: list[str]) -> Names:
@@ -398,8 +403,8 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     """
     prefix = _prefix(prefix)
     spec = model_spec(recipe.model)
-    expected = fitting(spec, recipe.logits, state)
-    names = _static_names(in_order(spec), [])
+    expected = check_state(spec, recipe.logits, state)
+    names = _static_names(list(convolutions(spec)), [])
     parameters = {
         names[tensor.name]: _stored(state.tensors[tensor.name], tensor) for tensor in expected
     }

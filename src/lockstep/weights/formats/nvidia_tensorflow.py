@@ -49,11 +49,11 @@ from lockstep.weights.formats import refuse_existing, refuse_many, structure, te
 from lockstep.weights.formats.common import (
     Original,
     Written,
-    about_momentum,
-    fitting,
-    left_over,
-    listed,
-    placed,
+    check_state,
+    describe_missing_velocities,
+    describe_unused,
+    list_arrays,
+    redirect_file,
 )
 from lockstep.weights.formats.structure import BATCH_NORM, Shape
 from lockstep.weights.formats.tensor_bundle import Bundle
@@ -143,12 +143,14 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     remarks = (
         *matching.remarks,
         *_remarks(variables, table, logits, bundle),
-        *(about_momentum(missing, len(slots), _SLOT) if momentum else ()),
-        *left_over(sorted(shapes.keys() - used)),
+        *(describe_missing_velocities(missing, len(slots), _SLOT) if momentum else ()),
+        *describe_unused(sorted(shapes.keys() - used)),
     )
     held = ((name, bundle.entries[name].dtype_name, shape) for name, shape in variables.items())
     state = State(_step(bundle), found, velocities)
-    return Original(recipe, state, remarks, "NVIDIA TensorFlow", stored=listed(held, table.items()))
+    return Original(
+        recipe, state, remarks, "NVIDIA TensorFlow", stored=list_arrays(held, table.items())
+    )
 
 
 def published(spec: ModelSpec, logits: int) -> Recipe:
@@ -349,7 +351,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         raise CheckpointError(
             f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none"
         )
-    expected = fitting(spec, recipe.logits, state)
+    expected = check_state(spec, recipe.logits, state)
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
     table = names(spec)
     variables = {_STEP: np.array(state.step, np.int64)}
@@ -362,7 +364,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     newest = prefix.with_name("checkpoint")
     files = (index, tensor_bundle.data_path(prefix, 0, 1))
     refuse_existing(*files)
-    tensor_bundle.write(placed(prefix, into), variables)
+    tensor_bundle.write(redirect_file(prefix, into), variables)
     remarks = tuple(_unlike_original(recipe, state))
     if newest.exists():
         return Written(
@@ -370,7 +372,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
             (index,),
             (*remarks, f"{newest} was left as it is; it may name another checkpoint"),
         )
-    tensor_bundle.write_newest(placed(prefix, into))
+    tensor_bundle.write_newest(redirect_file(prefix, into))
     return Written((*files, newest), (index,), remarks)
 
 

@@ -11,7 +11,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import network, onnx_graph, onnx_metadata
-from lockstep.weights.formats.common import Original, listed
+from lockstep.weights.formats.common import Original, list_arrays
 from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.onnx_graph import Graph
 
@@ -54,7 +54,7 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         classes,
         is_folded=resnet.folded > 0,
         says_preprocessing=says_preprocessing,
-        stored=listed(graph.described(), resnet.made(graph)),
+        stored=list_arrays(graph.described(), resnet.made(graph)),
         others=graph.others(),
     )
 

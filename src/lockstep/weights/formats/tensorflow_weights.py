@@ -19,7 +19,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats import network, nvidia_tensorflow, onnx_metadata, tensorflow_graph
-from lockstep.weights.formats.common import Original, Stored, listed
+from lockstep.weights.formats.common import Original, Stored, list_arrays
 from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
@@ -167,7 +167,7 @@ def _of_bundle(graph: FlatGraph) -> tuple[Path, ...]:
 
 def _listed(graph: FlatGraph, made: list[tuple[str, str]]) -> tuple[Stored, ...]:
     """Return the arrays of floats that a file stores, and integers that weights are made of."""
-    return listed(_arrays(graph), made)
+    return list_arrays(_arrays(graph), made)
 
 
 def _arrays(graph: FlatGraph) -> Iterator[tuple[str, str, tuple[int, ...]]]:

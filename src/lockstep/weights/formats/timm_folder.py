@@ -29,10 +29,10 @@ from lockstep.weights.formats.common import (
     COUNTERS,
     Original,
     Written,
-    described,
-    fitting,
-    listed,
-    placed,
+    check_state,
+    describe_arrays,
+    list_arrays,
+    redirect_file,
 )
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.preprocessing import from_timm, to_timm
@@ -112,7 +112,7 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     )
     missing = ("there are no velocities",) if momentum else ()
     state = State(0, {name: _canonical(path, name, value) for name, value in stored.items()}, {})
-    held = listed(described(arrays), zip(stored, stored, strict=True))
+    held = list_arrays(describe_arrays(arrays), zip(stored, stored, strict=True))
     remarks = (*remarks, *_converted(stored), *missing)
     others = (path.parent / CONFIG,)
     return Original(recipe, state, remarks, "timm", classes, stored=held, others=others)
@@ -171,7 +171,7 @@ def write(
     # The metadata of PyTorch, without which some readers refuse the file.
     metadata = {"format": "pt"} | ({} if certified else {"certificate": "none"})
     try:
-        with appearing_folder(placed(target, into)) as unfinished:
+        with appearing_folder(redirect_file(target, into)) as unfinished:
             unfinished.mkdir()
             write_bytes(unfinished / _SAFE, serialise(weights, metadata=metadata))
             write_json(unfinished / CONFIG, config)
@@ -187,7 +187,7 @@ def write(
 
 def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
-    for tensor in fitting(model_spec(recipe.model), recipe.logits, state):
+    for tensor in check_state(model_spec(recipe.model), recipe.logits, state):
         found[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
         if tensor.role == "bn_var":
             found[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.array(state.step, np.int64)

@@ -43,12 +43,12 @@ from lockstep.weights.formats.common import (
     Matching,
     Original,
     Shape,
-    about_momentum,
-    described,
-    fitting_model,
-    left_over,
-    listed,
-    matched,
+    choose_model,
+    describe_arrays,
+    describe_missing_velocities,
+    describe_unused,
+    list_arrays,
+    match_model,
 )
 
 NVIDIA = "NVIDIA PyTorch"
@@ -180,7 +180,7 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
         ),
         *about_run,
         *_about_weights(contents, stored, names, expected, has_classifier),
-        *left_over(sorted(_text(name) for name in contents.root if name not in _KNOWN)),
+        *describe_unused(sorted(_text(name) for name in contents.root if name not in _KNOWN)),
     )
     scaler = _scaler(contents.root)
     recipe = _recipe(path, origin, matching)
@@ -189,7 +189,7 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
         for name, kept in stored.items()
         if isinstance(name, str) and isinstance(kept, np.ndarray)
     }
-    held = listed(described(arrays), ((tensor, names[tensor]) for tensor in found))
+    held = list_arrays(describe_arrays(arrays), ((tensor, names[tensor]) for tensor in found))
     state = State(0, found, velocities, average, scaler)
     return Original(
         recipe, state, remarks, origin, epochs=epochs, is_of_training=not is_alone, stored=held
@@ -322,12 +322,12 @@ def _matched(
             tensor.name: names.get(tensor.name, renamed(tensor.name))
             for tensor in tensors(spec, _LOGITS)
         }
-        return matched(
+        return match_model(
             model, table, shapes | head, lambda tensor: (tensor.shape,), lambda name: True
         )
 
     matchings = (held(model, spec) for model, spec in MODELS.items())
-    return fitting_model(matchings, path, "PyTorch", names.values()), has_classifier
+    return choose_model(matchings, path, "PyTorch", names.values()), has_classifier
 
 
 def _float32(path: Path, name: str, values: np.ndarray) -> np.ndarray:
@@ -428,7 +428,7 @@ def _velocities(
     shapes = {tensor.name: tensor.shape for tensor in trained}
     kept = optimizer.get("state") if groups else None
     if not isinstance(kept, dict) or not kept:
-        return {}, tuple(about_momentum(list(shapes), len(shapes), _OPTIMIZER))
+        return {}, tuple(describe_missing_velocities(list(shapes), len(shapes), _OPTIMIZER))
     sizes = [len(group["params"]) for group in groups]
     order = next(
         (order for order in _orders(trained) if [len(names) for names in order] == sizes), None
@@ -468,7 +468,7 @@ def _velocities(
         return {}, (f"the velocities were left out: their order is unknown, {first}",)
     missing = [name for name in shapes if name not in velocities]
     if missing:
-        return {}, tuple(about_momentum(missing, len(shapes), _VELOCITY))
+        return {}, tuple(describe_missing_velocities(missing, len(shapes), _VELOCITY))
     nesterov = any(group.get("nesterov") is True for group in groups)
     about = (
         ("its optimizer used Nesterov momentum: resume it with --set nesterov=true",)

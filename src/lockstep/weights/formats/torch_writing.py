@@ -25,7 +25,14 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import torch_file
-from lockstep.weights.formats.common import COUNTERS, Writers, Written, fitting, left_out, write_new
+from lockstep.weights.formats.common import (
+    COUNTERS,
+    Writers,
+    Written,
+    check_state,
+    describe_omitted_parts,
+    write_new,
+)
 from lockstep.weights.formats.torch_models import nvidia_groups, nvidia_name
 
 _ENDINGS = (".pth.tar", ".pth", ".pt", ".bin")
@@ -44,7 +51,7 @@ def write_torchvision(
     ending than PyTorch's, or the state does not fit.
     """
     _check_name(target)
-    expected = fitting(model_spec(recipe.model), recipe.logits, state)
+    expected = check_state(model_spec(recipe.model), recipe.logits, state)
     write_new(
         target,
         {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))},
@@ -53,7 +60,7 @@ def write_torchvision(
     return Written(
         (target,),
         (target,),
-        (*_about_model(recipe, "torchvision's class"), *left_out(state)),
+        (*_about_model(recipe, "torchvision's class"), *describe_omitted_parts(state)),
         COUNTERS,
     )
 
@@ -71,7 +78,7 @@ def write_nvidia_pytorch(
     """
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
-    expected = fitting(model_spec(recipe.model), recipe.logits, state)
+    expected = check_state(model_spec(recipe.model), recipe.logits, state)
     tensors = _state_dict(expected, state.tensors, nvidia_name)
     checkpoint: dict[str, Any] = {
         "epoch": epochs,
