@@ -20,7 +20,7 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.environment import environment
+from lockstep.runs.environment import describe_environment
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 16
@@ -90,7 +90,7 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
     for option, shown in (("--data", "DIR"), ("--baseline", "OLD/src")):
         if option in command:
             command[command.index(option) + 1] = shown  # the path means nothing on other machines
-    about = {"command": shlex.join(command), "environment": environment(backend)}
+    about = {"command": shlex.join(command), "environment": describe_environment(backend)}
     (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
 
 

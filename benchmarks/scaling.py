@@ -31,7 +31,7 @@ from lockstep.benchmark.cells import TRAIN, Cell, Plan, full_name
 from lockstep.benchmark.contention import ProcessorTime, share_of_others
 from lockstep.benchmark.figures import times_of_all
 from lockstep.benchmark.scaling_fit import KIND, VERSION, compared, fitted, read_measured
-from lockstep.runs.environment import environment
+from lockstep.runs.environment import describe_environment
 from lockstep.system.files import write_json
 from lockstep.system.launching import LOCKSTEP
 from lockstep.system.machine import cores
@@ -324,7 +324,7 @@ def campaign(asked: argparse.Namespace) -> None:
         if not kept:
             result["rows"] = [each for each in result["rows"] if each not in same] + [found]
             result["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}"])
-            result["environment"] = environment("torch")
+            result["environment"] = describe_environment("torch")
             write_json(asked.out, result)
         middle = sorted(found["times_sec"])[len(found["times_sec"]) // 2]
         busy = found["other_programs_share"] > MOST_OF_OTHERS

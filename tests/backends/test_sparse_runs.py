@@ -11,7 +11,7 @@ import pytest
 import lockstep
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.given_weights import read_masks
+from lockstep.runs.starting_weights import read_masks
 from lockstep.system.errors import Interrupted
 from lockstep.weights import checkpoint
 from tests.backends.cases import all_bits, random_state

@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.given_weights import read_masks
 from lockstep.runs.image_results import read_results
+from lockstep.runs.starting_weights import read_masks
 from lockstep.system.event_log import read_log
 from lockstep.system.nodes import one_machine
 from lockstep.verification.bounds import BOUNDS, distance

@@ -10,9 +10,9 @@ import pytest
 
 from lockstep.recipes.my_images import Facts, my_images, settled
 from lockstep.recipes.order import check_shares, steps_per_epoch
-from lockstep.runs.notes import RunFacts, seldom_meant
-from lockstep.runs.recipe_from_images import explained
-from lockstep.runs.resuming import complete
+from lockstep.runs.notes import RunFacts, list_unusual_settings
+from lockstep.runs.recipe_from_images import explain_choices
+from lockstep.runs.resuming import complete_settings
 from lockstep.system.errors import RecipeError
 from tests.conftest import TINY
 
@@ -30,7 +30,7 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(
     recipe = settled(facts)
     steps = steps_per_epoch(recipe, images)
     every = np.ones(10, np.int64)
-    assert seldom_meant(recipe, RunFacts(list("abcdefghij"), every, every, steps)) == []
+    assert list_unusual_settings(recipe, RunFacts(list("abcdefghij"), every, every, steps)) == []
     assert (recipe.logits, recipe.precision, recipe.eval_crop) == (10, "fp32", recipe.image_size)
     assert 64 <= recipe.image_size <= 224
     assert recipe.image_size % 32 == 0
@@ -115,7 +115,7 @@ def test_the_images_of_a_step_divide_among_ranks_and_parts(units: int, images: i
 
 
 def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
-    assert explained(my_images(), PHOTOS, Path("RUN")) == [
+    assert explain_choices(my_images(), PHOTOS, Path("RUN")) == [
         (
             "my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, "
             "peak learning rate 0.032 after 3 of warm-up"
@@ -129,16 +129,18 @@ def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
 
 @pytest.mark.parametrize("recipe", [None, "my-images"])
 def test_a_run_that_has_begun_is_not_settled_again(recipe: str | None, tmp_path: Path) -> None:
-    assert complete(tmp_path / "new", recipe, "data").recipe is None
+    assert complete_settings(tmp_path / "new", recipe, "data").recipe is None
     (tmp_path / "recipe.yaml").write_text(TINY.to_yaml())
     (tmp_path / "checkpoints").mkdir()
-    assert complete(tmp_path, recipe, "data").recipe is None, (
+    assert complete_settings(tmp_path, recipe, "data").recipe is None, (
         "a command made it and then refused to train"
     )
     (tmp_path / "log.jsonl").touch()
-    assert complete(tmp_path, recipe, "data", changes={"seed": 3}).recipe == TINY.replace(seed=3)
+    assert complete_settings(tmp_path, recipe, "data", changes={"seed": 3}).recipe == TINY.replace(
+        seed=3
+    )
 
 
 def test_another_recipe_is_what_it_is(tmp_path: Path) -> None:
-    asked = complete(tmp_path, TINY, "data", changes={"image_size": 64})
+    asked = complete_settings(tmp_path, TINY, "data", changes={"image_size": 64})
     assert asked.recipe == TINY.replace(image_size=64, eval_resize=73, eval_crop=64)

@@ -19,7 +19,7 @@ from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.views import MOST_CELLS, View, image_key, views, with_images
 from lockstep.runs.reading import Run
-from lockstep.runs.worst_mistakes import as_evaluated
+from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
 from tests.inference.cases import random_tensors
@@ -53,7 +53,7 @@ def test_mistakes_are_explained_with_the_weights_that_made_them(
     index = open_index(data / "val")
     for view, tensors in zip(found, (trained, average), strict=True):
         mistake = view.mistakes[3]
-        pixels = as_evaluated(index, runs[0].recipe, np.array([mistake.sample]))
+        pixels = load_evaluated_images(index, runs[0].recipe, np.array([mistake.sample]))
         # Between an average of features and a linear layer, Grad-CAM is the class activation map.
         kept: list[torch.Tensor] = []
         module = backends.load("torch").load_module(recipe, tensors)

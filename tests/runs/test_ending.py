@@ -10,7 +10,7 @@ import pytest
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.runs.ending import early_stop, last_step
-from lockstep.runs.report import Report, published_beside, read_report
+from lockstep.runs.report import Report, compare_with_published, read_report
 from lockstep.system.errors import Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
@@ -133,7 +133,7 @@ def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(
 ) -> None:
     _, report = stopped
     final = {"trained": report["final"]["trained"] | {"images": 50_000}}
-    found = published_beside(
+    found = compare_with_published(
         load_recipe("resnet50-paddle-90ep"), report | {"final": final, "classes": ["a"] * 1000}
     )
     assert found is not None

@@ -13,7 +13,7 @@ import yaml
 
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.runs import folder
-from lockstep.runs.environment import environment
+from lockstep.runs.environment import describe_environment
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError, RecipeError
@@ -407,7 +407,7 @@ def test_a_log_that_is_shown_needs_every_figure_and_one_that_goes_on_does_not(
 
 
 def test_the_environment_says_what_numbers_and_speed_depend_on() -> None:
-    about = environment("torch")
+    about = describe_environment("torch")
     assert about["lockstep"] == version("lockstep-vision")
     assert about["numpy"] == version("numpy")
     assert about["torch"] == version("torch")

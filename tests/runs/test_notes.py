@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.notes import RunFacts, cost_of_determinism, seldom_meant
+from lockstep.runs.notes import RunFacts, list_unusual_settings, note_determinism_cost
 
 SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
 
@@ -30,7 +30,7 @@ def test_what_determinism_costs_can_be_measured_by_what_is_said(
     world: Any = SimpleNamespace(on_gpu=on_gpu, ranks=4)
     recipe = Recipe(model="resnext101-32x4d", precision="bf16", global_batch_images=512)
     execution = Execution(deterministic=deterministic, accumulation_steps=2, recompute="blocks")
-    said = cost_of_determinism(recipe, execution, world)
+    said = note_determinism_cost(recipe, execution, world)
     assert len(said) == expected
     for note in said:
         assert "--set deterministic=false" in note
@@ -42,12 +42,12 @@ def test_what_determinism_costs_can_be_measured_by_what_is_said(
 
 
 def test_nothing_is_said_of_what_is_usual() -> None:
-    assert seldom_meant(SENSIBLE, facts()) == []
+    assert list_unusual_settings(SENSIBLE, facts()) == []
 
 
 @pytest.mark.parametrize("name", set(RECIPES) - {"demo"})
 def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
-    assert seldom_meant(RECIPES[name](), facts(classes=1000, steps=40)) == []
+    assert list_unusual_settings(RECIPES[name](), facts(classes=1000, steps=40)) == []
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
 def test_what_is_seldom_meant_is_said(
     changes: dict[str, Any], about: dict[str, Any], sentence: str
 ) -> None:
-    found = seldom_meant(SENSIBLE.replace(**changes), facts(**about))
+    found = list_unusual_settings(SENSIBLE.replace(**changes), facts(**about))
     assert any(note.startswith(sentence) for note in found), found
 
 
@@ -134,4 +134,4 @@ def test_what_is_seldom_meant_is_said(
     ids=str,
 )
 def test_what_is_just_usual_is_not(changes: dict[str, Any], about: dict[str, Any]) -> None:
-    assert seldom_meant(SENSIBLE.replace(**changes), facts(**about)) == []
+    assert list_unusual_settings(SENSIBLE.replace(**changes), facts(**about)) == []

@@ -15,7 +15,7 @@ import lockstep
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.given_weights import digest_of
+from lockstep.runs.starting_weights import hash_tensors
 from lockstep.system.errors import (
     BackendError,
     CheckpointError,
@@ -61,7 +61,7 @@ def end(run: Path) -> State:
 
 
 def digests(state: State) -> list[str]:
-    return [digest_of(part) for part in (state.tensors, state.momentum, state.ema)]
+    return [hash_tensors(part) for part in (state.tensors, state.momentum, state.ema)]
 
 
 def scales_of(file: Path) -> Any:

@@ -178,7 +178,7 @@ def test_no_listener_is_needed() -> None:
 def test_progress_is_told_after_each_item_was_used() -> None:
     heard: list[dict[str, Any]] = []
     with Recorder(heard.append) as recorder:
-        seen = [(item, len(heard)) for item in recorder.watched("evaluating", iter("abc"), 3)]
+        seen = [(item, len(heard)) for item in recorder.watch("evaluating", iter("abc"), 3)]
     assert seen == [("a", 0), ("b", 1), ("c", 2)]
     assert heard == [
         {"kind": "progress", "what": "evaluating", "done": done, "total": 3} for done in (1, 2, 3)

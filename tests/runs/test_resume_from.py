@@ -22,7 +22,7 @@ from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
-from lockstep.runs.given_weights import Start, first_state
+from lockstep.runs.starting_weights import Start, first_state
 from lockstep.system.errors import CheckpointError, Interrupted, UserError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint

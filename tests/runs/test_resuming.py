@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.runs.report import read_report
-from lockstep.runs.resuming import complete, last_execution, refusal, with_the_same_parts
+from lockstep.runs.resuming import complete_settings, explain_refusal, keep_parts, last_execution
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, UserError
 from lockstep.system.event_log import read_log
 
@@ -44,7 +44,7 @@ def note(run: Path, **environment: Any) -> None:
 def test_what_is_not_given_is_taken_from_the_runs_folder(
     run: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    asked = complete(run)
+    asked = complete_settings(run)
     assert asked.recipe == tiny_recipe
     assert asked.data == tmp_path / "images"
     assert asked.execution == Execution(backend="tensorflow", loader_threads=3), (
@@ -62,7 +62,7 @@ def test_a_step_keeps_its_parts_on_any_number_of_ranks(
     run: Path, ranks: int, accumulation: int
 ) -> None:
     note(run, ranks=4, execution={"accumulation_steps": 3})
-    kept = with_the_same_parts(Execution(keep_global_batch=True), run, ranks)
+    kept = keep_parts(Execution(keep_global_batch=True), run, ranks)
     assert kept == Execution(keep_global_batch=True, accumulation_steps=accumulation)
 
 
@@ -72,29 +72,31 @@ def test_ranks_that_cannot_share_the_parts_are_refused_with_those_that_can(run: 
         RecipeError,
         match=r"computes a step in 4 parts, which 3 ranks cannot share equally; use 1, 2, 4 ranks",
     ):
-        with_the_same_parts(Execution(keep_global_batch=True), run, 3)
+        keep_parts(Execution(keep_global_batch=True), run, 3)
 
 
 def test_parts_are_kept_only_if_asked_for_and_if_there_were_some(run: Path, tmp_path: Path) -> None:
     note(run, ranks=4, execution={"accumulation_steps": 3})
-    assert with_the_same_parts(Execution(), run, 2) == Execution()
+    assert keep_parts(Execution(), run, 2) == Execution()
     new = Execution(keep_global_batch=True, accumulation_steps=5)
-    assert with_the_same_parts(new, tmp_path / "new", 2) == new
+    assert keep_parts(new, tmp_path / "new", 2) == new
     note(run, ranks="four")
-    assert with_the_same_parts(new, run, 2) == new
+    assert keep_parts(new, run, 2) == new
 
 
 def test_what_is_given_comes_before_what_is_in_the_folder(run: Path, tiny_recipe: Recipe) -> None:
-    asked = complete(run, data="elsewhere", changes={"epochs": 3}, how={"loader_threads": 1})
+    asked = complete_settings(
+        run, data="elsewhere", changes={"epochs": 3}, how={"loader_threads": 1}
+    )
     assert asked.recipe == tiny_recipe.replace(epochs=3)
     assert asked.data == Path("elsewhere")
     assert asked.execution == Execution(backend="tensorflow", loader_threads=1)
     assert asked.taken["execution"] == "backend=tensorflow"
-    assert complete(run, execution=Execution()).execution == Execution()
+    assert complete_settings(run, execution=Execution()).execution == Execution()
 
 
 def test_a_command_with_a_recipe_says_all_of_its_execution(run: Path, tiny_recipe: Recipe) -> None:
-    asked = complete(run, tiny_recipe.replace(lr=1.0))
+    asked = complete_settings(run, tiny_recipe.replace(lr=1.0))
     assert (asked.recipe.lr, asked.execution) == (1.0, Execution())
     assert list(asked.taken) == ["data"]
 
@@ -104,7 +106,7 @@ def test_a_run_of_an_earlier_version_is_resumed_without_a_name(
 ) -> None:
     (run / "recipe.yaml").write_text(tiny_recipe.to_yaml())
     note(run, data=str(tmp_path), execution={"backend": "paddle", "a_field_that_is_gone": 1})
-    asked = complete(run)
+    asked = complete_settings(run)
     assert (asked.recipe, asked.recipe.based_on, asked.taken["recipe"]) == (
         tiny_recipe,
         "",
@@ -159,14 +161,14 @@ def test_what_cannot_be_taken_is_asked_for(
 ) -> None:
     change(run)
     with pytest.raises(error, match=message):
-        complete(run)
+        complete_settings(run)
 
 
 def test_a_new_run_without_images_asks_for_them(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"there is no run in .*; a new run needs images: --data DATA"
     ):
-        complete(tmp_path, "demo")
+        complete_settings(tmp_path, "demo")
     assert last_execution(tmp_path) == {}
 
 
@@ -176,7 +178,7 @@ def test_a_folder_called_like_a_published_recipe_is_still_a_folder(
     monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()
     Path("demo/recipe.yaml").write_text(tiny_recipe.to_yaml())
-    assert complete(Path("demo"), data="images").recipe == tiny_recipe
+    assert complete_settings(Path("demo"), data="images").recipe == tiny_recipe
 
 
 def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Path) -> None:
@@ -187,20 +189,22 @@ def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Pat
         "eval_sampling": "half_pixel",
     }
     (run / "recipe.yaml").write_text(published.replace(**geometry).to_yaml())
-    asked = complete(run, "resnet50-tensorflow-90ep", changes={"epochs": 100})
+    asked = complete_settings(run, "resnet50-tensorflow-90ep", changes={"epochs": 100})
     assert asked.recipe == published.replace(**geometry, epochs=100)
     assert (
         asked.taken["evaluation"]
         == "its evaluation (eval_side_rounding=down, eval_offset_rounding=even,"
         " eval_sampling=half_pixel)"
     )
-    chosen = complete(
+    chosen = complete_settings(
         run, "resnet50-tensorflow-90ep", changes={"eval_sampling": "asymmetric", "antialias": True}
     )
     assert chosen.recipe == published.replace(antialias=True), (
         "what differs is for the folder to refuse"
     )
-    assert "evaluation" not in complete(run, published).taken, "a recipe itself is what it is"
+    assert "evaluation" not in complete_settings(run, published).taken, (
+        "a recipe itself is what it is"
+    )
 
 
 # Another schedule
@@ -208,7 +212,7 @@ def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Pat
 
 def why(recipe: Recipe, run: Path, done: int, **changes: Any) -> str | None:
     (run / "checkpoints" / f"step-{done:08d}").mkdir()
-    return refusal(run, recipe, recipe.replace(**changes), IMAGES)
+    return explain_refusal(run, recipe, recipe.replace(**changes), IMAGES)
 
 
 @pytest.mark.parametrize(

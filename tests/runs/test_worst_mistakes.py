@@ -10,7 +10,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans
-from lockstep.runs.worst_mistakes import pictures_of_mistakes, worst
+from lockstep.runs.worst_mistakes import load_worst_mistakes, worst
 
 
 def scores(losses: list[float], ranks: list[int], predictions: list[int] | None = None) -> Scores:
@@ -32,7 +32,7 @@ def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Rec
     ranks = np.zeros(20, int)
     losses[[3, 11, 17]], ranks[[3, 11]] = (1.0, 2.0, 5.0), 1
     found = scores(losses.tolist(), ranks.tolist(), [7] * 20)
-    pictures = pictures_of_mistakes(index, tiny_recipe.replace(eval_antialias=True), found)
+    pictures = load_worst_mistakes(index, tiny_recipe.replace(eval_antialias=True), found)
     (plan,) = evaluation_plans(tiny_recipe, index.sizes, 20)
     with HostLoader(index, size=tiny_recipe.eval_crop, antialias=True) as loader:
         (batch,) = loader.batches([plan])
@@ -47,14 +47,12 @@ def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Rec
 def test_a_class_without_a_name_is_numbered(textures: Path, tiny_recipe: Recipe) -> None:
     index = open_index(textures / "val")
     found = scores([1.0] * 20, [1] + [0] * 19, [1000] * 20)
-    (picture,) = pictures_of_mistakes(index, tiny_recipe, found)
+    (picture,) = load_worst_mistakes(index, tiny_recipe, found)
     assert picture.caption == f"{index.classes[0]} taken for 1000"
 
 
 def test_without_mistakes_there_are_no_pictures(textures: Path, tiny_recipe: Recipe) -> None:
     assert (
-        pictures_of_mistakes(
-            open_index(textures / "val"), tiny_recipe, scores([1.0] * 20, [0] * 20)
-        )
+        load_worst_mistakes(open_index(textures / "val"), tiny_recipe, scores([1.0] * 20, [0] * 20))
         == []
     )

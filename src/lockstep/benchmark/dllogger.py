@@ -2,7 +2,7 @@
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.benchmark.report_file import BenchmarkReport
-from lockstep.runs.dlll import KEYS, logged, metadata, named, text_of
+from lockstep.runs.dlll import KEYS, describe_units, format_line, make_line, rename_figures
 
 
 def of_benchmark(report: BenchmarkReport) -> str:
@@ -22,8 +22,12 @@ def of_benchmark(report: BenchmarkReport) -> str:
             name: cell[name]
             for name in ("what", "backend", "engine", "model", "dtype", "batch", "ranks", "data")
         }
-        header = [*metadata(chosen), logged("PARAMETER", parameters)]
-        lines += [text_of(content, began, elapsed) for content in header]
+        header = [*describe_units(chosen), make_line("PARAMETER", parameters)]
+        lines += [format_line(content, began, elapsed) for content in header]
         elapsed += sum(cell["times_sec"])
-        lines.append(text_of(logged([], named(chosen, cell["latency_ms"] | cell)), began, elapsed))
+        lines.append(
+            format_line(
+                make_line([], rename_figures(chosen, cell["latency_ms"] | cell)), began, elapsed
+            )
+        )
     return "".join(lines)

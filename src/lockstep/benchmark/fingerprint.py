@@ -10,7 +10,7 @@ from typing import Any
 from lockstep import backends
 from lockstep.inference.engines import ENGINES
 from lockstep.inference.engines import threads as threads_of_engines
-from lockstep.runs.environment import environment
+from lockstep.runs.environment import describe_environment
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -37,10 +37,10 @@ def fingerprint(name: str) -> dict[str, Any]:
     """
     if name in ENGINES:
         libraries: dict[str, Any] = {"threads": threads_of_engines()}
-        about = environment(None) | {name: ENGINES[name].version()}
+        about = describe_environment(None) | {name: ENGINES[name].version()}
     else:
         libraries = backends.load(name).libraries()
-        about = environment(name)
+        about = describe_environment(name)
     threads = {"used": libraries.pop("threads")}
     return (
         about

@@ -85,9 +85,9 @@ def timm_summary(run: LoggedRun) -> str:
 FORMS: dict[
     str, tuple[Callable[[LoggedRun], str] | None, Callable[[BenchmarkReport], str] | None]
 ] = {
-    "nvidia-report": (mxnet_report.of_run, None),
+    "nvidia-report": (mxnet_report.format_run, None),
     "nvidia-benchmark": (None, nvidia_benchmark),
-    "dlll": (dlll.of_run, dllogger.of_benchmark),
+    "dlll": (dlll.format_run, dllogger.of_benchmark),
     "timm": (timm_summary, None),
 }
 """By name: the functions that write a run and a benchmark report; None if the format does not have

@@ -18,11 +18,11 @@ def command() -> None:
     from lockstep.data.decoding import jpeg
     from lockstep.data.loading.dali import DISTRIBUTIONS, INSTALL
     from lockstep.inference.engines import ENGINES
-    from lockstep.runs.environment import environment
+    from lockstep.runs.environment import describe_environment
     from lockstep.system.errors import BackendError
     from lockstep.system.machine import arithmetic, gpu
 
-    about = environment(DEFAULT_BACKEND)
+    about = describe_environment(DEFAULT_BACKEND)
     print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
     print(
         f"machine    {about['processor']}, {about['cores']} cores,"

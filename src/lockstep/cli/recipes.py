@@ -67,10 +67,10 @@ def _of_run(folder: Path) -> list[str]:
     anything else."""
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published_accuracies import as_rows
-    from lockstep.runs.report import published_beside, read_report
+    from lockstep.runs.report import compare_with_published, read_report
 
     report = read_report(folder)
-    rows = [] if report is None else as_rows(published_beside(load_recipe(folder), report))
+    rows = [] if report is None else as_rows(compare_with_published(load_recipe(folder), report))
     if report is None or not rows:
         return []
     final = report["final"]["trained"]

@@ -124,7 +124,7 @@ def command(
     """
     from lockstep import train
     from lockstep.cli.console import Reporter
-    from lockstep.runs.resuming import complete
+    from lockstep.runs.resuming import complete_settings
     from lockstep.system.ranks import is_leading
 
     changes, how = options.fields(
@@ -144,7 +144,7 @@ def command(
     )
     if split is not None:
         changes["validation_share"] = split
-    asked = complete(out, recipe, data, changes=changes, how=how)
+    asked = complete_settings(out, recipe, data, changes=changes, how=how)
     options.prepare(asked.execution.backend)
     with Reporter() as reporter:
         if asked.taken and is_leading():

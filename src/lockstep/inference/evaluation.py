@@ -30,7 +30,7 @@ from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published_accuracies import Comparison, beside_published
-from lockstep.runs.divergence import not_finite
+from lockstep.runs.divergence import describe_nonfinite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, DataError, DivergedError
@@ -145,7 +145,7 @@ def evaluate(
             recipe, index.sizes_for(recipe), batch_images, rank=found.rank, ranks=found.ranks
         )
         with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
-            batches = recorder.watched("evaluating", loader.batches(plans), total)
+            batches = recorder.watch("evaluating", loader.batches(plans), total)
             scores = found.evaluate(pace.watched(batches))
     return {
         "remarks": remarks,
@@ -190,7 +190,7 @@ def _evaluate_program(
     else:
         batches = _load_squares(index, recipe, execution, batch_images)
     with program.load() as engine:
-        scores = scores_of(engine, pace.watched(recorder.watched("evaluating", batches, total)))
+        scores = scores_of(engine, pace.watched(recorder.watch("evaluating", batches, total)))
     return {
         "remarks": remarks,
         "engine": program.engine,
@@ -212,7 +212,7 @@ def _load_squares(
 def _described(scores: Scores, weights: Opened, images: Source, index: Index) -> dict[str, Any]:
     """Return the part of a result that follows from the scores. Raises `DivergedError` if one is
     not finite."""
-    if infinite := not_finite(scores):
+    if infinite := describe_nonfinite(scores):
         raise DivergedError(
             f"the loss of {weights.source} on {images.named} is not finite: {infinite}. {ADVICE}"
         )

@@ -92,7 +92,7 @@ def quantised(
     )
     form = onnx_model.Form(None, wanted.bare, folded=True)
     plain = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, None, form)
-    calibrating = recorder.watched(
+    calibrating = recorder.watch(
         "calibrating", _batches(subset(training, chosen), weights), _count(len(chosen))
     )
     symmetric = target.takes_symmetric_int8
@@ -269,7 +269,7 @@ def _hits(wanted: Wanted, models: list[Any], validation: Index, recorder: Record
     sessions = [Session(model.SerializeToString()) for model in models]
     hits = [0] * len(models)
     batches = _batches(validation, wanted.weights)
-    for batch in recorder.watched("evaluating before and after", batches, _count(len(validation))):
+    for batch in recorder.watch("evaluating before and after", batches, _count(len(validation))):
         inputs = wanted.inputs().of(batch.pixels)
         for place, session in enumerate(sessions):
             answers: Answers = session.run(inputs)

@@ -15,7 +15,7 @@ from lockstep.data.split import stored_validation
 from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.recipes import Execution
 from lockstep.runs.reading import Run
-from lockstep.runs.worst_mistakes import as_evaluated
+from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.errors import DataError
 from lockstep.weights.opening import open_weights
 
@@ -62,7 +62,7 @@ def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]
     """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was
     overwritten."""
     try:
-        images = as_evaluated(index, run.recipe, np.array(samples, np.int64))
+        images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
     except DataError as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     return {sample: _as_address(pixels) for sample, pixels in zip(samples, images, strict=True)}
@@ -81,7 +81,7 @@ def explained_images(run: Run, weights: str, index: Index, samples: list[int]) -
     backend = next(name for name, framework in backends.FRAMEWORKS.items() if framework.explains)
     world = backends.load(backend).world(Execution(backend=backend))
     try:
-        images = as_evaluated(index, run.recipe, np.array(samples, np.int64))
+        images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
         classes = run.results.scores[weights].predictions[samples].astype(np.int64)
         pictures = overlaid(images, explainer_of(opened, backend, world).heat(images, classes))
     except DataError as error:

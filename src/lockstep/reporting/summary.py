@@ -14,7 +14,7 @@ from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, published_rows
 from lockstep.reporting import image_statistics
 from lockstep.runs.reading import Run
-from lockstep.runs.report import Evaluation, published_beside
+from lockstep.runs.report import Evaluation, compare_with_published
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, seconds_of
 from lockstep.system.strict_json import is_positive
 
@@ -147,7 +147,7 @@ def published_accuracies(runs: Sequence[Run]) -> list[tuple[int, Comparison]]:
     """Return, for every finished run whose recipe has published accuracies, its number and its
     top-1 next to them."""
     found = [
-        (number, published_beside(run.recipe, run.report))
+        (number, compare_with_published(run.recipe, run.report))
         for number, run in enumerate(runs)
         if run.report is not None
     ]
@@ -219,7 +219,7 @@ def recipe_fields(runs: Sequence[Run]) -> list[tuple[str, str, list[str], bool]]
 def published_differences(run: Run) -> list[tuple[str, str, str, str]]:
     """Return the fields in which a run differs from its nearest published recipe: name, meaning,
     published, the run's."""
-    _, fields = run.published
+    _, fields = run.nearest_recipe
     return [(name, _meaning(name), str(theirs), str(own)) for name, (theirs, own) in fields.items()]
 
 

@@ -35,7 +35,7 @@ def in_weights(step: int, recipe: Recipe, checkpoints: Path) -> str:
 def in_evaluation(scores: Scores, step: int, recipe: Recipe, checkpoints: Path) -> str | None:
     """Return how many images' losses are not finite in an evaluation, and what to do; None if all
     are finite."""
-    found = not_finite(scores)
+    found = describe_nonfinite(scores)
     if found is None:
         return None
     return (
@@ -45,12 +45,12 @@ def in_evaluation(scores: Scores, step: int, recipe: Recipe, checkpoints: Path) 
     )
 
 
-def not_finite(scores: Scores) -> str | None:
+def describe_nonfinite(scores: Scores) -> str | None:
     """Return for how many images the loss or confidence is not finite, and the first such value;
     None if all are finite.
 
     >>> numbers, infinite = np.ones(2, np.float32), np.array([1, np.inf], np.float32)
-    >>> not_finite(Scores(infinite, numbers, numbers, numbers, numbers))
+    >>> describe_nonfinite(Scores(infinite, numbers, numbers, numbers, numbers))
     'it is inf for 1 of 2 images'
     """
     for values in (scores.losses, scores.confidences):

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.runs.epochs import Epoch, LoggedRun, images_of
+from lockstep.runs.epochs import Epoch, LoggedRun, count_images
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, seconds_of
 from lockstep.system.strict_json import to_json
 
@@ -194,7 +194,7 @@ Content = dict[str, Any]
 """A line without its times: METADATA of a figure, or LOG with step and data."""
 
 
-def of_run(run: LoggedRun) -> str:
+def format_run(run: LoggedRun) -> str:
     """Return a run's log as lines.
 
     There is a line of parameters, a line for every interval ([epoch, step]), epoch of training and
@@ -205,14 +205,14 @@ def of_run(run: LoggedRun) -> str:
     began = run.ended_at - run.seconds
     elapsed = 0.0
     lines = [
-        text_of(each, began, 0.0)
+        format_line(each, began, 0.0)
         for each in form.header(run.recipe.fields() | {"ranks": run.environment["ranks"]})
     ]
     for epoch in run.epochs:
         for entry in chain[TrainEvent | EvaluateEvent](epoch.intervals, epoch.evaluations.values()):
             elapsed += seconds_of(entry)
-            lines += [text_of(each, began, elapsed) for each in form.of(entry)]
-    return "".join([*lines, *(text_of(each, began, elapsed) for each in form.summary())])
+            lines += [format_line(each, began, elapsed) for each in form.of(entry)]
+    return "".join([*lines, *(format_line(each, began, elapsed) for each in form.summary())])
 
 
 class Form:
@@ -230,7 +230,7 @@ class Form:
         """Return the lines at the start of a run: the units, and its parameters: the fields of the
         recipe, and others."""
         keys = self._keys if parameters.get("ema_decay") else replace(self._keys, averaged=())
-        return [*metadata(keys.all()), logged("PARAMETER", dict(parameters))]
+        return [*describe_units(keys.all()), make_line("PARAMETER", dict(parameters))]
 
     def of(self, entry: LogEvent) -> list[Content]:
         """Return the lines of an entry: none, one, or two for the last interval of an epoch."""
@@ -242,12 +242,14 @@ class Form:
         speed = _speed(
             entry["images"], seconds_of(entry), entry.get("batches"), entry.get("data_wait_share")
         )
-        return self._of_epoch(entry["step"] // self._per_epoch - 1, named(keys, entry | speed))
+        return self._of_epoch(
+            entry["step"] // self._per_epoch - 1, rename_figures(keys, entry | speed)
+        )
 
     def summary(self) -> list[Content]:
         """Return the line at the end of a run: the figures of its last epoch and evaluation; none
         if there are none."""
-        return [logged([], self._last)] if self._last else []
+        return [make_line([], self._last)] if self._last else []
 
     def _of_interval(self, entry: TrainEvent) -> list[Content]:
         self._intervals.append(entry)
@@ -260,23 +262,23 @@ class Form:
         )
         figures = {name: value for name, value in entry.items() if name != "images_per_sec"} | speed
         lines = [
-            logged(
+            make_line(
                 [number, entry["step"] - number * self._per_epoch],
-                named(self._keys.interval, figures),
+                rename_figures(self._keys.interval, figures),
             )
         ]
         if entry["step"] % self._per_epoch == 0:
             epoch = Epoch(number, tuple(self._intervals), {})
             self._intervals = []
-            lines += self._of_epoch(number, named(self._keys.epoch, _of_training(epoch)))
+            lines += self._of_epoch(number, rename_figures(self._keys.epoch, _of_training(epoch)))
         return lines
 
     def _of_epoch(self, number: int, data: dict[str, float | None]) -> list[Content]:
         self._last = self._last | data
-        return [logged([number], data)] if data else []
+        return [make_line([number], data)] if data else []
 
 
-def metadata(keys: Iterable[Key]) -> list[Content]:
+def describe_units(keys: Iterable[Key]) -> list[Content]:
     """Return the lines that name the units of figures."""
     return [
         {"type": "METADATA", "metric": key.name, "metadata": {"unit": key.unit}}
@@ -285,13 +287,13 @@ def metadata(keys: Iterable[Key]) -> list[Content]:
     ]
 
 
-def logged(step: list[int] | str, data: dict[str, Any]) -> Content:
+def make_line(step: list[int] | str, data: dict[str, Any]) -> Content:
     """Return a line of data. `step` is [epoch, step of the epoch], [epoch], [] for the whole run,
     or "PARAMETER"."""
     return {"type": "LOG", "step": step, "data": data}
 
 
-def named(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float | None]:
+def rename_figures(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float | None]:
     """Return figures under an example's keys and in its units; figures that are missing are left
     out."""
     return {
@@ -299,7 +301,7 @@ def named(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float | 
     }
 
 
-def text_of(content: Content, began: float, elapsed: float) -> str:
+def format_line(content: Content, began: float, elapsed: float) -> str:
     """Return a line with its times, in dllogger's order: seconds since 1970, local time, and
     seconds since the log began.
 
@@ -327,7 +329,7 @@ def _of_training(epoch: Epoch) -> dict[str, float]:
         return found
     steps = sum(entry["step"] - entry["first_step"] for entry in epoch.timed)
     share = sum(entry["data_wait_share"] * seconds_of(entry) for entry in epoch.timed) / seconds
-    return found | _speed(images_of(epoch.timed), seconds, steps, share)
+    return found | _speed(count_images(epoch.timed), seconds, steps, share)
 
 
 def _speed(

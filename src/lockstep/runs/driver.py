@@ -34,17 +34,17 @@ from lockstep.recipes.order import (
     steps_per_epoch,
     training_plans,
 )
-from lockstep.runs import divergence, ending, given_weights
+from lockstep.runs import divergence, ending, starting_weights
 from lockstep.runs.after_saving import AfterSaving, after_saving
 from lockstep.runs.calibration import about_scales, calibrated, quantise
-from lockstep.runs.environment import environment
-from lockstep.runs.given_weights import Start
+from lockstep.runs.environment import describe_environment
 from lockstep.runs.image_results import Results, write_results
-from lockstep.runs.notes import RunFacts, cost_of_determinism, seldom_meant
+from lockstep.runs.notes import RunFacts, list_unusual_settings, note_determinism_cost
 from lockstep.runs.recorder import Recorder
-from lockstep.runs.report import Report, changed_fields, read_report, report_of
+from lockstep.runs.report import Report, build_report, find_changed_fields, read_report
 from lockstep.runs.spans import Span, spans
-from lockstep.runs.worst_mistakes import pictures_of_mistakes
+from lockstep.runs.starting_weights import Start
+from lockstep.runs.worst_mistakes import load_worst_mistakes
 from lockstep.system import heartbeat
 from lockstep.system.errors import CheckpointError, DivergedError, Interrupted
 from lockstep.system.event_log import DivergedEvent, EvaluateEvent, LogEvent, TrainEvent, read_log
@@ -125,7 +125,7 @@ class Driver:
             self.call_hooks(state)
         self.engine.write(state)
         if self.recipe.sparsity != "none":
-            self.engine.mask(given_weights.read_masks(self.out))
+            self.engine.mask(starting_weights.read_masks(self.out))
         self.scales = quantise(self.engine, self.recipe, self.out / "checkpoints", state.step)
         unevaluated = self.world.any(self.world.rank == 0 and self.lacks_evaluation(state.step))
         self.begin(state.step, damaged, rates, unevaluated)
@@ -193,12 +193,12 @@ class Driver:
         """Write what a new run starts from given weights; of a resumed run, refuse weights it was
         not started from."""
         if checkpoint.steps(self.out / "checkpoints"):
-            given_weights.refuse_others(self.out, start)
+            starting_weights.refuse_others(self.out, start)
             return
-        given_weights.forget(self.out)
+        starting_weights.forget(self.out)
         if start is not None:
-            values, notes = given_weights.write(self.out, self.recipe, start)
-            state, more = given_weights.first_state(self.recipe, values, start, self.per_epoch)
+            values, notes = starting_weights.write(self.out, self.recipe, start)
+            state, more = starting_weights.first_state(self.recipe, values, start, self.per_epoch)
             self.start_notes += [*notes, *more]
             if self.recipe.quantisation != "none":
                 self.calibrate(state)
@@ -209,7 +209,7 @@ class Driver:
         is requested meanwhile."""
 
         def watched(what: str, batches: Iterator[Batch], total: int) -> Iterator[Batch]:
-            for batch in self.recorder.watched(what, batches, total):
+            for batch in self.recorder.watch(what, batches, total):
                 if self.stop.requested:
                     raise Interrupted(
                         f"stopped by {self.stop.name} while {what}; nothing is trained yet",
@@ -242,7 +242,7 @@ class Driver:
 
     def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
         """Open the log and record where training starts."""
-        about = environment(self.execution.backend) | {
+        about = describe_environment(self.execution.backend) | {
             "recipe": self.recipe.based_on,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "device": self.world.device,
@@ -273,7 +273,7 @@ class Driver:
                 "steps_per_epoch": self.per_epoch,
                 "damaged": damaged,
                 "notes": self.notes(step),
-                "changed": changed_fields(self.recipe),
+                "changed": find_changed_fields(self.recipe),
                 "environment": about,
             }
         )
@@ -305,8 +305,8 @@ class Driver:
                 f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}"
             )
         if not step:  # once in a run
-            found += cost_of_determinism(self.recipe, self.execution, self.world)
-        return found + seldom_meant(self.recipe, self.facts())
+            found += note_determinism_cost(self.recipe, self.execution, self.world)
+        return found + list_unusual_settings(self.recipe, self.facts())
 
     def facts(self) -> RunFacts:
         """Return the facts that the notes are based on."""
@@ -548,7 +548,7 @@ class Driver:
         ) as loader:
             timed = self.timed(loader.batches(plans))
             for number, batch in enumerate(
-                self.recorder.watched(f"evaluating {weights} weights", timed, total)
+                self.recorder.watch(f"evaluating {weights} weights", timed, total)
             ):
                 if self.should_stop():
                     return
@@ -561,7 +561,7 @@ class Driver:
         why it ends there."""
         if self.world.rank > 0:
             return None
-        report = report_of(
+        report = build_report(
             self.recipe,
             self.recorder.evaluations,
             steps=step,
@@ -591,7 +591,7 @@ class Driver:
         """Pass the worst mistakes to the loggers. The run is finished already: unreadable images
         cause only a warning."""
         try:
-            pictures = pictures_of_mistakes(self.validation, self.recipe, scores)
+            pictures = load_worst_mistakes(self.validation, self.recipe, scores)
         except Exception as error:  # anything that a decoder or a storage raises
             self.recorder.warn(
                 f"the worst mistakes cannot be shown: {type(error).__name__}: {error}"

@@ -37,7 +37,7 @@ class Environment(TypedDict, total=False):
     val: Images
 
 
-def environment(backend: str | None) -> dict[str, Any]:
+def describe_environment(backend: str | None) -> dict[str, Any]:
     """Return what results and speed depend on besides the recipe: versions, system, processor,
     cores, memory.
 

@@ -45,7 +45,7 @@ class Epoch:
             math.nan if entry[name] is None else entry[name] * entry["images"]
             for entry in self.intervals
         ]
-        return sum(found) / images_of(self.intervals)
+        return sum(found) / count_images(self.intervals)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LoggedRun:
     """Time of the last entry, in seconds since 1970."""
 
 
-def images_of(entries: Iterable[TrainEvent]) -> int:
+def count_images(entries: Iterable[TrainEvent]) -> int:
     """Return the number of images in some training intervals."""
     return sum(entry["images"] for entry in entries)
 
@@ -88,16 +88,16 @@ def read_epochs(folder: Path) -> LoggedRun:
                 f"{folder / 'log.jsonl'}: the entry of step {entry['step']} has no {min(missing)}"
             )
     per_epoch = steps_per_epoch(run.recipe, images)
-    epochs = epochs_of(run.log, per_epoch)
+    epochs = group_by_epoch(run.log, per_epoch)
     if not epochs:
         raise CheckpointError(f"{folder}: nothing was trained yet")
     ended_at = (folder / "log.jsonl").stat().st_mtime
     return LoggedRun(
-        run.recipe, run.environment, per_epoch, epochs, seconds_of_processes(run.log), ended_at
+        run.recipe, run.environment, per_epoch, epochs, sum_process_seconds(run.log), ended_at
     )
 
 
-def epochs_of(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
+def group_by_epoch(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
     """Return the epochs in which something was trained. `per_epoch` is the number of steps of an
     epoch."""
     # No interval lies in two epochs, and evaluations are at the ends of epochs.
@@ -114,7 +114,7 @@ def epochs_of(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
     )
 
 
-def seconds_of_processes(entries: Sequence[LogEvent]) -> float:
+def sum_process_seconds(entries: Sequence[LogEvent]) -> float:
     """Return the time of all processes of a log in seconds. Every process logs its start and counts
     from there."""
     ends = [before for before, after in pairwise(entries) if after["kind"] == "start"]

@@ -9,7 +9,7 @@
 | checkpoints/ | see `lockstep.weights.checkpoint` |
 | tensorboard/ | the log's figures as TensorBoard events |
 | validation.npz | the result for every image, see `lockstep.runs.image_results` |
-| start.json, masks.safetensors | of runs from given weights, see `lockstep.runs.given_weights` |
+| start.json, masks.safetensors | of runs from given weights, see `lockstep.runs.starting_weights` |
 | dlll.json, nvidia-report.json | the files of NVIDIA's examples, if these loggers are on |
 | loggers.json | the loggers' names for the run, see `lockstep.runs.loggers` |
 | profile/ | traces of steps |

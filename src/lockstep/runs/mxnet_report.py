@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lockstep.runs.epochs import Epoch, LoggedRun, images_of
+from lockstep.runs.epochs import Epoch, LoggedRun, count_images
 from lockstep.system.event_log import TrainEvent, seconds_of
 from lockstep.system.strict_json import to_json
 
 
-def of_run(run: LoggedRun) -> str:
+def format_run(run: LoggedRun) -> str:
     """Return the document of a run."""
-    metrics = [metrics_of(epoch, run.recipe.global_batch_images) for epoch in run.epochs]
+    metrics = [compute_metrics(epoch, run.recipe.global_batch_images) for epoch in run.epochs]
     about = run.environment
     return document(
         run.recipe.fields()["model"], about["ranks"], run.seconds, about.get("command", []), metrics
@@ -47,7 +47,7 @@ def document(
     return to_json(report, indent=4)
 
 
-def metrics_of(epoch: Epoch, batch_images: int) -> dict[str, float]:
+def compute_metrics(epoch: Epoch, batch_images: int) -> dict[str, float]:
     """Return the metrics of an epoch, as far as it was trained and evaluated. `batch_images` are
     the images of a step."""
     return _trained(epoch) | _evaluated(epoch, batch_images)
@@ -66,7 +66,7 @@ def _timed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
         return {}
     seconds = sum(seconds_of(entry) for entry in intervals)
     steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
-    return {"train.time": seconds / steps, "train.total_ips": images_of(intervals) / seconds}
+    return {"train.time": seconds / steps, "train.total_ips": count_images(intervals) / seconds}
 
 
 def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:

@@ -32,11 +32,11 @@ class RunFacts:
     steps_per_epoch: int
 
 
-def seldom_meant(recipe: Recipe, facts: RunFacts) -> list[str]:
+def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
     """Return a note for everything in a recipe and its images that is allowed but rarely intended.
 
     >>> facts = RunFacts(["cat", "dog"], np.array([8, 8]), np.array([2, 0]), 4)
-    >>> seldom_meant(Recipe(logits=2, global_batch_images=4), facts)
+    >>> list_unusual_settings(Recipe(logits=2, global_batch_images=4), facts)
     ['top-5 is left out: it means nothing with 2 classes', 'no validation images for 1 of 2 classes: dog']
     """
     return [
@@ -47,7 +47,7 @@ def seldom_meant(recipe: Recipe, facts: RunFacts) -> list[str]:
     ]
 
 
-def cost_of_determinism(recipe: Recipe, execution: Execution, world: World) -> list[str]:
+def note_determinism_cost(recipe: Recipe, execution: Execution, world: World) -> list[str]:
     """Return a note for a run on a GPU with `deterministic`: that it may cost time, and what to
     type to measure it."""
     if not world.on_gpu or not execution.deterministic:

@@ -142,7 +142,7 @@ class Run:
         return len(self.report["classes"]) if self.report else self.environment.get("classes")
 
     @cached_property
-    def published(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
+    def nearest_recipe(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
         """The published recipe that this run's recipe is based on, else the one with the fewest
         different fields; and these fields as (published, of this run)."""
         names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)

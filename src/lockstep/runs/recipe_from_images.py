@@ -31,11 +31,14 @@ def settle(
     `of_weights` are the fields that given weights decide where `changes` do not; empty if none are
     given.
     """
-    facts = facts_of(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
+    facts = collect_facts(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
     taken = {name: value for name, value in of_weights.items() if name not in changes}
     recipe = settled(facts, taken | dict(changes)).named(NAME)
     recorder.tell(
-        {"kind": "settled", "lines": [*explained(recipe, facts, out), *_explained_weights(taken)]}
+        {
+            "kind": "settled",
+            "lines": [*explain_choices(recipe, facts, out), *_explained_weights(taken)],
+        }
     )
     return recipe
 
@@ -54,7 +57,7 @@ def _explained_weights(taken: Mapping[str, Any]) -> list[str]:
     return [f"  as the given weights need it: {', '.join(values)}"] if values else []
 
 
-def facts_of(training: Index, execution: Execution, *, on_gpu: bool, ranks: int) -> Facts:
+def collect_facts(training: Index, execution: Execution, *, on_gpu: bool, ranks: int) -> Facts:
     """Return the facts that the recipe's values are chosen from."""
     return Facts(
         classes=len(training.classes),
@@ -69,7 +72,7 @@ def facts_of(training: Index, execution: Execution, *, on_gpu: bool, ranks: int)
     )
 
 
-def explained(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
+def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
     """Return two lines: what was chosen, and why."""
     steps = steps_per_epoch(recipe, facts.images)
     plural = "" if recipe.epochs == 1 else "s"

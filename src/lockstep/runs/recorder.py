@@ -123,7 +123,7 @@ class Recorder:
             {"kind": "progress", "what": what, "done": done, "total": total}
         )
 
-    def watched(self, what: str, items: Iterator[T], total: int) -> Iterator[T]:
+    def watch(self, what: str, items: Iterator[T], total: int) -> Iterator[T]:
         """Yield all items and report progress after each."""
         progress = self.progress(what)
         for done, item in enumerate(items, start=1):

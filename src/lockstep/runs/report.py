@@ -60,7 +60,7 @@ class Report(TypedDict):
     """How often a launcher has started all ranks again after a failure; missing if never."""
 
 
-def report_of(
+def build_report(
     recipe: Recipe,
     evaluations: Sequence[EvaluateEvent],
     *,
@@ -108,10 +108,10 @@ def report_of(
         report["stopped_early"] = stopped_early
     if restarts:
         report["restarts"] = restarts
-    return report | {"published": published_beside(recipe, report)}
+    return report | {"published": compare_with_published(recipe, report)}
 
 
-def published_beside(recipe: Recipe, report: Report) -> Comparison | None:
+def compare_with_published(recipe: Recipe, report: Report) -> Comparison | None:
     """Return the last top-1 of a finished run next to the published ones of its recipe.
 
     None if nobody published an accuracy of the recipe, or if the last step was not evaluated.
@@ -136,7 +136,7 @@ def _evaluation(event: EvaluateEvent) -> Evaluation:
     )
 
 
-def changed_fields(recipe: Recipe) -> dict[str, Any]:
+def find_changed_fields(recipe: Recipe) -> dict[str, Any]:
     """Return the fields in which a recipe differs from the published one it is based on; empty if
     it is based on none."""
     if recipe.based_on not in RECIPES:

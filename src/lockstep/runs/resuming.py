@@ -60,7 +60,7 @@ class Asked:
     "evaluation", "data" and "execution"."""
 
 
-def complete(
+def complete_settings(
     out: Path,
     recipe: str | Path | Recipe | None = None,
     data: str | Path | None = None,
@@ -151,7 +151,7 @@ def last_execution(out: Path) -> dict[str, Any]:
         ) from None
 
 
-def with_the_same_parts(execution: Execution, out: Path, ranks: int) -> Execution:
+def keep_parts(execution: Execution, out: Path, ranks: int) -> Execution:
     """Return the execution of a run that resumes on this many ranks: with `keep_global_batch`, in
     as many parts as before.
 
@@ -186,7 +186,7 @@ def _last_data(out: Path) -> Path:
     return Path(found)
 
 
-def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
+def explain_refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
     """Return why the run in `out` cannot resume with another recipe, in sentences; None if it can.
 
     `there` is the run's recipe, `asked` the new one, `images` the number of training images. An

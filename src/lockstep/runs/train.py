@@ -16,12 +16,12 @@ from lockstep.runs import resuming
 from lockstep.runs.driver import Driver
 from lockstep.runs.events import Listener
 from lockstep.runs.folder import RunFolder, refuse_another_recipe
-from lockstep.runs.given_weights import Start, fields_of, open_given, open_start
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recipe_from_images import settle
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.report import Report
 from lockstep.runs.resuming import Asked
+from lockstep.runs.starting_weights import Start, fields_of, fit_start, open_given
 from lockstep.system.errors import DataError, Interrupted, UserError
 from lockstep.system.signals import StopRequests
 
@@ -85,7 +85,7 @@ def train(
         raise TypeError("train() needs out, the run's folder")
     changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
     out = Path(out)
-    asked = resuming.complete(out, recipe, data, execution, changes=changes)
+    asked = resuming.complete_settings(out, recipe, data, execution, changes=changes)
     if weights is not None and resume_from is not None:
         raise UserError(
             "--weights and --resume-from are both given: a run starts from weights, or resumes from"
@@ -124,7 +124,7 @@ def _carry_out(
     recorder: Recorder,
     stop: StopRequests,
 ) -> Report:
-    execution = resuming.with_the_same_parts(asked.execution, out, world.ranks)
+    execution = resuming.keep_parts(asked.execution, out, world.ranks)
     leads = world.rank == 0
     units = world.ranks * execution.accumulation_steps
     if leads and asked.recipe:  # first, so that nothing else about another recipe is reported
@@ -145,7 +145,7 @@ def _carry_out(
         check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
         backends.refuse_quantisation(recipe, execution.backend)
         return (
-            open_start(weights, recipe, out, resumes=bool(given and given.resumes))
+            fit_start(weights, recipe, out, resumes=bool(given and given.resumes))
             if leads
             else None
         )
@@ -162,7 +162,9 @@ def _carry_out(
     check_logits(recipe, sets)
     images = len(sets.training)
     rates = learning_rates(recipe, steps_per_epoch(recipe, images))
-    folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
+    folder = RunFolder(
+        out, recipe, lambda there: resuming.explain_refusal(out, there, recipe, images)
+    )
     with folder if leads else nullcontext():
         world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
         with backends.load(execution.backend).engine(recipe, rates, world, execution) as engine:

@@ -17,7 +17,7 @@ def worst(scores: Scores, count: int) -> np.ndarray:
     return wrong[np.argsort(-scores.losses[wrong], kind="stable")][:count]
 
 
-def as_evaluated(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarray:
+def load_evaluated_images(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarray:
     """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError`
     if one is unreadable."""
     plan = centre_plan(recipe, samples, index.sizes_for(recipe)[samples])
@@ -25,7 +25,7 @@ def as_evaluated(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarra
         return next(iter(loader.batches([plan]))).pixels
 
 
-def pictures_of_mistakes(
+def load_worst_mistakes(
     index: Index, recipe: Recipe, scores: Scores, count: int = 16
 ) -> list[Picture]:
     """Return the worst mistakes as the model gets them, with class names. Row i of the scores is
@@ -33,7 +33,7 @@ def pictures_of_mistakes(
     samples = worst(scores, count)
     if not len(samples):
         return []
-    images = as_evaluated(index, recipe, samples)
+    images = load_evaluated_images(index, recipe, samples)
     names = dict(enumerate(index.classes))
     return [
         Picture(

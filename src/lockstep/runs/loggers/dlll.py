@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep.recipes import Recipe
-from lockstep.runs.dlll import PREFIX, Content, Form, text_of
+from lockstep.runs.dlll import PREFIX, Content, Form, format_line
 from lockstep.runs.loggers import Opening, Outcome
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import LogEvent, StartEvent
@@ -78,7 +78,7 @@ class DlllFile:
             self._file.writelines(map(self._text, contents))
 
     def _text(self, content: Content) -> str:
-        return text_of(content, self._began, time.time() - self._began)
+        return format_line(content, self._began, time.time() - self._began)
 
 
 open_logger = DlllFile

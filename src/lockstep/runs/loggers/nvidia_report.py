@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.epochs import Epoch, seconds_of_processes
+from lockstep.runs.epochs import Epoch, sum_process_seconds
 from lockstep.runs.loggers import Opening, Outcome
-from lockstep.runs.mxnet_report import document, metrics_of
+from lockstep.runs.mxnet_report import compute_metrics, document
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, StartEvent, TrainEvent
 from lockstep.system.files import write_text
@@ -58,7 +58,7 @@ class NvidiaReport:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._per_epoch = start["steps_per_epoch"]
         self._command = environment["command"]
-        self._seconds_before = seconds_of_processes(self._opening.log)
+        self._seconds_before = sum_process_seconds(self._opening.log)
         for entry in self._opening.log:
             self._take(entry)
         self._opening = replace(self._opening, log=())  # a long run has many entries
@@ -79,7 +79,9 @@ class NvidiaReport:
         epoch = Epoch(
             entry["step"] // self._per_epoch - 1, tuple(self._intervals), self._evaluations
         )
-        self._metrics[epoch.number] = metrics_of(epoch, self._opening.about["global_batch_images"])
+        self._metrics[epoch.number] = compute_metrics(
+            epoch, self._opening.about["global_batch_images"]
+        )
         return True
 
 

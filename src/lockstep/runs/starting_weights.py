@@ -66,7 +66,7 @@ def open_given(weights: Path, *, resumes: bool = False) -> Opened:
     return open_weights(weights, momentum=resumes, needs_classifier=False)
 
 
-def open_start(
+def fit_start(
     weights: Path | Opened | None, recipe: Recipe, run: Path, *, resumes: bool = False
 ) -> Start | None:
     """Return the given weights in the shapes of the recipe's model; None if none are given.
@@ -136,7 +136,11 @@ def open_start(
         f"{part} {name}": value for part, values in parts.items() for name, value in values.items()
     }
     return Start(
-        found.source.name, digest_of(everything), fitted, tuple(notes), found if resumes else None
+        found.source.name,
+        hash_tensors(everything),
+        fitted,
+        tuple(notes),
+        found if resumes else None,
     )
 
 
@@ -187,7 +191,7 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
             )
             with appearing(run / "masks.safetensors") as partial:
                 partial.write_bytes(serialise(kept))
-            description["masks_sha256"] = digest_of(kept)
+            description["masks_sha256"] = hash_tensors(kept)
             start_values = start_values | pruned(start_values, kept)
             zeros = sum(mask.size - np.count_nonzero(mask) for mask in kept.values())
             notes.append(
@@ -291,7 +295,7 @@ def read_masks(run: Path) -> dict[str, np.ndarray]:
     """Return the masks of a sparse run. Raises `CheckpointError` if they are missing or damaged."""
     path = run / "masks.safetensors"
     kept, _ = checkpoint.read_weights(path)
-    if digest_of(kept) != _description(run).get("masks_sha256"):
+    if hash_tensors(kept) != _description(run).get("masks_sha256"):
         raise CheckpointError(
             f"{path} is damaged: its SHA-256 differs from the one in start.json; restore it"
         )
@@ -311,7 +315,7 @@ def _description(run: Path) -> dict[str, Any]:
     return noted
 
 
-def digest_of(values: Mapping[str, np.ndarray]) -> str:
+def hash_tensors(values: Mapping[str, np.ndarray]) -> str:
     """Return the SHA-256 of names, dtypes, shapes and values; the order of the names does not
     matter."""
     sha = hashlib.sha256()

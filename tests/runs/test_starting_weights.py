@@ -18,7 +18,7 @@ from lockstep.models.architectures import MODELS, narrowed, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.given_weights import digest_of, open_start, read_masks
+from lockstep.runs.starting_weights import fit_start, hash_tensors, read_masks
 from lockstep.system.errors import CheckpointError, Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
@@ -122,7 +122,7 @@ def test_a_run_starts_at_step_0_with_given_weights_and_no_velocity(
     noted = json.loads((run / "start.json").read_text())
     assert noted == {
         "weights": "step-00000007" if given.is_dir() else given.name,
-        "weights_sha256": digest_of(trained(dense)),
+        "weights_sha256": hash_tensors(trained(dense)),
     }
     assert [
         entry["first_step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "train"
@@ -240,7 +240,7 @@ def test_a_file_of_another_named_model_says_which_model_to_set(tmp_path: Path) -
     with pytest.raises(
         CheckpointError, match=r"w\.safetensors holds resnet18, .*resnet50: --set model=resnet18$"
     ):
-        open_start(tmp_path / "w.safetensors", given.replace(model="resnet50"), tmp_path / "run")
+        fit_start(tmp_path / "w.safetensors", given.replace(model="resnet50"), tmp_path / "run")
 
 
 def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(
@@ -489,8 +489,8 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
         {"a": -values},
         {"a": values, "b": values},
     ]
-    assert len({digest_of(each) for each in others}) == len(others)
-    assert digest_of({"a": values, "b": -values}) == digest_of({"b": -values, "a": values})
-    assert digest_of({"a": np.asfortranarray(values.reshape(2, 3))}) == digest_of(
+    assert len({hash_tensors(each) for each in others}) == len(others)
+    assert hash_tensors({"a": values, "b": -values}) == hash_tensors({"b": -values, "a": values})
+    assert hash_tensors({"a": np.asfortranarray(values.reshape(2, 3))}) == hash_tensors(
         {"a": values.reshape(2, 3)}
     )
