@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from ipaddress import IPv4Address
 
 import pytest
 
@@ -32,11 +33,22 @@ def chosen(other: str, leading: str = "localhost") -> str | None:
 def test_gloo_takes_the_way_to_the_others_also_where_the_leading_host_is_loopback() -> None:
     assert OUTSIDE is not None
     address, interface = OUTSIDE
-    assert chosen(address) == interface
-    assert chosen("", leading=address) == interface
+    assert chosen(_neighbour(address)) == interface
+    assert chosen(_neighbour(address), leading=address) == interface
 
 
-def test_ranks_of_one_machine_and_a_users_own_choice_stay_as_they_are(
+def _neighbour(address: str) -> str:
+    """Return an address of the same network."""
+    return str(IPv4Address(int(IPv4Address(address)) ^ 1))
+
+
+@pytest.mark.skipif(OUTSIDE is None, reason="this machine has no address but loopback")
+def test_ranks_of_one_machine_stay_on_loopback_also_with_an_address_of_the_network() -> None:
+    assert OUTSIDE is not None
+    assert chosen(OUTSIDE[0], leading=OUTSIDE[0]) == "lo"
+
+
+def test_ranks_whose_leading_host_is_loopback_and_a_users_own_choice_stay_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert chosen("127.0.0.1") is None

@@ -1,5 +1,6 @@
 """The command line of the server: what it refuses before it listens."""
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,17 @@ def test_a_token_file_must_hold_a_token(
     code, _, errors = answer("serve", run_folder, "--port", 0, "--token-file", tmp_path / "token")
     assert code == 2
     assert message in errors
+
+
+def test_a_token_from_a_pipe_is_refused_with_what_can_be_given_instead(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "token")
+    code, _, errors = answer("serve", run_folder, "--port", 0, "--token-file", tmp_path / "token")
+    assert code == 2
+    assert "a pipe" in errors
+    assert "regular file" in errors
+    assert "LOCKSTEP_SERVE_TOKEN" in errors
 
 
 def test_a_port_in_use_is_named(answer: Run, run_folder: Path) -> None:

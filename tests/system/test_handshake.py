@@ -1,6 +1,7 @@
 """The proof of a shared secret, against strangers who know what was said but not the secret, over
 real sockets."""
 
+import errno
 import hmac
 import os
 import socket
@@ -9,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from ipaddress import IPv4Address
 from multiprocessing import AuthenticationError
+from typing import Any
 
 import pytest
 
@@ -126,6 +128,30 @@ def test_more_strangers_than_places_keep_nobody_out(monkeypatch: pytest.MonkeyPa
         result.result(SOON_SEC).close()
         for line in [next(line for line in arrivals if line is not None), *strangers]:
             line.close()
+
+
+class Failing(socket.socket):
+    """A listening socket that cannot accept the first connection."""
+
+    failures = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.failures == 0:
+            self.failures = 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_a_server_that_could_not_accept_a_connection_accepts_the_next_one() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as opened,
+        Failing(fileno=opened.detach()) as server,
+        closing(admitted(server, SECRET, SOON_SEC)) as arrivals,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        result = pool.submit(reach, *server.getsockname(), SECRET, SOON_SEC)
+        with next(line for line in arrivals if line is not None), result.result(SOON_SEC):
+            assert server.failures == 1
 
 
 @pytest.fixture

@@ -1,14 +1,16 @@
 """Where machines meet: options, environment variables and Slurm."""
 
 import io
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from lockstep.system import nodes
 from lockstep.system.errors import UserError
 from lockstep.system.meeting import Asked, Meeting, meeting_of, meeting_of_rank, read_secret
-from lockstep.system.nodes import addresses, resolve_bind
+from lockstep.system.nodes import addresses, interface_between, resolve_bind
 
 WORDS = "a secret of the tests"
 SECRET = {"LOCKSTEP_SECRET": WORDS}
@@ -110,6 +112,12 @@ def test_a_secret_comes_from_a_file_that_nobody_else_can_read(tmp_path: Path) ->
     assert read_secret(file, {"LOCKSTEP_SECRET": "of the environment"}) == WORDS
 
 
+def test_a_secret_from_a_pipe_is_refused_with_what_can_be_given_instead(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"a pipe.*regular file, or set LOCKSTEP_SECRET"):
+        read_secret(tmp_path / "secret", {})
+
+
 def test_a_secret_comes_from_the_first_line_of_standard_input(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,3 +181,29 @@ def test_an_interface_stands_for_its_address() -> None:
 def test_what_this_machine_does_not_have_is_refused_with_what_it_has(text: str) -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.1 \(lo\)"):
         resolve_bind(text)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["10.0.0.1", "10.0.0.2"], "eth0"),
+        (["10.0.0.2", "10.0.0.1"], "eth0"),
+        (["127.0.0.1", "10.0.0.2"], "eth0"),
+        (["10.0.0.1", "10.0.0.1"], "lo"),
+        (["127.0.0.1", "10.0.0.1"], "lo"),
+        (["127.0.1.1", "127.0.1.1"], None),
+        (["203.0.113.1"], None),
+    ],
+)
+def test_ranks_of_several_machines_meet_on_the_way_and_those_of_one_on_loopback(
+    hosts: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_source(host: str) -> str:
+        if host.startswith("203."):
+            raise UserError("there is no way to it")
+        return "127.0.0.1" if host.startswith("127.") else "10.0.0.1"
+
+    here = {"127.0.0.1": "lo", "10.0.0.1": "eth0:1"}
+    monkeypatch.setattr(nodes, "addresses", lambda: here)
+    monkeypatch.setattr(nodes, "address_towards", find_source)
+    assert interface_between(hosts) == expected

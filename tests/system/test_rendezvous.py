@@ -381,7 +381,9 @@ def test_what_is_no_message_loses_the_sender_and_is_not_unpickled(port: int, tmp
 # A relay
 
 
-def test_a_relay_between_two_launchers_is_refused_and_named(port: int) -> None:
+def test_a_relay_between_two_launchers_is_refused_and_named_on_both_sides(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with ThreadPoolExecutor(1) as pool, relay(port) as place:
         leading = pool.submit(enter, meeting(0, 2, port))
         wait_until(lambda: is_open(port))
@@ -396,6 +398,10 @@ def test_a_relay_between_two_launchers_is_refused_and_named(port: int) -> None:
         )
         with met(meeting(1, 2, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
+    lines: list[str] = []
+    wait_until(lambda: lines.extend(capsys.readouterr().err.splitlines()) or lines)
+    assert len(lines) == 1
+    assert re.search(rf"refused .*:\d+: .*relay.* to 127.0.0.1:{place} there", lines[0])
 
 
 @contextmanager

@@ -121,5 +121,6 @@ def _token(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
         raise UserError(
-            f"the token file {file} cannot be read: {reason}; write the token in it as one line"
+            f"the token file {file} cannot be read: {reason}; give a regular file with the"
+            f" token as one line, or set {TOKEN}"
         ) from None

@@ -10,6 +10,7 @@ import hmac
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -206,11 +207,18 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
     strangers: list[socket.socket] = []
     lock = threading.Lock()
 
-    def ask(stranger: socket.socket) -> None:
+    def ask(stranger: socket.socket, host: str, port: int) -> None:
         line = None
-        with suppress(AuthenticationError, EOFError, OSError):  # no answer in time, or nonsense
+        try:
             keys = examine(stranger, key.encode(), ANSWER_SEC)
             line = _line(stranger.dup(), keys, ANSWER_SEC)
+        except Relayed as error:
+            sys.stderr.write(
+                f"lockstep: refused a connection from {host}:{port}: it knows the secret, but a"
+                f" relay, a proxy or NAT changes its addresses. It goes from {error}\n"
+            )
+        except (AuthenticationError, EOFError, OSError):
+            pass  # no answer in time, or nonsense
         with lock:
             strangers.remove(stranger)
         stranger.close()
@@ -219,7 +227,7 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
 
     while True:
         try:
-            line, _ = server.accept()
+            line, address = server.accept()
         except OSError as error:
             if error.errno in (errno.EBADF, errno.EINVAL):  # the server is closed
                 return
@@ -230,4 +238,6 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
             if len(strangers) > _STRANGERS:
                 with suppress(OSError):  # it has left
                     strangers[-1 - _STRANGERS].shutdown(socket.SHUT_RDWR)  # its thread removes it
-        threading.Thread(target=ask, args=(line,), name="lockstep-ask", daemon=True).start()
+        threading.Thread(
+            target=ask, args=(line, *address[:2]), name="lockstep-ask", daemon=True
+        ).start()

@@ -167,7 +167,13 @@ def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
         )
     if str(file) == STDIN:
         return sys.stdin.readline(SETTINGS.most_bytes).strip()
-    with open_regular(file, SETTINGS) as opened:
-        if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
-            raise UserError(f"others can read {file}, expected a secret; chmod 600 {file}")
-        return opened.read().decode("utf-8").strip()
+    try:
+        with open_regular(file, SETTINGS) as opened:
+            if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+                raise UserError(f"others can read {file}, expected a secret; chmod 600 {file}")
+            return opened.read().decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(
+            f"the secret file {file} cannot be read: {reason}; give a regular file, or set {SECRET}"
+        ) from None

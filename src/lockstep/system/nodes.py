@@ -10,7 +10,8 @@ import socket
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -213,15 +214,24 @@ def _interface_of(address: str) -> str:
     return found[address].partition(":")[0]  # of an alias such as eth0:1
 
 
-def interface_towards(host: str) -> str | None:
-    """Return the network interface of this machine on the way to a host; None if the way is
-    loopback or not known."""
-    try:
-        address = address_towards(host)
-    except UserError:
-        return None
-    interface = addresses().get(address, "").partition(":")[0]  # of an alias such as eth0:1
-    return None if address.startswith("127.") or not interface else interface
+def interface_between(hosts: Iterable[str]) -> str | None:
+    """Return the network interface by which this machine's ranks meet those on the hosts: loopback
+    if all hosts are this machine.
+
+    None if it is not known, as with names that stand for loopback: on another machine they may
+    stand for an address.
+    """
+    own = addresses()
+    is_here = False
+    for host in hosts:
+        with suppress(UserError):  # it has no IPv4 address, or cannot be reached
+            source = address_towards(host)
+            if source.startswith("127.") or source not in own:
+                continue
+            if resolve(host) not in own:
+                return own[source].partition(":")[0]  # of an alias such as eth0:1
+            is_here = True
+    return own[LOOPBACK] if is_here else None
 
 
 def resolve_bind(text: str) -> str:

@@ -22,7 +22,7 @@ from lockstep.backends.shared.import_side_effects import silenced
 from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
-from lockstep.system.nodes import interface_towards
+from lockstep.system.nodes import interface_between
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""
@@ -108,14 +108,15 @@ class PaddleWorld(HostQuestions):
 
 
 def _choose_interface() -> None:
-    """Make gloo use the network interface of this rank's address, unless the user has chosen one.
+    """Make gloo use the network interface between the ranks, unless the user has chosen one.
 
     By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many
     systems.
     """
     name = "GLOO_SOCKET_IFNAME"
-    own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
-    if name not in os.environ and own and (interface := interface_towards(own.rpartition(":")[0])):
+    places = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    interface = interface_between(place.rpartition(":")[0] for place in places)
+    if name not in os.environ and interface is not None:
         os.environ[name] = interface
 
 

@@ -18,10 +18,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from lockstep.backends import HostQuestions, refuse_horovod
 from lockstep.backends.shared.device import chosen_gpu
-from lockstep.backends.shared.loopback import is_loopback, refuse_open_sockets
+from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError, UserError
-from lockstep.system.nodes import address_towards, interface_towards
+from lockstep.system.nodes import address_towards, interface_between
 from lockstep.system.ranks import listen_address
 
 
@@ -121,20 +121,17 @@ def choose_interface(store: Any, rank: int, ranks: int, leading: str) -> None:
 
     By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many
     systems. `leading` is the host of rank 0. There it may be a name of loopback, too. Then a rank
-    looks for the way to one of the others. A variable that the user has set, and ranks that are all
-    on one machine, stay as they are. Raises `RuntimeError` if ranks are missing after `COMING`.
+    looks for the way to one of the others. Ranks that are all on one machine stay on loopback. A
+    variable that the user has set stays as it is. Raises `RuntimeError` if ranks are missing after
+    `COMING`.
     """
     places = [f"lockstep-address-{number}" for number in range(ranks)]
     store.set(places[rank], _own_address(leading))
     store.wait(places, COMING)
     addresses = [store.get(place).decode() for place in places]
-    elsewhere = [address for address in addresses if address and not is_loopback(address)]
-    if IFNAME in os.environ or not elsewhere:
-        return
-    for host in (leading, *elsewhere):
-        if (interface := interface_towards(host)) is not None:
-            os.environ[IFNAME] = interface
-            return
+    interface = interface_between([leading, *filter(None, addresses)])
+    if IFNAME not in os.environ and interface is not None:
+        os.environ[IFNAME] = interface
 
 
 IFNAME = "GLOO_SOCKET_IFNAME"
