@@ -31,9 +31,9 @@ from lockstep.benchmark.cells import TRAIN, Cell, Plan, full_name
 from lockstep.benchmark.contention import ProcessorTime, share_of_others
 from lockstep.benchmark.figures import times_of_all
 from lockstep.benchmark.scaling_fit import KIND, VERSION, compared, fitted, read_measured
+from lockstep.launch.launcher import LOCKSTEP
 from lockstep.runs.environment import describe_environment
 from lockstep.system.files import write_json
-from lockstep.system.launching import LOCKSTEP
 from lockstep.system.machine import cores
 from lockstep.system.ranks import EXIT_CODE_FOLDER
 from measuring import RESULTS

@@ -18,9 +18,9 @@ import typer
 import yaml
 
 from lockstep.cli import app
+from lockstep.launch.meeting import Asked, Meeting, meeting_of
 from lockstep.recipes import Execution
 from lockstep.recipes.published import RECIPES
-from lockstep.system.meeting import Asked, Meeting, meeting_of
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SLURM, JOB, PYTORCH_JOB = (

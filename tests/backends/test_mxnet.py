@@ -29,10 +29,10 @@ from lockstep.backends.mxnet import hosts as of_hosts
 from lockstep.backends.mxnet.hosts import Hosts, meet
 from lockstep.backends.mxnet.launching import worker
 from lockstep.backends.mxnet.world import MxnetWorld
+from lockstep.launch.connections import reach
+from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.connections import reach
 from lockstep.system.errors import BackendError, LockstepError
-from lockstep.system.nodes import one_machine
 from lockstep.system.ranks import free_ports
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
@@ -292,7 +292,7 @@ def test_ranks_that_do_not_come_are_not_waited_for_without_end(
 LAUNCH = """
 import os, sys, time
 from lockstep.backends.mxnet.launching import starting
-from lockstep.system.nodes import one_machine
+from lockstep.launch.nodes import one_machine
 with starting(one_machine(2), "native"):
     rank = os.fork()
     if rank == 0:
@@ -385,14 +385,14 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
     pytestconfig: pytest.Config, distributed: str, ranks: int, doing: str
 ) -> None:
     program = (
-        "import sys; from lockstep import backends; from lockstep.system import launching, nodes\n"
+        "import sys; from lockstep import backends; from lockstep.launch import launcher, nodes\n"
     )
     program += (
         f"starting = lambda: backends.load('mxnet').starting(nodes.one_machine({ranks}),"
         f" {distributed!r})\n"
     )
     program += (
-        f"sys.exit(launching.launch_ranks(['-c', {GONE!r}, {distributed!r}, {doing!r}], starting))"
+        f"sys.exit(launcher.launch_ranks(['-c', {GONE!r}, {distributed!r}, {doing!r}], starting))"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(

@@ -17,9 +17,9 @@ from lockstep.backends import paddle as paddle_backend
 import paddle
 
 from lockstep.backends.paddle.launching import trainer
+from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
-from lockstep.system.nodes import one_machine
 from tests.backends.cases import random_batch
 from tests.backends.conftest import Start
 from tests.backends.native.paddle import OfTwo
@@ -131,7 +131,7 @@ def test_trainers_divide_the_cores_among_them(
 SHARE = """
 import os
 from lockstep.backends.paddle.launching import trainer
-from lockstep.system.nodes import one_machine
+from lockstep.launch.nodes import one_machine
 print(trainer(one_machine(int(os.environ["RANKS"])), 0)["OMP_NUM_THREADS"])
 """
 
@@ -247,8 +247,8 @@ def test_paddle_is_not_imported_after_tensorflow() -> None:
 SUMS = """
 import sys
 from lockstep.backends.paddle.launching import starting
-from lockstep.system.launching import launch_ranks
-from lockstep.system.nodes import one_machine
+from lockstep.launch.launcher import launch_ranks
+from lockstep.launch.nodes import one_machine
 
 program = '''
 import numpy as np

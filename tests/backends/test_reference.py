@@ -11,12 +11,12 @@ import torch
 from lockstep import backends
 from lockstep.backends import Engine
 from lockstep.backends.reference import functions as f
+from lockstep.launch.nodes import one_machine
 from lockstep.models.architectures import MODELS, narrowed
 from lockstep.models.quantisation import weight_scales
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from lockstep.system.nodes import one_machine
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import autograd
 from tests.backends.cases import (

@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.backends import Backend
 from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.launch.nodes import Node, Start, Table, one_machine
 from lockstep.system.errors import BackendError
-from lockstep.system.nodes import Node, Start, Table, one_machine
 from tests.backends.conftest import of_frameworks
 from tests.backends.native import name_of
 

@@ -20,9 +20,9 @@ from lockstep.backends import tensorflow as tensorflow_backend
 import tensorflow as tf
 
 from lockstep.backends.tensorflow.launching import worker
+from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
-from lockstep.system.nodes import one_machine
 from tests.backends.cases import random_batch, random_state
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from lockstep.system.nodes import addresses
+from lockstep.launch.nodes import addresses
 
 dist = pytest.importorskip("torch.distributed")
 world = pytest.importorskip("lockstep.backends.torch.world")

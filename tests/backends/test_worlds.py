@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from lockstep.backends import Backend, World
+from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from lockstep.system.nodes import one_machine
 from tests.backends.cases import RATES, all_bits, random_batch, random_batches, random_state
 from tests.backends.conftest import BACKENDS, COMPILE, Start, of_frameworks
 from tests.backends.native import name_of

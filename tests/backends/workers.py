@@ -4,8 +4,8 @@ native|horovod MODULE ..."""
 import sys
 
 from lockstep import backends
-from lockstep.system.launching import launch_ranks
-from lockstep.system.nodes import one_machine
+from lockstep.launch.launcher import launch_ranks
+from lockstep.launch.nodes import one_machine
 
 if __name__ == "__main__":
     name, distributed, *arguments = sys.argv[1:]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lockstep import backends
+from lockstep.launch.launcher import LOCKSTEP
+from lockstep.launch.nodes import one_machine
 from lockstep.system.errors import BackendError
-from lockstep.system.launching import LOCKSTEP
-from lockstep.system.nodes import one_machine
 from tests.backends.conftest import BACKENDS
 from tests.processes import call
 
@@ -39,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         return 0
 
     monkeypatch.setattr(backends, "load", load)
-    monkeypatch.setattr("lockstep.system.launching.launch_ranks", launch_ranks)
+    monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", launch_ranks)
     return found
 
 
@@ -56,7 +56,7 @@ def test_the_launch_ends_with_the_code_of_its_ranks(
     monkeypatch.setattr(
         backends, "load", lambda name: SimpleNamespace(starting=lambda *_: nullcontext())
     )
-    monkeypatch.setattr("lockstep.system.launching.launch_ranks", lambda *_: code)
+    monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", lambda *_: code)
     assert answer("launch", "-n", 2, "--", "train")[0] == code
 
 

@@ -108,7 +108,7 @@ def test_ranks_are_launched_on_the_engine_that_the_run_had(
         return SimpleNamespace(starting=lambda *_: nullcontext())
 
     monkeypatch.setattr(backends, "load", load)
-    monkeypatch.setattr("lockstep.system.launching.launch_ranks", lambda *_: 0)
+    monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", lambda *_: 0)
     assert answer("launch", "-n", 2, "--", "train", "--out", run, *said)[0] == 0
     assert launched == [backend]
 

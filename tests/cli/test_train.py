@@ -17,12 +17,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import lockstep
+from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.image_results import read_results
 from lockstep.runs.starting_weights import read_masks
 from lockstep.system.event_log import read_log
-from lockstep.system.nodes import one_machine
 from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS

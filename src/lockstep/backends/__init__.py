@@ -20,11 +20,11 @@ import numpy as np
 
 from lockstep.backends.frameworks import FRAMEWORKS, Framework
 from lockstep.data import Batch
+from lockstep.launch.nodes import Start, Table
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, nearest
-from lockstep.system.nodes import Start, Table
 
 __all__ = [
     "FRAMEWORKS",

@@ -16,10 +16,10 @@ from lockstep.benchmark.cells import Cell, Plan
 from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory
 from lockstep.benchmark.fingerprint import fingerprint
 from lockstep.benchmark.measuring import measure
+from lockstep.launch.launcher import LOCKSTEP, launch_ranks
+from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.files import write_bytes, write_json
-from lockstep.system.launching import LOCKSTEP, launch_ranks
-from lockstep.system.nodes import one_machine
 from lockstep.system.ranks import is_leading
 from lockstep.system.workers import end_with_parent, tell
 

@@ -15,9 +15,9 @@ from lockstep.cli import options
 from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
-    from lockstep.system.launching import Starting, Watch
-    from lockstep.system.meeting import Asked
-    from lockstep.system.rendezvous import Link
+    from lockstep.launch.launcher import Starting, Watch
+    from lockstep.launch.meeting import Asked
+    from lockstep.launch.rendezvous import Link
 
 LEAST_PATIENCE = 5.0
 """Seconds. A shorter silence can be that of a busy machine."""
@@ -100,10 +100,10 @@ def command(
     On several machines: docs/many-machines.md
     """
     from lockstep import backends
+    from lockstep.launch.launcher import LOCKSTEP, Watch, launch_ranks
+    from lockstep.launch.meeting import Asked
     from lockstep.recipes import Execution
     from lockstep.system.errors import UserError
-    from lockstep.system.launching import LOCKSTEP, Watch, launch_ranks
-    from lockstep.system.meeting import Asked
 
     if not context.args:
         raise UserError(
@@ -144,10 +144,10 @@ def _machines(
 ) -> "Iterator[tuple[Starting, Link | None]]":
     """Yield how ranks are started, once the machines have met, and the link to the other machines
     if there are any."""
-    from lockstep.system import remote
-    from lockstep.system.meeting import STDIN, meeting_of
-    from lockstep.system.nodes import one_machine
-    from lockstep.system.rendezvous import agree, met
+    from lockstep.launch import ssh
+    from lockstep.launch.meeting import STDIN, meeting_of
+    from lockstep.launch.nodes import one_machine
+    from lockstep.launch.rendezvous import agree, met
 
     meeting = meeting_of(asked, os.environ)
     if meeting is None:
@@ -156,12 +156,12 @@ def _machines(
     with ExitStack() as stack:
         check = None
         if asked.hosts:
-            command = remote.follower(meeting, processes, watch, arguments)
+            command = ssh.follower(meeting, processes, watch, arguments)
             check = stack.enter_context(
-                remote.launched_over_ssh(asked.hosts, command, meeting.secret)
+                ssh.launched_over_ssh(asked.hosts, command, meeting.secret)
             ).refuse_loss
         elif str(asked.secret_file) == STDIN:
-            remote.end_with_input()
+            ssh.end_with_input()
         link, address = stack.enter_context(met(meeting, watch.patience_sec / 2, check))
         yield (
             lambda: engine.starting(

@@ -11,8 +11,8 @@ from lockstep.backends.mxnet import hosts
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.mxnet.world import Array, Ranks
 from lockstep.backends.shared.loopback import refuse_open_sockets
+from lockstep.launch.connections import reach
 from lockstep.recipes import Execution
-from lockstep.system.connections import reach
 from lockstep.system.errors import BackendError
 
 try:

@@ -5,7 +5,7 @@ import socket
 import struct
 from contextlib import closing
 
-from lockstep.system.connections import Line, admitted, has_ended, limit_waiting, reach
+from lockstep.launch.connections import Line, admitted, has_ended, limit_waiting, reach
 from lockstep.system.errors import BackendError, LockstepError
 
 ADDRESS = "LOCKSTEP_HOSTS_ADDRESS"

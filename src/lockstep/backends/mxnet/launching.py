@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
-from lockstep.system.nodes import Start, Table
 from lockstep.system.ranks import OF_NETWORKS
 
 

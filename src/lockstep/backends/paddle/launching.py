@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lockstep.backends import refuse_horovod
+from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
-from lockstep.system.nodes import Start, Table
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import silenced
 from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
+from lockstep.launch.nodes import interface_between
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
-from lockstep.system.nodes import interface_between
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""

@@ -22,11 +22,11 @@ from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.measuring import libraries, products
 from lockstep.backends.reference.model import Network
 from lockstep.backends.reference.tracing import profile
+from lockstep.launch.nodes import Start, Table
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_fit
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from lockstep.system.nodes import Start, Table
 
 __all__ = [
     "devices",

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
+from lockstep.launch.nodes import Table
 from lockstep.system.errors import BackendError
-from lockstep.system.nodes import Table
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from lockstep.backends.frameworks import name_rank
-from lockstep.system.meeting import meeting_of_rank
-from lockstep.system.nodes import Start, Table
+from lockstep.launch.meeting import meeting_of_rank
+from lockstep.launch.nodes import Start, Table
+from lockstep.launch.rendezvous import MEET_SEC, agree, met
 from lockstep.system.ranks import listen_address
-from lockstep.system.rendezvous import MEET_SEC, agree, met
 
 Starting = Callable[[Table, str], AbstractContextManager[Start]]
 """The function `starting` of a backend."""

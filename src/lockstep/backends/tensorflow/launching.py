@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
-from lockstep.system.nodes import Start, Table
 
 
 @contextmanager

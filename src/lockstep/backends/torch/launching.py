@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lockstep.backends import refuse_horovod
 from lockstep.backends.torch.world import STORE
+from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
-from lockstep.system.nodes import Start, Table
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from torch.distributed.rendezvous import rendezvous
 from lockstep.backends import HostQuestions, refuse_horovod
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.loopback import refuse_open_sockets
+from lockstep.launch.nodes import address_towards, interface_between
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError, UserError
-from lockstep.system.nodes import address_towards, interface_between
 from lockstep.system.ranks import listen_address
 
 

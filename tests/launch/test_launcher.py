@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.system import watching
-from lockstep.system.launching import Watch, code_of_ranks, launch_ranks
-from lockstep.system.nodes import Start, one_machine
+from lockstep.launch import watching
+from lockstep.launch.launcher import Watch, code_of_ranks, launch_ranks
+from lockstep.launch.nodes import Start, one_machine
 from tests.processes import wait_until
 
 # The exit code of several ranks
@@ -413,8 +413,8 @@ def test_after_a_launch_that_could_not_start_signals_are_handled_as_before(tmp_p
 LAUNCH = """
 import os, signal, sys
 from contextlib import nullcontext
-from lockstep.system.launching import launch_ranks
-from lockstep.system.nodes import Start, one_machine
+from lockstep.launch.launcher import launch_ranks
+from lockstep.launch.nodes import Start, one_machine
 
 def environment(rank):
     {each}

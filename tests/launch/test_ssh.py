@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.system import remote
+from lockstep.launch import ssh
+from lockstep.launch.ssh import NODE, launched_over_ssh
 from lockstep.system.errors import LockstepError, UserError
-from lockstep.system.remote import NODE, launched_over_ssh
 from tests.backends.conftest import BACKENDS
 from tests.processes import call, wait_until
 
@@ -36,9 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(SSH.format(folder=tmp_path, path=os.environ.get("PYTHONPATH", "")))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.setattr(
-        remote, "_TO_END_SEC", 60.0
-    )  # these commands begin when they are asked to end
+    monkeypatch.setattr(ssh, "_TO_END_SEC", 60.0)  # these commands begin when they are asked to end
     return tmp_path
 
 
@@ -95,7 +93,7 @@ def test_without_ssh_it_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_
 LAUNCHER = """
 import signal, sys, time
 from pathlib import Path
-from lockstep.system.remote import end_with_input
+from lockstep.launch.ssh import end_with_input
 folder = Path(sys.argv[1])
 
 def stop(*_):
@@ -111,7 +109,7 @@ time.sleep(60)
 FIRST = """
 import sys, time
 from pathlib import Path
-from lockstep.system.remote import launched_over_ssh
+from lockstep.launch.ssh import launched_over_ssh
 with launched_over_ssh(["one"], ["-c", sys.argv[1], sys.argv[2]], "a secret of the tests"):
     while not (Path(sys.argv[2]) / "started").exists():
         time.sleep(0.005)

@@ -1,7 +1,7 @@
 """Launching: this machine's ranks are started as processes, watched, ended together, and started
 again.
 
-What is decided is in `lockstep.system.watching`; this file looks and acts.
+What is decided is in `lockstep.launch.watching`; this file looks and acts.
 """
 
 import json
@@ -20,13 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Self
 
-from lockstep.system.heartbeat import beat_file, read_beat
-from lockstep.system.machine import process_facts
-from lockstep.system.nodes import Start, Table
-from lockstep.system.rank_logs import RankLog, open_logs
-from lockstep.system.ranks import EXIT_CODE_FOLDER, LAUNCHER, OF_NETWORKS, PATIENCE, RESTARTED
-from lockstep.system.rendezvous import Link
-from lockstep.system.watching import (
+from lockstep.launch.nodes import Start, Table
+from lockstep.launch.rank_logs import RankLog, open_logs
+from lockstep.launch.rendezvous import Link
+from lockstep.launch.watching import (
     PATIENCE_SEC,
     Elsewhere,
     Ending,
@@ -42,6 +39,9 @@ from lockstep.system.watching import (
     sentence,
     will_try_again,
 )
+from lockstep.system.heartbeat import beat_file, read_beat
+from lockstep.system.machine import process_facts
+from lockstep.system.ranks import EXIT_CODE_FOLDER, LAUNCHER, OF_NETWORKS, PATIENCE, RESTARTED
 
 LOCKSTEP = ("-P", "-m", "lockstep")
 """What Python is called with to run the command line. -P: no module of the current folder is
@@ -86,7 +86,7 @@ def launch_ranks(
     `starting` comes from the engine (`Backend.starting`). `link` are the other machines, whose
     ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank
     fails or hangs, the others are asked to stop, and killed if they do not. Then all are started
-    again, at most `watch.restarts` times (`lockstep.system.watching`).
+    again, at most `watch.restarts` times (`lockstep.launch.watching`).
 
     This process does not listen on any port, and reads only exit codes and heartbeats from the
     ranks.

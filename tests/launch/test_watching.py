@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.system.heartbeat import Beat
-from lockstep.system.watching import (
+from lockstep.launch.watching import (
     AFTER_CTRL_C_SEC,
     GRACE_SEC,
     TO_END_ALONE_SEC,
@@ -23,6 +22,7 @@ from lockstep.system.watching import (
     sentence,
     will_try_again,
 )
+from lockstep.system.heartbeat import Beat
 
 PATIENCE = 60.0
 TRAINS = Beat(1, "training", step=7, moves=7)

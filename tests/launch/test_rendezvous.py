@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from lockstep.system import rendezvous
-from lockstep.system.connections import Line, admitted, reach, receive, send
+from lockstep.launch import rendezvous
+from lockstep.launch.connections import Line, admitted, reach, receive, send
+from lockstep.launch.meeting import Meeting
+from lockstep.launch.nodes import Table
+from lockstep.launch.rendezvous import Link, agree, met
 from lockstep.system.errors import BackendError, LockstepError, UserError
-from lockstep.system.meeting import Meeting
-from lockstep.system.nodes import Table
 from lockstep.system.ranks import free_ports
-from lockstep.system.rendezvous import Link, agree, met
 from tests.processes import wait_until
 
 SECRET = "a secret of the tests"
@@ -121,7 +121,7 @@ def test_nodes_that_were_not_started_alike_are_all_refused(
 
 def test_another_version_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = iter(["1.0", "1.1"])
-    monkeypatch.setattr("lockstep.system.nodes.version", lambda: next(versions))
+    monkeypatch.setattr("lockstep.launch.nodes.version", lambda: next(versions))
     errors = together(2, port, lambda link, place, address: agree(link, place, address, 1, []))
     assert all(
         isinstance(error, UserError) and "Lockstep's version" in str(error) for error in errors

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from lockstep.system import connections
-from lockstep.system.connections import Line, receive, send
+from lockstep.launch import connections
+from lockstep.launch.connections import Line, receive, send
+from lockstep.launch.meeting import Meeting
+from lockstep.launch.nodes import Offer, Table, offer_of, resolve, table_of
 from lockstep.system.errors import BackendError, LockstepError, UserError
-from lockstep.system.meeting import Meeting
-from lockstep.system.nodes import Offer, Table, offer_of, resolve, table_of
 
 MEET_SEC = 600.0
 """Seconds to wait until all nodes have come."""

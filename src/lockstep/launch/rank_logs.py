@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from lockstep.system.nodes import Table
+from lockstep.launch.nodes import Table
 from lockstep.system.workers import LINES_OF_ERROR
 
 _MOST_BYTES = 2**16

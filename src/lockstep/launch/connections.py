@@ -2,7 +2,7 @@
 nothing is unpickled.
 
 The proof is made when a connection opens, and includes the addresses of both ends
-(`lockstep.system.handshake`). Each message after it carries a proof, too. Nothing is encrypted.
+(`lockstep.launch.handshake`). Each message after it carries a proof, too. Nothing is encrypted.
 """
 
 import errno
@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
+from lockstep.launch.handshake import PROOF_BYTES, Keys, Relayed, examine, introduce
 from lockstep.system.errors import BackendError
-from lockstep.system.handshake import PROOF_BYTES, Keys, Relayed, examine, introduce
 
 ANSWER_SEC = 5
 """Seconds for a new connection to prove that it knows the secret, and for a sender until its data

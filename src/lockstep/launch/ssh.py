@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from lockstep.launch.launcher import LOCKSTEP, Watch
+from lockstep.launch.meeting import STDIN, Meeting
 from lockstep.system.errors import LockstepError, UserError
-from lockstep.system.launching import LOCKSTEP, Watch
-from lockstep.system.meeting import STDIN, Meeting
 
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
 """BatchMode: ssh asks for no password. -T: no terminal, so that the other launcher ends when its

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.system import nodes
+from lockstep.launch import nodes
+from lockstep.launch.meeting import Asked, Meeting, meeting_of, meeting_of_rank, read_secret
+from lockstep.launch.nodes import addresses, interface_between, resolve_bind
 from lockstep.system.errors import UserError
-from lockstep.system.meeting import Asked, Meeting, meeting_of, meeting_of_rank, read_secret
-from lockstep.system.nodes import addresses, interface_between, resolve_bind
 
 WORDS = "a secret of the tests"
 SECRET = {"LOCKSTEP_SECRET": WORDS}

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.system import connections
-from lockstep.system.connections import Line, admitted, reach
+from lockstep.launch import connections
+from lockstep.launch.connections import Line, admitted, reach
+from lockstep.launch.handshake import GREETING, examine, introduce
 from lockstep.system.errors import BackendError
-from lockstep.system.handshake import GREETING, examine, introduce
 from tests.processes import wait_until
 
 SECRET = "a secret of the tests"

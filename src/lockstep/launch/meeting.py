@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.launch.nodes import address_towards, resolve_bind
 from lockstep.system.errors import UserError
-from lockstep.system.nodes import address_towards, resolve_bind
 from lockstep.system.rank_variables import slurm_step
 from lockstep.system.ranks import free_ports
 from lockstep.system.regular_files import SETTINGS, open_regular

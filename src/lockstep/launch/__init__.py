@@ -1,0 +1,1 @@
+"""Launching: ranks are started, watched and ended; machines meet."""
