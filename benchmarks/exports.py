@@ -22,8 +22,7 @@ from lockstep.inference.targets import TARGETS
 from lockstep.models.architectures import blocks, model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights import certificate, checkpoint
-from lockstep.weights.opening import LOCKSTEP, Opened
+from lockstep.weights import LOCKSTEP, Weights, certificate, checkpoint
 from measuring import random_tensors, record
 
 MODELS = ("resnet50", "resnext101-32x4d")
@@ -44,7 +43,7 @@ def prepared(model: str, folder: Path) -> Path:
     for block in blocks(model_spec(model)):
         for name in ("weight", "bias"):
             tensors[f"{block.convs[-1].bn_name}.{name}"] *= np.float32(0.2)
-    weights = Opened(recipe, State(0, tensors, {}), (), folder, LOCKSTEP)
+    weights = Weights(recipe, State(0, tensors, {}), (), folder, LOCKSTEP)
     with open_engine("onnxruntime", weights) as engine:
         largest = float(np.abs(engine.predict(certificate.images(recipe.eval_crop))).max())
     for name in ("fc.weight", "fc.bias"):

@@ -28,8 +28,8 @@ from lockstep.inference.engines.exported import open_exported
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores, peak_memory_bytes
+from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.checkpoint import write_weights
-from lockstep.weights.opening import LOCKSTEP, Opened
 from measuring import median, recipe, record, rounded
 
 EAGER = "eager NCHW fp32"
@@ -103,7 +103,7 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
         )
         work = lambda: engine.predict(images)  # noqa: E731
     else:
-        weights = Opened(settings, initial_state(settings), (), Path("initial weights"), LOCKSTEP)
+        weights = Weights(settings, initial_state(settings), (), Path("initial weights"), LOCKSTEP)
         engine = open_engine(name, weights, Execution(device="cpu"), most_images=batch)
         work = lambda: engine.predict(images)  # noqa: E731
     work()

@@ -31,8 +31,8 @@ from lockstep.inference.engines import InferenceEngine, open_engine, threads
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores
+from lockstep.weights import open_weights
 from lockstep.weights.checkpoint import write_weights
-from lockstep.weights.opening import open_weights
 from measuring import median, recipe, record, rounded
 
 ADDED_MS = 3.0

@@ -19,7 +19,7 @@ from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.errors import BackendError
-from lockstep.weights.opening import LOCKSTEP, Opened
+from lockstep.weights import LOCKSTEP, Weights
 
 BATCHES = (1, 8, 32, 128, 256)
 TINY = (NATIVE, "onnxruntime")
@@ -57,7 +57,7 @@ def _engine(ground: Ground, say: Say, name: str, precision: str) -> None:
         say({"what": "inference", "status": "missing", "reason": why} | about)
         return
     scales = dict.fromkeys(layers(model_spec(recipe.model)), A_SCALE) if precision == "int8" else {}
-    weights = Opened(
+    weights = Weights(
         recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP, scales=scales
     )
     execution = Execution.of({"backend": "torch", "device": ground.device})

@@ -9,9 +9,9 @@ import numpy as np
 
 from lockstep.backends import Backend
 from lockstep.recipes import Recipe
+from lockstep.weights import Weights
 from lockstep.weights.conversion import TARGETS
 from lockstep.weights.fingerprints import fingerprints
-from lockstep.weights.opening import Opened
 from tests.backends.cases import random_state
 from tests.backends.conftest import of_frameworks
 
@@ -30,7 +30,7 @@ def test_a_framework_reads_the_bits_that_were_written(
     name = str(backend.__name__).rpartition(".")[2]  # type: ignore[attr-defined]
     to, target = FORMATS[name]
     state = random_state(tiny_recipe)
-    weights = Opened(tiny_recipe, state, (), tmp_path, "Lockstep")
+    weights = Weights(tiny_recipe, state, (), tmp_path, "Lockstep")
     written = TARGETS[to].write(tmp_path / target, weights, True, tmp_path)
     read: Any = importlib.import_module(f"lockstep.backends.{name}.reading").read
     stored: set[str] = set()

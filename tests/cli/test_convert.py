@@ -9,8 +9,7 @@ import torch
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.weights import certificate, checkpoint, logits_process
-from lockstep.weights.opening import open_weights
+from lockstep.weights import certificate, checkpoint, logits_process, open_weights
 from tests.weights.small_models import (
     nvidia_pytorch,
     plain_state,

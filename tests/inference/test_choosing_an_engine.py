@@ -15,8 +15,7 @@ from lockstep.inference.engines.choosing import fastest
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.recorder import Recorder
-from lockstep.weights import checkpoint
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights, checkpoint
 from tests.inference.cases import random_tensors
 
 EXECUTION = Execution(backend="reference", device="cpu")
@@ -26,8 +25,8 @@ Choose = Callable[..., tuple[str, list[str]]]
 
 
 @pytest.fixture
-def weights(tiny_recipe: Recipe) -> Opened:
-    return Opened(
+def weights(tiny_recipe: Recipe) -> Weights:
+    return Weights(
         tiny_recipe, State(0, random_tensors(tiny_recipe, 1), {}), (), Path("weights"), "Lockstep"
     )
 
@@ -64,10 +63,10 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
 
 
 @pytest.fixture
-def choose(weights: Opened, file: Path, rates: dict[str, Any]) -> Choose:
+def choose(weights: Weights, file: Path, rates: dict[str, Any]) -> Choose:
     """Return a function that returns the choice and the notes."""
 
-    def run(given: Opened = weights) -> tuple[str, list[str]]:
+    def run(given: Weights = weights) -> tuple[str, list[str]]:
         notes: list[str] = []
         chosen = fastest(given, EXECUTION, Recorder(lambda event: notes.append(event["message"])))  # type: ignore[typeddict-item]
         return chosen, notes
@@ -92,7 +91,7 @@ def test_the_fastest_engine_within_the_bound_is_chosen_and_said(choose: Choose, 
 
 
 @pytest.mark.usefixtures("rates")
-def test_an_engine_of_another_framework_is_not_considered(weights: Opened) -> None:
+def test_an_engine_of_another_framework_is_not_considered(weights: Weights) -> None:
     assert ENGINES["paddle-inference"].framework not in ("", EXECUTION.backend)
     assert choosing._candidates(weights, EXECUTION) == [NATIVE, "onnxruntime", "openvino"]
     own = Execution(backend=ENGINES["paddle-inference"].framework, device="cpu")
@@ -113,7 +112,7 @@ def test_an_engine_that_fails_or_answers_nonsense_is_left_out(
 
 
 def test_a_choice_is_remembered_for_the_same_weights(
-    choose: Choose, rates: dict[str, Any], weights: Opened
+    choose: Choose, rates: dict[str, Any], weights: Weights
 ) -> None:
     choose()
     rates["openvino"] = (0.0, 30.0)
@@ -162,7 +161,7 @@ def test_an_evaluation_uses_the_choice(
     assert found["per_class"] == expected["per_class"]
 
 
-def test_engines_are_measured_for_real(weights: Opened, file: Path) -> None:
+def test_engines_are_measured_for_real(weights: Weights, file: Path) -> None:
     notes: list[Any] = []
     chosen = fastest(weights, EXECUTION, Recorder(notes.append))
     assert chosen != NATIVE, "the reference in NumPy is slower than any engine"

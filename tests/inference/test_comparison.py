@@ -21,7 +21,7 @@ from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 from tests.backends import oracle
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, saved
 

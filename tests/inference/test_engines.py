@@ -22,7 +22,7 @@ from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.system import machine
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic_of
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights
 from tests.backends import oracle
 from tests.backends.cases import NARROWED, random_batch, random_images
 from tests.inference.cases import MEAN, STD, random_tensors
@@ -36,8 +36,8 @@ HERE = [
 QUANTISING = [name for name in HERE if name != NATIVE and ENGINES[name].quantises]
 
 
-def opened(recipe: Recipe, **others: Any) -> Opened:
-    return Opened(
+def opened(recipe: Recipe, **others: Any) -> Weights:
+    return Weights(
         recipe, State(0, random_tensors(recipe, 1), {}), (), Path("weights"), "Lockstep", **others
     )
 

@@ -15,8 +15,7 @@ from lockstep.inference.computing import engines_of_exports
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint
-from lockstep.weights.opening import open_weights
+from lockstep.weights import checkpoint, open_weights
 from tests.backends.cases import random_images
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
 

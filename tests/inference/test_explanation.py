@@ -11,7 +11,7 @@ from lockstep import backends
 from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 from tests.inference.cases import MEAN, STD, image_file, pictures, saved
 
 

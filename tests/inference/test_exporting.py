@@ -19,8 +19,7 @@ from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.recipes.published import RECIPES
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.machine import arithmetic
-from lockstep.weights import checkpoint
-from lockstep.weights.opening import open_weights
+from lockstep.weights import checkpoint, open_weights
 from tests.backends.cases import NARROWED, random_images
 from tests.inference.cases import CLASSES, of_tensorflow_1, random_tensors, squares_of
 from tests.soak import in_a_soak

@@ -18,7 +18,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.system.errors import BackendError
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 from tests.backends import oracle
 from tests.backends.cases import NARROWED, random_images
 from tests.inference.cases import CLASSES, MEAN, STD, pictures, saved, squares_of

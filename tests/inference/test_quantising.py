@@ -17,8 +17,7 @@ from lockstep.models.quantisation import layers
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint
-from lockstep.weights.opening import open_weights
+from lockstep.weights import checkpoint, open_weights
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, prepared, saved
 
 

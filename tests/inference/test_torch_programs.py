@@ -16,7 +16,7 @@ import lockstep
 from lockstep.backends.shared.resizing import crop_centre, geometry_of
 from lockstep.backends.torch.export import _Operations
 from lockstep.recipes import Recipe
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 from tests.backends.cases import NARROWED, random_images
 from tests.inference.cases import (
     CLASSES,

@@ -13,7 +13,7 @@ from lockstep.data.sources import FORMATS
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
 from lockstep.system.event_log import read_log
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 from tests.conftest import TINY_MODEL
 
 PACKED = {"recordio": 1, "tfrecord": 3, "webdataset": 2, "folder": 0}

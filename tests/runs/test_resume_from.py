@@ -25,9 +25,8 @@ from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.starting_weights import Start, first_state
 from lockstep.system.errors import CheckpointError, Interrupted, UserError
 from lockstep.system.event_log import read_log
-from lockstep.weights import checkpoint
+from lockstep.weights import Weights, checkpoint, open_weights
 from lockstep.weights.formats import nvidia_paddle, torch_file
-from lockstep.weights.opening import Opened, open_weights
 
 EXECUTION = Execution(
     backend="reference",
@@ -303,7 +302,7 @@ def test_a_loss_scale_is_the_checkpoints_if_it_has_one(
 ) -> None:
     recipe = recipe.replace(precision="fp16", loss_scaling="dynamic")
     begun = initial_state(recipe)
-    found = Opened(
+    found = Weights(
         recipe,
         State(0, begun.tensors, begun.momentum, {}, scaler),
         (),

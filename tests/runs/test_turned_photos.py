@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 import lockstep
 from lockstep.recipes import Execution, Recipe
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 
 
 def outcome(run: Path) -> tuple[list[Any], dict[str, bytes]]:

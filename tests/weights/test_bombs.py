@@ -21,9 +21,8 @@ from safetensors.numpy import save
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint
+from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.formats import keras_variables
-from lockstep.weights.opening import open_weights
 from tests.weights.formats.cases import state_of
 
 DEEP = "[" * 100_000

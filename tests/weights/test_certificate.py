@@ -22,11 +22,10 @@ from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import certificate, checkpoint, logits_process
+from lockstep.weights import Weights, certificate, checkpoint, logits_process, open_weights
 from lockstep.weights.conversion import TARGETS
 from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
-from lockstep.weights.opening import Opened, open_weights
 from tests.processes import ONE_THREAD
 from tests.weights.formats.cases import state_of
 from tests.weights.small_models import as_torch, keras_recipe, recipe_of, use_narrow_models
@@ -87,13 +86,13 @@ def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any
     """Make a format's writer write other weights than it is given."""
     real = TARGETS[to].write
 
-    def write(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+    def write(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
         return real(target, change(weights), certified, folder)
 
     monkeypatch.setitem(TARGETS, to, replace(TARGETS[to], write=write))
 
 
-def with_other_bias(weights: Opened) -> Opened:
+def with_other_bias(weights: Weights) -> Weights:
     bias = weights.tensors["fc.bias"].copy()
     bias[2] += 1
     return replace(
@@ -302,7 +301,7 @@ def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
 def test_a_graph_with_another_epsilon_does_not_get_a_certificate(
     source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(weights: Opened) -> Opened:
+    def change(weights: Weights) -> Weights:
         return replace(weights, recipe=weights.recipe.replace(bn_epsilon=0.1))
 
     change_what_is_written(monkeypatch, "nvidia-mxnet", change)

@@ -21,7 +21,7 @@ from lockstep.recipes.published import (
     resnet50_tensorflow_90ep,
 )
 from lockstep.system.errors import CheckpointError, DataError
-from lockstep.weights import checkpoint
+from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.formats import (
     mxnet_params,
     nvidia_mxnet,
@@ -30,7 +30,6 @@ from lockstep.weights.formats import (
     paddle_pickle,
 )
 from lockstep.weights.formats.tensor_bundle import Bundle
-from lockstep.weights.opening import open_weights
 
 converted = partial(lockstep.convert, certificate=False)
 """Certificates need processes and seconds; `test_certificate` tests them."""

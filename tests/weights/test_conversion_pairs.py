@@ -18,9 +18,8 @@ from lockstep.models.architectures import MODELS, narrowed
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint
+from lockstep.weights import Weights, checkpoint, open_weights
 from lockstep.weights.conversion import TARGETS
-from lockstep.weights.opening import Opened, open_weights
 from tests.weights.formats.cases import state_of
 from tests.weights.small_models import (
     Arrays,
@@ -96,7 +95,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
     return found
 
 
-def folded(values: Arrays, source: Opened) -> Arrays:
+def folded(values: Arrays, source: Weights) -> Arrays:
     """Return what Keras' file needs: the stem without std, and scales for its epsilon 1.001e-5; in
     float64."""
     found = {name: value.astype(np.float64) for name, value in values.items()}

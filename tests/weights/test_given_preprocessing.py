@@ -13,10 +13,9 @@ import lockstep
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
-from lockstep.weights import certificate, checkpoint, logits_process
+from lockstep.weights import certificate, checkpoint, logits_process, open_weights
 from lockstep.weights.formats import keras_file
 from lockstep.weights.given_preprocessing import evaluation_of
-from lockstep.weights.opening import open_weights
 from tests.weights.formats.cases import state_of
 from tests.weights.small_models import (
     keras_recipe,

@@ -18,8 +18,8 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.starting_weights import fit_start
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint, preprocessing
-from lockstep.weights.opening import best_step, open_weights
+from lockstep.weights import checkpoint, open_weights, preprocessing
+from lockstep.weights.run_checkpoints import find_best_step
 from tests.conftest import TINY_MODEL
 from tests.weights.small_models import (
     Writer,
@@ -115,8 +115,8 @@ def test_a_file_has_no_moving_average_beside_it(run: Path) -> None:
 
 def test_weights_can_be_used_in_another_precision(run: Path, tiny_recipe: Recipe) -> None:
     weights = open_weights(run)
-    assert weights.in_precision(None).recipe == tiny_recipe
-    assert weights.in_precision("bf16").recipe == tiny_recipe.replace(precision="bf16")
+    assert weights.with_precision(None).recipe == tiny_recipe
+    assert weights.with_precision("bf16").recipe == tiny_recipe.replace(precision="bf16")
 
 
 def test_the_moving_average_is_given_when_asked_for(run: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(
 def test_the_best_step_is_the_earliest_with_the_highest_top1_of_the_trained_weights(
     entries: list[dict[str, Any]], step: int | None
 ) -> None:
-    assert best_step(entries) == step
+    assert find_best_step(entries) == step
 
 
 # Files of other programs
@@ -461,7 +461,7 @@ def test_a_file_that_fits_two_models_is_the_one_that_is_named(
     expected = (
         ()
         if model == "resnet50"
-        else (f"computes as {model}, as asked; without --as it is resnet50",)
+        else (f"computes as {model}, as requested; without --as it is resnet50",)
     )
     assert found.remarks == (*without.remarks, *expected)
 

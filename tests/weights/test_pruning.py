@@ -10,9 +10,8 @@ import lockstep
 from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint
+from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.conversion import TARGETS
-from lockstep.weights.opening import open_weights
 from lockstep.weights.pruning import check, prune
 from lockstep.weights.sparsity import Zeros, zeros_of
 from tests.weights.small_models import keras_recipe, plain_state, recipe_of, use_narrow_models

@@ -14,9 +14,8 @@ from onnx import numpy_helper
 
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint, preprocessing
+from lockstep.weights import checkpoint, open_weights, preprocessing
 from lockstep.weights.formats import keras_process, mxnet_params, tensor_bundle
-from lockstep.weights.opening import open_weights
 from tests.weights import small_models
 from tests.weights.small_models import (
     Writer,

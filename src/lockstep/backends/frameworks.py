@@ -32,7 +32,7 @@ class Framework:
     """Precisions that it rounds to and multiplies in float32, whatever the processor has."""
     origins: tuple[str, ...] = ()
     """Origins of the weights files that are the framework's own; see
-    `lockstep.weights.opening.Opened.origin`."""
+    `lockstep.weights.Weights.origin`."""
     quantises: bool = False
     """Whether its engine is a `QuantisingEngine`."""
     recomputes: bool = False

@@ -31,7 +31,7 @@ from lockstep.system.files import write_json
 from lockstep.system.machine import cores, processor
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
-from lockstep.weights.opening import LOCKSTEP, Opened
+from lockstep.weights import LOCKSTEP, Weights
 
 
 def benchmark(
@@ -241,7 +241,7 @@ def _in_int8(recipe: Recipe, engine: str) -> bytes:
     images = np.random.default_rng(0).integers(
         0, 256, (2, recipe.eval_crop, recipe.eval_crop, 3), dtype=np.uint8
     )
-    weights = Opened(recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP)
+    weights = Weights(recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP)
     return for_speed(
         weights, images, symmetric=engine in TARGETS and TARGETS[engine].takes_symmetric_int8
     )

@@ -32,7 +32,7 @@ from lockstep.recipes.limits import MOST_EPOCHS
 from lockstep.recipes.order import BatchPlan, centre_plan, training_plans
 from lockstep.system.errors import DataError
 from lockstep.system.machine import peak_memory_bytes
-from lockstep.weights.opening import LOCKSTEP, Opened
+from lockstep.weights import LOCKSTEP, Weights
 
 LEARNING_RATE = 0.001
 """Learning rate of every step. It is small, so that no weight becomes infinite."""
@@ -185,7 +185,7 @@ def _opened(
     this many steps."""
     state = initial_state(recipe)
     if cell.engine != NATIVE:
-        weights = Opened(recipe, state, (), Path("initial weights"), LOCKSTEP)
+        weights = Weights(recipe, state, (), Path("initial weights"), LOCKSTEP)
         with open_engine(
             cell.engine, weights, execution, most_images=cell.batch, exported=exported
         ) as other:

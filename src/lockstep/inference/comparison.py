@@ -20,8 +20,7 @@ from lockstep.inference.targets import Target, Wanted
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import certificate
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights, certificate
 
 BOUNDS = {"fp32": certificate.BOUND, "bf16": 5e-2, "fp16": 6e-3, "int8": 0.3, "int8, trained": 5e-2}
 """By precision: logits may differ from the engine's, which computes in fp32, by this share of the
@@ -73,7 +72,7 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     `precision`.
     """
     began = time.perf_counter()
-    weights = wanted.weights.in_precision("fp32")
+    weights = wanted.weights.with_precision("fp32")
     photos = photos_of_several_sizes(weights.recipe)
     squares = _squares(photos, weights.recipe)
     backend = _engine_for(target.backend, quantises=bool(weights.scales))
@@ -170,7 +169,7 @@ def _engine_for(backend: str | None, *, quantises: bool) -> str:
     return [*usable, last][0]
 
 
-def _logits(weights: Opened, backend: str, images: np.ndarray) -> np.ndarray:
+def _logits(weights: Weights, backend: str, images: np.ndarray) -> np.ndarray:
     """Return an engine's logits, float64."""
     execution = Execution(backend=backend, reference_dtype="float32", compile="off")
     world = backends.load(backend).world(execution)

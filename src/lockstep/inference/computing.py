@@ -35,7 +35,7 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import gpu
 from lockstep.system.ranks import is_leading
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Computing:
 
     engine: str
     """Its name."""
-    weights: Opened
+    weights: Weights
     """In the precision that it computes in."""
     recorder: Recorder
     evaluate: Callable[[Iterable[Batch]], Scores]
@@ -61,7 +61,7 @@ class Computing:
 @contextmanager
 def computing(
     engine: str,
-    weights: Opened,
+    weights: Weights,
     precision: str | None,
     execution: Execution,
     listener: Listener | None,
@@ -108,7 +108,7 @@ def computing(
 
 @contextmanager
 def _native(
-    weights: Opened, precision: str | None, execution: Execution, listener: Listener | None
+    weights: Weights, precision: str | None, execution: Execution, listener: Listener | None
 ) -> Iterator[Computing]:
     """Yield the backend's engine. All ranks of its world take part."""
     world = backends.load(execution.backend).world(execution)
@@ -143,8 +143,8 @@ def engines_of_exports() -> list[str]:
 
 
 def in_fast_precision(
-    weights: Opened, asked: str | None, execution: Execution, recorder: Recorder
-) -> Opened:
+    weights: Weights, asked: str | None, execution: Execution, recorder: Recorder
+) -> Weights:
     """Return the weights in the requested precision; without one in the recipe's, or in fp32 if
     that would be emulated.
 
@@ -154,16 +154,16 @@ def in_fast_precision(
     on_gpu = execution.device != "cpu" and gpu() is not None
     emulated = emulation(precision, on_gpu=on_gpu, backend=execution.backend)
     if emulated is None or asked is not None:
-        return weights.in_precision(asked)
+        return weights.with_precision(asked)
     recorder.note(
         f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
     )
-    return weights.in_precision("fp32")
+    return weights.with_precision("fp32")
 
 
 def in_precision_of(
-    engine: str, weights: Opened, asked: str | None, execution: Execution, recorder: Recorder
-) -> Opened:
+    engine: str, weights: Weights, asked: str | None, execution: Execution, recorder: Recorder
+) -> Weights:
     """Return the weights in the requested precision; without one in the recipe's, or in fp32 if the
     engine lacks that.
 
@@ -178,4 +178,4 @@ def in_precision_of(
             f"computes in fp32, not in the recipe's {weights.recipe.precision}:"
             f" {why.partition(';')[0]}"
         )
-    return weights.in_precision("fp32" if why else asked)
+    return weights.with_precision("fp32" if why else asked)

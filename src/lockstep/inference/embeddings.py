@@ -15,19 +15,19 @@ import numpy as np
 from lockstep.models.architectures import features, model_spec
 from lockstep.models.state import State
 from lockstep.system.files import replacing
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights
 
 _AT_ONCE = 2**22
 """Bytes that are copied at once."""
 _NAMES_AT_ONCE = 2**12
 
 
-def width(weights: Opened) -> int:
+def width(weights: Weights) -> int:
     """Return the number of features of an image."""
     return features(model_spec(weights.recipe.model))
 
 
-def with_features(weights: Opened) -> Opened:
+def with_features(weights: Weights) -> Weights:
     """Return weights with more logits: first the features before the classifier, then the logits of
     the given weights.
 

@@ -35,9 +35,8 @@ from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, DataError, DivergedError
 from lockstep.system.event_log import Summary
-from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
-from lockstep.weights.given_preprocessing import Preprocessing
-from lockstep.weights.opening import LOCKSTEP, Opened
+from lockstep.weights import LOCKSTEP, Classes, Preprocessing, Weights
+from lockstep.weights.class_names import assumed_classes, imagenet_synsets
 
 
 def evaluate(
@@ -209,7 +208,7 @@ def _load_squares(
         yield from loader.batches(plans)
 
 
-def _described(scores: Scores, weights: Opened, images: Source, index: Index) -> dict[str, Any]:
+def _described(scores: Scores, weights: Weights, images: Source, index: Index) -> dict[str, Any]:
     """Return the part of a result that follows from the scores. Raises `DivergedError` if one is
     not finite."""
     if infinite := describe_nonfinite(scores):
@@ -228,7 +227,7 @@ def _described(scores: Scores, weights: Opened, images: Source, index: Index) ->
     }
 
 
-def _published(weights: Opened, summary: Summary, classes: int) -> Comparison | None:
+def _published(weights: Weights, summary: Summary, classes: int) -> Comparison | None:
     """Return a top-1 next to the published ones of the weights' recipe. Other programs' files do
     not say their precision."""
     return beside_published(
@@ -255,7 +254,7 @@ def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source,
 
 
 def _indexed(
-    images: Source, share: float, weights: Opened, recorder: Recorder
+    images: Source, share: float, weights: Weights, recorder: Recorder
 ) -> tuple[Index, list[str]]:
     """Return the index of the images to evaluate, and remarks on them and on the weights."""
     index = open_index(

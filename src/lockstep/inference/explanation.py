@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.system.errors import BackendError
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights
 
 _SHOWN = 0.6
 """The share of the colour in a pixel where the heat is largest; elsewhere it is less in proportion.
@@ -23,7 +23,7 @@ class Explainer(Protocol):
         [N]; at least 0."""
 
 
-def explainer_of(weights: Opened, backend: str, world: backends.World | None) -> Explainer:
+def explainer_of(weights: Weights, backend: str, world: backends.World | None) -> Explainer:
     """Return what explains the predictions of weights, in the world of the backend's engine.
 
     Raises `BackendError` if the backend cannot, or without a world: another engine predicts.

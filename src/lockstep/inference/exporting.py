@@ -13,9 +13,7 @@ from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
-from lockstep.weights.class_names import Classes
-from lockstep.weights.given_preprocessing import Preprocessing
-from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights import Classes, Preprocessing, Weights, open_weights
 
 _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph")
 """Formats that can compute in bf16 and fp16, too."""
@@ -174,12 +172,12 @@ def _calibration(
 
 
 def _wanted(
-    target: Target, found: Opened, precision: str | None, batch: int | None, *, bare: bool
+    target: Target, found: Weights, precision: str | None, batch: int | None, *, bare: bool
 ) -> Wanted:
     """Return what to write. Scales of weights that were trained with quantisation are used where
     the format has them."""
     wanted = Wanted(
-        found.in_precision("fp32" if precision in (None, "int8") else precision), batch, bare
+        found.with_precision("fp32" if precision in (None, "int8") else precision), batch, bare
     )
     if not found.scales or (target.backend is None and precision in (None, "int8")):
         return wanted
@@ -191,7 +189,7 @@ def _computed_in(wanted: Wanted, precision: str | None) -> str:
     return "int8" if wanted.weights.scales else precision or "fp32"
 
 
-def _about_precision(target: Target, found: Opened, precision: str | None) -> list[str]:
+def _about_precision(target: Target, found: Weights, precision: str | None) -> list[str]:
     """Return remarks if the program computes in another precision than the weights were trained
     for."""
     remarks = []
@@ -212,7 +210,7 @@ def _about_precision(target: Target, found: Opened, precision: str | None) -> li
     return remarks
 
 
-def _about_decoding(weights: Opened) -> list[str]:
+def _about_decoding(weights: Weights) -> list[str]:
     """Return remarks on what `predict` does while it decodes a photo. A program gets pixels."""
     remarks = []
     if weights.recipe.exif_orientation:

@@ -14,7 +14,7 @@ from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
-from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights import Weights, open_weights
 
 ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or an earlier step."
 """What to do if results are not finite numbers."""
@@ -47,28 +47,28 @@ def load(
 
 
 def in_usable_precision(
-    weights: Opened,
+    weights: Weights,
     asked: str | None,
     world: backends.World,
     execution: Execution,
     recorder: Recorder,
-) -> Opened:
+) -> Weights:
     """Return the weights in the requested precision; without one in the recipe's, or in fp32 if
     that would be emulated."""
     precision = asked or weights.recipe.fields()["precision"]
     emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
     if emulated is None:
-        return weights.in_precision(asked)
+        return weights.with_precision(asked)
     if asked is not None:
         recorder.note(f"{emulated}: --set precision=fp32 gives the same results within rounding")
-        return weights.in_precision(asked)
+        return weights.with_precision(asked)
     recorder.note(
         f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
     )
-    return weights.in_precision("fp32")
+    return weights.with_precision("fp32")
 
 
-def engine_with(weights: Opened, world: backends.World, execution: Execution) -> Engine:
+def engine_with(weights: Weights, world: backends.World, execution: Execution) -> Engine:
     """Return an engine that holds the weights, and quantises if they were trained so.
 
     Raises `BackendError` if the engine cannot quantise.

@@ -26,9 +26,8 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
-from lockstep.weights.class_names import Classes, assumed_classes
-from lockstep.weights.given_preprocessing import Preprocessing
-from lockstep.weights.opening import Opened
+from lockstep.weights import Classes, Preprocessing, Weights
+from lockstep.weights.class_names import assumed_classes
 
 BATCH = 32
 """Images in a batch, by default."""
@@ -329,7 +328,7 @@ def to_predict(
     classes: Classes | None,
     preprocessing: Preprocessing | None = None,
     as_exported: bool = True,
-) -> tuple[Opened, Exported | None]:
+) -> tuple[Weights, Exported | None]:
     """Return weights with names of classes, and the exported model if the source is one and is to
     run as it is.
 
@@ -359,7 +358,7 @@ def likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...
     return best.tolist(), tuple(powers[best].tolist())
 
 
-def _with_names(weights: Opened, recorder: Recorder) -> Opened:
+def _with_names(weights: Weights, recorder: Recorder) -> Weights:
     """Return the weights with names of classes; where these are assumed, a note says so."""
     assumed = () if weights.classes else assumed_classes(weights.recipe)
     if not assumed:

@@ -23,8 +23,8 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, CheckpointError, LockstepError, RecipeError
 from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, read_regular
 from lockstep.system.strict_json import is_count, is_list_of, is_text, parsed, to_json
+from lockstep.weights import LOCKSTEP, Weights, open_weights
 from lockstep.weights.formats import onnx_metadata
-from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
 
 FILE = "export.json"
 PROGRAM = "program"
@@ -60,7 +60,7 @@ class ExportedProgram:
 
     target: Target
     folder: Path
-    about: Opened
+    about: Weights
     """Preprocessing and classes, without weights. The recipe's precision is fp32, its model any."""
     inputs: Inputs
     takes_photos: bool
@@ -156,7 +156,7 @@ def program_to_run(
     return None if program.target.can_run_code or program.target.runtime() is None else program
 
 
-def open_weights_or_advise(source: str | Path, **chosen: Any) -> Opened:
+def open_weights_or_advise(source: str | Path, **chosen: Any) -> Weights:
     """Return `open_weights` of the arguments. For an export whose weights cannot be read, the error
     says what runs it."""
     try:
@@ -227,7 +227,7 @@ def _read(file: Path) -> ExportedProgram:
         raise ValueError(
             f"it names {len(classes)} classes, but the model has {recipe.logits} logits"
         )
-    about = Opened(recipe, State(0, {}, {}), tuple(classes), file.parent, LOCKSTEP)
+    about = Weights(recipe, State(0, {}, {}), tuple(classes), file.parent, LOCKSTEP)
     inputs = Inputs(batch, values["bare"], recipe.mean, recipe.std)
     return ExportedProgram(
         target, file.parent, about, inputs, values["takes"] == "photos", values["precision"]

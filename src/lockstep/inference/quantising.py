@@ -34,8 +34,8 @@ from lockstep.recipes.order import evaluation_plans
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, CheckpointError, DataError, nearest
 from lockstep.system.strict_json import to_json
+from lockstep.weights import Weights
 from lockstep.weights.class_names import assumed_classes, imagenet_synsets
-from lockstep.weights.opening import Opened
 
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How the range of a value is found, with ONNX Runtime's names. Entropy and percentile leave out
@@ -118,7 +118,7 @@ def quantised(
     return model, loss
 
 
-def _sets(data: Path, weights: Opened, recorder: Recorder) -> tuple[Index, Index]:
+def _sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Index]:
     """Return the training and the validation images, with labels that are outputs of the weights."""
     share = weights.recipe.validation_share
     classes = weights.classes or None
@@ -150,7 +150,7 @@ def _sets(data: Path, weights: Opened, recorder: Recorder) -> tuple[Index, Index
     return training, validation
 
 
-def _batches(index: Index, weights: Opened) -> Iterator[Batch]:
+def _batches(index: Index, weights: Weights) -> Iterator[Batch]:
     """Yield all images as in evaluation, without padding."""
     recipe = weights.recipe
     plans = evaluation_plans(recipe, index.sizes_for(recipe), BATCH_IMAGES)
@@ -189,7 +189,7 @@ class _Reader:
         return {self._name: next(self._batches)}
 
 
-def for_speed(weights: Opened, images: np.ndarray, *, symmetric: bool) -> bytes:
+def for_speed(weights: Weights, images: np.ndarray, *, symmetric: bool) -> bytes:
     """Return an ONNX model in int8 from `images` to `logits`, to measure how fast int8 is: that
     does not depend on values.
 

@@ -17,7 +17,7 @@ from lockstep.recipes import Execution
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.errors import DataError
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 
 LARGEST_PIXELS = 160
 """Longest side of an image on the page; larger images are reduced."""

@@ -17,7 +17,7 @@ from lockstep.models.quantisation import Scales, input_scales
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import steps_per_epoch, training_plans
 from lockstep.weights import checkpoint
-from lockstep.weights.opening import noted_scales
+from lockstep.weights.lockstep_files import read_scales
 
 BATCH_IMAGES = 32
 """Most images that pass through the model together. Scales do not depend on it, apart from
@@ -71,7 +71,7 @@ def quantise(engine: Engine, recipe: Recipe, folder: Path, step: int) -> Scales:
     """
     path = checkpoint.checkpoint_path(folder, step) / "model.safetensors"
     scales = (
-        noted_scales(checkpoint.metadata(path) or {}, recipe, path)
+        read_scales(checkpoint.metadata(path) or {}, recipe, path)
         if recipe.quantisation != "none"
         else {}
     )

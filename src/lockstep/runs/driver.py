@@ -52,7 +52,7 @@ from lockstep.system.files import write_json
 from lockstep.system.ranks import restarted
 from lockstep.system.signals import StopRequests
 from lockstep.weights import checkpoint
-from lockstep.weights.opening import best_step
+from lockstep.weights.run_checkpoints import find_best_step
 
 
 class Driver:
@@ -478,7 +478,7 @@ class Driver:
         self.recorder.flush()
         path = self.write_checkpoint(state)
         checkpoint.prune(
-            folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations)
+            folder, self.execution.keep_checkpoints, find_best_step(self.recorder.evaluations)
         )
         self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
         self.call_hooks(state)

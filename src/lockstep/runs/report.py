@@ -11,7 +11,7 @@ from lockstep.recipes.published_accuracies import Comparison, beside_published, 
 from lockstep.system.event_log import EvaluateEvent, Summary, problem_of_fields
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
-from lockstep.weights.opening import best_step
+from lockstep.weights.run_checkpoints import find_best_step
 
 
 class Evaluation(Summary):
@@ -77,7 +77,7 @@ def build_report(
 ) -> Report:
     """Return the report of a run that ended after `steps` steps. `evaluations` are its log's
     evaluation entries; `scores` are of the last step, and empty if it was not evaluated."""
-    best = best_step(evaluations)
+    best = find_best_step(evaluations)
     final = {
         event["weights"]: _evaluation(event) for event in evaluations if event["step"] == steps
     }

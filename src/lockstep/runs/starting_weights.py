@@ -30,8 +30,7 @@ from lockstep.recipes.initial_weights import initial_state, initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
-from lockstep.weights import checkpoint
-from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights import Weights, checkpoint, open_weights
 from lockstep.weights.sparsity import masks, pruned
 
 
@@ -48,7 +47,7 @@ class Start:
     """All tensors of the recipe's model, float32."""
     notes: tuple[str, ...]
     """Notes for the user, such as differences from the recipe."""
-    resumed: Opened | None = None
+    resumed: Weights | None = None
     """What another program stored in addition to the weights, if the run resumes from there."""
 
     @property
@@ -57,7 +56,7 @@ class Start:
         return "--weights" if self.resumed is None else "--resume-from"
 
 
-def open_given(weights: Path, *, resumes: bool = False) -> Opened:
+def open_given(weights: Path, *, resumes: bool = False) -> Weights:
     """Return the weights that a run is given, with velocities and moving average if it resumes from
     them.
 
@@ -67,7 +66,7 @@ def open_given(weights: Path, *, resumes: bool = False) -> Opened:
 
 
 def fit_start(
-    weights: Path | Opened | None, recipe: Recipe, run: Path, *, resumes: bool = False
+    weights: Path | Weights | None, recipe: Recipe, run: Path, *, resumes: bool = False
 ) -> Start | None:
     """Return the given weights in the shapes of the recipe's model; None if none are given.
 
@@ -92,7 +91,7 @@ def fit_start(
             f"{field} {getattr(recipe, field)} {does} trained weights before the first step, so a"
             " run with it cannot resume from a checkpoint: give it as --weights"
         )
-    found = weights if isinstance(weights, Opened) else open_given(weights, resumes=resumes)
+    found = weights if isinstance(weights, Weights) else open_given(weights, resumes=resumes)
     if found.is_folded:
         raise CheckpointError(
             f"{found.source} has batch norms that are folded into convolutions, which serves"
@@ -158,7 +157,7 @@ _UNSEEN = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
 and of preprocessing."""
 
 
-def fields_of(weights: Opened) -> dict[str, Any]:
+def fields_of(weights: Weights) -> dict[str, Any]:
     """Return the fields of a recipe that given weights decide: the network, and mean, standard
     deviation and interpolation of its images, as plain values.
     """

@@ -1,1 +1,31 @@
-"""Weights on disk: checkpoints, other programs' files, conversion, pruning."""
+"""Weights on disk: checkpoints, other programs' files, conversion, pruning.
+
+`open_weights` opens weights of any origin; other rooms need no other name for them.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.weights.class_names import Classes
+    from lockstep.weights.given_preprocessing import Preprocessing
+    from lockstep.weights.opened_weights import LOCKSTEP, Weights
+    from lockstep.weights.opening import open_weights
+
+__all__ = ["LOCKSTEP", "Classes", "Preprocessing", "Weights", "open_weights"]
+
+_HOME = {
+    "LOCKSTEP": "opened_weights",
+    "Classes": "class_names",
+    "Preprocessing": "given_preprocessing",
+    "Weights": "opened_weights",
+    "open_weights": "opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: processes that read one file need no other formats."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'lockstep.weights' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"lockstep.weights.{_HOME[name]}"), name)

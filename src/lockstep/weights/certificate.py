@@ -26,7 +26,7 @@ from lockstep.system.workers import carry_out
 from lockstep.weights.fingerprints import fingerprints, sha256, sha256_of
 from lockstep.weights.formats.common import Written
 from lockstep.weights.given_preprocessing import evaluation_of
-from lockstep.weights.opening import Opened
+from lockstep.weights.opened_weights import Weights
 
 BOUND = 1e-4
 """Logits may differ by this share of the largest logit. Engines in fp32 differ by less
@@ -75,8 +75,8 @@ values."""
 
 
 def certify(
-    source: Opened,
-    target: Opened,
+    source: Weights,
+    target: Weights,
     written: Written,
     read: Reader,
     changes: Sequence[str],

@@ -29,7 +29,8 @@ from lockstep.weights.formats import (
 )
 from lockstep.weights.formats.common import Written, describe_omitted_parts
 from lockstep.weights.given_preprocessing import CERTIFICATE, Preprocessing
-from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights.opened_weights import Weights
+from lockstep.weights.opening import open_weights
 from lockstep.weights.preprocessing import FIELDS, KNOWN, OF_TRAINING
 
 
@@ -146,7 +147,7 @@ def _certificate_of(target: Path) -> Path:
 
 
 def _certified(
-    weights: Opened,
+    weights: Weights,
     target: Path,
     written: Written,
     folder: Path,
@@ -174,7 +175,7 @@ def _certified(
     return found
 
 
-def _dropped(weights: Opened, remarks: Sequence[str]) -> Iterator[str]:
+def _dropped(weights: Weights, remarks: Sequence[str]) -> Iterator[str]:
     """Yield what names the arrays of the source that are not used, apart from those that a remark
     names."""
     names = [
@@ -248,7 +249,7 @@ def _plain_value(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _to_safetensors(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+def _to_safetensors(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
     about: dict[str, Any] = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
@@ -261,14 +262,14 @@ def _to_safetensors(target: Path, weights: Opened, certified: bool, folder: Path
     return Written((target,), (target,), describe_omitted_parts(weights.state))
 
 
-def _to_timm(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+def _to_timm(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
     written = timm_folder.write(
         target, weights.recipe, weights.state, weights.classes, folder, certified=certified
     )
     return _saying_averages(written, weights)
 
 
-def _to_nvidia_pytorch(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+def _to_nvidia_pytorch(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
     return torch_writing.write_nvidia_pytorch(
         target, weights.recipe, weights.state, folder, epochs=weights.epochs or 0
     )
@@ -276,17 +277,17 @@ def _to_nvidia_pytorch(target: Path, weights: Opened, certified: bool, folder: P
 
 def _plain(
     write: Callable[[Path, Recipe, State, Path], Written],
-) -> Callable[[Path, Opened, bool, Path], Written]:
+) -> Callable[[Path, Weights, bool, Path], Written]:
     """Return a function that writes a checkpoint without a moving average and without names of
     classes."""
 
-    def written(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+    def written(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
         return _saying_averages(write(target, weights.recipe, weights.state, folder), weights)
 
     return written
 
 
-def _saying_averages(written: Written, weights: Opened) -> Written:
+def _saying_averages(written: Written, weights: Weights) -> Written:
     """Add a remark on moving averages that were left out, unless there is one."""
     if not weights.state.ema or any("moving averages" in remark for remark in written.remarks):
         return written
@@ -311,7 +312,7 @@ def _arrays_of_paddle(path: Path) -> dict[str, np.ndarray]:
 class Target:
     """A format to convert to."""
 
-    write: Callable[[Path, Opened, bool, Path], Written]
+    write: Callable[[Path, Weights, bool, Path], Written]
     """Writes weights for a path into a folder, from which they are moved there. Its arguments are
     the path, the weights, whether they get a certificate, for formats with metadata, and the
     folder."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.models.architectures import Role, model_spec, tensors
-from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights.opened_weights import Weights
+from lockstep.weights.opening import open_weights
 from lockstep.weights.preprocessing import FIELDS
 
 _SHOWN = 5
@@ -83,7 +84,7 @@ def _few(found: Sequence[Mapping[str, Any]]) -> str:
     return f"{counts}: {names}{', ...' if len(found) > _NAMED else ''}"
 
 
-def oddities(opened: Opened) -> Iterator[str]:
+def oddities(opened: Weights) -> Iterator[str]:
     """Yield what is odd in the values: not finite, dead channels, batch norms that never saw an
     image or a variance of 0."""
     roles: dict[str, Role] = {
@@ -117,7 +118,7 @@ def oddities(opened: Opened) -> Iterator[str]:
         yield "all running means are 0: batch norm never saw an image"
 
 
-def _with_zeros(opened: Opened, roles: dict[str, Role], role: Role) -> list[str]:
+def _with_zeros(opened: Weights, roles: dict[str, Role], role: Role) -> list[str]:
     return [
         name
         for name, value in opened.tensors.items()

@@ -102,13 +102,13 @@ _ONLY_COLOURS = ("Keras", "ONNX", "TensorFlow")
 
 
 def assumed_preprocessing(
-    origin: str, path: Path | None, given: Collection[str] = ()
+    origin: str, path: Path, given: Collection[str] = ()
 ) -> tuple[Changes, tuple[str, ...]]:
     """Return the preprocessing to use for weights of a file that does not describe it, and a remark
     if it is an assumption.
 
-    The remark leaves out the fields `given`, which are known from elsewhere. `path` is the file if
-    torchvision may have published it: all of its bytes are read for their SHA-256. Both are empty
+    The remark leaves out the fields `given`, which are known from elsewhere. If
+    torchvision may have published the file, all of its bytes are read for their SHA-256. Both are empty
     if the origin has a published recipe, whose preprocessing is used.
     """
     if origin in _ONLY_COLOURS:
@@ -120,7 +120,7 @@ def assumed_preprocessing(
         return {}, ()
     digest = ""
     if (
-        path is not None and path.is_file() and path.suffix == ".pth"
+        path.suffix == ".pth" and path.is_file()
     ):  # torchvision's; a renamed file gets the note below
         with open_regular(path, WEIGHTS) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]

@@ -8,7 +8,8 @@ import numpy as np
 from lockstep.models.architectures import STEM_KERNEL
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights import checkpoint
-from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
+from lockstep.weights.opened_weights import LOCKSTEP, Weights
+from lockstep.weights.opening import open_weights
 from lockstep.weights.sparsity import ALGORITHMS, Zeros, masks, pruned, zeros_of
 
 
@@ -60,7 +61,7 @@ def check(
     }
 
 
-def _is_covered(weights: Opened, name: str, found: Zeros) -> bool:
+def _is_covered(weights: Weights, name: str, found: Zeros) -> bool:
     """Return whether pruning covers a tensor. In another program's file, it covers the stem if the
     stem is 2:4."""
     if name in weights.recipe.sparsity_excluded:

@@ -18,7 +18,7 @@ import requests
 from lockstep.inference.engines import NATIVE, open_engine
 from lockstep.inference.images import read_square
 from lockstep.recipes import Execution
-from lockstep.weights.opening import open_weights
+from lockstep.weights import open_weights
 from tests.processes import ONE_THREAD, command
 
 TOKEN = "a-token-of-the-tests-0123456789"
@@ -129,7 +129,7 @@ def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
     """Return the logits of the NumPy reference, float32 [N, logits], of photos of one size, uint8
     [N, H, W, 3]."""
     execution = Execution(backend="reference", reference_dtype="float32")
-    weights = open_weights(source).in_precision("fp32")
+    weights = open_weights(source).with_precision("fp32")
     squares = np.empty(
         (len(images), weights.recipe.eval_crop, weights.recipe.eval_crop, 3), np.uint8
     )

@@ -36,8 +36,8 @@ import numpy as np
 
 from lockstep.models.architectures import Tensor, model_spec, tensors
 from lockstep.system.errors import LockstepError
+from lockstep.weights import LOCKSTEP, Weights, open_weights
 from lockstep.weights.formats import keras_process
-from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
 from tests.weights.formats import fuzz_samples
 from tests.weights.formats.fuzz_damage import damaged
 from tests.weights.formats.fuzz_samples import SAMPLES, Sample
@@ -62,7 +62,7 @@ Judge = Callable[[np.random.Generator, Path], str]
 with a reason."""
 
 
-def unlike(found: Opened) -> str:
+def unlike(found: Weights) -> str:
     """Return what does not fit in weights; "" if they are what users of `open_weights` rely on."""
     recipe = found.recipe
     state = found.state

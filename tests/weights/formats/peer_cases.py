@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.backends.torch import load_module
-from lockstep.weights.formats.common import Original
+from lockstep.weights import Weights
 
 
 def run_peer(
@@ -28,7 +28,7 @@ def run_peer(
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-def logits(original: Original, images: np.ndarray) -> np.ndarray:
+def logits(original: Weights, images: np.ndarray) -> np.ndarray:
     """Return PyTorch's logits [N, logits] of images [N, 3, H, W]."""
     module = load_module(original.recipe, original.state.tensors)
     with torch.inference_mode():

@@ -16,9 +16,9 @@ from lockstep import backends
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.weights import Weights
 from lockstep.weights.fingerprints import fingerprints
 from lockstep.weights.formats import keras_variables
-from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.keras_file import find, read, stored, write_keras
 from tests.weights.formats.cases import assert_canonical
 
@@ -90,11 +90,11 @@ def of_keras(tmp_path_factory: pytest.TempPathFactory) -> Keras:
 
 
 @pytest.fixture(scope="session")
-def original(of_keras: Keras) -> Original:
+def original(of_keras: Keras) -> Weights:
     return read(of_keras.folder / "model.keras")
 
 
-def logits(original: Original, images: np.ndarray) -> np.ndarray:
+def logits(original: Weights, images: np.ndarray) -> np.ndarray:
     """Return the reference's logits of RGB images from 0 to 255."""
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)
     return module(
@@ -110,7 +110,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Original) -> None:
+def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Weights) -> None:
     assert_close(logits(original, of_keras.images), of_keras.logits)
     recipe = original.recipe
     assert (recipe.model, recipe.logits, recipe.bn_epsilon, recipe.precision) == (
@@ -127,7 +127,7 @@ def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Original) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[1:])
 def test_all_kinds_of_files_have_the_same_weights(
-    name: str, of_keras: Keras, original: Original
+    name: str, of_keras: Keras, original: Weights
 ) -> None:
     assert find(of_keras.folder / name) == of_keras.folder / name
     found = read(of_keras.folder / name)
@@ -137,7 +137,7 @@ def test_all_kinds_of_files_have_the_same_weights(
 
 @pytest.mark.slow
 def test_layers_that_are_only_numbered_are_known_by_their_order(
-    of_keras: Keras, original: Original, tmp_path: Path
+    of_keras: Keras, original: Weights, tmp_path: Path
 ) -> None:
     shutil.copy(of_keras.folder / "model.weights.h5", tmp_path / "a")
     with h5py.File(tmp_path / "a", "r+") as file:
@@ -148,7 +148,7 @@ def test_layers_that_are_only_numbered_are_known_by_their_order(
 
 @pytest.mark.slow
 def test_a_model_without_a_classifier_has_all_other_tensors(
-    of_keras: Keras, original: Original
+    of_keras: Keras, original: Weights
 ) -> None:
     found = read(of_keras.folder / "headless.h5")
     assert not found.has_classifier
@@ -161,7 +161,7 @@ def test_a_model_without_a_classifier_has_all_other_tensors(
 
 @pytest.mark.slow
 def test_the_only_dense_layer_is_the_classifier(
-    of_keras: Keras, original: Original, tmp_path: Path
+    of_keras: Keras, original: Weights, tmp_path: Path
 ) -> None:
     shutil.copy(of_keras.folder / "model.h5", tmp_path / "a")
     with h5py.File(tmp_path / "a", "r+") as file:
@@ -254,7 +254,7 @@ def test_numbers_of_16_bits_are_converted_exactly(dtype: str, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["w.h5", "w.weights.h5"])
 def test_keras_loads_what_is_written(
-    name: str, of_keras: Keras, original: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, of_keras: Keras, original: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import keras
 
@@ -278,10 +278,10 @@ def test_keras_loads_what_is_written(
 
 @pytest.mark.slow
 def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
-    of_keras: Keras, original: Original, tmp_path: Path
+    of_keras: Keras, original: Weights, tmp_path: Path
 ) -> None:
     recipe = original.recipe.replace(bn_epsilon=1e-2, std=(0.9, 1.1, 1.3))
-    expected = logits(Original(recipe, original.state, (), ""), of_keras.images)
+    expected = logits(Weights(recipe, original.state, (), Path(), ""), of_keras.images)
     remarks = write_keras(tmp_path / "w.h5", recipe, original.state).remarks
     assert any("scales of batch norm were changed" in remark for remark in remarks)
     assert_close(logits(read(tmp_path / "w.h5"), of_keras.images), expected)
@@ -289,7 +289,7 @@ def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
 
 @pytest.mark.slow
 def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(
-    original: Original, tmp_path: Path
+    original: Weights, tmp_path: Path
 ) -> None:
     tensors = original.state.tensors
     recipe = original.recipe.replace(mean=(123.675, 116.28, 103.53))

@@ -15,10 +15,9 @@ from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.weights import Weights, open_weights
 from lockstep.weights.formats import BFLOAT16, mxnet_params
-from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_mxnet import names, read, write
-from lockstep.weights.opening import open_weights
 from tests.weights.formats.cases import (
     RESNET,
     Variables,
@@ -48,7 +47,7 @@ def file(tmp_path: Path) -> Path:
     return original_file(tmp_path)
 
 
-def changed(file: Path, change: Callable[[Variables], object]) -> Original:
+def changed(file: Path, change: Callable[[Variables], object]) -> Weights:
     """Read the file again with other arrays."""
     arrays = dict(mxnet_params.load(file))
     change(arrays)
@@ -56,7 +55,7 @@ def changed(file: Path, change: Callable[[Variables], object]) -> Original:
     return read(file)
 
 
-def regraphed(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Original:
+def regraphed(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Weights:
     """Read the file again with another graph."""
     graph = json.loads(graph_of(file).read_text())
     change(graph["nodes"])
@@ -351,7 +350,7 @@ def add_biases(arrays: Variables, ending: str) -> dict[str, np.ndarray]:
     return biases
 
 
-def assert_folded(found: Original, expected: Variables, biases: dict[str, np.ndarray]) -> None:
+def assert_folded(found: Weights, expected: Variables, biases: dict[str, np.ndarray]) -> None:
     """Assert that only means differ: batch norm subtracts the mean from a convolution with its
     bias."""
     ours = {theirs: name for name, theirs in names(RESNET).items()}

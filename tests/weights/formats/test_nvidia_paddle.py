@@ -14,8 +14,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
+from lockstep.weights import Weights
 from lockstep.weights.formats import paddle_pickle
-from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_paddle import find, read, write
 from tests.weights.formats.cases import (
     BASIC,
@@ -58,7 +58,7 @@ def files(prefix: Path) -> tuple[Variables, Variables]:
 
 def read_again(
     parameters: Variables, optimizer: Variables | None, folder: Path, *, momentum: bool = True
-) -> Original:
+) -> Weights:
     paddle_pickle.dump(folder / "again.pdparams", parameters)
     if optimizer is not None:
         paddle_pickle.dump(folder / "again.pdopt", optimizer)

@@ -15,8 +15,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.weights import Weights
 from lockstep.weights.formats import structure, tensor_bundle
-from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_tensorflow import names, read, write
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.weights.formats.cases import (
@@ -44,7 +44,7 @@ def variables_of(spec: ModelSpec, tmp_path: Path) -> Variables:
     return {name: bundle.read(name) for name in bundle.entries}
 
 
-def read_again(variables: Variables, tmp_path: Path, *, momentum: bool = True) -> Original:
+def read_again(variables: Variables, tmp_path: Path, *, momentum: bool = True) -> Weights:
     tensor_bundle.write(tmp_path / "again", variables)
     return read(tmp_path / "again", momentum=momentum)
 

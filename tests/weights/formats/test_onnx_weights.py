@@ -21,9 +21,9 @@ from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrowe
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
-from lockstep.weights.formats.common import Original
+from lockstep.weights import Weights
 from lockstep.weights.formats.onnx_metadata import with_preprocessing
-from lockstep.weights.formats.onnx_weights import find, read
+from lockstep.weights.formats.onnx_weights import find, matches, read
 from tests.inference.cases import random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, Variables, assert_canonical
 
@@ -70,7 +70,7 @@ def of_runtime(path: Path, images: np.ndarray) -> np.ndarray:
     return found
 
 
-def of_reference(original: Original, images: np.ndarray) -> np.ndarray:
+def of_reference(original: Weights, images: np.ndarray) -> np.ndarray:
     """Return the reference's logits of normalised images [N, 3, H, W]."""
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)
     return module(images.astype(np.float64))
@@ -113,7 +113,7 @@ def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) 
         "ONNX",
         ("a", "b"),
     )
-    assert (found.says_preprocessing, found.is_folded) == (True, False)
+    assert (found.has_preprocessing, found.is_folded) == (True, False)
     assert_canonical(found.state.tensors, tensors)
 
 
@@ -180,7 +180,7 @@ def test_metadata_that_makes_no_sense_is_left_out_with_a_remark(
     )
     onnx.save(model, str(file))
     found = read(file)
-    assert (found.recipe, found.says_preprocessing) == (recipe_of(), False)
+    assert (found.recipe, found.has_preprocessing) == (recipe_of(), False)
     [remark] = found.remarks
     assert re.match(f"its property lockstep_preprocessing was left out: .*{reason}", remark)
 
@@ -215,7 +215,7 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
         node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node
     }
     found = read(tmp_path / "a")
-    assert (found.recipe.model, found.is_folded, found.says_preprocessing) == (model, True, False)
+    assert (found.recipe.model, found.is_folded, found.has_preprocessing) == (model, True, False)
     assert "batch norms are folded into their convolutions" in found.remarks[1]
     assert "use these weights for inference only" in found.remarks[1]
     assert_close(of_reference(found, IMAGES), of_runtime(tmp_path / "a", IMAGES))
@@ -474,7 +474,7 @@ def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    assert [name for name in contents if find(tmp_path / name)] == ["whole"]
+    assert [name for name in contents if matches(b"", tmp_path / name)] == ["whole"]
     assert find(tmp_path) is None
     assert find(tmp_path / "missing") is None
 

@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as arrays
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
+from lockstep.weights.formats.table import HEAD_BYTES
 from tests.weights.formats.cases import EDITS, assert_stored, edited
 
 EXAMPLES = settings(max_examples=100)
@@ -395,8 +396,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_file_is_recognised_by_how_it_begins(protocol: int, tmp_path: Path) -> None:
-    file = tmp_path / "any.name"
+def test_a_file_is_recognised_by_how_it_begins(protocol: int) -> None:
     big = np.zeros(10_000, np.float32)
     for value, is_its in (
         ({"a": big}, True),
@@ -406,9 +406,7 @@ def test_a_file_is_recognised_by_how_it_begins(protocol: int, tmp_path: Path) ->
         ("a", False),
         (big, False),
     ):
-        file.write_bytes(pickle.dumps(value, protocol))
-        assert paddle_pickle.is_paddle(file) == is_its
+        head = pickle.dumps(value, protocol)[:HEAD_BYTES]
+        assert paddle_pickle.is_paddle(head) == is_its
     for other in (b"", b"\x80", b"\x80\x04}", b"PK\x03\x04", b"not a pickle"):
-        file.write_bytes(other)
-        assert not paddle_pickle.is_paddle(file)
-    assert not paddle_pickle.is_paddle(tmp_path / "missing")
+        assert not paddle_pickle.is_paddle(other)

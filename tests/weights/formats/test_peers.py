@@ -15,8 +15,8 @@ from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError
+from lockstep.weights import Weights
 from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle, tensorflow_weights
-from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.soak import in_a_soak
 from tests.weights.formats.cases import RESNET, RESNEXT, assert_canonical
@@ -65,7 +65,7 @@ def ours(theirs: Path) -> Path:
     return theirs
 
 
-def opened(folder: Path, name: str) -> Original:
+def opened(folder: Path, name: str) -> Weights:
     prefix = tensor_bundle.find(folder / name)
     assert prefix == folder / name / "model.ckpt-2"
     return nvidia_tensorflow.read(prefix)
@@ -96,7 +96,7 @@ def many() -> dict[str, np.ndarray]:
     return {f"a/{i % 7}/{'long' * 50}/{i}": np.array(i, np.float32) for i in range(1500)}
 
 
-def logits(original: Original, folder: Path) -> np.ndarray:
+def logits(original: Weights, folder: Path) -> np.ndarray:
     tensors = {name: value.astype(np.float64) for name, value in original.state.tensors.items()}
     images = np.load(folder / "images.npy").astype(np.float64)
     return Network(original.recipe, tensors, training=False).logits(images)[0]

@@ -15,8 +15,8 @@ from lockstep.models.architectures import MODELS, TRAINED_ROLES, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.weights import Weights
 from lockstep.weights.formats import nvidia_paddle
-from lockstep.weights.formats.common import Original
 from tests.weights.formats.cases import RESNET
 from tests.weights.formats.peer_cases import logits, run_peer
 
@@ -127,7 +127,7 @@ def images_of(folder: Path) -> np.ndarray:
     return np.load(folder / "images.npy").transpose(0, 3, 1, 2)
 
 
-def opened(folder: Path, name: str) -> Original:
+def opened(folder: Path, name: str) -> Weights:
     prefix = nvidia_paddle.find(folder / name)
     assert prefix == folder / name / "ResNet50" / "7" / "resnet_50_paddle"
     return nvidia_paddle.read(prefix)

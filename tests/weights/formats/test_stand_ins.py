@@ -9,9 +9,8 @@ import pytest
 
 import lockstep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint
+from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.inspection import inspect
-from lockstep.weights.opening import open_weights
 from tests.weights.small_models import (
     Writer,
     hub,

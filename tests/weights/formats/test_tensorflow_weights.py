@@ -20,9 +20,8 @@ from lockstep.inference.images import read_square
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.weights import Weights, open_weights
 from lockstep.weights.formats import tensorflow_graph, tensorflow_weights
-from lockstep.weights.formats.common import Original
-from lockstep.weights.opening import open_weights
 from lockstep.weights.preprocessing import FIELDS
 from tests.inference.cases import CLASSES, random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
@@ -45,7 +44,7 @@ def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
     return Recipe(model=model, logits=10, precision="fp32").replace(**own | changes)
 
 
-def read(path: Path) -> Original:
+def read(path: Path) -> Weights:
     place = tensorflow_weights.find(path)
     assert place is not None
     return tensorflow_weights.read(place)
@@ -93,9 +92,9 @@ def test_what_lockstep_exports_is_read_back_bit_for_bit(
             read(tmp_path / "model")
     # No path inside the folder, and no name, is needed to recognise it.
     file = (tmp_path / "model" / opened.source.name).rename(tmp_path / "model" / "any")
-    assert tensorflow_weights.find(file) == file
-    assert not tensorflow_weights.is_graph(
-        tmp_path / "model" / ("classes.txt" if form == "frozen" else "fingerprint.pb")
+    assert tensorflow_weights.matches(b"", file)
+    assert not tensorflow_weights.matches(
+        b"", tmp_path / "model" / ("classes.txt" if form == "frozen" else "fingerprint.pb")
     )
 
 

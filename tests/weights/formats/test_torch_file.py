@@ -22,6 +22,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import dtype_name, numbers
 from lockstep.weights.formats.torch_file import is_torch_file, load, save
 from lockstep.weights.formats.torch_pickle import Opaque
+from lockstep.weights.recognition import read_head
 from tests.weights.formats.cases import EDITS, edited
 
 ZIP = {"_use_new_zipfile_serialization": True}
@@ -351,7 +352,7 @@ def test_a_program_is_recognised_whatever_its_name_and_refused_as_no_weights(
 ) -> None:
     save_it(tmp_path / "a.pt2")
     (tmp_path / "a.pt2").rename(tmp_path / "a")
-    assert is_torch_file(tmp_path / "a")
+    assert is_torch_file(read_head(tmp_path / "a"), tmp_path / "a")
     with pytest.raises(CheckpointError, match=rf"a is a program \({writer}\), not weights"):
         load(tmp_path / "a")
 
@@ -599,7 +600,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 )
 def test_other_files_are_not_pytorchs(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(data)
-    assert not is_torch_file(tmp_path / "a")
+    assert not is_torch_file(read_head(tmp_path / "a"), tmp_path / "a")
     with pytest.raises(CheckpointError, match="is damaged or not a PyTorch file"):
         load(tmp_path / "a")
 
@@ -609,4 +610,5 @@ def test_other_files_are_not_pytorchs(data: bytes, tmp_path: Path) -> None:
 def test_both_containers_are_recognised_by_their_bytes(
     container: dict[str, bool], protocol: int, tmp_path: Path
 ) -> None:
-    assert is_torch_file(written({}, tmp_path, container, pickle_protocol=protocol))
+    file = written({}, tmp_path, container, pickle_protocol=protocol)
+    assert is_torch_file(read_head(file), file)

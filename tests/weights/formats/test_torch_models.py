@@ -18,8 +18,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError
+from lockstep.weights import Weights
 from lockstep.weights.formats import torch_file
-from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.torch_models import find, read
 from lockstep.weights.formats.torch_writing import write_nvidia_pytorch, write_torchvision
 from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, assert_canonical, state_of
@@ -70,7 +70,7 @@ def arrays(tensors: Tensors) -> dict[str, np.ndarray]:
 
 def read_again(
     value: Any, folder: Path, name: str = "any.pth", *, momentum: bool = True
-) -> Original:
+) -> Weights:
     torch.save(value, folder / name)
     return read(folder / name, momentum=momentum)
 
@@ -112,7 +112,7 @@ def test_a_prefix_of_all_names_is_taken_off_and_reported(
 ) -> None:
     tensors = module().state_dict()
 
-    def read_with(prefix: str) -> Original:
+    def read_with(prefix: str) -> Weights:
         averages = {f"module.{prefix}{name}": value for name, value in tensors.items()} | {
             "n_averaged": torch.tensor(3)
         }

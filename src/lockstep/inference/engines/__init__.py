@@ -21,7 +21,7 @@ from lockstep.inference import onnx_model
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, nearest
 from lockstep.system.machine import arithmetic, first_number, share_of_cores
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights
 
 NATIVE = "native"
 AUTO = "auto"
@@ -50,7 +50,7 @@ class InferenceEngine(Protocol):
 class Order:
     """What an engine is opened for."""
 
-    weights: Opened
+    weights: Weights
     """The precision of their recipe is the one to compute in."""
     execution: Execution
     most_images: int
@@ -234,7 +234,7 @@ def begin_to_import(name: str, execution: Execution) -> None:
 
 def open_engine(
     name: str,
-    weights: Opened,
+    weights: Weights,
     execution: Execution | None = None,
     *,
     most_images: int = 32,
@@ -250,7 +250,7 @@ def open_engine(
     Raises `BackendError` if a package is missing, or if the engine does not have the device, the
     precision or the quantisation.
 
-    >>> from lockstep.weights.opening import open_weights
+    >>> from lockstep.weights import open_weights
     >>> with open_engine("onnxruntime", open_weights("run")) as engine:
     ...     engine.predict(np.zeros((2, 32, 32, 3), np.uint8)).shape
     (2, 10)

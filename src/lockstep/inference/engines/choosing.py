@@ -20,8 +20,7 @@ from lockstep.system.machine import cores, processor
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_rate, is_text, parsed, to_json
 from lockstep.system.version import version
-from lockstep.weights import certificate
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights, certificate
 
 BOUNDS = {"fp32": certificate.BOUND, "bf16": 0.1, "fp16": 1.2e-2}
 """Logits may differ from the native engine's by this share of the largest: twice what `lockstep
@@ -36,7 +35,7 @@ _MOST = 200
 """The newest choices that are kept."""
 
 
-def fastest(weights: Opened, execution: Execution, recorder: Recorder) -> str:
+def fastest(weights: Weights, execution: Execution, recorder: Recorder) -> str:
     """Return the name of the fastest installed engine whose logits keep the bound. The native
     engine always keeps it.
 
@@ -71,7 +70,7 @@ def fastest(weights: Opened, execution: Execution, recorder: Recorder) -> str:
     return chosen
 
 
-def _candidates(weights: Opened, execution: Execution) -> list[str]:
+def _candidates(weights: Weights, execution: Execution) -> list[str]:
     found = available(execution.backend)
     if NATIVE not in found:
         raise BackendError(
@@ -82,7 +81,7 @@ def _candidates(weights: Opened, execution: Execution) -> list[str]:
     return [NATIVE] + [name for name in found if name != NATIVE and _can(name, weights, execution)]
 
 
-def _can(name: str, weights: Opened, execution: Execution) -> bool:
+def _can(name: str, weights: Weights, execution: Execution) -> bool:
     row = ENGINES[name]
     precision = weights.recipe.precision
     if (
@@ -97,7 +96,7 @@ def _can(name: str, weights: Opened, execution: Execution) -> bool:
         return False
 
 
-def _key(weights: Opened, execution: Execution, names: list[str]) -> str:
+def _key(weights: Weights, execution: Execution, names: list[str]) -> str:
     """Return a digest of what the choice depends on: machine, versions, model, weights and
     settings."""
     digest = hashlib.blake2b(digest_size=16)
@@ -124,7 +123,7 @@ def _key(weights: Opened, execution: Execution, names: list[str]) -> str:
 
 
 def _measured(
-    names: list[str], weights: Opened, execution: Execution
+    names: list[str], weights: Weights, execution: Execution
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Return the images per second of the engines that keep the bound, and why the others are left
     out."""
@@ -156,7 +155,7 @@ def _measured(
 
 
 def _tried(
-    name: str, weights: Opened, execution: Execution, images: np.ndarray
+    name: str, weights: Weights, execution: Execution, images: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Return an engine's logits of some images in float64, and its images per second."""
     with open_engine(name, weights, execution, most_images=len(images)) as engine:

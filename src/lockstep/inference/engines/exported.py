@@ -10,8 +10,8 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import parsed
+from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.formats import onnx_graph, onnx_metadata, onnx_weights
-from lockstep.weights.opening import LOCKSTEP, Opened
 
 _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
 """Nodes that may follow softmax."""
@@ -21,7 +21,7 @@ _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
 class Exported:
     """An exported model. An engine runs it if it is given `model`."""
 
-    about: Opened
+    about: Weights
     """Preprocessing and classes, without weights. The recipe's precision is fp32, its model any."""
     logits: str
     """The value in the graph that softmax gets."""
@@ -67,7 +67,7 @@ def open_exported(file: Path) -> Exported:
             " preprocessing takes them: export it without --bare"
         )
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
-    return Exported(Opened(recipe, State(0, {}, {}), classes, file, LOCKSTEP), logits)
+    return Exported(Weights(recipe, State(0, {}, {}), classes, file, LOCKSTEP), logits)
 
 
 def _recipe(text: str, logits: int) -> Recipe:

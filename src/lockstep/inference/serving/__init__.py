@@ -17,8 +17,7 @@ from lockstep.inference.serving.model import Source
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.system.errors import BackendError, UserError
-from lockstep.weights.class_names import Classes
-from lockstep.weights.given_preprocessing import Preprocessing
+from lockstep.weights import Classes, Preprocessing
 
 HOST = "127.0.0.1"
 PORT = 8000

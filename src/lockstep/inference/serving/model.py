@@ -19,8 +19,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import UserError
-from lockstep.weights.class_names import Classes
-from lockstep.weights.given_preprocessing import Preprocessing
+from lockstep.weights import Classes, Preprocessing
 
 _NAMELESS = "model"
 """The name of a model that is not one of `lockstep.models.architectures.MODELS`, as in `lockstep

@@ -19,7 +19,7 @@ from lockstep.backends import FRAMEWORKS, Framework
 from lockstep.inference import onnx_model
 from lockstep.inference.onnx_photos import take_photos
 from lockstep.system.errors import BackendError, CheckpointError, nearest
-from lockstep.weights.opening import Opened
+from lockstep.weights import Weights
 
 Answers = tuple[np.ndarray, np.ndarray]
 """What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one,
@@ -74,7 +74,7 @@ class Inputs:
 class Wanted:
     """What to write."""
 
-    weights: Opened
+    weights: Weights
     """The precision of their recipe is the one to compute in. If they have scales, these are used.
     """
     batch: int | None = None

@@ -17,7 +17,6 @@ from lockstep.models.architectures import (
     tensors,
 )
 from lockstep.models.state import State, check_fit
-from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing, refuse_many
@@ -50,85 +49,6 @@ class Written:
     """What the files do not hold, and notes on how to use them."""
     added: tuple[str, ...] = ()
     """What the files hold that no source has, with the reason, for the certificate."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An array as a file has it."""
-
-    name: str
-    """Its name in the file."""
-    dtype: str
-    """Its type in the file: "float32", "float16", "bfloat16", "int64", ..."""
-    shape: Shape
-    """Its shape in the file, which may have another order of axes than the canonical one."""
-    tensors: tuple[str, ...] = ()
-    """The canonical names of the tensors that are made of it; empty if it is not used."""
-
-
-@dataclass(frozen=True)
-class Original:
-    """A checkpoint of another program in canonical form."""
-
-    recipe: Recipe
-    """NVIDIA's published recipe of its model if NVIDIA's code wrote it, else the default one; in
-    fp32."""
-    state: State
-    """The state. Its momentum is empty if the checkpoint has none, and so is its moving average."""
-    remarks: tuple[str, ...]
-    """Remarks for the user: what was matched by structure, is left over, or differs from the
-    original."""
-    origin: str
-    """The program whose names and layouts it has: "torchvision", "timm", "Keras", "ONNX",
-    "TensorFlow", "PaddleClas", "paddle.vision", "Gluon", "NVIDIA PyTorch", "NVIDIA TensorFlow",
-    "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any other program with it."""
-    classes: tuple[str, ...] = ()
-    """Names of the classes; empty if the checkpoint has none."""
-    epochs: int | None = None
-    """Number of epochs done; None if the checkpoint does not have it."""
-    is_folded: bool = False
-    """Whether batch norms are folded into convolutions, so that the weights are for inference only.
-    """
-    says_preprocessing: bool = False
-    """Whether the file says all of the preprocessing, so that nothing of the recipe's is assumed.
-    timm's folders, which always say it, do not set this."""
-    is_of_training: bool = False
-    """Whether a file of PyTorch holds more than weights, such as an optimizer, so that no program
-    published it."""
-    stored: tuple[Stored, ...] = ()
-    """The arrays next to the weights in the file, in its order, used or not; those of an optimizer
-    or of a moving average are left out."""
-    others: tuple[Path, ...] = ()
-    """Files that were read in addition to the one with the weights, such as timm's `config.json`.
-    """
-
-    @property
-    def has_classifier(self) -> bool:
-        """Whether it has a classifier. Without one, the state has no `fc.*`, and `recipe.logits`
-        has no meaning."""
-        return "fc.bias" in self.state.tensors
-
-
-def list_arrays(
-    arrays: Iterable[tuple[str, str, Shape]], sources: Iterable[tuple[str, str]]
-) -> tuple[Stored, ...]:
-    """Return the arrays of a file from their names, types and shapes.
-
-    `sources` has pairs of a canonical tensor and an array that it is made of.
-    """
-    users: dict[str, list[str]] = {}
-    for tensor, name in sources:
-        users.setdefault(name, []).append(tensor)
-    stored = []
-    for name, dtype, shape in arrays:
-        stored.append(Stored(name, dtype, shape, tuple(users.get(name, ()))))
-    return tuple(stored)
-
-
-def describe_arrays(arrays: Mapping[str, np.ndarray]) -> Iterable[tuple[str, str, Shape]]:
-    """Yield name, type and shape of arrays that are as their file has them."""
-    for name, value in arrays.items():
-        yield name, dtype_name(value.dtype), value.shape
 
 
 @dataclass(frozen=True)

@@ -2,32 +2,26 @@
 
 from pathlib import Path
 
-from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights import checkpoint
-from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.torch_models import of_state_dict
+from lockstep.weights.opened_weights import Weights
+
+NAME = "safetensors"
+
+
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file begins as safetensors do: with the length of its header, and the
+    header's first character."""
+    length = int.from_bytes(head[:8], "little")
+    return head[8:9] == b"{" and length <= path.stat().st_size - 8
 
 
 def find(path: Path) -> Path | None:
-    """Return the path if it is a file of safetensors by its content or its name; None otherwise."""
-    return (
-        path if path.is_file() and (path.suffix == ".safetensors" or is_safetensors(path)) else None
-    )
+    """Return the path if it is a `.safetensors` file; None otherwise."""
+    return path if path.suffix == ".safetensors" and path.is_file() else None
 
 
-def is_safetensors(path: Path) -> bool:
-    """Return whether a file begins as safetensors do: with the length of its header, and the
-    header's first character."""
-    with open_regular(path, WEIGHTS) as file:
-        begin = file.read(9)
-    return (
-        len(begin) == 9
-        and begin[8:] == b"{"
-        and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
-    )
-
-
-def read(path: Path, *, momentum: bool = True) -> Original:
+def read(path: Path, *, momentum: bool = True) -> Weights:
     """Read a file of tensors. Raises `CheckpointError` if it is damaged, incomplete or of another
     model."""
     stored, _ = checkpoint.read_weights(path, as_stored=True)

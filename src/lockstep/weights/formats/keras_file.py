@@ -46,7 +46,6 @@ from lockstep.weights.formats import keras_branches, keras_process, keras_variab
 from lockstep.weights.formats.common import (
     Matching,
     Names,
-    Original,
     Shape,
     Written,
     check_state,
@@ -54,11 +53,13 @@ from lockstep.weights.formats.common import (
     describe_omitted_parts,
     describe_unused,
     is_stem,
-    list_arrays,
     match_model,
     write_new,
 )
 from lockstep.weights.formats.keras_variables import Layers, Variables
+from lockstep.weights.opened_weights import Weights, list_arrays
+
+NAME = "Keras"
 
 EPSILON = 1.001e-5
 MEAN = (123.68, 116.779, 103.939)
@@ -77,17 +78,17 @@ _KINDS = {"conv2d": "_conv", "batch_normalization": "_bn"}
 _PREPROCESSING = ("Rescaling", "Normalization", "Resizing", "CenterCrop")
 
 
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file holds HDF5, or is a `.keras` archive."""
+    return keras_variables.is_keras(head, path)
+
+
 def find(path: Path) -> Path | None:
-    """Return the path if it is a file of Keras (HDF5, or a `.keras` archive), by its content or its
-    ending; else None."""
-    return (
-        path
-        if path.is_file() and (path.suffix in (".h5", ".keras") or keras_variables.is_keras(path))
-        else None
-    )
+    """Return the path if it is a file whose name ends as Keras' do; None otherwise."""
+    return path if path.suffix in (".h5", ".keras") and path.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = False) -> Original:
+def read(path: Path, *, momentum: bool = False) -> Weights:
     """Read a ResNet of `keras.applications`: weights or a whole model, also one with another
     classifier on top.
 
@@ -131,7 +132,7 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         held = list_arrays(
             variables.stored(), ((tensor, variables.place(name)) for name, tensor in made.items())
         )
-    return Original(recipe, state, remarks, "Keras", stored=held)
+    return Weights(recipe, state, (), path, "Keras", remarks, stored=held)
 
 
 def stored(path: Path) -> dict[str, np.ndarray]:

@@ -120,13 +120,12 @@ class Variables:
         return bool(self.datasets[name].dtype != np.float32)
 
 
-def is_keras(path: Path) -> bool:
-    """Return whether a path is a file of HDF5, or a zip archive as Keras writes it; by its content,
-    not by its name."""
+def is_keras(head: bytes, path: Path) -> bool:
+    """Return whether a file is one of HDF5, or a zip archive as Keras writes it."""
+    if head.startswith(SIGNATURE):
+        return True
     try:
         with open_regular(path, WEIGHTS) as file:
-            if file.read(len(SIGNATURE)) == SIGNATURE:
-                return True
             if not zipfile.is_zipfile(file):
                 return False
             with zipfile.ZipFile(file) as archive:

@@ -28,12 +28,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
+from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights.formats import BFLOAT16
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _MAGIC = 0x112
-_BEGIN = struct.Struct("<2Q")
+BEGIN = struct.pack("<2Q", _MAGIC, 0)
+"""How a file begins."""
 _V1 = 0xF993FAC8
 _V2 = 0xF993FAC9
 _V3 = 0xF993FACA
@@ -57,12 +58,6 @@ _WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype !
 _MOST_AXES = 32
 _LEAST_BYTES = 16
 """Size of the smallest array, one without values."""
-
-
-def is_mxnet(path: Path) -> bool:
-    """Return whether a path names a file that begins as these files do."""
-    with open_regular(path, WEIGHTS) as file:
-        return file.read(_BEGIN.size) == _BEGIN.pack(_MAGIC, 0)
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

@@ -56,16 +56,13 @@ from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Matching,
     Names,
-    Original,
     Shape,
     Writers,
     Written,
     check_state,
     choose_model,
-    describe_arrays,
     describe_missing_velocities,
     is_stem,
-    list_arrays,
     match_model,
     order_shortcuts_first,
     redirect_file,
@@ -82,6 +79,9 @@ from lockstep.weights.formats.mxnet_layers import (
     without_bias,
 )
 from lockstep.weights.formats.mxnet_symbol import Symbol
+from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+
+NAME = "MXNet"
 
 _PARAMETERS = ".params"
 _MOMENTUM = ".momentum.params"
@@ -93,6 +93,11 @@ _MODELS = ("resnet50", "resnet101", "resnet152")
 """The original's models that exist here too. Its models with basic blocks differ: they have a
 projection in stage 1."""
 _LOGITS = 1000
+
+
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file begins as MXNet's files of arrays do."""
+    return head.startswith(mxnet_params.BEGIN)
 
 
 def find(path: Path) -> Path | None:
@@ -144,7 +149,7 @@ def _epochs_done(file: Path) -> int | None:
     return int(match[2]) + 1 if match else None
 
 
-def read(path: Path, *, momentum: bool = True) -> Original:
+def read(path: Path, *, momentum: bool = True) -> Weights:
     """Read a ResNet that has a name here, by its graph or, without a graph, by the names of its
     layers.
 
@@ -204,12 +209,13 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     used = [*((tensor.name, name) for tensor, name in table.items()), *biases.items()]
     held = list_arrays(describe_arrays(stored), ((tensor, full[name]) for tensor, name in used))
     others = (*([graph] if symbol and graph else []), *([velocities_file] if velocities else []))
-    return Original(
+    return Weights(
         recipe,
         State(0, found, speeds),
-        remarks,
-        origin,
         (),
+        path,
+        origin,
+        remarks,
         _epochs_done(path),
         stored=held,
         others=others,

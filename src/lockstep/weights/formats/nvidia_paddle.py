@@ -62,21 +62,21 @@ from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Matching,
     Names,
-    Original,
     Shape,
     Writers,
     Written,
     check_state,
     choose_model,
-    describe_arrays,
     describe_missing_velocities,
     describe_unused,
     is_stem,
-    list_arrays,
     match_model,
     order_shortcuts_first,
     write_new,
 )
+from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+
+NAME = "Paddle"
 
 _PARAMETERS = ".pdparams"
 _OPTIMIZER = ".pdopt"
@@ -95,11 +95,15 @@ _SCALER = {"loss_scaling": "scale", "num_good_steps": "good_steps", "num_bad_ste
 _MASK = "_asp_mask"
 
 
-def find(path: Path) -> Path | None:
-    """Return the prefix of the checkpoint, or the file of parameters with another ending, that a
-    path names; else None.
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file begins as Paddle's do."""
+    return paddle_pickle.is_paddle(head)
 
-    A path is such a file, a prefix, one of its files, the folder of an epoch, a folder of such
+
+def find(path: Path) -> Path | None:
+    """Return the prefix of the checkpoint that a path names; None if it names none.
+
+    A path is a prefix, one of its files, the folder of an epoch, a folder of such
     folders, or the folder around `ResNet50`. Of several epochs the last one with both files is
     used, as in the original. Raises `CheckpointError` if the path is ambiguous.
     """
@@ -108,7 +112,7 @@ def find(path: Path) -> Path | None:
     prefix = _prefix(path)
     if prefix.name and _file(prefix, _PARAMETERS).is_file():
         return prefix
-    return path if paddle_pickle.is_paddle(path) else None
+    return None
 
 
 def _prefix(path: Path) -> Path:
@@ -143,7 +147,7 @@ def _of_epochs(folder: Path) -> Path | None:
     return None
 
 
-def read(prefix: Path, *, momentum: bool = True) -> Original:
+def read(prefix: Path, *, momentum: bool = True) -> Weights:
     """Read a ResNet that has a name here. Its variables have the names of a static program or of
     layers.
 
@@ -195,7 +199,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     held = list_arrays(
         describe_arrays(arrays), ((tensor.name, name) for tensor, name in table.items())
     )
-    return Original(recipe, state, remarks, _origin(matching.names), epochs=epochs, stored=held)
+    return Weights(recipe, state, (), prefix, _origin(matching.names), remarks, epochs, stored=held)
 
 
 def _scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:

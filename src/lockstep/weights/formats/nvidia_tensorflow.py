@@ -47,16 +47,17 @@ from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import refuse_existing, refuse_many, structure, tensor_bundle
 from lockstep.weights.formats.common import (
-    Original,
     Written,
     check_state,
     describe_missing_velocities,
     describe_unused,
-    list_arrays,
     redirect_file,
 )
 from lockstep.weights.formats.structure import BATCH_NORM, Shape
 from lockstep.weights.formats.tensor_bundle import Bundle
+from lockstep.weights.opened_weights import Weights, list_arrays
+
+NAME = "TensorFlow"
 
 _HEAD = "output/dense/kernel"
 _STEP = "global_step"
@@ -104,7 +105,17 @@ def _kernel(conv: Conv, scope: str) -> str:
     )
 
 
-def read(prefix: Path, *, momentum: bool = True) -> Original:
+def matches(head: bytes, path: Path) -> bool:
+    """Return false: a checkpoint is several files, which are found by their names."""
+    return False
+
+
+def find(path: Path) -> Path | None:
+    """Return what `tensor_bundle.find` returns."""
+    return tensor_bundle.find(path)
+
+
+def read(prefix: Path, *, momentum: bool = True) -> Weights:
     """Read the variables of a bottleneck ResNet: by NVIDIA's names below any scope, otherwise by
     their structure.
 
@@ -148,8 +159,14 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     )
     held = ((name, bundle.entries[name].dtype_name, shape) for name, shape in variables.items())
     state = State(_step(bundle), found, velocities)
-    return Original(
-        recipe, state, remarks, "NVIDIA TensorFlow", stored=list_arrays(held, table.items())
+    return Weights(
+        recipe,
+        state,
+        (),
+        prefix,
+        "NVIDIA TensorFlow",
+        remarks,
+        stored=list_arrays(held, table.items()),
     )
 
 

@@ -11,9 +11,11 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import network, onnx_graph, onnx_metadata
-from lockstep.weights.formats.common import Original, list_arrays
 from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.onnx_graph import Graph
+from lockstep.weights.opened_weights import Weights, list_arrays
+
+NAME = "ONNX"
 
 _FILE = "model.onnx"
 _ASSUMED = (
@@ -21,17 +23,21 @@ _ASSUMED = (
 )
 
 
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file holds an ONNX model."""
+    return onnx_graph.is_onnx(path)
+
+
 def find(path: Path) -> Path | None:
-    """Return the file of an ONNX model that a path names, by its content or the ending `.onnx`;
-    None if it names none.
+    """Return the `.onnx` file that a path names; None if it names none.
 
     A path is the file, or a folder that `lockstep export --to onnx` wrote.
     """
     file = path / _FILE if path.is_dir() else path
-    return file if file.is_file() and (file.suffix == ".onnx" or onnx_graph.is_onnx(file)) else None
+    return file if file.suffix == ".onnx" and file.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = False) -> Original:
+def read(path: Path, *, momentum: bool = False) -> Weights:
     """Read a ResNet or ResNeXt. A model has no velocities, whatever `momentum` is.
 
     Raises `CheckpointError` if the file is damaged or computes something else, and `BackendError`
@@ -43,17 +49,18 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         recipe = resnet.recipe()
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
-    recipe, says_preprocessing, about = _with_preprocessing(graph, recipe, resnet)
+    recipe, has_preprocessing, about = _with_preprocessing(graph, recipe, resnet)
     remarks = (*resnet.remarks, *about, *_remarks(graph, resnet))
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
-    return Original(
+    return Weights(
         recipe,
         State(0, resnet.tensors(), {}),
-        remarks,
-        "ONNX",
         classes,
+        path,
+        "ONNX",
+        remarks,
         is_folded=resnet.folded > 0,
-        says_preprocessing=says_preprocessing,
+        has_preprocessing=has_preprocessing,
         stored=list_arrays(graph.described(), resnet.made(graph)),
         others=graph.others(),
     )

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
+from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights.formats.pickles import (
     NUMPY,
     Refused,
@@ -40,8 +40,6 @@ _NAMES = "StructuredToParameterName@@"
 _SLICES = "UnpackBigParamInfor@@"
 _PROTOCOL = 4
 """The newest protocol that every version of Paddle reads."""
-_BEGIN = 4096
-"""The first key is within this many bytes."""
 _FIRST_KEYS = ("BINUNICODE", "SHORT_BINUNICODE", "STOP")
 """What comes after the dict: a text, or the end of a dict without entries."""
 _WITHOUT_VALUE = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "MARK")
@@ -61,19 +59,16 @@ class Contents:
     """Names of values that are not arrays."""
 
 
-def is_paddle(path: Path) -> bool:
-    """Return whether a path names a file that begins as Paddle's do: with a pickled dict whose
-    first key is a text.
+def is_paddle(head: bytes) -> bool:
+    """Return whether a file that begins so is Paddle's: a pickled dict whose first key is a text.
 
     PyTorch's older files begin with a pickled number, and its others are archives.
     """
     try:
-        with open_regular(path, WEIGHTS) as file:
-            begin = file.read(_BEGIN)
-        found = (instruction.name for instruction, _, _ in genops(begin))
-        values = (name for name in found if name not in _WITHOUT_VALUE)
+        names = (instruction.name for instruction, _, _ in genops(head))
+        values = (name for name in names if name not in _WITHOUT_VALUE)
         return next(values) == "EMPTY_DICT" and next(values) in _FIRST_KEYS
-    except (OSError, ValueError, StopIteration):
+    except (ValueError, StopIteration):
         return False
 
 

@@ -33,16 +33,11 @@ _PACKED = {
 """Kinds of archives, each with the place and the bytes that it is known by."""
 
 
-def refuse_packed(path: Path) -> None:
-    """Raise `CheckpointError` if a file is packed by tar or compressed. `.pth.tar` files of PyTorch
-    are not.
-
-    Raises `OSError` if it cannot be read.
-    """
-    with open_regular(path, WEIGHTS) as file:
-        begin = file.read(_BEGIN)
+def refuse_packed(path: Path, head: bytes) -> None:
+    """Raise `CheckpointError` if a file that begins so is packed by tar or compressed. `.pth.tar`
+    files of PyTorch are not."""
     for kind, (place, magic) in _PACKED.items():
-        if begin.startswith(magic, place):
+        if head.startswith(magic, place):
             raise CheckpointError(
                 f"{path} is an archive ({kind}), not weights: unpack it and name the file in it"
             )

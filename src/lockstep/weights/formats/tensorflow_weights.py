@@ -19,11 +19,13 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats import network, nvidia_tensorflow, onnx_metadata, tensorflow_graph
-from lockstep.weights.formats.common import Original, Stored, list_arrays
 from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
 from lockstep.weights.formats.tensorflow_nodes import Nodes
+from lockstep.weights.opened_weights import Stored, Weights, list_arrays
+
+NAME = "TensorFlow's graphs"
 
 SAVED_MODEL = "saved_model.pb"
 FROZEN_GRAPH = "frozen_graph.pb"
@@ -41,9 +43,13 @@ _ASSUMED = (
 )
 
 
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file holds a frozen graph, or the graph of a SavedModel."""
+    return tensorflow_graph.is_graph(path) or tensorflow_graph.is_saved_model(path)
+
+
 def find(path: Path) -> Path | None:
-    """Return the file with the graph that a path names, by its content or the ending `.pb`; None if
-    it names none.
+    """Return the `.pb` file with the graph that a path names; None if it names none.
 
     A path is this file, the folder of a SavedModel, or a folder that `lockstep export --to
     frozen-graph` wrote.
@@ -51,15 +57,10 @@ def find(path: Path) -> Path | None:
     if path.is_dir():
         files = [path / name for name in (SAVED_MODEL, FROZEN_GRAPH) if (path / name).is_file()]
         return files[0] if files else None
-    return path if path.is_file() and (path.suffix == ".pb" or is_graph(path)) else None
+    return path if path.suffix == ".pb" and path.is_file() else None
 
 
-def is_graph(path: Path) -> bool:
-    """Return whether a file holds a frozen graph, or the graph of a SavedModel."""
-    return tensorflow_graph.is_graph(path) or tensorflow_graph.is_saved_model(path)
-
-
-def read(path: Path, *, momentum: bool = False) -> Original:
+def read(path: Path, *, momentum: bool = False) -> Weights:
     """Read a ResNet or ResNeXt. A graph has no velocities, whatever `momentum` is.
 
     Raises `CheckpointError` if the file is damaged or computes something else.
@@ -76,7 +77,7 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         halves = nodes.halves()
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
-    recipe, says_preprocessing, remarks = _prepared(recipe, resnet, about, is_nvidias=is_nvidias)
+    recipe, has_preprocessing, remarks = _prepared(recipe, resnet, about, is_nvidias=is_nvidias)
     remarks = (*resnet.remarks, *remarks, *resnet.about_units())
     if halves:
         remarks = (
@@ -86,14 +87,15 @@ def read(path: Path, *, momentum: bool = False) -> Original:
                 " to it"
             ),
         )
-    return Original(
+    return Weights(
         recipe,
         State(0, resnet.tensors(), {}),
-        remarks,
-        "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
         classes if len(classes) <= recipe.logits else (),
+        path,
+        "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
+        remarks,
         is_folded=resnet.folded > 0,
-        says_preprocessing=says_preprocessing,
+        has_preprocessing=has_preprocessing,
         stored=_listed(graph, made),
         others=(*_of_bundle(graph), *files),
     )

@@ -25,21 +25,21 @@ from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing
-from lockstep.weights.formats.common import (
-    COUNTERS,
-    Original,
-    Written,
-    check_state,
-    describe_arrays,
-    list_arrays,
-    redirect_file,
-)
+from lockstep.weights.formats.common import COUNTERS, Written, check_state, redirect_file
 from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.preprocessing import from_timm, to_timm
+
+NAME = "timm"
 
 CONFIG = "config.json"
 _SAFE, _PICKLED = FILES = ("model.safetensors", "pytorch_model.bin")
 _COUNTER = "num_batches_tracked"
+
+
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file belongs to timm's folder."""
+    return find(path) is not None
 
 
 def find(path: Path) -> Path | None:
@@ -80,7 +80,7 @@ def _is_timms(config: Any) -> bool:
     return isinstance(config, dict) and ("architecture" in config or "pretrained_cfg" in config)
 
 
-def read(path: Path, *, momentum: bool = True) -> Original:
+def read(path: Path, *, momentum: bool = True) -> Weights:
     """Read the weights file that `find` returns, and the `config.json` next to it. There are no
     velocities.
 
@@ -115,7 +115,17 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     held = list_arrays(describe_arrays(arrays), zip(stored, stored, strict=True))
     remarks = (*remarks, *_converted(stored), *missing)
     others = (path.parent / CONFIG,)
-    return Original(recipe, state, remarks, "timm", classes, stored=held, others=others)
+    return Weights(
+        recipe,
+        state,
+        classes,
+        path,
+        NAME,
+        remarks,
+        has_preprocessing=True,
+        stored=held,
+        others=others,
+    )
 
 
 def _stored(path: Path) -> Mapping[str, np.ndarray]:

@@ -73,13 +73,12 @@ _STORAGES = {
 }
 
 
-def is_torch_file(path: Path) -> bool:
-    """Return whether a path names a file in one of the two containers, or a program of PyTorch,
-    which `load` refuses."""
+def is_torch_file(head: bytes, path: Path) -> bool:
+    """Return whether a file is in one of the two containers, or a program of PyTorch, which `load`
+    refuses."""
+    if not head.startswith(_ZIP):
+        return _is_of_stream(head)
     try:
-        begin = _begin(path)
-        if not begin.startswith(_ZIP):
-            return _is_of_stream(begin)
         with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
         return _program_in(names) is not None or any(

@@ -41,15 +41,15 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import dtype_name, numbers, torch_file
 from lockstep.weights.formats.common import (
     Matching,
-    Original,
     Shape,
     choose_model,
-    describe_arrays,
     describe_missing_velocities,
     describe_unused,
-    list_arrays,
     match_model,
 )
+from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+
+NAME = "PyTorch"
 
 NVIDIA = "NVIDIA PyTorch"
 _ENDINGS = (".pth", ".pth.tar", ".pt", ".bin")
@@ -99,22 +99,23 @@ class _Contents:
     """The key of the moving average next to it."""
 
 
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file is in one of PyTorch's containers, or a program of PyTorch."""
+    return torch_file.is_torch_file(head, path)
+
+
 def find(path: Path) -> Path | None:
     """Return the file that a path names; None if it names none of PyTorch's.
 
-    A path is a file with an ending or contents of PyTorch's, or a folder with NVIDIA's or timm's
+    A path is a file with an ending of PyTorch's, or a folder with NVIDIA's or timm's
     last or best checkpoint or with a `pytorch_model.bin`.
     """
     if path.is_dir():
         return next((path / name for name in _OF_FOLDER if (path / name).is_file()), None)
-    return (
-        path
-        if path.is_file() and (path.name.endswith(_ENDINGS) or torch_file.is_torch_file(path))
-        else None
-    )
+    return path if path.name.endswith(_ENDINGS) and path.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = True) -> Original:
+def read(path: Path, *, momentum: bool = True) -> Weights:
     """Read a ResNet that has a name here, as torchvision, timm or NVIDIA's code saves it.
 
     Tensors and velocities become new float32 arrays. The moving average is in `State.ema` if the
@@ -139,7 +140,7 @@ def _besides_weights(value: Any) -> tuple[str, ...]:
     )
 
 
-def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original:
+def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weights:
     """Return what `read` returns, of the value that the file `path` holds: a state_dict, or a
     checkpoint with one."""
     contents = _contents(path, value)
@@ -191,9 +192,7 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     }
     held = list_arrays(describe_arrays(arrays), ((tensor, names[tensor]) for tensor in found))
     state = State(0, found, velocities, average, scaler)
-    return Original(
-        recipe, state, remarks, origin, epochs=epochs, is_of_training=not is_alone, stored=held
-    )
+    return Weights(recipe, state, (), path, origin, remarks, epochs, stored=held)
 
 
 def _contents(path: Path, value: Any) -> _Contents:

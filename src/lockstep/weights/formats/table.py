@@ -1,0 +1,53 @@
+"""All formats of other programs. A new one is a module with these four names, and a line here."""
+
+from pathlib import Path
+from typing import Protocol
+
+from lockstep.weights.formats import (
+    foreign_safetensors,
+    keras_file,
+    nvidia_mxnet,
+    nvidia_paddle,
+    nvidia_tensorflow,
+    onnx_weights,
+    tensorflow_weights,
+    timm_folder,
+    torch_models,
+)
+from lockstep.weights.opened_weights import Weights
+
+
+class Format(Protocol):
+    """A format of other programs."""
+
+    NAME: str
+
+    def matches(self, head: bytes, path: Path) -> bool:
+        """Return whether a file is in this format by its content, whatever its name is.
+
+        `head` is the begin of the file: its first `HEAD_BYTES`, or all of it.
+        """
+
+    def find(self, path: Path) -> Path | None:
+        """Return the file or prefix to read if the name of a path is one of this format; None
+        otherwise. The path may be a file, a folder, or a prefix of several files."""
+
+    def read(self, path: Path, *, momentum: bool) -> Weights:
+        """Return the weights of a file or prefix, with velocities and moving average if `momentum`
+        is true and the format has them."""
+
+
+HEAD_BYTES = 4096
+TIMM: Format = timm_folder
+FORMATS: tuple[Format, ...] = (
+    TIMM,
+    torch_models,
+    foreign_safetensors,
+    keras_file,
+    onnx_weights,
+    tensorflow_weights,
+    nvidia_mxnet,
+    nvidia_paddle,
+    nvidia_tensorflow,
+)
+"""In the order in which they are tried."""

@@ -1,0 +1,148 @@
+"""Read the weights that Lockstep wrote: a checkpoint folder, or a safetensors file."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.quantisation import Scales, check_scales
+from lockstep.models.state import State, check_fit
+from lockstep.recipes import Recipe, load_recipe
+from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.event_log import read_log
+from lockstep.system.strict_json import is_list_of, is_number, is_text
+from lockstep.weights import checkpoint
+from lockstep.weights.formats import dtype_name, numbers
+from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path is the folder of a checkpoint."""
+    return path.is_dir() and ((path / "state.json").exists() or path.name.startswith("step-"))
+
+
+def read_checkpoint(folder: Path, *, ema: bool, momentum: bool) -> Weights:
+    """Return the weights of a checkpoint, or their moving average. Raises `CheckpointError`."""
+    state, metadata = checkpoint.load_weights(folder, ema=ema, everything=momentum and not ema)
+    weights = _build_weights(folder, state, metadata)
+    recipe = weights.recipe.named(_read_recipe_name(folder))
+    return replace(weights, recipe=recipe, epochs=_count_epochs(folder, state.step))
+
+
+def read_single_file(path: Path, *, ema: bool) -> Weights | None:
+    """Return the weights of a safetensors file; None if another program wrote it. Raises
+    `CheckpointError`."""
+    metadata = checkpoint.metadata(path)
+    if metadata is None:
+        return None
+    if ema:
+        raise CheckpointError(
+            f"{path} is a single file; the moving average is a separate file, ema.safetensors"
+        )
+    arrays, _ = checkpoint.read_weights(path, as_stored=True)
+    return _build_weights(path, State(0, arrays, {}), metadata)
+
+
+def _read_recipe_name(folder: Path) -> str:
+    """Return `based_on` of the recipe of a checkpoint's run; "" if it is unknown."""
+    run = folder.parent.parent
+    try:
+        return load_recipe(run).based_on if (run / "recipe.yaml").is_file() else ""
+    except RecipeError:  # the weights are intact, and only this name is missing
+        return ""
+
+
+def _count_epochs(folder: Path, step: int) -> int | None:
+    """Return the number of whole epochs of a step, by the log of the checkpoint's run; None if
+    there is no such log."""
+    log = folder.parent.parent / "log.jsonl"
+    if not log.is_file():
+        return None
+    try:
+        starts = [event for event in read_log(log) if event["kind"] == "start"]
+    except CheckpointError:  # the weights are intact, and only this number is missing
+        return None
+    per_epoch = starts[-1].get("steps_per_epoch") if starts else None
+    return step // per_epoch if isinstance(per_epoch, int) and per_epoch > 0 else None
+
+
+def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weights:
+    """Return the weights of a state as it is stored, and of Lockstep's metadata."""
+    recipe, classes = _read_metadata(path, metadata)
+    arrays = state.tensors
+    stored = list_arrays(describe_arrays(arrays), zip(arrays, arrays, strict=True))
+    converted = {name: _convert(path, name, value) for name, value in arrays.items()}
+    state = replace(state, tensors=converted)
+    _check_canonical(path, recipe, state)
+    scales = read_scales(metadata, recipe, path)
+    return Weights(recipe, state, classes, path, LOCKSTEP, stored=stored, scales=scales)
+
+
+def _read_metadata(path: Path, metadata: dict[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe and the names of the classes. Raises `CheckpointError`."""
+    try:
+        recipe = Recipe.of(metadata["recipe"])
+        classes = metadata["classes"]
+        if not is_list_of(is_text)(classes):
+            raise TypeError
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"{path}: its metadata does not hold a recipe and a list of classes"
+        ) from None
+    except RecipeError as error:
+        raise CheckpointError(
+            f"{path} was written with a recipe that this version cannot read: {error}"
+        ) from None
+    if len(classes) > recipe.logits:
+        raise CheckpointError(
+            f"{path} has names of {len(classes)} classes, but its recipe has {recipe.logits}"
+        )
+    return recipe, tuple(classes)
+
+
+def read_scales(metadata: dict[str, Any], recipe: Recipe, path: Path) -> Scales:
+    """Return the scales in a file's metadata; empty if the recipe is not quantised.
+
+    Raises `CheckpointError` if they are missing or do not fit the recipe's model.
+    """
+    if recipe.quantisation == "none":
+        return {}
+    scales = metadata.get("scales")
+    if not isinstance(scales, dict) or not all(is_number(value) for value in scales.values()):
+        raise CheckpointError(
+            f"{path} has no scales, which its recipe's quantisation needs; convert its run again"
+        )
+    try:
+        check_scales(model_spec(recipe.model), scales)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return {name: float(value) for name, value in scales.items()}
+
+
+def _convert(path: Path, name: str, value: np.ndarray) -> np.ndarray:
+    """Return an array as float32. Raises `CheckpointError` if it does not hold floats."""
+    values = numbers(value)
+    if values.dtype.kind != "f":
+        raise CheckpointError(
+            f"{path}, weights: {name} is {dtype_name(value.dtype)}, expected float32; write them"
+            " again"
+        )
+    return values.astype(np.float32, copy=False)
+
+
+def _check_canonical(path: Path, recipe: Recipe, state: State) -> None:
+    """Raise `CheckpointError` unless all parts of a state have the model's tensors in float32."""
+    expected = list(tensors(model_spec(recipe.model), recipe.logits))
+    trained = [tensor for tensor in expected if tensor.is_trained]
+    parts = {"weights": state.tensors, "velocities": state.momentum, "averages": state.ema}
+    for part, values in parts.items():
+        fitting = trained if part == "velocities" else expected
+        if values or part == "weights":
+            check_fit({tensor.name: tensor.shape for tensor in fitting}, values, f"{path}, {part}")
+        for name, value in values.items():
+            if value.dtype != np.float32:
+                raise CheckpointError(
+                    f"{path}, {part}: {name} is {value.dtype}, expected float32; write them again"
+                )

@@ -1,0 +1,118 @@
+"""`Weights`: what a file of any origin holds once it is opened."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from lockstep.models.quantisation import Scales
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.weights.class_names import Classes, given_classes
+from lockstep.weights.formats import dtype_name
+from lockstep.weights.formats.common import Shape
+
+LOCKSTEP = "Lockstep"
+"""`Weights.origin` of weights that Lockstep wrote."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array as a file has it."""
+
+    name: str
+    """Its name in the file."""
+    dtype: str
+    """Its type in the file: "float32", "float16", "bfloat16", "int64", ..."""
+    shape: Shape
+    """Its shape in the file, which may have another order of axes than the canonical one."""
+    tensors: tuple[str, ...] = ()
+    """The canonical names of the tensors that are made of it; empty if it is not used."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights in canonical form, and what is needed to use them."""
+
+    recipe: Recipe
+    """The recipe that Lockstep trained them with. For another program's weights: NVIDIA's published
+    recipe of the model if NVIDIA's code wrote them, else the default one; in fp32."""
+    state: State
+    """The weights. Momentum, moving average and step are those of the source if they were requested
+    and it has them. Without a classifier there is no `fc.*`, and `recipe.logits` has no meaning."""
+    classes: tuple[str, ...]
+    """Names of the classes; empty if unknown."""
+    source: Path
+    """The file, the checkpoint's folder, or the prefix of several files."""
+    origin: str
+    """The program whose names and layouts they have: "Lockstep", "torchvision", "timm", "Keras",
+    "ONNX", "TensorFlow", "PaddleClas", "paddle.vision", "Gluon", "NVIDIA PyTorch", "NVIDIA
+    TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any other program with it."""
+    remarks: tuple[str, ...] = ()
+    """Remarks for the user: what was matched by structure, is left over, or differs from the
+    original."""
+    epochs: int | None = None
+    """Number of whole epochs done; None if it is unknown."""
+    is_folded: bool = False
+    """Whether batch norms are folded into convolutions, so that the weights are for inference only.
+    """
+    has_preprocessing: bool = False
+    """Whether the file has all of the preprocessing, so that nothing of the recipe's is assumed."""
+    stored: tuple[Stored, ...] = ()
+    """The arrays next to the weights in the file, in its order, used or not; those of an optimizer
+    or of a moving average are left out."""
+    others: tuple[Path, ...] = ()
+    """Files that were read in addition to `source`, such as timm's `config.json`."""
+    scales: Scales = field(default_factory=dict)
+    """Scales of the inputs of all quantised layers; empty if the recipe is not quantised."""
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Parameters and batch norm statistics."""
+        return self.state.tensors
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether the weights have a classifier."""
+        return "fc.bias" in self.tensors
+
+    def with_precision(self, precision: str | None) -> Self:
+        """Return the weights with a recipe of this precision; None keeps the recipe's precision."""
+        if precision is None:
+            return self
+        return replace(self, recipe=self.recipe.replace(precision=precision))
+
+    def with_classes(self, classes: Classes | None) -> Self:
+        """Return the weights with other names of classes; None keeps their own. Raises `DataError`
+        if they do not fit."""
+        if classes is None:
+            return self
+        return replace(self, classes=given_classes(classes, self.recipe.logits, self.classes))
+
+    def with_remarks(self, *remarks: str) -> Self:
+        """Return the weights with more remarks."""
+        return replace(self, remarks=(*self.remarks, *remarks))
+
+
+def list_arrays(
+    arrays: Iterable[tuple[str, str, Shape]], sources: Iterable[tuple[str, str]]
+) -> tuple[Stored, ...]:
+    """Return the arrays of a file from their names, types and shapes.
+
+    `sources` has pairs of a canonical tensor and an array that it is made of.
+    """
+    users: dict[str, list[str]] = {}
+    for tensor, name in sources:
+        users.setdefault(name, []).append(tensor)
+    stored = []
+    for name, dtype, shape in arrays:
+        stored.append(Stored(name, dtype, shape, tuple(users.get(name, ()))))
+    return tuple(stored)
+
+
+def describe_arrays(arrays: Mapping[str, np.ndarray]) -> Iterable[tuple[str, str, Shape]]:
+    """Yield name, type and shape of arrays that are as their file has them."""
+    for name, value in arrays.items():
+        yield name, dtype_name(value.dtype), value.shape

@@ -1,0 +1,93 @@
+"""Recognise the format of another program's weights."""
+
+from pathlib import Path
+
+from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, check_regular, open_regular
+from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
+from lockstep.weights.formats.table import FORMATS, HEAD_BYTES, TIMM, Format
+from lockstep.weights.formats.timm_folder import FILES
+
+_ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pb", ".pt", ".pth", ".pth.tar", ".safetensors")
+"""How the names of files end that may hold weights, but do not make their folder one of weights."""
+
+
+def recognise(path: Path) -> tuple[Format, Path]:
+    """Return the format of another program's weights and the file or prefix to read.
+
+    Raises `CheckpointError` if a path names nothing that can be read, or several things.
+    """
+    if path.exists() and not path.is_dir():
+        check_regular(path, WEIGHTS)
+    format = _recognise_file(path) if path.is_file() else None
+    if format is not None:
+        return format, format.find(path) or path
+    places = _find_places(path)
+    if len(places) == 1:
+        [(place, format)] = places.items()
+        return format, place
+    if places:
+        several = ", ".join(f"{place} ({format.NAME})" for place, format in places.items())
+        raise CheckpointError(
+            f"{path} holds weights in several formats: {several}; name one of these"
+        )
+    if not path.exists():
+        raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
+    raise _describe_unknown(path)
+
+
+def read_head(path: Path) -> bytes:
+    """Return the begin of a file, by which formats recognise it."""
+    with open_regular(path, WEIGHTS) as file:
+        return file.read(HEAD_BYTES)
+
+
+def _recognise_file(path: Path) -> Format | None:
+    """Return the format of a file: by its content, else by its name, so that the format's reader
+    reports what is wrong with it. Raises `CheckpointError` if the file cannot be weights."""
+    head = read_head(path)
+    if not head:
+        raise CheckpointError(
+            f"{path} is empty: it was not written or copied to its end; copy it again"
+        )
+    refuse_stand_in(path, head)
+    refuse_packed(path, head)
+    for format in FORMATS:
+        if format.matches(head, path):
+            return format
+    for format in FORMATS:
+        if format.find(path) is not None:
+            return format
+    return None
+
+
+def _find_places(path: Path) -> dict[Path, Format]:
+    """Return the files and prefixes that a folder or a prefix stands for, with their formats."""
+    places: dict[Path, Format] = {}
+    for format in FORMATS:
+        place = format.find(path)
+        if place is None:
+            continue
+        # A hub's folder may hold the same weights twice, of which timm reads one.
+        if TIMM in places.values() and place.name in FILES:
+            continue
+        places.setdefault(place, format)
+    return places
+
+
+def _describe_unknown(path: Path) -> CheckpointError:
+    """Return the error for a file or folder of no known format."""
+    inside = [
+        file for file in sorted(path.glob("*")) if file.name.endswith(_ENDINGS) and file.is_file()
+    ]
+    for file in inside:
+        refuse_stand_in(file)
+    if inside:
+        return CheckpointError(
+            f"{path} is not a folder of a known format; name a file in it, such as {inside[0]}"
+        )
+    names = ", ".join(format.NAME for format in FORMATS)
+    return CheckpointError(
+        f"{path} holds no weights that can be read; expected a run's folder, a checkpoint, or"
+        f" weights of {names}"
+    )
