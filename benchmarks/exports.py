@@ -2,7 +2,7 @@
 
 The weights and batch norm statistics of ResNet-50 and ResNeXt101-32x4d are random. Each export is a
 separate process: it runs the program in its own runtime on eight images of 224 px, and compares it
-with an engine in fp32. The script records the largest difference as a share of the largest logit,
+with a backend in fp32. The script records the largest difference as a share of the largest logit,
 and the seconds of the whole export. Images for int8 are drawn.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 import lockstep
 from lockstep.data.textures import draw_data_set
-from lockstep.inference.engines import open_engine
+from lockstep.inference.runtimes import open_runtime
 from lockstep.inference.targets import TARGETS
 from lockstep.models.architectures import blocks, model_spec
 from lockstep.models.state import State
@@ -44,8 +44,8 @@ def prepared(model: str, folder: Path) -> Path:
         for name in ("weight", "bias"):
             tensors[f"{block.convs[-1].bn_name}.{name}"] *= np.float32(0.2)
     weights = Weights(recipe, State(0, tensors, {}), (), folder, LOCKSTEP)
-    with open_engine("onnxruntime", weights) as engine:
-        largest = float(np.abs(engine.predict(certificate.images(recipe.eval_crop))).max())
+    with open_runtime("onnxruntime", weights) as runtime:
+        largest = float(np.abs(runtime.predict(certificate.images(recipe.eval_crop))).max())
     for name in ("fc.weight", "fc.bias"):
         tensors[name] *= np.float32(10 / largest)
     path = folder / f"{model}.safetensors"
@@ -69,7 +69,7 @@ def row(source: Path, to: str, precision: str) -> dict[str, Any]:
         "bound": found["bound"],
         "top-1 agreement": found["top1_agreement"],
         "runtime": found["runtime"],
-        "engine": found["engine"],
+        "backend": found["backend"],
         "seconds": round(seconds, 1),
     }
 
@@ -92,7 +92,7 @@ def main() -> None:
     record(
         "exports",
         {
-            "what": "comparisons of full-size exports with an engine in fp32, 8 images, 224 px",
+            "what": "comparisons of full-size exports with a backend in fp32, 8 images, 224 px",
             **rows,
         },
     )

@@ -1,7 +1,7 @@
-"""Compare `lockstep serve` with the engine that it uses: latency of one image, and throughput under
+"""Compare `lockstep serve` with the runtime that it uses: latency of one image, and throughput under
 16 clients.
 
-The server is a separate process. The engine alone and the server are measured alternately; the one
+The server is a separate process. The runtime alone and the server are measured alternately; the one
 that is not measured is idle. Clients keep their connections and send uint8 images in binary, so
 that both compute the same from the same bytes. The clients share the cores with the server. A last
 part sends JPEGs to `/predict`, which the server decodes.
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lockstep.inference.engines import InferenceEngine, open_engine, threads
+from lockstep.inference.runtimes import Runtime, open_runtime, threads
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores
@@ -37,7 +37,7 @@ from measuring import median, recipe, record, rounded
 
 ADDED_MS = 3.0
 KEPT = 0.9
-"""What is wanted: at most this many ms more than the engine, and at least this share of its
+"""What is wanted: at most this many ms more than the runtime, and at least this share of its
 throughput."""
 MODELS = {"resnet50": {"eval_crop": 224, "eval_resize": 256}, "demo": {}}
 WARM_SHARE = 0.2
@@ -108,7 +108,7 @@ def photo() -> bytes:
 
 
 @contextlib.contextmanager
-def server(weights: Path, engine: str, log: Path) -> Iterator[tuple[int, int]]:
+def server(weights: Path, runtime: str, log: Path) -> Iterator[tuple[int, int]]:
     """Start a server; yield its port and its process id."""
     command = [
         sys.executable,
@@ -124,7 +124,7 @@ def server(weights: Path, engine: str, log: Path) -> Iterator[tuple[int, int]]:
     ]
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [*command, "--engine", engine], stdout=subprocess.PIPE, stderr=errors, text=True
+            [*command, "--runtime", runtime], stdout=subprocess.PIPE, stderr=errors, text=True
         )
     assert process.stdout is not None
     try:
@@ -201,21 +201,21 @@ def processor_ms(pid: int) -> float:
     return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def engine_rate(engine: InferenceEngine, images: np.ndarray, seconds: float) -> tuple[float, float]:
-    """Return images per second of the engine in batches of these images, and ms of processor time
+def measure_rate(runtime: Runtime, images: np.ndarray, seconds: float) -> tuple[float, float]:
+    """Return images per second of the runtime in batches of these images, and ms of processor time
     for an image."""
     done = 0
     began = time.perf_counter()
     spent = time.process_time()
     while time.perf_counter() - began < seconds:
-        engine.predict(images)
+        runtime.predict(images)
         done += len(images)
     return done / (time.perf_counter() - began), 1000 * (time.process_time() - spent) / done
 
 
-def engine_ms(engine: InferenceEngine, images: np.ndarray) -> float:
+def measure_ms(runtime: Runtime, images: np.ndarray) -> float:
     began = time.perf_counter()
-    engine.predict(images)
+    runtime.predict(images)
     return 1000 * (time.perf_counter() - began)
 
 
@@ -231,8 +231,10 @@ def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[
     )
     how = {"most_images": asked.clients}
     with (
-        server(weights, asked.engine, folder / "log") as (port, pid),
-        open_engine(asked.engine, open_weights(weights), Execution(device="cpu"), **how) as engine,
+        server(weights, asked.runtime, folder / "log") as (port, pid),
+        open_runtime(
+            asked.runtime, open_weights(weights), Execution(device="cpu"), **how
+        ) as runtime,
         contextlib.ExitStack() as opened,
     ):
         single = tensor_client(port, "model", images[:1])
@@ -240,21 +242,21 @@ def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[
         one = images[:1]
         many = images
         for _ in range(5):
-            single.ms(), engine.predict(one), engine.predict(many)
+            single.ms(), runtime.predict(one), runtime.predict(many)
         added = []
         alone = []
         served = []
         for _ in range(asked.rounds):
-            engines = median(engine_ms(engine, one) for _ in range(asked.iterations))
+            runtimes = median(measure_ms(runtime, one) for _ in range(asked.iterations))
             servers = median(single.ms() for _ in range(asked.iterations))
-            alone.append(engines)
+            alone.append(runtimes)
             served.append(servers)
-            added.append(servers - engines)
-        before = engine_rate(engine, many, asked.seconds / 6)
+            added.append(servers - runtimes)
+        before = measure_rate(runtime, many, asked.seconds / 6)
         load = under_load(
             [tensor_client(port, "model", each[None]) for each in images], pid, asked.seconds
         )
-        after = engine_rate(engine, many, asked.seconds / 6)
+        after = measure_rate(runtime, many, asked.seconds / 6)
         decoding = under_load(
             [Client(port, "/predict", photo()) for _ in images], pid, asked.seconds / 4
         )
@@ -277,7 +279,7 @@ def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", default="onnxruntime")
+    parser.add_argument("--runtime", default="onnxruntime")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--clients", type=int, default=16)
@@ -290,7 +292,7 @@ def main() -> None:
     asked = parser.parse_args()
     result: dict[str, Any] = {
         "what": (
-            f"lockstep serve with {asked.engine} in {asked.precision}, {asked.clients} clients for"
+            f"lockstep serve with {asked.runtime} in {asked.precision}, {asked.clients} clients for"
             f" {asked.seconds:g} s"
         ),
         "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",

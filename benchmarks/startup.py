@@ -1,7 +1,7 @@
 """Measure how long whole processes take: `lockstep --help`, `import lockstep`, and `lockstep
 predict` of one photo.
 
-`predict` gets a run of ResNet-50 at 224 px with random weights, and every engine that is installed.
+`predict` gets a run of ResNet-50 at 224 px with random weights, and every runtime that is installed.
 `nothing` is an interpreter that does nothing. With `--baseline SRC`, the folder src of another
 version, that version is measured too. All of them are measured alternately.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.inference.engines import available
+from lockstep.inference.runtimes import list_installed
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
@@ -63,15 +63,15 @@ def main() -> None:
             "import_sec": ["-c", "import lockstep"],
             "nothing_sec": ["-c", "pass"],
         }
-        for engine in available("torch"):
-            commands[f"predict_{engine}_sec"] = [
+        for runtime in list_installed("torch"):
+            commands[f"predict_{runtime}_sec"] = [
                 "-m",
                 "lockstep",
                 "predict",
                 str(weights),
                 str(photo),
-                "--engine",
-                engine,
+                "--runtime",
+                runtime,
             ]
         versions = {"": None} | ({"baseline_": asked.baseline} if asked.baseline else {})
         found: dict[str, list[float]] = {

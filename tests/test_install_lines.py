@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from lockstep.backends import FRAMEWORKS
 from lockstep.data.loading import dali
 from lockstep.inference import serving
-from lockstep.inference.engines import ENGINES
+from lockstep.inference.runtimes import RUNTIMES
 from lockstep.runs.loggers import LOGGERS
 from lockstep.weights.formats import keras_variables
 
@@ -36,7 +36,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 MESSAGES = {
     **{name: FRAMEWORKS[name].install for name in ("paddle", "tensorflow", "torch")},
     **{name: LOGGERS[name].install for name in ("mlflow", "wandb")},
-    **{row.extra: row.install for row in ENGINES.values()},
+    **{row.extra: row.install for row in RUNTIMES.values()},
     "dali": dali.INSTALL,
     "keras": keras_variables.INSTALL,
     "serve": serving.INSTALL,

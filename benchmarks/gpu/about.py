@@ -16,7 +16,7 @@ import torch
 import lockstep
 from benchmarks.gpu.results import digest_of_sources
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.engines import ENGINES
+from lockstep.inference.runtimes import RUNTIMES
 from lockstep.system.machine import cores
 
 
@@ -38,7 +38,7 @@ def about(device: str) -> dict[str, Any]:
         "numpy": _version("numpy"),
         "others": {
             name: found
-            for name in (*FRAMEWORKS, *ENGINES)
+            for name in (*FRAMEWORKS, *RUNTIMES)
             if (found := _of_row(name)) and name != "torch"
         },
         "lockstep": lockstep.__version__,
@@ -47,7 +47,7 @@ def about(device: str) -> dict[str, Any]:
 
 
 def _of_row(name: str) -> str | None:
-    return (FRAMEWORKS.get(name) or ENGINES[name]).version()
+    return (FRAMEWORKS.get(name) or RUNTIMES[name]).version()
 
 
 def _version(name: str) -> str | None:

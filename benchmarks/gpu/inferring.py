@@ -13,7 +13,13 @@ from benchmarks.gpu.engines import held_batch, recipe_of
 from benchmarks.gpu.switches import Switches
 from benchmarks.gpu.timing import Ground, Say, median_ms
 from lockstep.backends.torch.model import Model
-from lockstep.inference.engines import ENGINES, NATIVE, device_of, open_engine, refusal
+from lockstep.inference.runtimes import (
+    NATIVE,
+    RUNTIMES,
+    choose_device,
+    explain_refusal,
+    open_runtime,
+)
 from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
@@ -38,7 +44,7 @@ def measure(ground: Ground, say: Say) -> None:
             _timed(ground, say, about, _plain(ground, precision, kind))
     precisions = ("fp32",) if ground.tiny else ("fp16", "bf16", "tf32")
     for precision in (*precisions, "int8"):
-        for name in TINY if ground.tiny else (NATIVE, *ENGINES):
+        for name in TINY if ground.tiny else (NATIVE, *RUNTIMES):
             if name == NATIVE and precision == "int8":
                 # it rounds to int8 and multiplies in float, to train; it is not meant to be fast
                 continue
@@ -64,7 +70,7 @@ def _engine(ground: Ground, say: Say, name: str, precision: str) -> None:
     with ExitStack() as stack:
         try:
             engine = stack.enter_context(
-                open_engine(name, weights, execution, most_images=BATCHES[-1])
+                open_runtime(name, weights, execution, most_images=BATCHES[-1])
             )
         except BackendError as error:
             say({"what": "inference", "status": "failed", "reason": str(error)[:600]} | about)
@@ -81,16 +87,16 @@ def _recipe(ground: Ground, precision: str) -> Recipe:
 
 def _why_not(name: str, precision: str, device: str, *, quantised: bool) -> str:
     """Return why an engine cannot be measured; "" if it can."""
-    row = ENGINES[name]
+    row = RUNTIMES[name]
     if row.missing():
         return f"{name} is not installed: {row.install}"
     try:
-        device_of(name, Execution.of({"device": device}))
+        choose_device(name, Execution.of({"device": device}))
     except BackendError as error:  # such as a package without CUDA
         return str(error)
     if quantised and not row.quantises:
         return f"{name} does not compute in int8"
-    return refusal(name, precision, device)
+    return explain_refusal(name, precision, device)
 
 
 def _plain(ground: Ground, precision: str, kind: str) -> Predict:

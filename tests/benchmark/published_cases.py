@@ -10,7 +10,7 @@ CELL: dict[str, Any] = {
     "batch": 208,
     "ranks": 1,
     "data": "synthetic",
-    "engine": "native",
+    "runtime": "native",
     "status": "ok",
     "reason": None,
     "iterations": 4,

@@ -21,15 +21,15 @@ def test_the_grid_holds_every_combination_once_the_batch_changing_fastest() -> N
     ]
 
 
-def test_an_engine_that_is_not_native_has_cells_of_inference_once_for_all_backends() -> None:
+def test_a_runtime_that_is_not_native_has_cells_of_inference_once_for_all_backends() -> None:
     axes = {
-        "engines": ("torch", "mxnet"),
+        "backends": ("torch", "mxnet"),
         "compiles": ("off", "on"),
         "ranks": (1, 2),
         "batches": (1, 4),
     }
-    cells = grid(("train", "inference"), inference_engines=("native", "openvino"), **axes)
-    native = [cell for cell in cells if cell.engine == "native"]
+    cells = grid(("train", "inference"), runtimes=("native", "openvino"), **axes)
+    native = [cell for cell in cells if cell.runtime == "native"]
     assert native == grid(("train", "inference"), **axes)
     assert [
         (cell.what, cell.computes, cell.compile, cell.ranks, cell.batch)
@@ -42,11 +42,9 @@ def test_an_engine_that_is_not_native_has_cells_of_inference_once_for_all_backen
     assert {cell.computes for cell in native} == {"torch", "mxnet"}
 
 
-def test_int8_is_measured_on_engines_that_run_onnx_models() -> None:
+def test_int8_is_measured_on_runtimes_that_run_onnx_models() -> None:
     names = ("native", "onnxruntime", "openvino", "paddle-inference")
-    cells = grid(
-        ("train", "inference"), dtypes=("fp32", "int8"), batches=(1,), inference_engines=names
-    )
+    cells = grid(("train", "inference"), dtypes=("fp32", "int8"), batches=(1,), runtimes=names)
     assert [cell.computes for cell in cells if cell.dtype == "int8"] == ["onnxruntime", "openvino"]
     assert [(cell.what, cell.computes) for cell in cells if cell.dtype == "fp32"] == [
         ("train", "torch"),
@@ -54,7 +52,7 @@ def test_int8_is_measured_on_engines_that_run_onnx_models() -> None:
     ]
     assert {Plan().recipe_of(cell).precision for cell in cells} == {"fp32"}
     with pytest.raises(
-        UserError, match="int8 needs one that runs ONNX models, such as --engine onnxruntime"
+        UserError, match="int8 needs one that runs ONNX models, such as --runtime onnxruntime"
     ):
         grid(("inference",), dtypes=("int8",))
 
@@ -85,14 +83,14 @@ def test_a_model_that_is_none_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("axes", "error", "message"),
     [
-        ({"engines": ["tortch"]}, BackendError, "Did you mean torch"),
+        ({"backends": ["tortch"]}, BackendError, "Did you mean torch"),
         ({"batches": [0]}, UserError, "at least 1"),
         ({"ranks": [0]}, UserError, "at least 1"),
-        ({"inference_engines": ["openvno"]}, BackendError, "Did you mean openvino"),
+        ({"runtimes": ["openvno"]}, BackendError, "Did you mean openvino"),
         (
-            {"inference_engines": ["openvino"]},
+            {"runtimes": ["openvino"]},
             UserError,
-            "no cell is left: engines besides native only infer",
+            "no cell is left: runtimes besides native only infer",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from lockstep.benchmark import grid as grids
 from lockstep.benchmark.cells import Cell, Plan, grid
 from lockstep.benchmark.grid import benchmark
 from lockstep.benchmark.report_file import environment_of, read_benchmark
-from lockstep.inference.engines import ENGINES, threads
+from lockstep.inference.runtimes import RUNTIMES, count_threads
 from lockstep.system.errors import DataError, Interrupted, UserError
 from lockstep.system.files import write_json
 from lockstep.system.workers import Ended
@@ -68,15 +68,15 @@ def assert_sound(entry: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "engine"), [("train", "tensorflow"), ("inference", "torch")])
-def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> None:
-    report = benchmark(cells(what, engines=[engine]), PLAN, command="a command")
+@pytest.mark.parametrize(("what", "backend"), [("train", "tensorflow"), ("inference", "torch")])
+def test_a_cell_is_measured_in_a_process_of_its_own(what: str, backend: str) -> None:
+    report = benchmark(cells(what, backends=[backend]), PLAN, command="a command")
     entry = one(report)
     assert_sound(entry)
-    assert (entry["backend"], entry["what"], entry["bound_by"]) == (engine, what, "computing")
+    assert (entry["backend"], entry["what"], entry["bound_by"]) == (backend, what, "computing")
     assert report["machine"]["gemm_gflops"]["fp32"] == entry["roofline"]["gemm_gflops"] > 0
     assert report["machine"]["copy_gb_per_sec"] > 0
-    assert report["environment"][engine][engine] == backends.FRAMEWORKS[engine].version()
+    assert report["environment"][backend][backend] == backends.FRAMEWORKS[backend].version()
     assert (report["kind"], report["version"], report["command"]) == (
         "lockstep-benchmark",
         1,
@@ -86,10 +86,8 @@ def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> N
 
 
 @pytest.mark.slow
-def test_another_engine_is_measured_without_a_limit_of_its_own_also_in_int8() -> None:
-    report = benchmark(
-        cells("inference", inference_engines=["onnxruntime"], dtypes=("fp32", "int8")), PLAN
-    )
+def test_another_runtime_is_measured_without_a_limit_of_its_own_also_in_int8() -> None:
+    report = benchmark(cells("inference", runtimes=["onnxruntime"], dtypes=("fp32", "int8")), PLAN)
     assert [(entry["status"], entry["dtype"]) for entry in report["cells"]] == [
         ("ok", "fp32"),
         ("ok", "int8"),
@@ -98,7 +96,10 @@ def test_another_engine_is_measured_without_a_limit_of_its_own_also_in_int8() ->
         assert entry["images_per_sec"] * math.fsum(entry["times_sec"]) == pytest.approx(
             4 * len(entry["times_sec"])
         )
-        assert (entry["engine"], entry["device"]) == ("onnxruntime", f"CPU, {threads()} threads")
+        assert (entry["runtime"], entry["device"]) == (
+            "onnxruntime",
+            f"CPU, {count_threads()} threads",
+        )
         assert entry["roofline"]["share_of_limit"] is None
         assert min(entry["times_sec"]) < entry["first_answer_sec"] < 600
         assert 50e6 < entry["peak_memory_bytes"] < 4e9
@@ -110,19 +111,19 @@ def test_another_engine_is_measured_without_a_limit_of_its_own_also_in_int8() ->
 
 @pytest.mark.slow
 def test_a_cell_in_int8_runs_the_model_that_was_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grids, "_in_int8", lambda recipe, engine: b"not a model")
-    [entry] = benchmark(
-        cells("inference", inference_engines=["onnxruntime"], dtypes=("int8",)), PLAN
-    )["cells"]
+    monkeypatch.setattr(grids, "_in_int8", lambda recipe, runtime: b"not a model")
+    [entry] = benchmark(cells("inference", runtimes=["onnxruntime"], dtypes=("int8",)), PLAN)[
+        "cells"
+    ]
     assert entry["status"] == "failed"
     assert "ONNX Runtime cannot run this model" in entry["reason"]
 
 
-def test_an_engine_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",))
+        RUNTIMES, "openvino", replace(RUNTIMES["openvino"], distributions=("no-such-distribution",))
     )
-    [entry] = benchmark(cells("inference", inference_engines=["openvino"]), PLAN)["cells"]
+    [entry] = benchmark(cells("inference", runtimes=["openvino"]), PLAN)["cells"]
     assert entry["status"] == "missing"
     assert entry["reason"].startswith("pip install openvino==")
 
@@ -241,11 +242,11 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], Ended]
     return replace_by
 
 
-def test_an_engine_that_is_nowhere_is_missing_with_how_to_get_it(
+def test_a_backend_that_is_nowhere_is_missing_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backends, "interpreter", lambda name: None)
-    (entry,) = benchmark(cells(engines=["mxnet"]), PLAN)["cells"]
+    (entry,) = benchmark(cells(backends=["mxnet"]), PLAN)["cells"]
     assert entry["status"] == "missing"
     assert "make mxnet-env" in entry["reason"]
 
@@ -294,14 +295,14 @@ def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(
 
     worker(measure)
     out = tmp_path / "report.json"
-    report = benchmark(cells(engines=["torch", "reference"]), PLAN, out=out)
+    report = benchmark(cells(backends=["torch", "reference"]), PLAN, out=out)
     assert report["environment"] == {
         "torch": {"torch": "2.0", "python": "torch"},
         "reference": {"reference": "1.26", "python": "reference"},
     }
     assert environment_of(report, "reference")["python"] == "reference"
     versions["torch"] = "2.1"
-    first, _, again = benchmark(cells(engines=["torch"], batches=(8,)), PLAN, out=out)["cells"]
+    first, _, again = benchmark(cells(backends=["torch"], batches=(8,)), PLAN, out=out)["cells"]
     assert (first["remarks"], again["remarks"]) == (
         [],
         ["measured with torch 2.1, earlier cells with 2.0"],

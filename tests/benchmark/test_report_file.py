@@ -17,7 +17,7 @@ def test_a_report_is_read(tmp_path: Path) -> None:
 
 def test_cells_of_an_older_report_are_of_the_native_engine(tmp_path: Path) -> None:
     old = report({})
-    del old["cells"][0]["engine"]
+    del old["cells"][0]["runtime"]
     (tmp_path / "report.json").write_text(json.dumps(old))
     assert read_benchmark(tmp_path / "report.json") == report({})
 

@@ -22,7 +22,7 @@ def test_the_documents_claims_are_pairs_that_differ_in_one_thing() -> None:
         entry(layout="nhwc"),
         entry(batch=8, dtype="bf16"),
         entry(what="inference", dtype="bf16"),
-        entry(what="inference", dtype="bf16", engine="openvino"),
+        entry(what="inference", dtype="bf16", runtime="openvino"),
     ]
     assert told(cells) == [
         ("dtype", "bf16", "fp32"),
@@ -33,7 +33,7 @@ def test_the_documents_claims_are_pairs_that_differ_in_one_thing() -> None:
         ("layout", "nhwc", "nchw"),
         ("ranks", 2, 1),
         ("ranks", 2, 1),  # in bf16
-        ("engine", "openvino", "native"),
+        ("runtime", "openvino", "native"),
     ]
 
 

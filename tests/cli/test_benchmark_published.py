@@ -43,10 +43,10 @@ def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(
     assert "--all" not in output
 
 
-def test_an_engine_of_inference_is_named_next_to_rows_with_every_latency_that_was_published(
+def test_a_runtime_of_inference_is_named_next_to_rows_with_every_latency_that_was_published(
     answer: Callable[..., Answer], tmp_path: Path
 ) -> None:
-    cell = {"what": "inference", "batch": 1, "dtype": "int8", "engine": "onnxruntime"}
+    cell = {"what": "inference", "batch": 1, "dtype": "int8", "runtime": "onnxruntime"}
     (tmp_path / "report.json").write_text(json.dumps(report(cell, gpu="NVIDIA A100-SXM4-40GB")))
     _, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert "Lockstep, onnxruntime  int8 " in output

@@ -21,11 +21,11 @@ def test_a_row_has_rate_interval_times_and_what_bounds_it(
     )
 
 
-def test_another_engine_stands_for_the_backend_with_its_first_answer_and_memory(
+def test_another_runtime_stands_for_the_backend_with_its_first_answer_and_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cell = entry(
-        what="inference", engine="openvino", first_answer_sec=1.234, peak_memory_bytes=250_400_000
+        what="inference", runtime="openvino", first_answer_sec=1.234, peak_memory_bytes=250_400_000
     )
     output = shown(capsys, cell, entry(5.0, what="inference"))
     [row] = [

@@ -102,7 +102,7 @@ def test_the_commands_of_the_page_work(
         assert output.startswith(f"wrote {folder}\n")
         runtime = re.escape(str(TARGETS[target(words)].runtime()))
         assert re.search(
-            rf"^compared on 8 photos [^:]+: {runtime} and the engine \w+ \S+ differ by ",
+            rf"^compared on 8 photos [^:]+: {runtime} and \w+ \S+ differ by ",
             output,
             re.MULTILINE,
         )

@@ -10,7 +10,7 @@ from lockstep.backends import Framework
 from lockstep.cli import doctor
 from lockstep.cli.doctor import described, multiplies
 from lockstep.data.decoding import jpeg
-from lockstep.inference.engines import ENGINES
+from lockstep.inference.runtimes import RUNTIMES
 from lockstep.system import machine
 from lockstep.system.machine import arithmetic_of, arithmetic_of_gpu
 
@@ -38,16 +38,16 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
         assert line.startswith(f"{name:<10} {version or '1.9.1'}: ")
         assert "CPU, " in line
         assert line.endswith("/.venv-mxnet/bin/python)") == (version is None)
-    assert [line.split()[0] for line in lines[3 + len(found) : -3]] == list(ENGINES)
+    assert [line.split()[0] for line in lines[3 + len(found) : -3]] == list(RUNTIMES)
 
 
 def test_engines_of_inference_are_described_with_what_they_need() -> None:
     version = importlib.metadata.version("onnxruntime")
     assert (
-        described(ENGINES["onnxruntime"])
+        described(RUNTIMES["onnxruntime"])
         == f"{version}, inference (cpu: fp32; cuda: fp32, tf32, fp16)"
     )
-    assert described(ENGINES["tensorrt"]).startswith("missing; pip install tensorrt==")
+    assert described(RUNTIMES["tensorrt"]).startswith("missing; pip install tensorrt==")
 
 
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:

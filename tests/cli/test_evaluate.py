@@ -92,14 +92,14 @@ def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
     )
 
 
-def test_another_engine_computes_the_same(answer: Run, run_folder: Path, textures: Path) -> None:
+def test_another_runtime_computes_the_same(answer: Run, run_folder: Path, textures: Path) -> None:
     code, output, errors = answer(
-        "evaluate", run_folder, "--data", textures, "--engine", "onnxruntime", "--json"
+        "evaluate", run_folder, "--data", textures, "--runtime", "onnxruntime", "--json"
     )
     found = json.loads(output)
     expected = lockstep.evaluate(run_folder, textures)
     assert (code, errors) == (0, "")
-    assert (found["engine"], found["precision"], found["per_class"]) == (
+    assert (found["runtime"], found["precision"], found["per_class"]) == (
         "onnxruntime",
         "fp32",
         expected["per_class"],
@@ -107,44 +107,47 @@ def test_another_engine_computes_the_same(answer: Run, run_folder: Path, texture
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-def test_another_engine_needs_no_framework(run_folder: Path, textures: Path) -> None:
+def test_another_runtime_needs_no_framework(run_folder: Path, textures: Path) -> None:
     code = (
         "import lockstep, sys\n"
-        f"lockstep.evaluate({str(run_folder)!r}, {str(textures)!r}, engine='onnxruntime')\n"
+        f"lockstep.evaluate({str(run_folder)!r}, {str(textures)!r}, runtime='onnxruntime')\n"
         "print(sorted({'torch', 'tensorflow', 'paddle', 'onnxruntime'} & set(sys.modules)))"
     )
     assert python(code) == (0, "['onnxruntime']\n", "")
 
 
-def test_an_engine_that_is_unknown_or_missing_is_an_error(
+def test_a_runtime_that_is_unknown_or_missing_is_an_error(
     answer: Run, run_folder: Path, textures: Path
 ) -> None:
-    code, _, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "openvno")
-    assert (code, errors) == (2, "lockstep: there is no engine 'openvno'. Did you mean openvino?\n")
-    code, _, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "tensorrt")
+    code, _, errors = answer("evaluate", run_folder, "--data", textures, "--runtime", "openvno")
+    assert (code, errors) == (
+        2,
+        "lockstep: there is no runtime 'openvno'. Did you mean openvino?\n",
+    )
+    code, _, errors = answer("evaluate", run_folder, "--data", textures, "--runtime", "tensorrt")
     assert code == 2
-    assert errors.startswith("lockstep: the engine tensorrt needs tensorrt")
+    assert errors.startswith("lockstep: the runtime tensorrt needs tensorrt")
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_an_engine_without_the_recipes_precision_computes_in_fp32(
+def test_a_runtime_without_the_recipes_precision_computes_in_fp32(
     answer: Run, run_in_bf16: Path, textures: Path
 ) -> None:
-    engine = ("--engine", "onnxruntime")
-    code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", *engine)
+    runtime = ("--runtime", "onnxruntime")
+    code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", *runtime)
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
     assert (
         errors
-        == "note: computes in fp32, not in the recipe's bf16: the engine onnxruntime does not"
+        == "note: computes in fp32, not in the recipe's bf16: the runtime onnxruntime does not"
         " compute in bf16 on a CPU\n"
     )
     code, _, errors = answer(
-        "evaluate", run_in_bf16, "--data", textures, *engine, "--set", "precision=bf16"
+        "evaluate", run_in_bf16, "--data", textures, *runtime, "--set", "precision=bf16"
     )
     assert (code, errors) == (
         2,
         (
-            "lockstep: the engine onnxruntime does not compute in bf16 on a CPU; use --set"
+            "lockstep: the runtime onnxruntime does not compute in bf16 on a CPU; use --set"
             " precision=fp32\n"
         ),
     )

@@ -60,7 +60,7 @@ def test_an_engine_that_does_not_pass_gives_exit_code_1(
     ("arguments", "message"),
     [
         (("--backends", "tortch"), "Did you mean torch"),
-        (("--backends", "reference"), "no engine to compare"),
+        (("--backends", "reference"), "no backend to compare"),
         (("--model", "resnet51"), "Did you mean resnet50"),
         (("--recipe", "demp"), "Did you mean demo"),
         (("--precision", "fp8"), "precision"),

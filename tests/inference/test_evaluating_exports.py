@@ -11,7 +11,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from PIL import Image
 
 import lockstep
-from lockstep.inference.computing import engines_of_exports
+from lockstep.inference.computation import list_export_runtimes
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import CheckpointError
@@ -19,7 +19,7 @@ from lockstep.weights import checkpoint, open_weights
 from tests.backends.cases import random_images
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
 
-ENGINES_OF_EXPORTS = engines_of_exports()
+ENGINES_OF_EXPORTS = list_export_runtimes()
 
 REFERENCE = Execution(backend="reference", reference_dtype="float32")
 
@@ -64,8 +64,8 @@ def test_an_export_has_the_accuracy_of_its_weights(
 ) -> None:
     expected = lockstep.evaluate(weights, textures, execution=REFERENCE)
     for source in (exported, exported / "model.onnx"):
-        found = lockstep.evaluate(source, textures, engine=name)
-        assert (found["engine"], found["source"]) == (name, str(exported / "model.onnx"))
+        found = lockstep.evaluate(source, textures, runtime=name)
+        assert (found["runtime"], found["source"]) == (name, str(exported / "model.onnx"))
         assert found["per_class"] == expected["per_class"]
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
@@ -103,10 +103,10 @@ def test_the_file_itself_is_run_unless_a_backend_is_named(
     of_weights = lockstep.evaluate(weights, textures, execution=REFERENCE)
     exported = changed(favour_the_last)
     found = lockstep.evaluate(exported, textures)
-    assert found["engine"] == "onnxruntime"
+    assert found["runtime"] == "onnxruntime"
     assert found["top1_percent"] == 10.0, "the two of 20 images that are of the last class"
     assert found["loss"] > 1000
-    for by in ({"engine": "native"}, {}):
+    for by in ({"runtime": "native"}, {}):
         assert lockstep.evaluate(exported, textures, execution=REFERENCE, **by)[
             "loss"
         ] == pytest.approx(of_weights["loss"], rel=1e-5)
@@ -130,7 +130,7 @@ def test_a_model_that_another_program_quantised_is_evaluated(
     file = exported / "model.onnx"
     quantize_static(file, file, Calibration(side), quant_format=QuantFormat.QDQ)
     found, expected = (
-        lockstep.evaluate(source, textures, engine=name) for source in (exported, weights)
+        lockstep.evaluate(source, textures, runtime=name) for source in (exported, weights)
     )
     assert found["loss"] != expected["loss"]
     assert found["loss"] == pytest.approx(expected["loss"], rel=0.1)

@@ -59,7 +59,7 @@ def test_an_engine_without_gradients_says_which_has_them(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        BackendError, match="the reference engine computes no Grad-CAM; use --backend torch"
+        BackendError, match="backend reference computes no Grad-CAM; use --backend torch"
     ):
         lockstep.Predictor(
             saved(tiny_recipe, tmp_path), explain=True, execution=Execution(backend="reference")

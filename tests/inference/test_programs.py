@@ -57,8 +57,8 @@ def test_a_program_is_evaluated_on_whole_photos_as_its_weights_are(
     if importlib.util.find_spec("openvino") is None and target == "openvino":
         pytest.skip("openvino is not installed")
     lockstep.export(weights, tmp_path / "model", to=target, compare=False)
-    result = lockstep.evaluate(tmp_path / "model", photos, batch_images=2, engine="program")
-    assert result["engine"].startswith(f"{target} (")
+    result = lockstep.evaluate(tmp_path / "model", photos, batch_images=2, runtime="program")
+    assert result["runtime"].startswith(f"{target} (")
     assert (result["images"], result["top1_percent"]) == (
         expected["images"],
         expected["top1_percent"],
@@ -97,7 +97,7 @@ def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
     (folder / "model.pt2").write_bytes(b"not a program")
     with pytest.raises(
         CheckpointError,
-        match=r"cannot be read; .* --engine program` runs it, if you trust who wrote it",
+        match=r"cannot be read; .* --runtime program` runs it, if you trust who wrote it",
     ):
         lockstep.evaluate(folder, photos)
     with pytest.raises(
@@ -107,7 +107,7 @@ def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
     with pytest.raises(
         CheckpointError, match=r"torch-export \(torch .*\) cannot run .*model: .*; export it again"
     ):
-        lockstep.evaluate(folder, photos, engine="program")
+        lockstep.evaluate(folder, photos, runtime="program")
 
 
 def test_by_default_the_weights_in_a_frozen_graph_are_read(
@@ -115,8 +115,10 @@ def test_by_default_the_weights_in_a_frozen_graph_are_read(
 ) -> None:
     lockstep.export(weights, tmp_path / "model", to="frozen-graph", compare=False)
     result = lockstep.evaluate(tmp_path / "model", photos)
-    assert (result["engine"], result["per_class"]) == ("native", expected["per_class"])
-    assert [remark for remark in result["remarks"] if "--engine program runs the program" in remark]
+    assert (result["runtime"], result["per_class"]) == ("native", expected["per_class"])
+    assert [
+        remark for remark in result["remarks"] if "--runtime program runs the program" in remark
+    ]
 
 
 def test_a_pipe_in_a_program_is_not_opened(described: Callable[..., Path], photos: Path) -> None:

@@ -118,8 +118,8 @@ def test_progress_is_reported_for_every_engine(heard: list[dict[str, Any]]) -> N
     ("engines", "message"),
     [
         (["tortch"], "no backend 'tortch'. Did you mean torch"),
-        (["reference"], "no engine to compare"),
-        ([], "no engine to compare"),
+        (["reference"], "no backend to compare"),
+        ([], "no backend to compare"),
     ],
 )
 def test_engines_that_cannot_be_compared_are_refused(engines: list[str], message: str) -> None:

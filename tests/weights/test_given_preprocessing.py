@@ -244,4 +244,4 @@ def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(
     assert evaluated(tmp_path / "onnx")["eval_crop"] == 32
     found = lockstep.evaluate(tmp_path / "onnx", textures, preprocessing={"image_size": 64})
     assert found["loss"] == pytest.approx(lockstep.evaluate(source, textures)["loss"], rel=1e-5)
-    assert found["engine"] == "native"
+    assert found["runtime"] == "native"

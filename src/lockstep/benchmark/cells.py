@@ -1,6 +1,6 @@
 """What is measured: a grid of cells, and how long each cell is.
 
-A cell is one model on one engine at one precision and batch.
+A cell is one model on one backend or runtime at one precision and batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.engines import NATIVE, row_of
+from lockstep.inference.runtimes import NATIVE, find_row
 from lockstep.models.architectures import MODELS, model_spec
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
@@ -20,7 +20,7 @@ SYNTHETIC = "synthetic"
 TRAIN = "train"
 INFERENCE = "inference"
 INT8 = "int8"
-"""The `dtype` of a model that is quantised after training. Only engines that run ONNX models have
+"""The `dtype` of a model that is quantised after training. Only runtimes that run ONNX models have
 such cells."""
 GIVEN_OTHERWISE = {
     "model": "--model",
@@ -53,13 +53,13 @@ class Cell:
     """The execution's `layout`."""
     data: str = SYNTHETIC
     """A folder, or `SYNTHETIC`."""
-    engine: str = NATIVE
-    """What infers: the backend's engine, or another one of `lockstep.inference.engines`, which does
+    runtime: str = NATIVE
+    """What infers: the backend (native), or another one of `lockstep.inference.runtimes`, which does
     not use the backend."""
 
     @property
     def computes(self) -> str:
-        """The name of what computes: the backend, or the engine that is not native."""
+        """The name of what computes: the backend, or the runtime that is not native."""
         return computes(self.fields())
 
     def fields(self) -> dict[str, Any]:
@@ -129,9 +129,9 @@ class Plan:
 
 
 def computes(entry: Mapping[str, Any]) -> str:
-    """Return the name of what computes a report's cell: its backend, or its engine if that is not
+    """Return the name of what computes a report's cell: its backend, or its runtime if that is not
     native."""
-    return str(entry["backend"] if entry["engine"] == NATIVE else entry["engine"])
+    return str(entry["backend"] if entry["runtime"] == NATIVE else entry["runtime"])
 
 
 def full_name(model: str) -> str:
@@ -161,47 +161,47 @@ def grid(
     ranks: Sequence[int] = (1,),
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
     dtypes: Sequence[str] = ("fp32",),
-    engines: Sequence[str] = (DEFAULT_BACKEND,),
+    backends: Sequence[str] = (DEFAULT_BACKEND,),
     models: Sequence[str] = ("resnet50",),
     compiles: Sequence[str] = ("auto",),
     layouts: Sequence[str] = ("auto",),
     data: str = SYNTHETIC,
-    inference_engines: Sequence[str] = (NATIVE,),
+    runtimes: Sequence[str] = (NATIVE,),
 ) -> list[Cell]:
     """Return a cell for every combination of values. The batch changes fastest.
 
-    `engines` are backends. Of `inference_engines`, those that are not native have only cells of
+    Of `runtimes`, those that are not native have only cells of
     inference on one rank, once for all backends, compilers and layouts. Only those of them that run
     ONNX models have cells in `INT8`.
 
-    Raises `UserError` for an unknown engine or model, a number below 1, or if no cell is left.
+    Raises `UserError` for an unknown backend, runtime or model, a number below 1, or if no cell is left.
     """
-    for name in engines:
+    for name in backends:
         if name not in FRAMEWORKS:
             raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
     if min(*ranks, *batches) < 1:
         raise UserError("ranks (-n) and batches (-b) must be at least 1")
-    for name in inference_engines:
+    for name in runtimes:
         if name != NATIVE:
-            row_of(name)
+            find_row(name)
     names = list(map(full_name, models))
-    axes = (whats, engines, names, compiles, layouts, ranks, dtypes, batches)
+    axes = (whats, backends, names, compiles, layouts, ranks, dtypes, batches)
     native = [
-        Cell(what, engine, model, dtype, batch, count, compiler, layout, data)
-        for what, engine, model, compiler, layout, count, dtype, batch in product(*axes)
+        Cell(what, backend, model, dtype, batch, count, compiler, layout, data)
+        for what, backend, model, compiler, layout, count, dtype, batch in product(*axes)
         if dtype != INT8
     ]
-    others = product([name for name in inference_engines if name != NATIVE], names, dtypes, batches)
-    cells = native if NATIVE in inference_engines else []
+    others = product([name for name in runtimes if name != NATIVE], names, dtypes, batches)
+    cells = native if NATIVE in runtimes else []
     if INFERENCE in whats and 1 in ranks:
         cells = cells + [
-            Cell(INFERENCE, engines[0], model, dtype, batch, 1, "auto", data=data, engine=name)
+            Cell(INFERENCE, backends[0], model, dtype, batch, 1, "auto", data=data, runtime=name)
             for name, model, dtype, batch in others
-            if dtype != INT8 or row_of(name).runs_onnx
+            if dtype != INT8 or find_row(name).runs_onnx
         ]
     if not cells:
         raise UserError(
-            f"no cell is left: engines besides {NATIVE} only infer, on one rank (-n 1), and {INT8}"
-            " needs one that runs ONNX models, such as --engine onnxruntime"
+            f"no cell is left: runtimes besides {NATIVE} only infer, on one rank (-n 1), and {INT8}"
+            " needs one that runs ONNX models, such as --runtime onnxruntime"
         )
     return cells

@@ -20,7 +20,7 @@ def of_benchmark(report: BenchmarkReport) -> str:
         chosen = keys.trained if cell["what"] == "train" else keys.inferred
         parameters = {
             name: cell[name]
-            for name in ("what", "backend", "engine", "model", "dtype", "batch", "ranks", "data")
+            for name in ("what", "backend", "runtime", "model", "dtype", "batch", "ranks", "data")
         }
         header = [*describe_units(chosen), make_line("PARAMETER", parameters)]
         lines += [format_line(content, began, elapsed) for content in header]

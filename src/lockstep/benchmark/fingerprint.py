@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
-from lockstep.inference.engines import ENGINES
-from lockstep.inference.engines import threads as threads_of_engines
+from lockstep.inference.runtimes import RUNTIMES, count_threads
 from lockstep.runs.environment import describe_environment
 
 THREAD_VARIABLES = (
@@ -32,12 +31,12 @@ def fingerprint(name: str) -> dict[str, Any]:
     """Return versions, machine, threads and clocks as plain values; None for what neither system
     nor framework reports.
 
-    `name` is a backend, or an engine of inference that is not native. It must be installed. A
+    `name` is a backend, or a runtime that is not native. It must be installed. A
     framework is loaded.
     """
-    if name in ENGINES:
-        libraries: dict[str, Any] = {"threads": threads_of_engines()}
-        about = describe_environment(None) | {name: ENGINES[name].version()}
+    if name in RUNTIMES:
+        libraries: dict[str, Any] = {"threads": count_threads()}
+        about = describe_environment(None) | {name: RUNTIMES[name].version()}
     else:
         libraries = backends.load(name).libraries()
         about = describe_environment(name)

@@ -35,10 +35,10 @@ def nvidia_benchmark(report: BenchmarkReport) -> str:
     """Return the JSON that NVIDIA's MXNet example writes for its grid (benchmark.py -o): images/s
     by GPUs and batch.
 
-    The format has one engine, model, precision, layout and kind of data. A report with several is
+    The format has one backend, runtime, model, precision, layout and kind of data. A report with several is
     refused. A cell that failed has no value.
     """
-    for name in ("backend", "engine", "model", "dtype", "data", "compile", "layout"):
+    for name in ("backend", "runtime", "model", "dtype", "data", "compile", "layout"):
         found = sorted({str(cell[name]) for cell in report["cells"] if name in cell})
         if len(found) > 1:
             raise DataError(

@@ -18,8 +18,8 @@ from lockstep.benchmark.figures import NOTHING, figures
 from lockstep.benchmark.fingerprint import gpus
 from lockstep.benchmark.report_file import KIND, VERSION, BenchmarkReport, read_benchmark
 from lockstep.data.sources import find_sources
-from lockstep.inference.engines import NATIVE, row_of
 from lockstep.inference.quantising import for_speed
+from lockstep.inference.runtimes import NATIVE, find_row
 from lockstep.inference.targets import TARGETS
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -195,11 +195,11 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
     measurement."""
     lengths = {name: getattr(plan, name) for name in ("iterations", "epochs", "warmup_epochs")}
     entry = cell.fields() | {"status": OK, "reason": None, "remarks": []} | lengths | NOTHING
-    if cell.engine == NATIVE:
+    if cell.runtime == NATIVE:
         python = backends.interpreter(cell.backend)
         install = backends.FRAMEWORKS[cell.backend].install
     else:
-        row = row_of(cell.engine)
+        row = find_row(cell.runtime)
         python = None if row.missing() else Path(sys.executable)
         install = row.install
     if python is None:
@@ -210,7 +210,7 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
         folder = Path(name)
         try:
             exported = (
-                _in_int8(recipe.replace(global_batch_images=1), cell.engine)
+                _in_int8(recipe.replace(global_batch_images=1), cell.runtime)
                 if cell.dtype == INT8
                 else None
             )
@@ -235,7 +235,7 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
 
 
 @lru_cache(maxsize=2)
-def _in_int8(recipe: Recipe, engine: str) -> bytes:
+def _in_int8(recipe: Recipe, runtime: str) -> bytes:
     """Return an ONNX model of the recipe's initial weights in int8. Raises `BackendError` without
     ONNX Runtime."""
     images = np.random.default_rng(0).integers(
@@ -243,7 +243,7 @@ def _in_int8(recipe: Recipe, engine: str) -> bytes:
     )
     weights = Weights(recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP)
     return for_speed(
-        weights, images, symmetric=engine in TARGETS and TARGETS[engine].takes_symmetric_int8
+        weights, images, symmetric=runtime in TARGETS and TARGETS[runtime].takes_symmetric_int8
     )
 
 

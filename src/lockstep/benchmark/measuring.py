@@ -25,7 +25,7 @@ from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
-from lockstep.inference.engines import NATIVE, cpu_name, device_of, open_engine
+from lockstep.inference.runtimes import NATIVE, choose_device, describe_cpu, open_runtime
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.limits import MOST_EPOCHS
@@ -98,13 +98,13 @@ def measure(
     """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations
     done, and the total.
 
-    `exported` returns the ONNX model that an engine that is not native runs; None: it makes one of
+    `exported` returns the ONNX model that a runtime that is not native runs; None: it makes one of
     the initial weights.
     """
     world: World = (
         backends.load(cell.backend).world(execution)
-        if cell.engine == NATIVE
-        else Alone(cell.engine, execution)
+        if cell.runtime == NATIVE
+        else Alone(cell.runtime, execution)
     )
     counted = plan.iterations * plan.epochs
     warmup = plan.iterations * plan.warmup_epochs
@@ -156,14 +156,14 @@ def measure(
 
 
 class Alone(HostQuestions):
-    """The world of an engine that is not native: this process."""
+    """The world of a runtime that is not native: this process."""
 
     rank = 0
     ranks = 1
 
-    def __init__(self, engine: str, execution: Execution) -> None:
-        self.on_gpu = device_of(engine, execution) == "cuda"
-        self.device = "GPU" if self.on_gpu else cpu_name()
+    def __init__(self, runtime: str, execution: Execution) -> None:
+        self.on_gpu = choose_device(runtime, execution) == "cuda"
+        self.device = "GPU" if self.on_gpu else describe_cpu()
 
     def _largest(self, values: list[int]) -> list[int]:
         return values
@@ -184,10 +184,10 @@ def _opened(
     """Yield the engine of a cell, with the recipe's initial weights. Native ones are prepared for
     this many steps."""
     state = initial_state(recipe)
-    if cell.engine != NATIVE:
+    if cell.runtime != NATIVE:
         weights = Weights(recipe, state, (), Path("initial weights"), LOCKSTEP)
-        with open_engine(
-            cell.engine, weights, execution, most_images=cell.batch, exported=exported
+        with open_runtime(
+            cell.runtime, weights, execution, most_images=cell.batch, exported=exported
         ) as other:
             yield other
         return
@@ -203,10 +203,10 @@ def _opened(
 def _ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, list[str]]:
     """Return the rates of matrix products and copies, and remarks on those that are not known.
 
-    An engine that is not native has no products of its own, and so no limit.
+    A runtime that is not native has no products of its own, and so no limit.
     """
     world.wait()
-    if cell.engine != NATIVE:
+    if cell.runtime != NATIVE:
         return None, None, []
     gemm, no_product = _rate(
         lambda: ceilings.gemm_gflops(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
-from lockstep.inference.engines import NATIVE
+from lockstep.inference.runtimes import NATIVE
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import TEXT, read_regular_text
 
@@ -67,6 +67,6 @@ def read_benchmark(path: Path) -> BenchmarkReport:
             f" expected {VERSION}; measure again into another file"
         )
     for cell in report["cells"] if isinstance(report.get("cells"), list) else ():
-        if isinstance(cell, dict):
-            cell.setdefault("engine", NATIVE)  # reports from before there were others
+        if isinstance(cell, dict) and "runtime" not in cell:  # an older report
+            cell["runtime"] = cell.pop("engine", NATIVE)
     return cast(BenchmarkReport, report)

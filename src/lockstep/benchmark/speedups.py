@@ -9,7 +9,7 @@ from lockstep.benchmark.failures import OK
 from lockstep.benchmark.grid import key
 from lockstep.benchmark.iteration_times import overlap, quotient
 from lockstep.benchmark.report_file import BenchmarkReport, environment_of
-from lockstep.inference.engines import NATIVE
+from lockstep.inference.runtimes import NATIVE
 
 Entry = dict[str, Any]
 """A cell of a report."""
@@ -54,10 +54,10 @@ def claims(cells: list[Entry]) -> list[Pair]:
     other fields are equal.
 
     The claims compare mixed precision with fp32, v1.5 with v1, a compiler with none, NHWC with
-    NCHW, several ranks with one, and another engine of inference with the native one.
+    NCHW, several ranks with one, and another runtime with the native one.
     """
     measured = [entry for entry in cells if entry["status"] == OK]
-    axes = ("dtype", "model", "compile", "layout", "ranks", "engine")
+    axes = ("dtype", "model", "compile", "layout", "ranks", "runtime")
     return [pair for axis in axes for pair in _differing(measured, axis)]
 
 
@@ -77,7 +77,7 @@ def _base(entry: Entry, axis: str) -> Any:
         return value.removesuffix(".5") if value.endswith("-v1.5") else None
     if axis in _SWITCHES:
         return _SWITCHES[axis].get(value)
-    base = {"dtype": "fp32", "ranks": 1, "engine": NATIVE}[axis]
+    base = {"dtype": "fp32", "ranks": 1, "runtime": NATIVE}[axis]
     return None if value == base else base
 
 

@@ -38,16 +38,16 @@ Dtypes = Annotated[
     typer.Option(
         "--dtype",
         metavar="fp32,bf16",
-        help="Precisions: fp32, tf32, bf16, fp16; int8 with --engine.",
+        help="Precisions: fp32, tf32, bf16, fp16; int8 with --runtime.",
     ),
 ]
-Engines = Annotated[
+Backends = Annotated[
     str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")
 ]
-Inferring = Annotated[
+Runtimes = Annotated[
     str,
     typer.Option(
-        "--engine",
+        "--runtime",
         metavar="A,B",
         help="What infers: native (the frameworks) and others; see `lockstep doctor`.",
     ),
@@ -104,8 +104,8 @@ def measure(
     ranks: Ranks = "1",
     batches: Batches = "1,2,4,8,16,32,64,128,256",
     dtypes: Dtypes = "fp32",
-    engines: Engines = DEFAULT_BACKEND,
-    inferring: Inferring = "native",
+    backends: Backends = DEFAULT_BACKEND,
+    runtimes: Runtimes = "native",
     models: Models = "resnet50-v1.5",
     compilers: Compilers = "auto",
     layouts: Layouts = "auto",
@@ -143,8 +143,8 @@ def measure(
         ranks=numbers(ranks, "-n"),
         batches=numbers(batches, "-b"),
         dtypes=_words(dtypes),
-        engines=_words(engines),
-        inference_engines=_words(inferring),
+        backends=_words(backends),
+        runtimes=_words(runtimes),
         models=_words(models),
         compiles=_words(compilers),
         layouts=_words(layouts),

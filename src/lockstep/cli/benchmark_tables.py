@@ -117,7 +117,7 @@ def _quotients(pairs: list[Pair]) -> Table:
 
 def _name_of(pair: Pair) -> str:
     entry = pair.over
-    parts = {"engine": computes(entry)} | {name: entry[name] for name in ("model", "dtype")}
+    parts = {"runtime": computes(entry)} | {name: entry[name] for name in ("model", "dtype")}
     parts |= {
         name: f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"
     }

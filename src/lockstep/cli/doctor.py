@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstep.inference.engines import Row
+    from lockstep.inference.runtimes import RuntimeRow
     from lockstep.system.machine import Arithmetic
 
 from lockstep.cli.terminal import print
@@ -17,7 +17,7 @@ def command() -> None:
     from lockstep import backends
     from lockstep.data.decoding import jpeg
     from lockstep.data.loading.dali import DISTRIBUTIONS, INSTALL
-    from lockstep.inference.engines import ENGINES
+    from lockstep.inference.runtimes import RUNTIMES
     from lockstep.runs.environment import describe_environment
     from lockstep.system.errors import BackendError
     from lockstep.system.machine import arithmetic, gpu
@@ -44,7 +44,7 @@ def command() -> None:
                 f"{name:<10}"
                 f" {_found_by(python, name) if python else f'missing; {framework.install}'}"
             )
-    for name, row in ENGINES.items():
+    for name, row in RUNTIMES.items():
         print(f"{name:<10} {described(row)}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
@@ -55,8 +55,8 @@ def command() -> None:
     )
 
 
-def described(row: "Row") -> str:
-    """Return the version of an engine of inference and what it computes, or how to install it."""
+def described(row: "RuntimeRow") -> str:
+    """Return the version of a runtime and what it computes, or how to install it."""
     able = "; ".join(
         f"{device}: {', '.join(precisions)}" for device, precisions in row.precisions.items()
     )

@@ -10,7 +10,7 @@ from lockstep.cli.terminal import in_line, print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
-    from lockstep.inference.engines.scoring import Speed
+    from lockstep.inference.runtimes.scoring import Speed
 
 
 def command(
@@ -35,7 +35,7 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole result as JSON.")
     ] = False,
-    engine: Annotated[
+    runtime: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
@@ -62,7 +62,7 @@ def command(
 
     how = options.for_inference(
         assignments, backend, like, loader=loader, distributed=distributed
-    ) | {"engine": engine}
+    ) | {"runtime": runtime}
     with Reporter() as reporter:
 
         def listener(event: Event) -> None:
@@ -88,7 +88,7 @@ def command(
     if top5_tells(len(result["classes"])):
         print(f"  top-5   {result['top5_percent']:.2f} %")
     print(f"  loss    {as_text(result['loss'])}")
-    print(f"  speed   {speed(result['speed'], result['engine'])}")
+    print(f"  speed   {speed(result['speed'], result['runtime'])}")
     for name, text in as_rows(result["published"]):
         print(f"  {name} {text}")
     for remark in result["remarks"]:
@@ -97,7 +97,7 @@ def command(
         print(f"  left out: {in_line(bad['file'])}: {bad['reason']}")
 
 
-def speed(found: "Speed", engine: str) -> str:
+def speed(found: "Speed", runtime: str) -> str:
     """Return how fast an evaluation was, for a person to read.
 
     >>> speed({"images_per_sec": 93.26, "batch_images": 32, "latency_ms": {"p50": 301.23, "p99": 342.0}}, "openvino")
@@ -110,6 +110,6 @@ def speed(found: "Speed", engine: str) -> str:
         else ": " + ", ".join(f"{name} {value:.1f}" for name, value in latency.items()) + " ms"
     )
     return (
-        f"{found['images_per_sec']:.1f} images/s with decoding; {engine}, batch"
+        f"{found['images_per_sec']:.1f} images/s with decoding; {runtime}, batch"
         f" {found['batch_images']}{times}"
     )

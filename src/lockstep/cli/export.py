@@ -108,7 +108,7 @@ def command(
     if found := result["comparison"]:
         print(
             f"compared on {found['images']} photos {_sizes(found['sizes'])}: {found['runtime']} and"
-            f" the engine {found['engine']} differ by {found['largest_difference']:.0e} of the"
+            f" {found['backend']} differ by {found['largest_difference']:.0e} of the"
             f" largest logit (bound {found['bound']:.0e}); top-1 agrees on"
             f" {found['top1_agreement']:.0%}; {found['seconds']:.1f} s"
         )

@@ -1,20 +1,32 @@
-"""Hints for options that a command does not have: options of other programs are often fields of the
-recipe here."""
+"""Options that a command does not have: old spellings, and options of other programs, which are
+often fields of the recipe here."""
 
+import sys
 from typing import Any
 
 from typer.core import TyperCommand
 
+from lockstep.cli.options import has_moved
+from lockstep.cli.terminal import print
 from lockstep.system.errors import UserError
+from lockstep.system.ranks import is_leading
+
+OLD_SPELLINGS = {"--engine": ["--runtime"]}
+"""Options that this release still accepts, and what replaces them."""
 
 
 class Command(TyperCommand):
-    """A command that suggests what to type instead of an option that it does not have."""
+    """A command that accepts old spellings, and suggests what to type instead of an option that it
+    does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line. Raises `UserError` for an unknown option if there is something to
         suggest."""
-        given = list(args)
+        options = [
+            name for parameter in self.params for name in parameter.opts if name.startswith("--")
+        ]
+        args = replace_old_spellings(args, options)
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -23,30 +35,53 @@ class Command(TyperCommand):
             if type(error).__name__ != "NoSuchOption":
                 raise
             option = getattr(error, "option_name", "")
-            hint = self._instead(option, given)
+            hint = _suggest(option, words, options)
             if not hint:
                 raise
             raise UserError(f"{ctx.info_name} has no option {option}. {hint}") from None
 
-    def _instead(self, option: str, given: list[str]) -> str:
-        from lockstep.recipes import Execution, Recipe
-        from lockstep.recipes.synonyms import instead_of_option
 
-        options = [
-            name for parameter in self.params for name in parameter.opts if name.startswith("--")
-        ]
-        known = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []
-        return instead_of_option(option, _value_of(option, given), options, known)
+def _suggest(option: str, words: list[str], options: list[str]) -> str:
+    """Return what to type instead of an option; "" if nothing is known. `options` exist."""
+    from lockstep.recipes import Execution, Recipe
+    from lockstep.recipes.synonyms import instead_of_option
+
+    fields = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []
+    return instead_of_option(option, _find_value(option, words), options, fields)
 
 
-def _value_of(option: str, given: list[str]) -> str:
+def replace_old_spellings(words: list[str], options: list[str]) -> list[str]:
+    """Return a command line without `OLD_SPELLINGS`, as far as `options` has what replaces them.
+
+    A line on standard error names each.
+
+    >>> replace_old_spellings(["--engine=auto", "--", "--engine"], ["--runtime"])
+    ['--runtime=auto', '--', '--engine']
+    """
+    end = words.index("--") if "--" in words else len(words)
+    replaced = []
+    for word in words[:end]:
+        name, equals, value = word.partition("=")
+        new = OLD_SPELLINGS.get(name, [])
+        if name in options or not new or new[0] not in options:
+            replaced.append(word)
+            continue
+        replaced += [new[0] + equals + value, *new[1:]]
+        if is_leading() and not has_moved():
+            print(f"note: {name} is deprecated; use {' '.join(new)}", file=sys.stderr)
+    return replaced + words[end:]
+
+
+def _find_value(option: str, words: list[str]) -> str:
     """Return the value of an option in a command line; "VALUE" if it has none.
 
-    >>> _value_of("--lr", ["--lr", "0.1"]), _value_of("--lr", ["--lr=0.1"]), _value_of("--amp", ["--amp", "--lr", "1"])
-    ('0.1', '0.1', 'VALUE')
+    >>> _find_value("--lr", ["--lr", "0.1"]), _find_value("--lr", ["--lr=0.1"])
+    ('0.1', '0.1')
+    >>> _find_value("--amp", ["--amp", "--lr", "1"])
+    'VALUE'
     """
-    for argument, following in zip(given, [*given[1:], ""], strict=True):
-        name, equals, text = argument.partition("=")
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, text = word.partition("=")
         if name == option:
             value = text if equals else following
             return value if value and not value.startswith("--") else "VALUE"

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from lockstep.runs.events import Event
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
-Engine = Annotated[
+Runtime = Annotated[
     str | None,
     typer.Option(
-        "--engine",
+        "--runtime",
         metavar="NAME",
         help=(
             "What infers: native (the framework; the default), auto (the fastest installed), or see"
@@ -149,6 +149,11 @@ _WENT = "LOCKSTEP_WENT_WHERE_INSTALLED"
 once."""
 
 
+def has_moved() -> bool:
+    """Return whether another Python has passed this command line on."""
+    return _WENT in os.environ
+
+
 def go_where_installed(backend: str) -> None:
     """Run this command line with the Python that has a backend, if this Python does not have it and
     another one is found.
@@ -160,7 +165,7 @@ def go_where_installed(backend: str) -> None:
     from lockstep.system.errors import BackendError
 
     framework = backends.FRAMEWORKS.get(backend)
-    if framework is None or framework.version() is not None or _WENT in os.environ:
+    if framework is None or framework.version() is not None or has_moved():
         return
     python = backends.interpreter(backend)
     if python is None:

@@ -66,7 +66,7 @@ def command(
         ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
-    engine: options.Engine = None,
+    runtime: options.Runtime = None,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.SetForWeights = None,
     like: options.AsRecipe = None,
@@ -88,7 +88,7 @@ def command(
     named = _named(given)
     how |= {"which": which, "ema": ema, "model": model, "classes": classes, "batch_images": batch}
     _check_files(output, embeddings, explain, len(named))
-    how |= {"features": embeddings is not None, "explain": explain is not None, "engine": engine}
+    how |= {"features": embeddings is not None, "explain": explain is not None, "runtime": runtime}
     with ExitStack() as open_files:
         predictor = open_files.enter_context(Predictor(run, listener=options.show_note, **how))
         write = open_files.enter_context(_destination(output))

@@ -72,7 +72,7 @@ def command(
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
-    engine: options.Engine = None,
+    runtime: options.Runtime = None,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.SetForWeights = None,
     like: options.AsRecipe = None,
@@ -85,7 +85,7 @@ def command(
     from lockstep import serve
     from lockstep.inference.serving import Limits
 
-    how = options.for_inference(assignments, backend, like) | {"engine": engine}
+    how = options.for_inference(assignments, backend, like) | {"runtime": runtime}
     how |= {"which": which, "ema": ema, "model": model, "classes": classes}
     limits = Limits(
         batch_images=max_batch,

@@ -10,11 +10,9 @@ from lockstep.cli.terminal import console, print, print_json
 
 
 def command(
-    engines: Annotated[
+    backends: Annotated[
         str | None,
-        typer.Option(
-            "--backends", metavar="A,B", help="Frameworks; by default all that are installed."
-        ),
+        typer.Option(metavar="A,B", help="Frameworks; by default all that are installed."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model to use instead of the recipe's.")] = None,
     recipe: Annotated[
@@ -34,7 +32,7 @@ def command(
         bool, typer.Option("--json", help="Print the whole report as JSON.")
     ] = False,
 ) -> None:
-    """Show that all engines compute the same numbers.
+    """Show that all backends compute the same numbers.
 
     Each one is compared with a reference in NumPy. The exit code is 1 if a difference is larger
     than rounding explains.
@@ -52,7 +50,7 @@ def command(
         signal.SIGHUP,
     ):  # like Ctrl-C: stop the worker and remove its folder
         signal.signal(number, _exit)
-    names = None if engines is None else [name.strip() for name in engines.split(",")]
+    names = None if backends is None else [name.strip() for name in backends.split(",")]
     with Reporter() as reporter:
         report = verify(
             names,
@@ -90,7 +88,7 @@ def _show(report: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     table = Table(
-        "engine",
+        "backend",
         "quantity",
         "largest difference",
         "relative",
@@ -99,22 +97,22 @@ def _show(report: dict[str, Any]) -> None:
         box=None,
         pad_edge=False,
     )
-    for name, engine in report["engines"].items():
-        for row in engine["rows"]:
+    for name, result in report["engines"].items():
+        for row in result["rows"]:
             table.add_row(name, *_cells(row))
-        if "seconds" in engine:
-            table.add_row(name, "time", "", f"{engine['seconds']:.1f} s", "", "")
+        if "seconds" in result:
+            table.add_row(name, "time", "", f"{result['seconds']:.1f} s", "", "")
     if report["furthest_apart"]:
         table.add_row("any two", *_cells(report["furthest_apart"]))
     out.print(table)
-    for name, engine in report["engines"].items():
-        print(f"{name}: {_summary(engine)}")
+    for name, result in report["engines"].items():
+        print(f"{name}: {_summarise(result)}")
     if recipe["precision"] == "tf32":
         print("note: without a GPU that has TensorFloat-32, tf32 is fp32")
     if report["passed"]:
         print("all within bounds")
-    elif any("error" in engine for engine in report["engines"].values()):
-        print("NOT verified: an engine did not run")
+    elif any("error" in result for result in report["engines"].values()):
+        print("NOT verified: a backend did not run")
     else:
         print("NOT within bounds; docs/numerics.md explains each quantity")
 
@@ -127,14 +125,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["quantity"], *differences, f"{row['bound']:.0e}", verdict]
 
 
-def _summary(engine: dict[str, Any]) -> str:
-    if "error" in engine:
-        return f"failed: {engine['error']}"
-    loader = engine["loader"]
+def _summarise(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"failed: {result['error']}"
+    loader = result["loader"]
     same = [name for name in ("samples", "windows", "flips") if loader[name]]
     off = loader["largest_pixel_difference"]
     pixels = f"pixels (within {off} of 255)" if off else "pixels"
     return (
-        f"{engine['version']} on {engine['device']}, free run {engine['train_sec']:.2f} s; "
+        f"{result['version']} on {result['device']}, free run {result['train_sec']:.2f} s; "
         f"its loader gives the same {', '.join((*same, pixels))}"
     )

@@ -1,5 +1,5 @@
-"""Compare what was exported with an engine: the same photos, once in the program's own runtime,
-once in the engine.
+"""Compare what was exported with a backend: the same photos, once in the program's own runtime,
+once in the backend's engine.
 
 The photos have several sizes and shapes. The engine gets what `predict` makes of them.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS
 from lockstep.inference.images import read_square
-from lockstep.inference.loaded_engine import engine_with
+from lockstep.inference.loaded_engine import load_engine
 from lockstep.inference.targets import Target, Wanted
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
@@ -47,8 +47,8 @@ class Comparison(TypedDict):
 
     runtime: str
     """Name and version of what ran the exported program."""
-    engine: str
-    """Name and version of the engine's framework."""
+    backend: str
+    """Name of the backend and version of its framework."""
     images: int
     sizes: list[list[int]]
     """Height and width of what the program got, in pixels: of all photos, or of the squares that it
@@ -75,7 +75,7 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     weights = wanted.weights.with_precision("fp32")
     photos = photos_of_several_sizes(weights.recipe)
     squares = _squares(photos, weights.recipe)
-    backend = _engine_for(target.backend, quantises=bool(weights.scales))
+    backend = _choose_backend(target.backend, quantises=bool(weights.scales))
     logits = _logits(weights, backend, squares)
     if not np.isfinite(logits).all():
         raise CheckpointError(
@@ -95,10 +95,10 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     if not target.has_equal_pixels(wanted):
         bound = max(bound, _PIXEL_BOUND)
     runtime = target.runtime()
-    engine = f"{backend} {FRAMEWORKS[backend].version()}"
+    backend_version = f"{backend} {FRAMEWORKS[backend].version()}"
     if not largest <= bound:
         raise CheckpointError(
-            f"the export differs from the weights: {runtime} and the engine {engine} differ by"
+            f"the export differs from the weights: {runtime} and {backend_version} differ by"
             f" {largest:.1e} of the largest logit, expected at most {bound:.0e}. Nothing is"
             " written; --no-compare writes it anyway"
         )
@@ -108,7 +108,7 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
         )
     return {
         "runtime": str(runtime),
-        "engine": engine,
+        "backend": backend_version,
         "images": len(photos),
         "sizes": [list(batch.shape[1:3]) for batch in batches],
         "largest_difference": largest,
@@ -152,8 +152,8 @@ def _squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
     return squares
 
 
-def _engine_for(backend: str | None, *, quantises: bool) -> str:
-    """Return the engine to compare with: `backend`, or the first that is installed; the reference
+def _choose_backend(backend: str | None, *, quantises: bool) -> str:
+    """Return the backend to compare with: `backend`, or the first that is installed; the reference
     in NumPy is the last."""
     last = "reference"
     names = (
@@ -174,7 +174,7 @@ def _logits(weights: Weights, backend: str, images: np.ndarray) -> np.ndarray:
     execution = Execution(backend=backend, reference_dtype="float32", compile="off")
     world = backends.load(backend).world(execution)
     try:
-        with engine_with(weights, world, execution) as engine:
+        with load_engine(weights, world, execution) as engine:
             return engine.predict(images).astype(np.float64)
     finally:
         world.close()

@@ -11,10 +11,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import Source, find_source, find_split, holds_split
 from lockstep.data.split import divided, whole_source
-from lockstep.inference.computing import computing, export_to_run
-from lockstep.inference.engines import AUTO, NATIVE
-from lockstep.inference.engines.scoring import Pace
-from lockstep.inference.engines.scoring import scores as scores_of
+from lockstep.inference.computation import computing, export_to_run
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.programs import (
     PROGRAM,
@@ -26,6 +23,9 @@ from lockstep.inference.programs import (
     program_to_run,
     remarks_on_weights,
 )
+from lockstep.inference.runtimes import AUTO, NATIVE
+from lockstep.inference.runtimes.scoring import Pace
+from lockstep.inference.runtimes.scoring import scores as scores_of
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
@@ -33,12 +33,14 @@ from lockstep.recipes.published_accuracies import Comparison, beside_published
 from lockstep.runs.divergence import describe_nonfinite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
+from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, DataError, DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.weights import LOCKSTEP, Classes, Preprocessing, Weights
 from lockstep.weights.class_names import assumed_classes, imagenet_synsets
 
 
+@accept_old_names(engine="runtime")
 def evaluate(
     source: str | Path,
     data: str | Path,
@@ -50,7 +52,7 @@ def evaluate(
     precision: str | None = None,
     split: float | None = None,
     batch_images: int = 32,
-    engine: str | None = None,
+    runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
@@ -66,7 +68,7 @@ def evaluate(
     first, or a file that lists them. If the images have names of classes too, an image's label is
     the output with that name.
 
-    `engine` is "native" (the execution's backend; the default), another engine of inference such as
+    `runtime` is "native" (the execution's backend; the default), another runtime such as
     "onnxruntime", or "auto": the fastest installed one that keeps the bound (docs/deploy.md). An
     ONNX model that `export` wrote is run as it is, by default with the first of ONNX Runtime and
     OpenVINO that is installed. "native", or an execution with another backend than the default,
@@ -78,7 +80,7 @@ def evaluate(
     asked for: do it if you trust who wrote them.
 
     `speed` of the result is how fast images were evaluated
-    (`lockstep.inference.engines.scoring.Speed`). `published` of the result is its top-1 next to
+    (`lockstep.inference.runtimes.scoring.Speed`). `published` of the result is its top-1 next to
     those published for the weights' recipe (`lockstep.recipes.published_accuracies.Comparison`), or
     None if nobody published one.
 
@@ -99,16 +101,20 @@ def evaluate(
     """
     execution = execution or Execution()
     runs_files = which == "newest" and not ema and model is None and preprocessing is None
-    if engine == PROGRAM and not runs_files:
+    if runtime == PROGRAM and not runs_files:
         raise BackendError(
-            f"an exported program holds what it computes; leave out --engine {PROGRAM}, or what"
+            f"an exported program holds what it computes; leave out --runtime {PROGRAM}, or what"
             " changes it"
         )
     exported = (
-        export_to_run(Path(source), engine, execution) if runs_files and engine != PROGRAM else None
+        export_to_run(Path(source), runtime, execution)
+        if runs_files and runtime != PROGRAM
+        else None
     )
     program = (
-        program_to_run(Path(source), engine, execution) if runs_files and exported is None else None
+        program_to_run(Path(source), runtime, execution)
+        if runs_files and exported is None
+        else None
     )
     if program is not None:
         how: dict[str, Any] = {
@@ -118,7 +124,7 @@ def evaluate(
             "listener": listener,
         }
         return _evaluate_program(program, Path(data), execution, precision, **how)
-    name = engine or (NATIVE if exported is None else AUTO)
+    name = runtime or (NATIVE if exported is None else AUTO)
     chosen: dict[str, Any] = {
         "which": which,
         "ema": ema,
@@ -138,7 +144,7 @@ def evaluate(
         recipe = found.weights.recipe
         index, remarks = _indexed(images, share, weights, recorder)
         if exported is None:
-            remarks += remarks_on_weights(Path(source), engine)
+            remarks += remarks_on_weights(Path(source), runtime)
         total = math.ceil(len(index) / (batch_images * found.ranks))
         plans = evaluation_plans(
             recipe, index.sizes_for(recipe), batch_images, rank=found.rank, ranks=found.ranks
@@ -148,9 +154,9 @@ def evaluate(
             scores = found.evaluate(pace.watched(batches))
     return {
         "remarks": remarks,
-        "engine": found.engine,
+        "runtime": found.runtime,
         "precision": (
-            recipe.for_evaluation().precision if found.engine == NATIVE else recipe.precision
+            recipe.for_evaluation().precision if found.runtime == NATIVE else recipe.precision
         ),
         **_described(scores, opened, images, index),
         "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
@@ -173,7 +179,7 @@ def _evaluate_program(
     if precision is not None:
         raise BackendError(
             f"{program.folder} computes in {program.precision}; leave out precision, or add"
-            f" --engine {NATIVE}"
+            f" --runtime {NATIVE}"
         )
     check_alone(int(os.environ.get("WORLD_SIZE", "1")))
     weights = program.about.with_classes(classes)
@@ -188,11 +194,11 @@ def _evaluate_program(
         batches = load_photos(index, recipe, groups)
     else:
         batches = _load_squares(index, recipe, execution, batch_images)
-    with program.load() as engine:
-        scores = scores_of(engine, pace.watched(recorder.watch("evaluating", batches, total)))
+    with program.load() as runtime:
+        scores = scores_of(runtime, pace.watched(recorder.watch("evaluating", batches, total)))
     return {
         "remarks": remarks,
-        "engine": program.engine,
+        "runtime": program.runtime,
         "precision": program.precision,
         **_described(scores, weights, images, index),
         "speed": pace.speed(batch_images=batch_images, on_gpu=False),

@@ -26,15 +26,15 @@ class Explainer(Protocol):
 def explainer_of(weights: Weights, backend: str, world: backends.World | None) -> Explainer:
     """Return what explains the predictions of weights, in the world of the backend's engine.
 
-    Raises `BackendError` if the backend cannot, or without a world: another engine predicts.
+    Raises `BackendError` if the backend cannot, or without a world: another runtime predicts.
     """
     if world is None:
-        raise BackendError("only a framework computes Grad-CAM; leave out --engine")
+        raise BackendError("only a framework computes Grad-CAM; leave out --runtime")
     if not backends.FRAMEWORKS[backend].explains:
         able = " or ".join(
             name for name, framework in backends.FRAMEWORKS.items() if framework.explains
         )
-        raise BackendError(f"the {backend} engine computes no Grad-CAM; use --backend {able}")
+        raise BackendError(f"the backend {backend} computes no Grad-CAM; use --backend {able}")
     module: Any = importlib.import_module(f"lockstep.backends.{backend}.explaining")
     return cast(Explainer, module.Explainer(weights.recipe, weights.tensors, world))
 

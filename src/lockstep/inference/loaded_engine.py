@@ -68,7 +68,7 @@ def in_usable_precision(
     return weights.with_precision("fp32")
 
 
-def engine_with(weights: Weights, world: backends.World, execution: Execution) -> Engine:
+def load_engine(weights: Weights, world: backends.World, execution: Execution) -> Engine:
     """Return an engine that holds the weights, and quantises if they were trained so.
 
     Raises `BackendError` if the engine cannot quantise.

@@ -12,17 +12,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from lockstep.inference.computing import computing, export_to_run
+from lockstep.inference.computation import computing, export_to_run
 from lockstep.inference.embeddings import width, with_features
-from lockstep.inference.engines import AUTO, NATIVE, begin_to_import
-from lockstep.inference.engines.exported import Exported
 from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.inference.images import Image, each_image, path_of, read_square
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.programs import open_weights_or_advise
+from lockstep.inference.runtimes import AUTO, NATIVE, start_import
+from lockstep.inference.runtimes.exported import Exported
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
+from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
@@ -55,7 +56,7 @@ class Prediction:
 
 
 class Predictor:
-    """Weights in an engine, to predict any number of images; a context manager.
+    """Weights in a runtime, to predict any number of images; a context manager.
 
     >>> import lockstep
     >>> with lockstep.Predictor("run") as predictor:
@@ -66,10 +67,11 @@ class Predictor:
 
     An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
     of Pillow. One image or any number of them may be given. Threads decode `batch_images` at a
-    time, while the engine computes the batch before. Images are taken, and results given, as they
+    time, while the runtime computes the batch before. Images are taken, and results given, as they
     are asked for: at most three batches are in memory.
     """
 
+    @accept_old_names(engine="runtime")
     def __init__(
         self,
         source: str | Path,
@@ -82,7 +84,7 @@ class Predictor:
         batch_images: int = BATCH,
         features: bool = False,
         explain: bool = False,
-        engine: str | None = None,
+        runtime: str | None = None,
         execution: Execution | None = None,
         preprocessing: Preprocessing | None = None,
         listener: Listener | None = None,
@@ -91,23 +93,23 @@ class Predictor:
 
         With `features`, every prediction has the features of its image. With `explain`, it has a
         picture of what speaks for the likeliest class. Raises `BackendError` if the backend cannot
-        explain, or another engine would predict.
+        explain, or another runtime would predict.
         """
         if batch_images < 1:
             raise UserError(f"batch_images is {batch_images}; expected at least 1")
         execution = execution or Execution()
-        begin_to_import(engine or NATIVE, execution)  # while weights are read, on another core
+        start_import(runtime or NATIVE, execution)  # while weights are read, on another core
         recorder = Recorder(listener if is_leading() else None)
         chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "classes": classes}
         chosen["preprocessing"] = preprocessing
         weights, exported = to_predict(
-            source, engine, execution, recorder, **chosen, as_exported=not (features or explain)
+            source, runtime, execution, recorder, **chosen, as_exported=not (features or explain)
         )
         self._weights = weights
         self._batch_images = batch_images
         self.features = width(weights) if features else 0
         """The number of features of an image; 0 if predictions have none."""
-        name = engine or (AUTO if exported else NATIVE)
+        name = runtime or (AUTO if exported else NATIVE)
         computed = with_features(weights) if features else weights
         with ExitStack() as opened:
             how = computing(
@@ -121,8 +123,8 @@ class Predictor:
             )
             found = opened.enter_context(how)
             self._logits = found.predict
-            self.engine = found.engine
-            """The name of the engine."""
+            self.runtime = found.runtime
+            """The name of the runtime."""
             self._explainer = (
                 explainer_of(weights, execution.backend, found.world) if explain else None
             )
@@ -139,7 +141,7 @@ class Predictor:
         self.close()
 
     def close(self) -> None:
-        """Free the engine and end the threads."""
+        """Free the runtime and end the threads."""
         self._opened.close()
 
     def predict(
@@ -259,6 +261,7 @@ class _Batch:
         )
 
 
+@accept_old_names(engine="runtime")
 def predict(
     source: str | Path,
     images: Image | Iterable[Image],
@@ -270,7 +273,7 @@ def predict(
     classes: Classes | None = None,
     precision: str | None = None,
     batch_images: int = BATCH,
-    engine: str | None = None,
+    runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
@@ -279,7 +282,7 @@ def predict(
     evaluation.
 
     An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
-    of Pillow. One image or any number of them may be given. `lockstep.Predictor` keeps the engine
+    of Pillow. One image or any number of them may be given. `lockstep.Predictor` keeps the runtime
     for further images, and gives results one by one.
 
     >>> import lockstep
@@ -292,10 +295,10 @@ def predict(
     names of the classes: names, class 0 first, or a file that lists them. By default they are those
     of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed.
     `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this
-    processor only emulates. `engine` is "native" (the execution's backend; the default), another
-    engine of inference such as "onnxruntime", or "auto", the fastest one that is installed. An
-    exported ONNX model runs as it is, unless `engine` is "native". `listener` gets notes about the
-    weights, names that are assumed, the precision and the engine.
+    processor only emulates. `runtime` is "native" (the execution's backend; the default), another
+    runtime such as "onnxruntime", or "auto", the fastest one that is installed. An
+    exported ONNX model runs as it is, unless `runtime` is "native". `listener` gets notes about the
+    weights, names that are assumed, the precision and the runtime.
 
     Raises `DataError` that names the first file that is not an image, or if `classes` does not fit
     the weights, and `DivergedError` if a logit is not a finite number.
@@ -308,7 +311,7 @@ def predict(
         classes=classes,
         precision=precision,
         batch_images=batch_images,
-        engine=engine,
+        runtime=runtime,
         execution=execution,
         preprocessing=preprocessing,
         listener=listener,
@@ -318,7 +321,7 @@ def predict(
 
 def to_predict(
     source: str | Path,
-    engine: str | None,
+    runtime: str | None,
     execution: Execution,
     recorder: Recorder,
     *,
@@ -336,7 +339,7 @@ def to_predict(
     arguments and errors are those of `predict`.
     """
     runs_file = as_exported and which == "newest" and not (ema or model or preprocessing)
-    exported = export_to_run(Path(source), engine, execution) if runs_file else None
+    exported = export_to_run(Path(source), runtime, execution) if runs_file else None
     opened: dict[str, Any] = {
         "which": which,
         "ema": ema,

@@ -14,8 +14,8 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.index import Index
-from lockstep.inference.engines import AUTO
 from lockstep.inference.images import read_photo
+from lockstep.inference.runtimes import AUTO
 from lockstep.inference.targets import TARGETS, Inputs, Program, Target, Wanted
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
@@ -28,7 +28,7 @@ from lockstep.weights.formats import onnx_metadata
 
 FILE = "export.json"
 PROGRAM = "program"
-"""The name that stands for a program's own runtime among the engines."""
+"""The name that stands for a program's own runtime."""
 _UNLIKELY = 1e-45
 """Smaller probabilities are taken for this one: float32 has no numbers below it."""
 _MOST_PIXELS = 2**24
@@ -68,12 +68,12 @@ class ExportedProgram:
     """The precision that it computes in."""
 
     @property
-    def engine(self) -> str:
+    def runtime(self) -> str:
         """The name of what runs it, such as "torchscript (torch 2.13.0)"."""
         return f"{self.target.name} ({self.target.runtime()})"
 
     @contextmanager
-    def load(self) -> Iterator["ProgramEngine"]:
+    def load(self) -> Iterator["ProgramRuntime"]:
         """Yield the program in its own runtime.
 
         Raises `BackendError` if the runtime is missing, and `CheckpointError` if it cannot run the
@@ -87,7 +87,7 @@ class ExportedProgram:
         with ExitStack() as opened:
             with self.refusing():
                 program = opened.enter_context(self.target.open_program(self.inputs, self.folder))
-            yield ProgramEngine(self, program)
+            yield ProgramRuntime(self, program)
 
     def _check_files(self) -> None:
         """Raise `CheckpointError` if a file is no regular one: runtimes open files by their paths."""
@@ -108,11 +108,11 @@ class ExportedProgram:
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                f"{self.engine} cannot run {self.folder}: {reason:.300}; export it again"
+                f"{self.runtime} cannot run {self.folder}: {reason:.300}; export it again"
             ) from error
 
 
-class ProgramEngine:
+class ProgramRuntime:
     """A program as evaluations use it."""
 
     def __init__(self, about: ExportedProgram, program: Program) -> None:
@@ -136,22 +136,22 @@ class ProgramEngine:
 
 
 def program_to_run(
-    source: Path, engine: str | None, execution: Execution
+    source: Path, runtime: str | None, execution: Execution
 ) -> ExportedProgram | None:
-    """Return the program to run at a path; None if it has none, or if another engine computes with
+    """Return the program to run at a path; None if it has none, or if another runtime computes with
     its weights.
 
-    Programs that can run code are run only if `engine` is `PROGRAM`. Raises `CheckpointError` if it
+    Programs that can run code are run only if `runtime` is `PROGRAM`. Raises `CheckpointError` if it
     is, but the path is no export.
     """
     program = find_program(source)
-    if engine == PROGRAM:
+    if runtime == PROGRAM:
         if program is None:
             raise CheckpointError(
-                f"{source!s:.200} is not a folder of lockstep export; leave out --engine {PROGRAM}"
+                f"{source!s:.200} is not a folder of lockstep export; leave out --runtime {PROGRAM}"
             )
         return program
-    if program is None or engine not in (None, AUTO) or execution.backend != DEFAULT_BACKEND:
+    if program is None or runtime not in (None, AUTO) or execution.backend != DEFAULT_BACKEND:
         return None
     return None if program.target.can_run_code or program.target.runtime() is None else program
 
@@ -172,18 +172,18 @@ def open_weights_or_advise(source: str | Path, **chosen: Any) -> Weights:
         )
         raise CheckpointError(
             f"{source} is a program ({program.target.name}), whose weights cannot be read;"
-            f" `lockstep evaluate FOLDER --engine {PROGRAM}` runs it{trust}. Other commands take"
+            f" `lockstep evaluate FOLDER --runtime {PROGRAM}` runs it{trust}. Other commands take"
             f" the run, or its export to onnx ({error})"
         ) from error
 
 
-def remarks_on_weights(source: Path, engine: str | None) -> list[str]:
+def remarks_on_weights(source: Path, runtime: str | None) -> list[str]:
     """Return a remark if the weights of an export are evaluated, and not its program, without being
     asked for."""
-    if engine is not None or find_program(source) is None:
+    if runtime is not None or find_program(source) is None:
         return []
     return [
-        f"evaluates the weights in this export; --engine {PROGRAM} runs the program, if you trust"
+        f"evaluates the weights in this export; --runtime {PROGRAM} runs the program, if you trust"
         " who wrote it"
     ]
 

@@ -1,4 +1,4 @@
-"""Compare every installed engine with the reference: same weights, images and recipe, each in a
+"""Compare every installed backend with the reference: same weights, images and recipe, each in a
 separate process."""
 
 import json
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep import backends
+from lockstep.backends import FRAMEWORKS, interpreter, load
 from lockstep.recipes import Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
+from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.system.workers import carry_out
 from lockstep.verification import workload as workloads
@@ -21,8 +22,9 @@ from lockstep.verification.workload import Arrays
 REFERENCE = "reference"
 
 
+@accept_old_names(engines="backends")
 def verify(
-    engines: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None,
     *,
     recipe: str | Recipe = "resnet50-paddle-90ep",
     model: str | None = None,
@@ -31,17 +33,17 @@ def verify(
     full: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Compare engines (by default all that are installed) with the NumPy reference in float64;
+    """Compare backends (by default all that are installed) with the NumPy reference in float64;
     return a report.
 
-    Each engine runs the same workload: logits, an evaluation, single steps, and a free run of
+    Each backend runs the same workload: logits, an evaluation, single steps, and a free run of
     `steps` steps (by default 20, or 3 for a full model). The free run covers the recipe's schedule,
     compressed to these steps. The model is a narrow variant of the recipe's model (or of `model`)
     at 64 px; with `full` it is the model itself at its own size. `report["passed"]` says whether
     all differences are within the bounds of `lockstep.verification.bounds`. The message of an
-    engine that failed is in its `error`.
+    backend that failed is in its `error`.
 
-    Raises `BackendError` if an engine is unknown or missing, or if there is none to compare,
+    Raises `BackendError` if a backend is unknown or missing, or if there is none to compare,
     `RecipeError` for a wrong recipe, model, precision or number of steps, and `LockstepError` if
     the reference itself fails.
 
@@ -55,7 +57,7 @@ def verify(
         raise RecipeError(
             f"steps must be at least 3, so that the learning rate rises and falls; found {steps}"
         )
-    pythons = _interpreters(engines)
+    pythons = _interpreters(backends)
     recorder = Recorder(listener)
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as name:
         folder = Path(name)
@@ -72,23 +74,21 @@ def verify(
     return _report(work, full, about, found)
 
 
-def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
-    """Return the Python of every engine to run, the reference's first."""
+def _interpreters(names: Sequence[str] | None) -> dict[str, Path]:
+    """Return the Python of every backend to run, the reference's first."""
     asked = [
-        name
-        for name in dict.fromkeys(backends.FRAMEWORKS if engines is None else engines)
-        if name != REFERENCE
+        name for name in dict.fromkeys(FRAMEWORKS if names is None else names) if name != REFERENCE
     ]
     pythons: dict[str, Path] = {}
     for name in (REFERENCE, *asked):
-        python = backends.interpreter(name) if name in backends.FRAMEWORKS else None
+        python = interpreter(name) if name in FRAMEWORKS else None
         if python is not None:
             pythons[name] = python
-        elif engines is not None:
-            backends.load(name)  # raises an error that says what is missing and how to install it
+        elif names is not None:
+            load(name)  # raises an error that says what is missing and how to install it
     if len(pythons) == 1:
         raise BackendError(
-            "there is no engine to compare with the reference; see `lockstep doctor`"
+            "there is no backend to compare with the reference; see `lockstep doctor`"
         )
     return pythons
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import requests
 
-from lockstep.inference.engines import NATIVE, open_engine
 from lockstep.inference.images import read_square
+from lockstep.inference.runtimes import NATIVE, open_runtime
 from lockstep.recipes import Execution
 from lockstep.weights import open_weights
 from tests.processes import ONE_THREAD, command
@@ -135,7 +135,7 @@ def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
     )
     for image, square in zip(images, squares, strict=True):
         read_square(image, weights.recipe, square)
-    with open_engine(NATIVE, weights, execution) as engine:
+    with open_runtime(NATIVE, weights, execution) as engine:
         return engine.predict(squares)
 
 

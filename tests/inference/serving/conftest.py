@@ -31,6 +31,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that many tests use. They must leave it as it is."""
     with serving(
-        weights, tmp_path_factory.mktemp("log") / "server.log", "--engine", ENGINE
+        weights, tmp_path_factory.mktemp("log") / "server.log", "--runtime", ENGINE
     ) as found:
         yield found

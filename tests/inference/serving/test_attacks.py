@@ -64,7 +64,7 @@ def small_server(
         CONNECTIONS,
     )
     with serving(
-        weights, tmp_path_factory.mktemp("log") / "small.log", "--engine", ENGINE, *options
+        weights, tmp_path_factory.mktemp("log") / "small.log", "--runtime", ENGINE, *options
     ) as found:
         yield found
         wait_until(lambda: found.metric("lockstep_admitted_images") == 0)

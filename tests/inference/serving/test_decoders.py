@@ -71,7 +71,7 @@ def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(
     )
     data = image_file(tmp_path, 256, 256, ".jpg").read_bytes()
     options = ("--max-batch", 1, "--max-queue", 2, "--timeout-sec", 10 * PATIENCE_SEC, *ONE_DECODER)
-    with serving(large, tmp_path / "log", "--engine", ENGINE, *options) as server:
+    with serving(large, tmp_path / "log", "--runtime", ENGINE, *options) as server:
 
         def client(_: int) -> tuple[int, str | None]:
             with session() as own:
@@ -116,7 +116,7 @@ def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decod
     """Also: it is not ready while nothing can be decoded, and is ready again when something can."""
     data = photos[0].read_bytes()
     options = ("--timeout-sec", 1, "--drain-sec", 0, *ONE_DECODER)
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
+    with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:
         with stuck_upload(server, data) as connection:
             assert connection.recv(12) == b"HTTP/1.1 503"
         assert server.post("/predict", data).status_code in (

@@ -84,7 +84,7 @@ def test_many_clients_get_right_answers_and_memory_does_not_grow(
     weights: Path, photos: list[Path], tmp_path: Path
 ) -> None:
     expected = reference_logits(weights, noise(CLIENTS, 32))
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--quiet") as server:
+    with serving(weights, tmp_path / "log", "--runtime", ENGINE, "--quiet") as server:
         assert load(server, WARM_SEC, photos, expected) == []
         before = server.metric("process_resident_memory_bytes")
         files = server.metric("process_open_fds")

@@ -180,7 +180,7 @@ def test_the_token_is_asked_for_and_used(
 ) -> None:
     (tmp_path / "token").write_text(TOKEN + "\n")
     with serving(
-        weights, tmp_path / "log", "--engine", ENGINE, "--token-file", tmp_path / "token"
+        weights, tmp_path / "log", "--runtime", ENGINE, "--token-file", tmp_path / "token"
     ) as server:
         page = show(server, refusals=2)
         page.locator("#access").wait_for()

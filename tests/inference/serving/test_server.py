@@ -133,7 +133,7 @@ def test_options_that_do_not_exist_are_refused(
     if query == "explain=1":
         assert (
             answer.json()["error"]
-            == "this engine computes no Grad-CAM; serve with --engine native and --backend torch"
+            == "this runtime computes no Grad-CAM; serve with --runtime native and --backend torch"
         )
 
 
@@ -164,7 +164,7 @@ def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(
                 wrong.append(float(np.abs(np.array(found["data"]) - logits[number]).max()))
 
     options = ("--max-wait-ms", 10_000 * PATIENCE_SEC, "--timeout-sec", 10 * PATIENCE_SEC)
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
+    with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:
         with server.connect() as late:
             late.sendall(
                 f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: 1\r\n\r\n".encode()
@@ -239,7 +239,7 @@ def test_the_log_is_lines_of_json(server: Server) -> None:
     assert events[-1].items() >= {"event": "request", "method": "GET", "status": 404}.items()
     assert events[-1]["path"] == "/v2/models/\x1b[31m\nforged"
     listening = next(each for each in events if each["event"] == "listening")
-    assert (listening["url"], listening["engine"]) == (server.url, ENGINE)
+    assert (listening["url"], listening["runtime"]) == (server.url, ENGINE)
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", each["time"]) for each in events)
 
 

@@ -41,7 +41,7 @@ def test_a_signal_under_load_loses_no_request(
     data = photos[1].read_bytes()
     statuses = list[int]()
     lost = list[Exception]()
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 0.3) as server:
+    with serving(weights, tmp_path / "log", "--runtime", ENGINE, "--drain-sec", 0.3) as server:
         threads = [
             threading.Thread(target=client, args=(server, data, statuses, lost))
             for _ in range(CLIENTS)
@@ -69,7 +69,7 @@ def test_while_it_drains_it_answers_and_says_that_it_is_not_ready(
     weights: Path, photos: list[Path], tmp_path: Path
 ) -> None:
     with serving(
-        weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 10 * PATIENCE_SEC
+        weights, tmp_path / "log", "--runtime", ENGINE, "--drain-sec", 10 * PATIENCE_SEC
     ) as server:
         idle = server.connect()
         server.process.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_it_while_connections_are_open(
         "--timeout-sec",
         10 * PATIENCE_SEC,
     )  # it does not end because a limit has passed
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
+    with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:
         silent = server.connect()
         assert server.get("/v2").status_code == 200  # its connection stays open
         assert server.stop(signal.SIGINT) == 0
@@ -104,7 +104,7 @@ def test_an_upload_that_has_begun_is_answered_after_the_signal(
 ) -> None:
     data = photos[0].read_bytes()
     options = ("--drain-sec", 0, "--timeout-sec", 10 * PATIENCE_SEC)
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
+    with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:
         with server.connect() as connection:
             head = (
                 f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length:"

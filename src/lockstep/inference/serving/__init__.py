@@ -16,6 +16,7 @@ from lockstep.inference.serving.limits import Limits
 from lockstep.inference.serving.model import Source
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
+from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, UserError
 from lockstep.weights import Classes, Preprocessing
 
@@ -29,6 +30,7 @@ INSTALL = (
 _MOST_PORT = 65535
 
 
+@accept_old_names(engine="runtime")
 def serve(
     source: str | Path,
     *,
@@ -45,7 +47,7 @@ def serve(
     model: str | None = None,
     classes: Classes | None = None,
     precision: str | None = None,
-    engine: str | None = None,
+    runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
@@ -73,7 +75,7 @@ def serve(
         raise UserError(f"port is {port}; expected 0 to {_MOST_PORT}")
     if name is not None and (not name or "/" in name):
         raise UserError(f"the model's name is {name!r}; expected a name without slashes")
-    given = Source(source, which, ema, model, classes, precision, engine, execution, preprocessing)
+    given = Source(source, which, ema, model, classes, precision, runtime, execution, preprocessing)
     with bound(host, port) as sock:
         address = str(sock.getsockname()[0])
         access = access_for(host, address, token, without_token=without_token, hosts=allow_hosts)

@@ -21,10 +21,10 @@ from starlette.requests import ClientDisconnect
 from lockstep.backends import FRAMEWORKS
 from lockstep.inference.decoding.pool import Decoders, GivenUp, NotDecoded
 from lockstep.inference.decoding.process import BAD_FORM, BAD_IMAGE, OVER_BUDGET
-from lockstep.inference.engines import NATIVE
 from lockstep.inference.explanation import overlaid
 from lockstep.inference.images import read_square
 from lockstep.inference.prediction import likeliest
+from lockstep.inference.runtimes import NATIVE
 from lockstep.inference.serving import open_inference as oip
 from lockstep.inference.serving.batching import Batcher, Computed, Full, Ticket
 from lockstep.inference.serving.bodies import Bodies, Refused
@@ -148,7 +148,7 @@ def _add_pages(app: FastAPI, parts: Parts) -> None:
         return _json(
             {
                 "model": about.name,
-                "engine": about.engine,
+                "runtime": about.runtime,
                 "precision": about.precision,
                 "classes": about.recipe.logits,
                 "size": about.recipe.eval_crop,
@@ -197,7 +197,7 @@ def _add_protocol(app: FastAPI, parts: Parts) -> None:
         return _json({"name": about.name, "ready": state}, 200 if state else 503)
 
     async def metadata(request: Request) -> Response:
-        return _json(oip.metadata(about.name, f"lockstep_{about.engine}", parts.shapes))
+        return _json(oip.metadata(about.name, f"lockstep_{about.runtime}", parts.shapes))
 
     for path, function in (("/v2", server), ("/v2/health/live", live), ("/v2/health/ready", ready)):
         app.add_api_route(path, function, methods=_READ)
@@ -373,7 +373,7 @@ class _Predict(_Computing):
             able = " or ".join(name for name, framework in FRAMEWORKS.items() if framework.explains)
             raise Refused(
                 400,
-                f"this engine computes no Grad-CAM; serve with --engine {NATIVE} and --backend"
+                f"this runtime computes no Grad-CAM; serve with --runtime {NATIVE} and --backend"
                 f" {able}",
             )
         return number, explain in _TRUE

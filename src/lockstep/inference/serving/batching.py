@@ -1,4 +1,4 @@
-"""Dynamic batching: one thread owns the engine, and computes the images of several requests
+"""Dynamic batching: one thread owns the runtime, and computes the images of several requests
 together."""
 
 import math
@@ -63,7 +63,7 @@ Watcher = Callable[[int, float], None]
 
 
 class Batcher:
-    """A bounded queue of images in front of an engine.
+    """A bounded queue of images in front of a runtime.
 
     Requests announce themselves with `expect`. When their bodies have come, `Ticket.admit` takes
     places in the queue, or refuses them if it is full, and `Ticket.submit` gives their images. The
@@ -119,7 +119,7 @@ class Batcher:
             self._changed.notify_all()
 
     def run(self, model: Computes) -> None:
-        """Compute batches until the queue is closed and empty. An error of the engine goes to the
+        """Compute batches until the queue is closed and empty. An error of the runtime goes to the
         requests of its batch."""
         while (jobs := self._next()) is not None:
             if jobs:

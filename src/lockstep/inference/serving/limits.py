@@ -27,7 +27,7 @@ class Limits:
     """What a server takes at most. Raises `UserError` for a value out of range."""
 
     batch_images: int = 32
-    """The largest batch that the engine gets, and the most images of one request."""
+    """The largest batch that the runtime gets, and the most images of one request."""
     wait_ms: float = 2.0
     """How long a batch waits for images that are being received or decoded. Without such images it
     does not wait."""

@@ -41,24 +41,24 @@ class Metrics:
             registry=registry,
         )
         self._images = Counter(
-            "lockstep_images", "Images that the engine computed.", registry=registry
+            "lockstep_images", "Images that the runtime computed.", registry=registry
         )
         self._batches = Histogram(
             "lockstep_batch_images",
-            "Images in a batch of the engine.",
+            "Images in a batch of the runtime.",
             buckets=_BATCHES,
             registry=registry,
         )
         self._engine = Histogram(
             "lockstep_engine_seconds",
-            "Seconds that the engine took for a batch.",
+            "Seconds that the runtime took for a batch.",
             buckets=_SECONDS,
             registry=registry,
         )
         ProcessCollector(registry=registry)
 
     def describe(self, **labels: str) -> None:
-        """Set the labels of the model, its engine and precision."""
+        """Set the labels of the model, its runtime and precision."""
         Info("lockstep", "What is served.", registry=self._registry).info(
             {"version": version(), **labels}
         )

@@ -1,4 +1,4 @@
-"""What is served: weights or an exported model in an engine, opened by the thread that computes
+"""What is served: weights or an exported model in a runtime, opened by the thread that computes
 with it."""
 
 import os
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.computing import Computing, computing
-from lockstep.inference.engines import AUTO, NATIVE
+from lockstep.inference.computation import Computing, computing
 from lockstep.inference.explanation import Explainer, explainer_of
 from lockstep.inference.prediction import to_predict
+from lockstep.inference.runtimes import AUTO, NATIVE
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -36,7 +36,7 @@ class Source:
     model: str | None = None
     classes: Classes | None = None
     precision: str | None = None
-    engine: str | None = None
+    runtime: str | None = None
     execution: Execution | None = None
     preprocessing: Preprocessing | None = None
 
@@ -47,7 +47,7 @@ class About:
 
     name: str
     source: str
-    engine: str
+    runtime: str
     precision: str
     recipe: Recipe
     """Preprocessing and number of logits."""
@@ -58,7 +58,7 @@ class About:
 
 
 class Served:
-    """A model in its engine. Only the thread that opened it may use it."""
+    """A model in its runtime. Only the thread that opened it may use it."""
 
     def __init__(self, about: About, found: Computing, backend: str) -> None:
         self.about = about
@@ -74,7 +74,7 @@ class Served:
         """Return Grad-CAM, float32 [N, height, width]. The first call takes longer: it copies the
         weights.
 
-        Raises `BackendError` if the engine cannot.
+        Raises `BackendError` if the runtime cannot.
         """
         if self._explainer is None:
             self._explainer = explainer_of(self._found.weights, self._backend, self._found.world)
@@ -104,17 +104,17 @@ def opened(
         "classes": given.classes,
     }
     chosen["preprocessing"] = given.preprocessing
-    weights, exported = to_predict(given.source, given.engine, execution, recorder, **chosen)
-    engine = given.engine or (AUTO if exported else NATIVE)
+    weights, exported = to_predict(given.source, given.runtime, execution, recorder, **chosen)
+    runtime = given.runtime or (AUTO if exported else NATIVE)
     size: dict[str, Any] = {"most_images": most_images, "exported": exported, "shares_cores": True}
-    with computing(engine, weights, given.precision, execution, listener, **size) as found:
+    with computing(runtime, weights, given.precision, execution, listener, **size) as found:
         recipe = found.weights.recipe
         explains = found.world is not None and FRAMEWORKS[execution.backend].explains
         known = recipe.model if isinstance(recipe.model, str) and exported is None else _NAMELESS
         classes = weights.classes
         source = str(weights.source)
         about = About(
-            name or known, source, found.engine, recipe.precision, recipe, classes, explains
+            name or known, source, found.runtime, recipe.precision, recipe, classes, explains
         )
         served = Served(about, found, execution.backend)
         for images in sorted({1, most_images}):

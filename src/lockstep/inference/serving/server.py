@@ -1,4 +1,4 @@
-"""The server: its socket, the thread with the engine, uvicorn, and how it stops."""
+"""The server: its socket, the thread with the runtime, uvicorn, and how it stops."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ def run(
     listener: Listener | None,
     quiet: bool,
 ) -> None:
-    """Serve on a bound socket until a signal, or an error of the thread with the engine, stops it."""
+    """Serve on a bound socket until a signal, or an error of the thread with the runtime, stops it."""
     metrics = Metrics()
     stopping = Stopping(limits.drain_sec, limits.timeout_sec)
     batcher = Batcher(limits, metrics.computed)
@@ -136,9 +136,9 @@ def _noted(event: Event) -> None:
 def _describe(metrics: Metrics, parts: Parts) -> None:
     about = parts.about
     batcher = parts.batcher
-    metrics.describe(model=about.name, engine=about.engine, precision=about.precision)
+    metrics.describe(model=about.name, engine=about.runtime, precision=about.precision)
     metrics.watch(
-        "lockstep_queue_images", "Images that wait for the engine.", lambda: batcher.waiting
+        "lockstep_queue_images", "Images that wait for the runtime.", lambda: batcher.waiting
     )
     metrics.watch(
         "lockstep_admitted_images",
@@ -172,13 +172,13 @@ def _announce(sock: socket.socket, about: About, access: Access) -> None:
     fields: dict[str, Any] = {
         "url": url,
         "model": about.name,
-        "engine": about.engine,
+        "runtime": about.runtime,
         "precision": about.precision,
     }
     log("listening", **fields, source=about.source)
     with suppress(OSError, ValueError):  # nobody reads it
         sys.stdout.write(
-            f"serving {about.name} with {about.engine} in {about.precision} on {url} (Ctrl-C stops"
+            f"serving {about.name} with {about.runtime} in {about.precision} on {url} (Ctrl-C stops"
             " it)\n"
         )
         sys.stdout.flush()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.inference.engines import onnxruntime
+from lockstep.inference.runtimes import onnxruntime
 from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular

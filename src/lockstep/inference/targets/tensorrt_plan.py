@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.inference.engines import tensorrt
+from lockstep.inference.runtimes import tensorrt
 from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted, package
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular

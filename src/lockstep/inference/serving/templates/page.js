@@ -29,7 +29,7 @@ async function describe() {
   }
   if (!answer.ok) throw new Error(found.error);
   about = found;
-  $("#about").textContent = `${about.model} · ${about.engine} · ${about.precision} · ${about.size} px · ${about.classes} classes`;
+  $("#about").textContent = `${about.model} · ${about.runtime} · ${about.precision} · ${about.size} px · ${about.classes} classes`;
   $("#explains").hidden = !about.explains;
   $("#top").max = about.classes;
 }

@@ -1,4 +1,4 @@
-"""What evaluations and predictions compute with: an engine that holds the weights, in a precision
+"""What evaluations and predictions compute with: a runtime that holds the weights, in a precision
 that the machine has."""
 
 import os
@@ -14,19 +14,19 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends.emulation import emulation
 from lockstep.data import Batch
-from lockstep.inference.engines import (
+from lockstep.inference.loaded_engine import in_usable_precision, load_engine
+from lockstep.inference.runtimes import (
     AUTO,
-    ENGINES,
     NATIVE,
-    check_engine,
-    device_of,
-    open_engine,
-    refusal,
+    RUNTIMES,
+    check_runtime,
+    choose_device,
+    explain_refusal,
+    open_runtime,
 )
-from lockstep.inference.engines.choosing import fastest
-from lockstep.inference.engines.exported import Exported, exported_file, open_exported
-from lockstep.inference.engines.scoring import scores
-from lockstep.inference.loaded_engine import engine_with, in_usable_precision
+from lockstep.inference.runtimes.choosing import fastest
+from lockstep.inference.runtimes.exported import Exported, exported_file, open_exported
+from lockstep.inference.runtimes.scoring import scores
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
@@ -40,9 +40,9 @@ from lockstep.weights import Weights
 
 @dataclass(frozen=True)
 class Computing:
-    """An open engine, and what it computes with."""
+    """An open runtime, and what it computes with."""
 
-    engine: str
+    runtime: str
     """Its name."""
     weights: Weights
     """In the precision that it computes in."""
@@ -52,7 +52,7 @@ class Computing:
     predict: Callable[[np.ndarray], np.ndarray]
     """Returns the logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
     world: backends.World | None = None
-    """That of the backend's engine; None for other engines."""
+    """That of the backend's engine; None for other runtimes than the native one."""
     rank: int = 0
     ranks: int = 1
     on_gpu: bool = False
@@ -60,7 +60,7 @@ class Computing:
 
 @contextmanager
 def computing(
-    engine: str,
+    runtime: str,
     weights: Weights,
     precision: str | None,
     execution: Execution,
@@ -70,7 +70,7 @@ def computing(
     exported: Exported | None = None,
     shares_cores: bool = False,
 ) -> Iterator[Computing]:
-    """Yield an engine that holds the weights, or runs an exported model. `engine` is a name, or
+    """Yield a runtime that holds the weights, or runs an exported model. `runtime` is a name, or
     "auto".
 
     `precision` is the one that was asked for; None: the recipe's, or fp32 if that is not in
@@ -78,32 +78,32 @@ def computing(
     the cores between two batches.
     """
     recorder = Recorder(listener if is_leading() else None)
-    if exported is not None and engine == AUTO:
-        engine = next(iter(engines_of_exports()), "onnxruntime")
-    elif engine == AUTO:
+    if exported is not None and runtime == AUTO:
+        runtime = next(iter(list_export_runtimes()), "onnxruntime")
+    elif runtime == AUTO:
         weights = in_fast_precision(weights, precision, execution, recorder)
         alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-        engine = fastest(weights, execution, recorder) if alone else NATIVE
-    check_engine(engine, execution.backend)
-    if engine == NATIVE:
+        runtime = fastest(weights, execution, recorder) if alone else NATIVE
+    check_runtime(runtime, execution.backend)
+    if runtime == NATIVE:
         with _native(weights, precision, execution, listener) as found:
             yield found
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BackendError(
-            f"the engine {engine} computes in one process; start it without a launcher, or use"
-            f" --engine {NATIVE}"
+            f"the runtime {runtime} computes in one process; start it without a launcher, or use"
+            f" --runtime {NATIVE}"
         )
-    weights = in_precision_of(engine, weights, precision, execution, recorder)
+    weights = in_precision_of(runtime, weights, precision, execution, recorder)
     model = None if exported is None else exported.model
     how: dict[str, Any] = {
         "most_images": most_images,
         "exported": model,
         "shares_cores": shares_cores,
     }
-    with open_engine(engine, weights, execution, **how) as opened:
+    with open_runtime(runtime, weights, execution, **how) as opened:
         evaluate = partial(scores, opened)
-        yield Computing(engine, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu)
+        yield Computing(runtime, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu)
 
 
 @contextmanager
@@ -115,29 +115,29 @@ def _native(
     try:
         recorder = Recorder(listener if world.rank == 0 else None)
         weights = in_usable_precision(weights, precision, world, execution, recorder)
-        with engine_with(weights, world, execution) as engine:
+        with load_engine(weights, world, execution) as engine:
             place = world, world.rank, world.ranks, world.on_gpu
             yield Computing(NATIVE, weights, recorder, engine.evaluate, engine.predict, *place)
     finally:
         world.close()
 
 
-def export_to_run(source: Path, engine: str | None, execution: Execution) -> Exported | None:
-    """Return the exported model at a path; None if it is none, or if the backend's engine computes
+def export_to_run(source: Path, runtime: str | None, execution: Execution) -> Exported | None:
+    """Return the exported model at a path; None if it is none, or if the native runtime computes
     with its weights."""
-    if engine == NATIVE or (
-        engine is None and (execution.backend != DEFAULT_BACKEND or not engines_of_exports())
+    if runtime == NATIVE or (
+        runtime is None and (execution.backend != DEFAULT_BACKEND or not list_export_runtimes())
     ):
         return None
     file = exported_file(source)
     return None if file is None else open_exported(file)
 
 
-def engines_of_exports() -> list[str]:
-    """Return the installed engines that run ONNX models on a CPU."""
+def list_export_runtimes() -> list[str]:
+    """Return the installed runtimes that run ONNX models on a CPU."""
     return [
         name
-        for name, row in ENGINES.items()
+        for name, row in RUNTIMES.items()
         if row.runs_onnx and "cpu" in row.precisions and not row.missing()
     ]
 
@@ -162,15 +162,15 @@ def in_fast_precision(
 
 
 def in_precision_of(
-    engine: str, weights: Weights, asked: str | None, execution: Execution, recorder: Recorder
+    runtime: str, weights: Weights, asked: str | None, execution: Execution, recorder: Recorder
 ) -> Weights:
     """Return the weights in the requested precision; without one in the recipe's, or in fp32 if the
-    engine lacks that.
+    runtime lacks that.
 
-    Raises `BackendError` if the engine lacks the requested one.
+    Raises `BackendError` if the runtime lacks the requested one.
     """
-    device = device_of(engine, execution)
-    why = refusal(engine, asked or weights.recipe.precision, device)
+    device = choose_device(runtime, execution)
+    why = explain_refusal(runtime, asked or weights.recipe.precision, device)
     if why and asked is not None:
         raise BackendError(why)
     if why:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from lockstep.inference.engines import Order, checked, package
+from lockstep.inference.runtimes import RuntimeSetup, check_images, import_package
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.files import user_cache, write_bytes
@@ -25,7 +25,7 @@ class Plan:
 
     def __init__(self, data: bytes) -> None:
         library = _library()
-        self._cuda = package("cuda.bindings.runtime", "CUDA's package for Python")
+        self._cuda = import_package("cuda.bindings.runtime", "CUDA's package for Python")
         self._runtime = library.Runtime(_logger(library))  # must outlive the engine
         self._engine = engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
@@ -103,20 +103,20 @@ class Plan:
 
 
 class TensorRT:
-    """An engine of inference that runs a plan."""
+    """A runtime that runs a plan."""
 
     name = "tensorrt"
     on_gpu = True
 
-    def __init__(self, order: Order) -> None:
-        recipe = order.weights.recipe
+    def __init__(self, setup: RuntimeSetup) -> None:
+        recipe = setup.weights.recipe
         self.precision = recipe.precision
         self._side = recipe.eval_crop
-        self._most = order.most_images
+        self._most = setup.most_images
         self.device = "GPU, TensorRT"
         shape = (self._side, self._side, 3)
         self._plan = Plan(
-            built(order.model(), shape, (1, self._most), tf32=self.precision == "tf32")
+            built(setup.model(), shape, (1, self._most), tf32=self.precision == "tf32")
         )
 
     def __enter__(self) -> Self:
@@ -128,29 +128,28 @@ class TensorRT:
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]. N is at most the
         largest batch."""
-        images = checked(images, self._side)
+        images = check_images(images, self._side)
         if len(images) > self._most:
             raise ValueError(
-                f"{len(images)} images in a batch, but this engine was built for at most"
-                f" {self._most}"
+                f"{len(images)} images in a batch, but this plan was built for at most {self._most}"
             )
         [logits] = self._plan.run(images).values()
         return np.asarray(logits, np.float32)
 
 
-def opened(order: Order) -> TensorRT:
-    """Return an engine that holds the weights. Building it takes minutes the first time."""
-    return TensorRT(order)
+def make_runtime(setup: RuntimeSetup) -> TensorRT:
+    """Return a plan that holds the weights. Building it takes minutes the first time."""
+    return TensorRT(setup)
 
 
-def device(execution: Execution) -> str:
+def choose_device(execution: Execution) -> str:
     """Return "cuda". Raises `BackendError` if the execution asks for a CPU, or there is no GPU."""
     if execution.device == "cpu":
         raise BackendError(
-            "device is cpu, but TensorRT computes on GPUs; use --engine onnxruntime or openvino"
+            "device is cpu, but TensorRT computes on GPUs; use --runtime onnxruntime or openvino"
         )
     if gpu() is None:
-        raise BackendError("TensorRT finds no GPU here; use --engine onnxruntime or openvino")
+        raise BackendError("TensorRT finds no GPU here; use --runtime onnxruntime or openvino")
     return "cuda"
 
 
@@ -190,7 +189,7 @@ def built(model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf3
 
 
 def _library() -> Any:
-    return package("tensorrt", "TensorRT")
+    return import_package("tensorrt", "TensorRT")
 
 
 def _logger(library: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from lockstep import backends
-from lockstep.inference.engines import ENGINES, Order, cpu_name
+from lockstep.inference.runtimes import RUNTIMES, RuntimeSetup, describe_cpu
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 
@@ -21,20 +21,20 @@ class PaddleInference:
 
     name = NAME
 
-    def __init__(self, order: Order) -> None:
-        recipe = order.weights.recipe
+    def __init__(self, setup: RuntimeSetup) -> None:
+        recipe = setup.weights.recipe
         self.precision = recipe.precision
-        found = device(order.execution)
+        found = choose_device(setup.execution)
         self.on_gpu = found == "cuda"
-        self.device = "GPU" if self.on_gpu else cpu_name()
+        self.device = "GPU" if self.on_gpu else describe_cpu()
         predictor = _module("predictor")
         options = predictor.Options(
-            device=found, precision=self.precision, max_batch_images=order.most_images
+            device=found, precision=self.precision, max_batch_images=setup.most_images
         )
         with tempfile.TemporaryDirectory(prefix="lockstep-program-") as name:
             folder = Path(name) / "program"
             plain = recipe.replace(precision="fp32")  # the predictor chooses the precision
-            _module("export").export(plain, order.weights.tensors, (), folder, logits=True)
+            _module("export").export(plain, setup.weights.tensors, (), folder, logits=True)
             self._predictor = predictor.open_predictor(folder, options)
 
     def __enter__(self) -> Self:
@@ -49,19 +49,21 @@ class PaddleInference:
         return np.asarray(logits, np.float32)
 
 
-def opened(order: Order) -> PaddleInference:
+def make_runtime(setup: RuntimeSetup) -> PaddleInference:
     """Return a predictor that holds the weights."""
-    if order.exported is not None:
-        raise BackendError(f"{NAME} does not run ONNX models; use --engine onnxruntime or openvino")
-    return PaddleInference(order)
+    if setup.exported is not None:
+        raise BackendError(
+            f"{NAME} does not run ONNX models; use --runtime onnxruntime or openvino"
+        )
+    return PaddleInference(setup)
 
 
-def device(execution: Execution) -> str:
+def choose_device(execution: Execution) -> str:
     """Return "cuda" if the execution asks for it, else "cpu": its code for GPUs has not been run."""
     return "cuda" if execution.device == "cuda" else "cpu"
 
 
 def _module(name: str) -> Any:
-    backend = ENGINES[NAME].framework
+    backend = RUNTIMES[NAME].framework
     backends.load(backend)
     return importlib.import_module(f"lockstep.backends.{backend}.{name}")

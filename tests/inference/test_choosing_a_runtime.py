@@ -1,4 +1,4 @@
-"""`engine="auto"`: which engine is chosen, and when it is measured again."""
+"""`runtime="auto"`: which runtime is chosen, and when it is measured again."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.engines import ENGINES, NATIVE, available, choosing
-from lockstep.inference.engines.choosing import fastest
+from lockstep.inference.runtimes import NATIVE, RUNTIMES, choosing, list_installed
+from lockstep.inference.runtimes.choosing import fastest
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.recorder import Recorder
@@ -19,7 +19,7 @@ from lockstep.weights import Weights, checkpoint
 from tests.inference.cases import random_tensors
 
 EXECUTION = Execution(backend="reference", device="cpu")
-OF_FRAMEWORK = {name: row.framework for name, row in ENGINES.items()}
+OF_FRAMEWORK = {name: row.framework for name, row in RUNTIMES.items()}
 LOGITS = np.array([[1.0, -2.0], [0.5, 1.5]])
 Choose = Callable[..., tuple[str, list[str]]]
 
@@ -34,12 +34,12 @@ def weights(tiny_recipe: Recipe) -> Weights:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "lockstep" / "engines.json"
+    return tmp_path / "lockstep" / "runtimes.json"
 
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
-    """The differences of engines from the native one, as shares of the largest logit, and their
+    """The differences of runtimes from the native one, as shares of the largest logit, and their
     images per second."""
     found: dict[str, tuple[Any, float]] = {
         NATIVE: (0.0, 10.0),
@@ -58,7 +58,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
         "onnxruntime",
         "openvino",
     ):  # nothing is computed, so their packages need not be there
-        monkeypatch.setitem(ENGINES, name, replace(ENGINES[name], distributions=("numpy",)))
+        monkeypatch.setitem(RUNTIMES, name, replace(RUNTIMES[name], distributions=("numpy",)))
     return found
 
 
@@ -74,39 +74,41 @@ def choose(weights: Weights, file: Path, rates: dict[str, Any]) -> Choose:
     return run
 
 
-def test_the_fastest_engine_within_the_bound_is_chosen_and_said(choose: Choose, file: Path) -> None:
+def test_the_fastest_runtime_within_the_bound_is_chosen_and_said(
+    choose: Choose, file: Path
+) -> None:
     chosen, notes = choose()
     assert chosen == "onnxruntime"
     assert notes == [
         (
-            "measures the engines native, onnxruntime, openvino once for this machine and these"
+            "measures the runtimes native, onnxruntime, openvino once for this machine and these"
             " weights; this takes seconds"
         ),
         (
-            "the engine openvino is not used: its logits differ by 1.1e-04 of the largest, more"
+            "the runtime openvino is not used: its logits differ by 1.1e-04 of the largest, more"
             " than the bound of 1e-04"
         ),
-        f"uses the engine onnxruntime (images/s: onnxruntime 20, native 10); remembered in {file}",
+        f"uses the runtime onnxruntime (images/s: onnxruntime 20, native 10); remembered in {file}",
     ]
 
 
 @pytest.mark.usefixtures("rates")
-def test_an_engine_of_another_framework_is_not_considered(weights: Weights) -> None:
-    assert ENGINES["paddle-inference"].framework not in ("", EXECUTION.backend)
+def test_a_runtime_of_another_framework_is_not_considered(weights: Weights) -> None:
+    assert RUNTIMES["paddle-inference"].framework not in ("", EXECUTION.backend)
     assert choosing._candidates(weights, EXECUTION) == [NATIVE, "onnxruntime", "openvino"]
-    own = Execution(backend=ENGINES["paddle-inference"].framework, device="cpu")
+    own = Execution(backend=RUNTIMES["paddle-inference"].framework, device="cpu")
     assert "paddle-inference" in choosing._candidates(weights, own)
 
 
 @pytest.mark.parametrize("difference", [float("nan"), RuntimeError("no such instruction")])
-def test_an_engine_that_fails_or_answers_nonsense_is_left_out(
+def test_a_runtime_that_fails_or_answers_nonsense_is_left_out(
     choose: Choose, rates: dict[str, Any], difference: Any
 ) -> None:
     rates["onnxruntime"] = (difference, 90.0)
     chosen, notes = choose()
     assert chosen == NATIVE
     assert (
-        len([note for note in notes if note.startswith("the engine onnxruntime is not used: ")])
+        len([note for note in notes if note.startswith("the runtime onnxruntime is not used: ")])
         == 1
     )
 
@@ -127,7 +129,7 @@ def test_a_choice_is_remembered_for_the_same_weights(
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "[]", "{", '{"kind": "lockstep-engines", "choices": {"KEY": {"engine": 3}}}']
+    "damage", ["", "[]", "{", '{"kind": "lockstep-runtimes", "choices": {"KEY": {"runtime": 3}}}']
 )
 def test_a_damaged_file_is_measured_again(
     choose: Choose, file: Path, rates: dict[str, Any], damage: str
@@ -137,7 +139,7 @@ def test_a_damaged_file_is_measured_again(
     file.write_text(damage.replace("KEY", key))
     rates["openvino"] = (0.0, 30.0)
     assert choose()[0] == "openvino"
-    assert json.loads(file.read_text())["choices"][key]["engine"] == "openvino"
+    assert json.loads(file.read_text())["choices"][key]["runtime"] == "openvino"
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(choose: Choose, file: Path) -> None:
@@ -155,17 +157,17 @@ def test_an_evaluation_uses_the_choice(
         data_digest="",
         about={"recipe": tiny_recipe.fields(), "classes": names},
     )
-    found = lockstep.evaluate(source, textures, engine="auto", execution=EXECUTION)
+    found = lockstep.evaluate(source, textures, runtime="auto", execution=EXECUTION)
     expected = lockstep.evaluate(source, textures, execution=EXECUTION)
-    assert (found["engine"], expected["engine"]) == ("onnxruntime", NATIVE)
+    assert (found["runtime"], expected["runtime"]) == ("onnxruntime", NATIVE)
     assert found["per_class"] == expected["per_class"]
 
 
-def test_engines_are_measured_for_real(weights: Weights, file: Path) -> None:
+def test_runtimes_are_measured_for_real(weights: Weights, file: Path) -> None:
     notes: list[Any] = []
     chosen = fastest(weights, EXECUTION, Recorder(notes.append))
-    assert chosen != NATIVE, "the reference in NumPy is slower than any engine"
+    assert chosen != NATIVE, "the reference in NumPy is slower than any runtime"
     [choice] = json.loads(file.read_text())["choices"].values()
     assert choice["images_per_sec"].keys() == {
-        name for name in available("reference") if not OF_FRAMEWORK.get(name)
+        name for name in list_installed("reference") if not OF_FRAMEWORK.get(name)
     }

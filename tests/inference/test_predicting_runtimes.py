@@ -1,4 +1,4 @@
-"""Predictions of other engines, and of exported models, compared with the reference."""
+"""Predictions of other runtimes, and of exported models, compared with the reference."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.computing import engines_of_exports
+from lockstep.inference.computation import list_export_runtimes
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.inference.cases import MEAN, STD, image_file, saved
@@ -19,17 +19,17 @@ def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     return saved(tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True), tmp_path)
 
 
-@pytest.mark.parametrize("name", engines_of_exports())
-def test_another_engine_has_the_logits_and_features_of_the_reference(
+@pytest.mark.parametrize("name", list_export_runtimes())
+def test_another_runtime_has_the_logits_and_features_of_the_reference(
     name: str, weights: Path, tmp_path: Path
 ) -> None:
     path = image_file(tmp_path, 50, 70)
     found = []
-    for how in ({"execution": REFERENCE}, {"engine": name}):
+    for how in ({"execution": REFERENCE}, {"runtime": name}):
         with lockstep.Predictor(weights, features=True, **how) as predictor:  # type: ignore[arg-type]
             [prediction], [logits] = predictor.predict(path), predictor.logits(path)
             found.append((prediction, logits))
-        assert predictor.engine == how.get("engine", "native")
+        assert predictor.runtime == how.get("runtime", "native")
     (expected, logits), (other, others_logits) = found
     assert others_logits == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
     assert other.features == pytest.approx(
@@ -42,18 +42,18 @@ def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> Non
     lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)
     path = image_file(tmp_path, 50, 70)
     [expected] = lockstep.predict(weights, path, execution=REFERENCE)
-    for engine, runs in ((None, engines_of_exports()[0]), ("native", "native")):
+    for runtime, runs in ((None, list_export_runtimes()[0]), ("native", "native")):
         with lockstep.Predictor(
-            tmp_path / "model", engine=engine, execution=Execution()
+            tmp_path / "model", runtime=runtime, execution=Execution()
         ) as predictor:
             [found] = predictor.predict(path)
-        assert predictor.engine == runs
+        assert predictor.runtime == runs
         assert found.classes == expected.classes
         assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
 
 
-def test_grad_cam_needs_the_engine_of_a_framework(weights: Path) -> None:
+def test_grad_cam_needs_the_runtime_of_a_framework(weights: Path) -> None:
     with pytest.raises(
-        BackendError, match="only a framework computes Grad-CAM; leave out --engine"
+        BackendError, match="only a framework computes Grad-CAM; leave out --runtime"
     ):
-        lockstep.Predictor(weights, explain=True, engine=engines_of_exports()[0])
+        lockstep.Predictor(weights, explain=True, runtime=list_export_runtimes()[0])

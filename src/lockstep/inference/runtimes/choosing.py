@@ -1,4 +1,4 @@
-"""The fastest engine that keeps the bound: measured once for a machine and weights, and remembered
+"""The fastest runtime that keeps the bound: measured once for a machine and weights, and remembered
 in the user's cache."""
 
 import hashlib
@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.engines import ENGINES, NATIVE, available, device_of, open_engine, refusal
+from lockstep.inference.runtimes import (
+    NATIVE,
+    RUNTIMES,
+    choose_device,
+    explain_refusal,
+    list_installed,
+    open_runtime,
+)
 from lockstep.recipes import Execution
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, LockstepError
@@ -23,47 +30,47 @@ from lockstep.system.version import version
 from lockstep.weights import Weights, certificate
 
 BOUNDS = {"fp32": certificate.BOUND, "bf16": 0.1, "fp16": 1.2e-2}
-"""Logits may differ from the native engine's by this share of the largest: twice what `lockstep
+"""Logits may differ from the native runtime's by this share of the largest: twice what `lockstep
 verify` allows to each."""
 QUANTISED_BOUND = 1e-2
 """The same for weights in int8, where rounding decides which integer a value becomes."""
 WARMUP = 1
 TIMED = 4
-"""Batches of an engine that are not timed, and that are."""
-_KIND = "lockstep-engines"
+"""Batches of a runtime that are not timed, and that are."""
+_KIND = "lockstep-runtimes"
 _MOST = 200
 """The newest choices that are kept."""
 
 
 def fastest(weights: Weights, execution: Execution, recorder: Recorder) -> str:
-    """Return the name of the fastest installed engine whose logits keep the bound. The native
-    engine always keeps it.
+    """Return the name of the fastest installed runtime whose logits keep the bound. The native
+    runtime always keeps it.
 
-    An engine that loads another framework than the execution's is not considered, since two of them
+    A runtime that loads another framework than the execution's is not considered, since two of them
     cannot share a process.
     """
     names = _candidates(weights, execution)
     if len(names) == 1:
         return names[0]
     key = _key(weights, execution, names)
-    file = user_cache() / "engines.json"
+    file = user_cache() / "runtimes.json"
     known = _read(file)
-    if key in known and known[key]["engine"] in names:
-        return str(known[key]["engine"])
+    if key in known and known[key]["runtime"] in names:
+        return str(known[key]["runtime"])
     recorder.note(
-        f"measures the engines {', '.join(names)} once for this machine and these weights; this"
+        f"measures the runtimes {', '.join(names)} once for this machine and these weights; this"
         " takes seconds"
     )
     rates, left_out = _measured(names, weights, execution)
     for name, why in left_out.items():
-        recorder.note(f"the engine {name} is not used: {why}")
+        recorder.note(f"the runtime {name} is not used: {why}")
     chosen = max(rates, key=lambda name: rates[name])
     shown = ", ".join(
         f"{name} {rate:.3g}" for name, rate in sorted(rates.items(), key=lambda each: -each[1])
     )
-    recorder.note(f"uses the engine {chosen} (images/s: {shown}); remembered in {file}")
+    recorder.note(f"uses the runtime {chosen} (images/s: {shown}); remembered in {file}")
     known.pop(key, None)
-    kept = [*list(known.items())[1 - _MOST :], (key, {"engine": chosen, "images_per_sec": rates})]
+    kept = [*list(known.items())[1 - _MOST :], (key, {"runtime": chosen, "images_per_sec": rates})]
     with suppress(OSError):  # measured again the next time
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"kind": _KIND, "choices": dict(kept)})
@@ -71,18 +78,18 @@ def fastest(weights: Weights, execution: Execution, recorder: Recorder) -> str:
 
 
 def _candidates(weights: Weights, execution: Execution) -> list[str]:
-    found = available(execution.backend)
+    found = list_installed(execution.backend)
     if NATIVE not in found:
         raise BackendError(
-            f"{NATIVE} is missing, and the other engines are compared with it:"
-            f" {FRAMEWORKS[execution.backend].install}; or name an engine:"
-            f" {', '.join(found) or ', '.join(ENGINES)}"
+            f"{NATIVE} is missing, and the other runtimes are compared with it:"
+            f" {FRAMEWORKS[execution.backend].install}; or name a runtime:"
+            f" {', '.join(found) or ', '.join(RUNTIMES)}"
         )
     return [NATIVE] + [name for name in found if name != NATIVE and _can(name, weights, execution)]
 
 
 def _can(name: str, weights: Weights, execution: Execution) -> bool:
-    row = ENGINES[name]
+    row = RUNTIMES[name]
     precision = weights.recipe.precision
     if (
         row.framework not in ("", execution.backend)
@@ -91,7 +98,7 @@ def _can(name: str, weights: Weights, execution: Execution) -> bool:
     ):
         return False
     try:
-        return not refusal(name, precision, device_of(name, execution))
+        return not explain_refusal(name, precision, choose_device(name, execution))
     except LockstepError:  # it does not have the device
         return False
 
@@ -100,7 +107,7 @@ def _key(weights: Weights, execution: Execution, names: list[str]) -> str:
     """Return a digest of what the choice depends on: machine, versions, model, weights and
     settings."""
     digest = hashlib.blake2b(digest_size=16)
-    versions = {name: ENGINES[name].version() for name in names if name != NATIVE}
+    versions = {name: RUNTIMES[name].version() for name in names if name != NATIVE}
     recipe = weights.recipe.fields()
     facts = {
         "lockstep": version(),
@@ -125,7 +132,7 @@ def _key(weights: Weights, execution: Execution, names: list[str]) -> str:
 def _measured(
     names: list[str], weights: Weights, execution: Execution
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the images per second of the engines that keep the bound, and why the others are left
+    """Return the images per second of the runtimes that keep the bound, and why the others are left
     out."""
     images = certificate.images(weights.recipe.eval_crop)
     bound = QUANTISED_BOUND if weights.scales else BOUNDS[weights.recipe.precision]
@@ -157,14 +164,14 @@ def _measured(
 def _tried(
     name: str, weights: Weights, execution: Execution, images: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Return an engine's logits of some images in float64, and its images per second."""
-    with open_engine(name, weights, execution, most_images=len(images)) as engine:
+    """Return a runtime's logits of some images in float64, and its images per second."""
+    with open_runtime(name, weights, execution, most_images=len(images)) as runtime:
         for _ in range(WARMUP):
-            logits = engine.predict(images)
+            logits = runtime.predict(images)
         times = []
         for _ in range(TIMED):
             began = time.perf_counter()
-            engine.predict(images)
+            runtime.predict(images)
             times.append(time.perf_counter() - began)
     return logits.astype(np.float64), len(images) / statistics.median(times)
 
@@ -186,7 +193,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
 def _is_choice(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and is_text(value.get("engine"))
+        and is_text(value.get("runtime"))
         and isinstance(value.get("images_per_sec"), dict)
         and all(map(is_rate, value["images_per_sec"].values()))
     )

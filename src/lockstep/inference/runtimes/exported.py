@@ -19,7 +19,7 @@ _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model. An engine runs it if it is given `model`."""
+    """An exported model. A runtime runs it if it is given `model`."""
 
     about: Weights
     """Preprocessing and classes, without weights. The recipe's precision is fp32, its model any."""

@@ -1,8 +1,8 @@
-"""Compare engines of inference with PyTorch's eager ResNet-50 in NCHW: images a second, and the
+"""Compare runtimes with PyTorch's eager ResNet-50 in NCHW: images a second, and the
 first answer of a process.
 
-Every turn is a separate process, because threads and compiled code of one engine must not disturb
-the next one. The eager model gets normalised images; the engines get bytes. int8 is what `lockstep
+Every turn is a separate process, because threads and compiled code of one runtime must not disturb
+the next one. The eager model gets normalised images; the runtimes get bytes. int8 is what `lockstep
 export --to onnx --precision int8` writes, calibrated on a few random images: its speed does not
 depend on them.
 """
@@ -23,8 +23,8 @@ from PIL import Image
 
 import lockstep
 from lockstep import backends
-from lockstep.inference.engines import NATIVE, available, open_engine, row_of, threads
-from lockstep.inference.engines.exported import open_exported
+from lockstep.inference.runtimes import NATIVE, find_row, list_installed, open_runtime, threads
+from lockstep.inference.runtimes.exported import open_exported
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores, peak_memory_bytes
@@ -34,17 +34,17 @@ from measuring import median, recipe, record, rounded
 
 EAGER = "eager NCHW fp32"
 TARGETS = {"bf16": 3.5, "fp32": 1.5}
-"""The best engine without int8 over the eager loop, by the best precision that the processor
+"""The best runtime without int8 over the eager loop, by the best precision that the processor
 multiplies."""
 INT8_TARGET = 1.5
-"""The best engine in int8 over the best of the others, where int8 is in hardware."""
+"""The best runtime in int8 over the best of the others, where int8 is in hardware."""
 INT8_RUNS_IN = ("onnxruntime", "openvino")
 WARMUP = 2
 
 
 def eager(settings: Recipe, images: np.ndarray) -> Callable[[], object]:
     """Return a pass of the model as most people write it, in float32."""
-    backends.load("torch")  # its threads wait as briefly as those of the engine
+    backends.load("torch")  # its threads wait as briefly as those of the runtime
     import torch
 
     from lockstep.backends.torch.model import Model
@@ -94,18 +94,18 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
         work = eager(settings, images)
     elif precision == "int8":
         exported = open_exported(int8)
-        engine = open_engine(
+        runtime = open_runtime(
             name,
             exported.about,
             Execution(device="cpu"),
             most_images=batch,
             exported=exported.model,
         )
-        work = lambda: engine.predict(images)  # noqa: E731
+        work = lambda: runtime.predict(images)  # noqa: E731
     else:
         weights = Weights(settings, initial_state(settings), (), Path("initial weights"), LOCKSTEP)
-        engine = open_engine(name, weights, Execution(device="cpu"), most_images=batch)
-        work = lambda: engine.predict(images)  # noqa: E731
+        runtime = open_runtime(name, weights, Execution(device="cpu"), most_images=batch)
+        work = lambda: runtime.predict(images)  # noqa: E731
     work()
     first = time.perf_counter() - started
     for _ in range(WARMUP):
@@ -126,18 +126,18 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
 
 
 def compared() -> list[str]:
-    """Return what is compared: the eager loop, and all engines in the precisions that this
+    """Return what is compared: the eager loop, and all runtimes in the precisions that this
     processor multiplies."""
     found = [EAGER]
     for precision in ("fp32", "bf16"):
         if precision in arithmetic().precisions:
             names = [
                 name
-                for name in available("torch")
-                if name == NATIVE or precision in row_of(name).precisions.get("cpu", ())
+                for name in list_installed("torch")
+                if name == NATIVE or precision in find_row(name).precisions.get("cpu", ())
             ]
             found += [f"{name} {precision}" for name in names]
-    return found + [f"{name} int8" for name in available("torch") if name in INT8_RUNS_IN]
+    return found + [f"{name} int8" for name in list_installed("torch") if name in INT8_RUNS_IN]
 
 
 def main() -> None:
@@ -170,7 +170,7 @@ def main() -> None:
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 found[who].append(json.loads(done.stdout.splitlines()[-1]))
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
-    record(f"inference_engines_{kind}", result_of(found, asked.batch, asked.turns))
+    record(f"inference_runtimes_{kind}", result_of(found, asked.batch, asked.turns))
 
 
 def result_of(found: dict[str, list[dict[str, float]]], batch: int, turns: int) -> dict[str, Any]:

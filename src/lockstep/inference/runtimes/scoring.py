@@ -1,4 +1,4 @@
-"""Scores of images from an engine's logits, and how fast an evaluation was."""
+"""Scores of images from a runtime's logits, and how fast an evaluation was."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -12,19 +12,19 @@ from lockstep.models.metrics import Scores, latency_ms
 
 
 class Predicts(Protocol):
-    """Computes logits, such as an engine of inference."""
+    """Computes logits, such as a runtime."""
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits [N, logits] of uint8 images of one size."""
 
 
-def scores(engine: Predicts, batches: Iterable[Batch]) -> Scores:
-    """Return the scores of every image that is not padding, from the engine's logits in float64."""
+def scores(runtime: Predicts, batches: Iterable[Batch]) -> Scores:
+    """Return the scores of every image that is not padding, from the runtime's logits in float64."""
     rows = [np.zeros((0, 5))]
     for batch in batches:
         counted = batch.labels >= 0
         labels = batch.labels[counted]
-        logits = engine.predict(batch.pixels)[counted].astype(np.float64)
+        logits = runtime.predict(batch.pixels)[counted].astype(np.float64)
         with np.errstate(invalid="ignore"):  # a logit that is not finite: the caller reports it
             losses, _ = functions.cross_entropy(logits, np.eye(logits.shape[1])[labels])
             confidences = functions.confidence(logits)
@@ -51,7 +51,7 @@ class Speed(TypedDict):
 
 
 class Pace:
-    """Measures an engine that takes batches one after another: each from when it gets the batch to
+    """Measures a runtime that takes batches one after another: each from when it gets the batch to
     when it asks for more."""
 
     def __init__(self) -> None:

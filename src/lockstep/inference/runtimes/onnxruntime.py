@@ -6,14 +6,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from lockstep.inference.engines import Order, checked, cpu_name, package, threads
+from lockstep.inference.runtimes import (
+    RuntimeSetup,
+    check_images,
+    count_threads,
+    describe_cpu,
+    import_package,
+)
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import gpu
 
 _CPU, _CUDA, _TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
 _SPIN = "session.intra_op.spin_duration_us", "100"
-"""For engines that share the cores: how long a thread looks for work in a loop. By default it is so
+"""For runtimes that share the cores: how long a thread looks for work in a loop. By default it is so
 long that a server's other threads lose a fifth of the processor's time."""
 _ERRORS = 3
 """The severity from which ONNX Runtime prints messages."""
@@ -24,19 +30,19 @@ class OnnxRuntime:
 
     name = "onnxruntime"
 
-    def __init__(self, order: Order) -> None:
-        recipe = order.weights.recipe
+    def __init__(self, setup: RuntimeSetup) -> None:
+        recipe = setup.weights.recipe
         self.precision = recipe.precision
         self._side = recipe.eval_crop
-        self.on_gpu = device(order.execution) == "cuda"
+        self.on_gpu = choose_device(setup.execution) == "cuda"
         there = _package().get_available_providers()
         chosen = (
-            providers(self.precision, there, quantised=bool(order.weights.scales))
+            providers(self.precision, there, quantised=bool(setup.weights.scales))
             if self.on_gpu
             else (_CPU,)
         )
-        model, self._weights = order.model_apart(as_inputs=False)
-        self._session = session(model, self._weights, chosen, shares_cores=order.shares_cores)
+        model, self._weights = setup.model_apart(as_inputs=False)
+        self._session = session(model, self._weights, chosen, shares_cores=setup.shares_cores)
         used = self._session.get_providers()[0]
         if self.on_gpu and used == _CPU:
             raise BackendError(
@@ -44,7 +50,7 @@ class OnnxRuntime:
                 " device=cpu"
             )
         self.device = (
-            f"GPU, {used.removesuffix('ExecutionProvider')}" if self.on_gpu else cpu_name()
+            f"GPU, {used.removesuffix('ExecutionProvider')}" if self.on_gpu else describe_cpu()
         )
 
     def __enter__(self) -> Self:
@@ -56,13 +62,13 @@ class OnnxRuntime:
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-        [logits] = self._session.run(None, {"images": checked(images, self._side)})
+        [logits] = self._session.run(None, {"images": check_images(images, self._side)})
         return np.asarray(logits, np.float32)
 
 
-def opened(order: Order) -> OnnxRuntime:
+def make_runtime(setup: RuntimeSetup) -> OnnxRuntime:
     """Return a session that holds the weights."""
-    return OnnxRuntime(order)
+    return OnnxRuntime(setup)
 
 
 def session(
@@ -79,7 +85,7 @@ def session(
     """
     library = _package()
     options = library.SessionOptions()
-    options.intra_op_num_threads = threads()
+    options.intra_op_num_threads = count_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = _ERRORS
     if shares_cores:
@@ -95,7 +101,7 @@ def session(
         ) from error
 
 
-def device(execution: Execution) -> str:
+def choose_device(execution: Execution) -> str:
     """Return "cuda" if the package has CUDA, the machine a GPU, and the execution allows it; else
     "cpu"."""
     if execution.device == "cpu":
@@ -132,4 +138,4 @@ def providers(
 
 
 def _package() -> Any:
-    return package("onnxruntime", "ONNX Runtime")
+    return import_package("onnxruntime", "ONNX Runtime")

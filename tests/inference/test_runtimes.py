@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from lockstep.inference import engines, onnx_model
-from lockstep.inference.engines import ENGINES, NATIVE, available, open_engine, tensorrt
-from lockstep.inference.engines import onnxruntime as runtime
-from lockstep.inference.engines.scoring import Pace, scores
+from lockstep.inference import onnx_model, runtimes
+from lockstep.inference.runtimes import NATIVE, RUNTIMES, list_installed, open_runtime, tensorrt
+from lockstep.inference.runtimes import onnxruntime as runtime
+from lockstep.inference.runtimes.scoring import Pace, scores
 from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import layers
@@ -30,10 +30,10 @@ from tests.inference.cases import MEAN, STD, random_tensors
 CPU = Execution(device="cpu")
 HERE = [
     name
-    for name in available("torch")
-    if "cpu" in (ENGINES[name].precisions if name != NATIVE else {"cpu"})
+    for name in list_installed("torch")
+    if "cpu" in (RUNTIMES[name].precisions if name != NATIVE else {"cpu"})
 ]
-QUANTISING = [name for name in HERE if name != NATIVE and ENGINES[name].quantises]
+QUANTISING = [name for name in HERE if name != NATIVE and RUNTIMES[name].quantises]
 
 
 def opened(recipe: Recipe, **others: Any) -> Weights:
@@ -49,10 +49,12 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
 @pytest.fixture
 def as_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package of OpenVINO seem to be there, for what is refused before it is imported."""
-    monkeypatch.setitem(ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("numpy",)))
+    monkeypatch.setitem(
+        RUNTIMES, "openvino", replace(RUNTIMES["openvino"], distributions=("numpy",))
+    )
 
 
-def test_the_engines_that_tests_need_are_installed() -> None:
+def test_the_runtimes_that_tests_need_are_installed() -> None:
     assert {NATIVE, "onnxruntime", "paddle-inference"} <= {*HERE}
 
 
@@ -67,11 +69,11 @@ def test_logits_are_those_of_float64_for_batches_of_any_size(
 ) -> None:
     recipe = tiny_recipe.replace(mean=MEAN, std=STD, **changes)
     weights = opened(recipe)
-    with open_engine(name, weights, CPU, most_images=5) as engine:
-        assert (engine.name, engine.precision, engine.on_gpu) == (name, "fp32", False)
+    with open_runtime(name, weights, CPU, most_images=5) as runtime:
+        assert (runtime.name, runtime.precision, runtime.on_gpu) == (name, "fp32", False)
         for count in (1, 5):
             images = random_images(count, recipe.eval_crop)
-            logits = engine.predict(images)
+            logits = runtime.predict(images)
             assert logits.dtype == np.float32
             # Twice the bound of `lockstep verify` for models with as many layers.
             assert distance(logits, oracle.logits(recipe, weights.tensors, images)) < 1e-4
@@ -88,8 +90,8 @@ def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name:
     in_float = reference.predict(images)
     reference.quantise(scales)
     wanted = reference.predict(images)
-    with open_engine(name, weights, CPU) as engine:
-        found = engine.predict(images)
+    with open_runtime(name, weights, CPU) as runtime:
+        found = runtime.predict(images)
     assert distance(found, wanted) < distance(found, in_float) / 3
 
 
@@ -105,7 +107,7 @@ def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("as_inputs", [False, True])
-def test_large_weights_go_to_an_engine_without_being_copied(
+def test_large_weights_go_to_a_runtime_without_being_copied(
     tiny_recipe: Recipe, as_inputs: bool
 ) -> None:
     tensors = opened(tiny_recipe).tensors
@@ -120,7 +122,7 @@ def test_large_weights_go_to_an_engine_without_being_copied(
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in HERE if name != NATIVE and ENGINES[name].runs_onnx]
+    "name", [name for name in HERE if name != NATIVE and RUNTIMES[name].runs_onnx]
 )
 @pytest.mark.parametrize(
     "images", [np.zeros((1, 31, 32, 3), np.uint8), np.zeros((1, 32, 32, 3), np.float32)]
@@ -129,10 +131,10 @@ def test_images_of_another_size_or_type_are_refused(
     tiny_recipe: Recipe, name: str, images: np.ndarray
 ) -> None:
     with (
-        open_engine(name, opened(tiny_recipe), CPU) as engine,
+        open_runtime(name, opened(tiny_recipe), CPU) as runtime,
         pytest.raises(ValueError, match=r"expected uint8 \(N, 32, 32, 3\)"),
     ):
-        engine.predict(images)
+        runtime.predict(images)
 
 
 @pytest.mark.usefixtures("as_if_installed")
@@ -143,7 +145,7 @@ def test_images_of_another_size_or_type_are_refused(
             "onnx-runtime",
             {},
             "cpu",
-            r"there is no engine 'onnx-runtime'\. Did you mean onnxruntime",
+            r"there is no runtime 'onnx-runtime'\. Did you mean onnxruntime",
         ),
         (
             "onnxruntime",
@@ -161,38 +163,38 @@ def test_images_of_another_size_or_type_are_refused(
         ),
     ],
 )
-def test_what_an_engine_cannot_do_is_said(
+def test_what_a_runtime_cannot_do_is_said(
     tiny_recipe: Recipe, name: str, changes: dict[str, Any], device: str, message: str
 ) -> None:
     weights = opened(
         tiny_recipe.replace(**changes), scales={"conv1": 1.0} if "quantisation" in changes else {}
     )
     with pytest.raises(BackendError, match=message):
-        open_engine(name, weights, Execution.of({"device": device}))
+        open_runtime(name, weights, Execution.of({"device": device}))
 
 
 @pytest.mark.usefixtures("as_if_installed")
 def test_bf16_is_refused_on_processors_without_it(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "arithmetic", lambda: arithmetic_of("flags: fma avx2", {}))
+    monkeypatch.setattr(runtimes, "arithmetic", lambda: arithmetic_of("flags: fma avx2", {}))
     with pytest.raises(
         BackendError, match="openvino computes in bf16 only on processors that multiply it"
     ):
-        open_engine("openvino", opened(tiny_recipe.replace(precision="bf16")), CPU)
+        open_runtime("openvino", opened(tiny_recipe.replace(precision="bf16")), CPU)
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",))
+        RUNTIMES, "openvino", replace(RUNTIMES["openvino"], distributions=("no-such-distribution",))
     )
-    assert "openvino" not in available("torch")
+    assert "openvino" not in list_installed("torch")
     with pytest.raises(
         BackendError, match="openvino needs no-such-distribution: pip install openvino=="
     ):
-        open_engine("openvino", opened(tiny_recipe), CPU)
+        open_runtime("openvino", opened(tiny_recipe), CPU)
 
 
 def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
@@ -202,16 +204,18 @@ def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
     with pytest.raises(
         BackendError, match=r"tensorrt needs tensorrt or .*: pip install tensorrt=="
     ):
-        open_engine("tensorrt", weights)
+        open_runtime("tensorrt", weights)
     # With another package in its place, all of it runs up to the import.
-    monkeypatch.setitem(ENGINES, "tensorrt", replace(ENGINES["tensorrt"], distributions=("numpy",)))
+    monkeypatch.setitem(
+        RUNTIMES, "tensorrt", replace(RUNTIMES["tensorrt"], distributions=("numpy",))
+    )
     with pytest.raises(BackendError, match="TensorRT finds no GPU here"):
-        open_engine("tensorrt", weights)
+        open_runtime("tensorrt", weights)
     monkeypatch.setattr(tensorrt, "gpu", lambda: ("H100", machine.arithmetic_of_gpu((9, 0))))
     with pytest.raises(BackendError, match="device is cpu"):
-        open_engine("tensorrt", weights, CPU)
+        open_runtime("tensorrt", weights, CPU)
     with pytest.raises(BackendError, match="TensorRT does not load: No module named 'tensorrt'"):
-        open_engine("tensorrt", weights)
+        open_runtime("tensorrt", weights)
 
 
 def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
@@ -222,11 +226,13 @@ def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
     )
     monkeypatch.setattr(runtime, "_package", lambda: package)
     monkeypatch.setattr(runtime, "gpu", lambda: None)
-    assert runtime.device(Execution()) == "cpu"
+    assert runtime.choose_device(Execution()) == "cpu"
     with pytest.raises(BackendError, match="there is no GPU here"):
-        runtime.device(Execution(device="cuda"))
+        runtime.choose_device(Execution(device="cuda"))
     monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.arithmetic_of_gpu((9, 0))))
-    assert [runtime.device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")] == [
+    assert [
+        runtime.choose_device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")
+    ] == [
         "cuda",
         "cuda",
         "cpu",
@@ -255,8 +261,8 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
     reference: Any = oracle.engine_of(tiny_recipe, [0.0])
     reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
     wanted: Scores = reference.evaluate([batch])
-    with open_engine("onnxruntime", weights, CPU) as engine:
-        found = scores(engine, [batch])
+    with open_runtime("onnxruntime", weights, CPU) as runtime:
+        found = scores(runtime, [batch])
     assert (found.labels.tolist(), found.ranks.tolist()) == (
         wanted.labels.tolist(),
         wanted.ranks.tolist(),
@@ -275,7 +281,8 @@ def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
     # the first batch.
     clock = iter([0.0, 10.0, 20.0, 22.0, 24.0, 30.0])
     monkeypatch.setattr(
-        "lockstep.inference.engines.scoring.time", SimpleNamespace(perf_counter=lambda: next(clock))
+        "lockstep.inference.runtimes.scoring.time",
+        SimpleNamespace(perf_counter=lambda: next(clock)),
     )
     assert len(list(pace.watched([batch] * 3))) == 3
     found = pace.speed(batch_images=8, on_gpu=False)

@@ -1,7 +1,7 @@
-"""Engines of inference: what computes logits of images from trained weights. One protocol, one file
-for each engine.
+"""Runtimes: what infers, computing logits of images from trained weights. One protocol, one file
+for each runtime.
 
-"native" is the engine of a framework (`lockstep.backends`). The others run one graph on one
+"native" is the engine of a backend (`lockstep.backends`). The others run one graph on one
 machine: an ONNX model, or a program of Paddle. They need no training framework, but packages of
 their own.
 """
@@ -27,7 +27,7 @@ NATIVE = "native"
 AUTO = "auto"
 
 
-class InferenceEngine(Protocol):
+class Runtime(Protocol):
     """Computes logits; a context manager. Only one thread at a time may use it."""
 
     name: str
@@ -47,8 +47,8 @@ class InferenceEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
-    """What an engine is opened for."""
+class RuntimeSetup:
+    """What a runtime is opened for."""
 
     weights: Weights
     """The precision of their recipe is the one to compute in."""
@@ -59,7 +59,7 @@ class Order:
     """Returns the ONNX model to run, with the output `logits`; None: it is made from the weights.
     """
     shares_cores: bool = False
-    """Whether other threads need the cores between two batches, as in a server. Then an engine's
+    """Whether other threads need the cores between two batches, as in a server. Then a runtime's
     threads wait without computing."""
 
     def model(self) -> bytes:
@@ -84,19 +84,19 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One engine, as far as it can be described without its package."""
+class RuntimeRow:
+    """One runtime, as far as it can be described without its package."""
 
     module: str
-    """The module of this package. `device(execution)` of it returns "cpu" or "cuda",
-    `opened(order)` an engine."""
+    """The module of this package. `choose_device(execution)` of it returns "cpu" or "cuda",
+    `make_runtime(setup)` a runtime."""
     distributions: tuple[str, ...]
-    """Distributions of which one must be installed; empty for the native engine, which needs the
+    """Distributions of which one must be installed; empty for the native runtime, which needs the
     framework."""
     install: str
     """What to type to install it."""
     precisions: Mapping[str, tuple[str, ...]]
-    """The precisions that it computes in, by device. The native engine's are not listed."""
+    """The precisions that it computes in, by device. The native runtime's are not listed."""
     extra: str = ""
     """The extra of Lockstep's package that installs it."""
     framework: str = ""
@@ -120,7 +120,7 @@ class Row:
         """Return a function of its module. Raises `BackendError` if the package is missing."""
         if self.missing():
             raise BackendError(
-                f"the engine {self.name} needs {' or '.join(self.distributions)}: {self.install}"
+                f"the runtime {self.name} needs {' or '.join(self.distributions)}: {self.install}"
             )
         found: Callable[..., object] = getattr(
             importlib.import_module(f"{__name__}.{self.module}"), name
@@ -129,23 +129,23 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name of the engine."""
+        """The name of the runtime."""
         return self.module.replace("_", "-")
 
 
-def _rows() -> list[Row]:
-    """Return the engines that are not native."""
+def _list_rows() -> list[RuntimeRow]:
+    """Return the runtimes that are not native."""
     programs = "paddle-inference"
     owner = next(name for name, framework in FRAMEWORKS.items() if programs in framework.exports)
     return [
-        Row(
+        RuntimeRow(
             "onnxruntime",
             ("onnxruntime", "onnxruntime-gpu"),
             "pip install onnxruntime==1.31.1 onnx==1.23.2",
             {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")},
             extra="onnxruntime",
         ),
-        Row(
+        RuntimeRow(
             "openvino",
             ("openvino",),
             "pip install openvino==2026.4.1 onnx==1.23.2",
@@ -155,7 +155,7 @@ def _rows() -> list[Row]:
             # elsewhere: a third of what quantisation itself changes (2026.4, AVX2).
             quantises=False,
         ),
-        Row(
+        RuntimeRow(
             programs.replace("-", "_"),
             FRAMEWORKS[owner].distributions,
             FRAMEWORKS[owner].install,
@@ -165,7 +165,7 @@ def _rows() -> list[Row]:
             runs_onnx=False,
             quantises=False,
         ),
-        Row(
+        RuntimeRow(
             "tensorrt",
             ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
             "pip install tensorrt==11.4.0.106 cuda-bindings==13.5.0 onnx==1.23.2",
@@ -175,64 +175,64 @@ def _rows() -> list[Row]:
     ]
 
 
-ENGINES: dict[str, Row] = {row.name: row for row in _rows()}
-"""The engines besides the native one, by name. The versions are those that are tested together
+RUNTIMES: dict[str, RuntimeRow] = {row.name: row for row in _list_rows()}
+"""The runtimes besides the native one, by name. The versions are those that are tested together
 (`constraints.txt`)."""
 
 
-def row_of(name: str) -> Row:
-    """Return the row of an engine that is not native. Raises `BackendError` if there is none of
+def find_row(name: str) -> RuntimeRow:
+    """Return the row of a runtime that is not native. Raises `BackendError` if there is none of
     that name."""
-    if name not in ENGINES:
+    if name not in RUNTIMES:
         raise BackendError(
-            f"there is no engine {name!r}. {nearest(name, [NATIVE, AUTO, *ENGINES])}"
+            f"there is no runtime {name!r}. {nearest(name, [NATIVE, AUTO, *RUNTIMES])}"
         )
-    return ENGINES[name]
+    return RUNTIMES[name]
 
 
-def available(backend: str) -> list[str]:
-    """Return the names of the engines that are installed, the native one first, if the framework of
+def list_installed(backend: str) -> list[str]:
+    """Return the names of the runtimes that are installed, the native one first, if the framework of
     `backend` is."""
     native = [NATIVE] if backend in FRAMEWORKS and FRAMEWORKS[backend].version() is not None else []
-    return native + [name for name, row in ENGINES.items() if not row.missing()]
+    return native + [name for name, row in RUNTIMES.items() if not row.missing()]
 
 
-def check_engine(name: str, backend: str) -> None:
-    """Raise `BackendError` if there is no such engine or what it needs is missing. Nothing is
+def check_runtime(name: str, backend: str) -> None:
+    """Raise `BackendError` if there is no such runtime or what it needs is missing. Nothing is
     imported."""
     if name == NATIVE:
         check_installed(backend)
     elif name != AUTO:
-        row_of(name).function("device")
+        find_row(name).function("choose_device")
 
 
-def device_of(name: str, execution: Execution) -> str:
-    """Return the device that an engine besides the native one computes on: "cpu" or "cuda".
+def choose_device(name: str, execution: Execution) -> str:
+    """Return the device that a runtime besides the native one computes on: "cpu" or "cuda".
 
     Raises `BackendError` if its package is missing, or the execution asks for a device that it does
     not have.
     """
-    return str(row_of(name).function("device")(execution))
+    return str(find_row(name).function("choose_device")(execution))
 
 
-def begin_to_import(name: str, execution: Execution) -> None:
-    """Import the packages of an engine that runs ONNX models in a thread; for other names, do
+def start_import(name: str, execution: Execution) -> None:
+    """Import the packages of a runtime that runs ONNX models in a thread; for other names, do
     nothing.
 
-    Meanwhile this thread can read weights. Errors are left to `open_engine`.
+    Meanwhile this thread can read weights. Errors are left to `open_runtime`.
     """
 
     def load() -> None:
         with suppress(Exception):
-            device_of(name, execution)
+            choose_device(name, execution)
             importlib.import_module("onnx")
 
-    if name in ENGINES and ENGINES[name].runs_onnx:
+    if name in RUNTIMES and RUNTIMES[name].runs_onnx:
         # Not a daemon: a process must not end while a library is being loaded.
         Thread(target=load, name="lockstep-import", daemon=False).start()
 
 
-def open_engine(
+def open_runtime(
     name: str,
     weights: Weights,
     execution: Execution | None = None,
@@ -240,49 +240,49 @@ def open_engine(
     most_images: int = 32,
     exported: Callable[[], bytes] | None = None,
     shares_cores: bool = False,
-) -> InferenceEngine:
-    """Return an engine that holds the weights, and computes in the precision of their recipe.
+) -> Runtime:
+    """Return a runtime that holds the weights, and computes in the precision of their recipe.
 
     `most_images` is the largest batch to prepare for. `exported` returns the ONNX model to run
-    instead of the weights. With `shares_cores`, the engine leaves the cores to other threads
+    instead of the weights. With `shares_cores`, the runtime leaves the cores to other threads
     between two batches.
 
-    Raises `BackendError` if a package is missing, or if the engine does not have the device, the
+    Raises `BackendError` if a package is missing, or if the runtime does not have the device, the
     precision or the quantisation.
 
     >>> from lockstep.weights import open_weights
-    >>> with open_engine("onnxruntime", open_weights("run")) as engine:
-    ...     engine.predict(np.zeros((2, 32, 32, 3), np.uint8)).shape
+    >>> with open_runtime("onnxruntime", open_weights("run")) as runtime:
+    ...     runtime.predict(np.zeros((2, 32, 32, 3), np.uint8)).shape
     (2, 10)
     """
     execution = execution or Execution()
-    order = Order(weights, execution, most_images, exported, shares_cores)
+    setup = RuntimeSetup(weights, execution, most_images, exported, shares_cores)
     if name == NATIVE:
         native = importlib.import_module(f"{__name__}.native")
-        engine: InferenceEngine = native.opened(order)
-        return engine
-    row = row_of(name)
-    device = device_of(name, execution)
-    if why := refusal(name, weights.recipe.precision, device):
+        runtime: Runtime = native.make_runtime(setup)
+        return runtime
+    row = find_row(name)
+    device = choose_device(name, execution)
+    if why := explain_refusal(name, weights.recipe.precision, device):
         raise BackendError(why)
     if weights.scales and not row.quantises:
         raise BackendError(
-            f"the engine {name} computes in float, and the weights were trained for"
-            f" {weights.recipe.quantisation}; use --engine {NATIVE} or"
-            f" {' or '.join(each for each, other in ENGINES.items() if other.quantises)}"
+            f"the runtime {name} computes in float, and the weights were trained for"
+            f" {weights.recipe.quantisation}; use --runtime {NATIVE} or"
+            f" {' or '.join(each for each, other in RUNTIMES.items() if other.quantises)}"
         )
-    opened: InferenceEngine = row.function("opened")(order)  # type: ignore[assignment]
+    opened: Runtime = row.function("make_runtime")(setup)  # type: ignore[assignment]
     return opened
 
 
-def refusal(name: str, precision: str, device: str) -> str:
-    """Return why an engine besides the native one cannot compute in a precision on a device; "" if
+def explain_refusal(name: str, precision: str, device: str) -> str:
+    """Return why a runtime besides the native one cannot compute in a precision on a device; "" if
     it can."""
     where = {"cpu": "a CPU", "cuda": "a GPU"}[device]
-    known = row_of(name).precisions.get(device, ())
+    known = find_row(name).precisions.get(device, ())
     if precision not in known:
         return (
-            f"the engine {name} does not compute in {precision} on {where}; use --set"
+            f"the runtime {name} does not compute in {precision} on {where}; use --set"
             f" precision={' or '.join(known)}"
         )
     if device == "cpu" and precision not in arithmetic().precisions:
@@ -293,23 +293,23 @@ def refusal(name: str, precision: str, device: str) -> str:
     return ""
 
 
-def package(name: str, of: str) -> Any:
-    """Import a package of the engine `of`. Raises `BackendError` if it does not load."""
+def import_package(name: str, of: str) -> Any:
+    """Import a package of the runtime `of`. Raises `BackendError` if it does not load."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:  # installed, but not for this machine
         raise BackendError(
-            f"{of} does not load: {error}; install it again, or use --engine {NATIVE}"
+            f"{of} does not load: {error}; install it again, or use --runtime {NATIVE}"
         ) from error
 
 
-def threads() -> int:
+def count_threads() -> int:
     """Return the number of threads to compute with on a CPU: that of OMP_NUM_THREADS, else this
     process's share of cores."""
     return first_number(os.environ.get("OMP_NUM_THREADS", "")) or share_of_cores()
 
 
-def checked(images: np.ndarray, side: int) -> np.ndarray:
+def check_images(images: np.ndarray, side: int) -> np.ndarray:
     """Return images in one piece of memory. Raises `ValueError` unless they are uint8 [1 or more,
     side, side, 3]."""
     images = np.ascontiguousarray(images)
@@ -320,27 +320,27 @@ def checked(images: np.ndarray, side: int) -> np.ndarray:
     return images
 
 
-def cpu_name() -> str:
-    """Return the name of the device of an engine on a CPU, for people."""
-    return f"CPU, {threads()} threads"
+def describe_cpu() -> str:
+    """Return the name of the device of a runtime on a CPU, for people."""
+    return f"CPU, {count_threads()} threads"
 
 
 __all__ = [
     "AUTO",
-    "ENGINES",
     "NATIVE",
-    "InferenceEngine",
-    "Order",
-    "Row",
-    "available",
-    "begin_to_import",
-    "check_engine",
-    "checked",
-    "cpu_name",
-    "device_of",
-    "open_engine",
-    "package",
-    "refusal",
-    "row_of",
-    "threads",
+    "RUNTIMES",
+    "Runtime",
+    "RuntimeRow",
+    "RuntimeSetup",
+    "check_images",
+    "check_runtime",
+    "choose_device",
+    "count_threads",
+    "describe_cpu",
+    "explain_refusal",
+    "find_row",
+    "import_package",
+    "list_installed",
+    "open_runtime",
+    "start_import",
 ]

@@ -1,12 +1,12 @@
-"""The engine of a framework (`lockstep.backends`), as an engine of inference."""
+"""The engine of a backend (`lockstep.backends`), as a runtime."""
 
 from typing import Self
 
 import numpy as np
 
 from lockstep import backends
-from lockstep.inference.engines import NATIVE, Order
-from lockstep.inference.loaded_engine import engine_with
+from lockstep.inference.loaded_engine import load_engine
+from lockstep.inference.runtimes import NATIVE, RuntimeSetup
 
 
 class Native:
@@ -14,13 +14,13 @@ class Native:
 
     name = NATIVE
 
-    def __init__(self, order: Order) -> None:
-        self.precision = order.weights.recipe.precision
-        self._world = backends.load(order.execution.backend).world(order.execution)
+    def __init__(self, setup: RuntimeSetup) -> None:
+        self.precision = setup.weights.recipe.precision
+        self._world = backends.load(setup.execution.backend).world(setup.execution)
         self.device = self._world.device
         self.on_gpu = self._world.on_gpu
         try:
-            self._engine = engine_with(order.weights, self._world, order.execution)
+            self._engine = load_engine(setup.weights, self._world, setup.execution)
         except BaseException:
             self._world.close()
             raise
@@ -40,6 +40,6 @@ class Native:
         return self._engine.predict(images)
 
 
-def opened(order: Order) -> Native:
+def make_runtime(setup: RuntimeSetup) -> Native:
     """Return the engine of the execution's backend."""
-    return Native(order)
+    return Native(setup)

@@ -6,7 +6,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from lockstep.inference.engines import Order, checked, cpu_name, package, threads
+from lockstep.inference.runtimes import (
+    RuntimeSetup,
+    check_images,
+    count_threads,
+    describe_cpu,
+    import_package,
+)
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 
@@ -20,20 +26,20 @@ class OpenVino:
     name = "openvino"
     on_gpu = False
 
-    def __init__(self, order: Order) -> None:
-        recipe = order.weights.recipe
+    def __init__(self, setup: RuntimeSetup) -> None:
+        recipe = setup.weights.recipe
         self.precision = recipe.precision
         self._side = recipe.eval_crop
-        self.device = cpu_name()
+        self.device = describe_cpu()
         core = _package().Core()
         options = {
             "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
-            "INFERENCE_NUM_THREADS": threads(),
+            "INFERENCE_NUM_THREADS": count_threads(),
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
         }
         try:
-            data, self._weights = order.model_apart(as_inputs=True)
+            data, self._weights = setup.model_apart(as_inputs=True)
             model = core.read_model(io.BytesIO(data))
             _put(model, self._weights)
             model.reshape([-1, self._side, self._side, 3])
@@ -53,20 +59,20 @@ class OpenVino:
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-        found = self._request.infer([checked(images, self._side)])
+        found = self._request.infer([check_images(images, self._side)])
         return np.array(found[0], np.float32)
 
 
-def opened(order: Order) -> OpenVino:
+def make_runtime(setup: RuntimeSetup) -> OpenVino:
     """Return a compiled model that holds the weights."""
-    return OpenVino(order)
+    return OpenVino(setup)
 
 
-def device(execution: Execution) -> str:
+def choose_device(execution: Execution) -> str:
     """Return "cpu". Raises `BackendError` if the execution asks for a GPU."""
     if execution.device == "cuda":
         raise BackendError(
-            "device is cuda, but OpenVINO computes on CPUs here; use --engine onnxruntime or"
+            "device is cuda, but OpenVINO computes on CPUs here; use --runtime onnxruntime or"
             " tensorrt"
         )
     return "cpu"
@@ -75,7 +81,7 @@ def device(execution: Execution) -> str:
 def _put(model: Any, weights: Mapping[str, np.ndarray]) -> None:
     """Replace inputs of a model by constants. These may share the memory of the arrays, which must
     outlive the model."""
-    constant = package("openvino.op", "OpenVINO").Constant
+    constant = import_package("openvino.op", "OpenVINO").Constant
     for given in model.get_parameters():
         if (name := given.get_friendly_name()) in weights:
             given.output(0).replace(constant(weights[name], shared_memory=True).output(0))
@@ -83,4 +89,4 @@ def _put(model: Any, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def _package() -> Any:
-    return package("openvino", "OpenVINO")
+    return import_package("openvino", "OpenVINO")
