@@ -1,8 +1,11 @@
 """The budget of an image, and that of all threads together, which counts only large images."""
 
 import io
+import struct
 import threading
 import time
+import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,13 +13,20 @@ import pytest
 from lockstep.data.decoding import size_limits
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.decode import check, decode, decode_undamaged, header_size
+from lockstep.data.decoding.parts import count_parts
 from lockstep.data.decoding.size_limits import (
     MOST_BYTES_BESIDES,
+    MOST_COMMENTS,
+    MOST_HEADER_BYTES,
+    MOST_PARTS,
     MOST_PIXELS,
+    MOST_PIXELS_A_SIDE,
     MOST_PIXELS_IN_WHOLE,
     MOST_SCANNED_PIXELS,
     MOST_SCANS,
+    MOST_SEGMENT_BYTES,
     MOST_SEGMENTS,
+    MOST_SLOW_BYTES,
     USUAL,
     OverBudget,
     check_scans,
@@ -90,6 +100,9 @@ def test_room_is_given_back_by_what_cannot_be_decoded() -> None:
             "2049 x 2048 pixels are too many for a file of 30 bytes",
         ),
         (4096, 4096, 1024, MOST_PIXELS_IN_WHOLE, None),
+        (MOST_PIXELS_A_SIDE, 90, 10**6, MOST_PIXELS_IN_WHOLE, None),
+        (MOST_PIXELS_A_SIDE + 1, 1, 10**6, MOST_PIXELS_IN_WHOLE, "side: at most 1,048,576"),
+        (1, MOST_PIXELS_A_SIDE + 1, 10**6, MOST_PIXELS_IN_WHOLE, "side: at most 1,048,576"),
     ],
 )
 def test_a_size_is_held_against_the_format_and_the_bytes(
@@ -200,3 +213,104 @@ def test_of_an_animation_the_first_frame_is_decoded(kind: str) -> None:
     half = file.getvalue()[: len(file.getvalue()) // 2]
     if kind == "GIF":  # the others name what follows in the file's header
         np.testing.assert_array_equal(decode(half), first)
+
+
+def image_file(kind: str) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("L" if kind == "GIF" else "RGB", (64, 64)).save(file, kind)
+    return file.getvalue()
+
+
+def png_of_chunks(chunks: int) -> bytes:
+    """Return a PNG with empty chunks of an unknown kind, which Pillow reads one by one."""
+    data = image_file("PNG")
+    start = data.index(b"IDAT") - 4
+    chunk = bytes(4) + b"xxXx" + zlib.crc32(b"xxXx").to_bytes(4, "big")
+    return data[:start] + chunks * chunk + data[start:]
+
+
+def tiff_of_tiles(tiles: int, order: str = "<", is_big: bool = False) -> bytes:
+    """Return a TIFF of one row whose tiles of one pixel are all the same byte."""
+    number = "Q" if is_big else "I"
+    version = (43, 8, 0, 16) if is_big else (42, 8)
+    start = {"<": b"II", ">": b"MM"}[order]
+    start += struct.pack(order + ("HHHQ" if is_big else "HI"), *version)
+    entry = order + "HH" + number + ("I4x" if is_big else "I")
+    tags = {256: tiles, 257: 1, 258: 8, 259: 1, 262: 1, 277: 1, 322: 1, 323: 1}
+    directory = struct.pack(order + ("Q" if is_big else "H"), len(tags) + 1)
+    directory += b"".join(struct.pack(entry, tag, 4, 1, value) for tag, value in tags.items())
+    next_directory = struct.pack(order + number, 0)
+    end = len(start) + len(directory) + struct.calcsize(entry) + len(next_directory)
+    directory += struct.pack(entry, 324, 4, tiles, end) + next_directory
+    return start + directory + tiles * struct.pack(order + "I", 8)
+
+
+def gif_with_comment(size: int) -> bytes:
+    data = image_file("GIF")
+    start = 13 + 3 * 2 ** (data[10] % 8 + 1)
+    return data[:start] + b"!\xfe" + size // 2 * b"\1c" + b"\0" + data[start:]
+
+
+def bmp_of_runs(runs: bytes) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, 64, 64, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 0, 0, 0, 1078) + header + bytes(1024) + runs
+
+
+@pytest.mark.parametrize(
+    ("usual", "hostile", "message"),
+    [
+        (png_of_chunks(1000), lambda: png_of_chunks(MOST_PARTS), "262,144 parts"),
+        (image_file("TIFF"), lambda: tiff_of_tiles(MOST_PARTS + 1), "262,144 parts"),
+        (gif_with_comment(2000), lambda: gif_with_comment(MOST_HEADER_BYTES), "first 4,194,304"),
+        (
+            b"P6 #%b\n64 64 255\n" % bytes(1000) + bytes(3 * 64 * 64),
+            lambda: b"P6 #%b\n64 64 255\n" % bytes(MOST_HEADER_BYTES) + bytes(3 * 64 * 64),
+            "first 4,194,304",
+        ),
+        (
+            b"P3 64 64 255 " + MOST_COMMENTS * b"#\n" + 3 * 64 * 64 * b"1 ",
+            lambda: b"P3 64 64 255 " + (MOST_COMMENTS + 1) * b"#\n" + 3 * 64 * 64 * b"1 ",
+            "1,000 comments",
+        ),
+        (
+            b"P6 64 64 65535 " + bytes(6 * 64 * 64),
+            lambda: b"P6 2048 1025 65535 " + bytes(6 * 2048 * 1025),
+            "at most 2,097,152",
+        ),
+        (
+            bmp_of_runs(64 * b"\x40\0\0\0"),
+            lambda: bmp_of_runs(bytes(MOST_SLOW_BYTES)),
+            "in 33,554,432",
+        ),
+    ],
+    ids=["PNG", "TIFF", "GIF", "PPM's header", "PPM's comments", "PPM of 16 bits", "BMP"],
+)
+def test_a_file_of_many_small_parts_is_refused_at_once(
+    usual: bytes, hostile: Callable[[], bytes], message: str
+) -> None:
+    assert check(usual) == (64, 64)
+    assert header_size(usual) == (64, 64)
+    data = hostile()
+    start = time.process_time()
+    for decoder in (check, decode, decode_undamaged):
+        with pytest.raises(OverBudget, match=message):
+            decoder(data)
+    header_size(data)
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(("order", "is_big"), [("<", False), (">", False), ("<", True)])
+def test_the_tiles_of_a_tiff_are_counted(order: str, is_big: bool) -> None:
+    data = tiff_of_tiles(100, order, is_big)
+    assert check(data) == (1, 100)
+    assert count_parts(data, MOST_PARTS) == 100
+    assert count_parts(data[:40], MOST_PARTS) == 0
+
+
+def test_a_jpeg_of_much_metadata_is_refused() -> None:
+    segment = b"\xff\xe1\xff\xff" + bytes(2**16 - 3)
+    check(plain(2 * segment))
+    with pytest.raises(OverBudget, match="33,554,432 bytes of metadata"):
+        check(plain((MOST_SEGMENT_BYTES // 2**16 + 1) * segment))

@@ -11,17 +11,19 @@ from contextlib import contextmanager
 
 import numpy as np
 import simplejpeg
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.size_limits import (
     JPEG_START,
+    MOST_HEADER_BYTES,
     MOST_PIXELS,
     OverBudget,
     TooManyPixels,
     check_bytes,
     check_scans,
     check_size,
+    check_slow_format,
     decoding,
 )
 
@@ -30,6 +32,8 @@ from lockstep.data.decoding.size_limits import (
 _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
 # Pillow supports dozens of formats and starts another program for some of them (EPS).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_HEADERS_IN_PYTHON = (b"G", b"P")  # GIF, PPM
+_DECODERS_IN_PYTHON = ("bmp_rle", "ppm", "ppm_plain")
 _JPEG_END = b"\xff\xd9"
 
 
@@ -120,7 +124,7 @@ def header_size(data: bytes | memoryview) -> tuple[int, int]:
             return size
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            width, height = Image.open(io.BytesIO(data), formats=_FORMATS).size
+            width, height = _open_by_pillow(data).size
     except Exception:  # a damaged file makes Pillow's readers raise almost anything
         return 0, 0
     return height, width
@@ -159,15 +163,29 @@ def as_rgb(image: Image.Image) -> np.ndarray:
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
+def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
+    """Return an image whose pixels are not loaded. Raises `OverBudget`, and Pillow's own errors."""
+    check_bytes(data)
+    if len(data) > MOST_HEADER_BYTES and data[:1] in _HEADERS_IN_PYTHON:
+        try:
+            Image.open(io.BytesIO(data[:MOST_HEADER_BYTES]), formats=_FORMATS)
+        except Exception:  # a damaged file makes Pillow's readers raise almost anything
+            raise OverBudget(
+                f"no image within the first {MOST_HEADER_BYTES:,} bytes; save the image again"
+            ) from None
+    return Image.open(io.BytesIO(data), formats=_FORMATS)
+
+
 @contextmanager
 def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
-    check_bytes(data)
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image = _open_by_pillow(data)
         check_size(image.height, image.width, len(data))
         if data[:2] == JPEG_START:
             check_scans(data, image.height, image.width)
+        elif image.tile and image.tile[0][0] in _DECODERS_IN_PYTHON:
+            check_slow_format(data, image.height * image.width)
         with decoding(image.height * image.width):
             image.load()
             yield image

@@ -1,14 +1,15 @@
-"""The budget for decoding an image: bytes, pixels and scans; and the pixels that all threads decode
-at the same time.
+"""The budget for decoding an image: bytes, pixels, scans and parts; and the pixels that all threads
+decode at the same time.
 
 A few bytes can claim any number of pixels, and decoding takes memory and time for all of them. A
 JPEG can store its pixels in many scans, and every scan takes time for all pixels, however few bytes
-it has. Every function that decodes checks this budget first. Of an animation only the first frame
-is decoded, so the number of frames costs nothing.
+it has. A file of another format can consist of millions of parts, and Pillow takes time for each.
+Every function that decodes checks this budget first. Of an animation only the first frame is
+decoded, so the number of frames costs nothing.
 
 Time within the budget, on one core of 2.5 GHz: 1.5 ns for each pixel of a scan, so 4 s for the
-most; 40 ns for each byte of a JPEG; 0.3 s for each MB of a file of another format that is made of
-the smallest parts.
+most; 40 ns for each byte of a JPEG; 6 s for a PNG of 100 million pixels with four channels of 16
+bits, which takes the longest of all other formats.
 """
 
 import re
@@ -16,11 +17,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lockstep.data.decoding.parts import count_parts
+
 MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 """The limit for JPEGs, which can be decoded reduced or as a window in little memory: Pillow's own
 limit, 178,956,970."""
 MOST_PIXELS_IN_WHOLE = 100_000_000
 """The limit for other formats, which are decoded as a whole: 4 to 10 bytes for each pixel."""
+MOST_PIXELS_A_SIDE = 2**20
+"""The limit for height and width of other formats. An image one pixel wide takes 26 bytes for each
+pixel."""
+MOST_PARTS = 2**18
+"""Chunks of a PNG, and entries or strips or tiles of a TIFF: as many as a TIFF of 65,536 rows has
+with one strip for each row and channel. PNGs have chunks of 8 KiB or more."""
+MOST_HEADER_BYTES = 2**22
+"""What precedes the first frame of a GIF or the pixels of a PPM. Pillow reads it byte by byte or in
+blocks of up to 255 bytes."""
+MOST_SLOW_PIXELS = 2**21
+"""The limit for what Pillow decodes in Python: BMPs with run lengths; PPMs in text, or with values
+up to another limit than 255."""
+MOST_SLOW_BYTES = 2**25
+MOST_COMMENTS = 1000
+"""Comments of a PPM in text. Each takes time for up to 1 MiB."""
 JPEG_START = b"\xff\xd8"
 """The first bytes of every JPEG."""
 MOST_RESIZED = 2**24
@@ -51,6 +69,8 @@ MOST_SCANNED_PIXELS = 16 * MOST_PIXELS
 colours (10 or 14)."""
 MOST_SEGMENTS = 10_000
 """Segments of a JPEG: its tables, profiles and comments. Photos have fewer than 300."""
+MOST_SEGMENT_BYTES = 2**25
+"""The limit of bytes of these segments together. Pillow's time for metadata grows with the square."""
 _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 """A marker that libjpeg also takes for one within the data of a scan. Others, and RST0 to RST7, do
 not end a scan."""
@@ -71,10 +91,10 @@ class TooManyPixels(OverBudget):
 
 
 def check_bytes(data: bytes | memoryview) -> None:
-    """Raise `OverBudget` if a file has more bytes or segments, or is a JPEG of more scans, than any
-    size of image may have.
+    """Raise `OverBudget` if a file has more bytes, scans or parts than an image of any size may
+    have.
 
-    It is checked before the header is parsed, which takes Pillow time for each segment.
+    It is checked before the header is parsed, which takes Pillow time for each part.
     """
     if len(data) > MOST_BYTES:
         raise OverBudget(
@@ -82,6 +102,10 @@ def check_bytes(data: bytes | memoryview) -> None:
         )
     if data[:2] == JPEG_START:
         check_scans(data, 0, 0)
+    elif count_parts(data, MOST_PARTS) > MOST_PARTS:
+        raise OverBudget(
+            f"more than {MOST_PARTS:,} parts of a PNG or TIFF are too many; save the image again"
+        )
 
 
 def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WHOLE) -> None:
@@ -91,6 +115,10 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
     `most` is the format's limit of pixels. The error of too many pixels is `TooManyPixels`.
     """
     pixels = height * width
+    if most == MOST_PIXELS_IN_WHOLE and max(height, width) > MOST_PIXELS_A_SIDE:
+        raise TooManyPixels(
+            f"{width} x {height} pixels are too many for a side: at most {MOST_PIXELS_A_SIDE:,}"
+        )
     if pixels > most:
         kind = "" if most == MOST_PIXELS else f" unless it is a JPEG ({MOST_PIXELS:,})"
         raise TooManyPixels(
@@ -102,6 +130,19 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
         raise OverBudget(
             f"{size:,} bytes are too many for {width} x {height} pixels; save the image again"
         )
+
+
+def check_slow_format(data: bytes | memoryview, pixels: int) -> None:
+    """Raise `OverBudget` if an image that Pillow decodes in Python has more pixels, bytes or comments
+    than allowed."""
+    if pixels > MOST_SLOW_PIXELS or len(data) > MOST_SLOW_BYTES:
+        raise OverBudget(
+            f"{pixels:,} pixels in {len(data):,} bytes are too many for a BMP with run lengths, or a"
+            f" PPM in text or of other than 8 bits: at most {MOST_SLOW_PIXELS:,} in"
+            f" {MOST_SLOW_BYTES:,}; save the image as PNG"
+        )
+    if data[:2] in (b"P1", b"P2", b"P3") and bytes(data).count(b"#") > MOST_COMMENTS:
+        raise OverBudget(f"more than {MOST_COMMENTS:,} comments are too many; save the image again")
 
 
 def check_scans(data: bytes | memoryview, height: int, width: int) -> None:
@@ -116,10 +157,11 @@ def count_scans(data: bytes | memoryview, most: int) -> int:
     """Return how many scans libjpeg reads of a JPEG at most; `most` + 1 if there are more. Only
     markers are read.
 
-    Raises `OverBudget` if there are more segments than allowed.
+    Raises `OverBudget` if there are more segments, or bytes of them, than allowed.
     """
     place = 2
     scans = 0
+    segment_bytes = 0
     colours: bytes | memoryview = b""
     for _ in range(MOST_SEGMENTS):
         marker = _SEGMENT.search(data, place)
@@ -137,6 +179,12 @@ def count_scans(data: bytes | memoryview, most: int) -> int:
                 return scans
         elif code in _SEQUENTIAL:
             colours = data[place + 7 : place + 8]
+        segment_bytes += int.from_bytes(length, "big")
+        if segment_bytes > MOST_SEGMENT_BYTES:
+            raise OverBudget(
+                f"more than {MOST_SEGMENT_BYTES:,} bytes of metadata are too many;"
+                " save the image again"
+            )
         place += max(int.from_bytes(length, "big"), 2)
     raise OverBudget(
         f"more than {MOST_SEGMENTS:,} segments of a JPEG are too many; save the image again"
