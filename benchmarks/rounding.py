@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.data import Batch
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -71,7 +71,7 @@ def main() -> None:
     rows = {}
     for peak in (1e-5, 1e-4, 1e-3, 1e-2):
         narrow = recipe(
-            model=narrowed(MODELS["resnet50"]),
+            model=narrow_model(MODELS["resnet50"]),
             precision="fp32",
             image_size=64,
             epochs=STEPS,

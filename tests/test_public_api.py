@@ -135,14 +135,14 @@ def workplace(
     """The files that the examples use, in the current folder: `data` with images, a trained `run`,
     and `tiny.yaml`."""
     (tmp_path / "data").symlink_to(textures)
-    (tmp_path / "tiny.yaml").write_text(tiny_recipe.to_yaml())
+    (tmp_path / "tiny.yaml").write_text(tiny_recipe.format_yaml())
     about = {
         "recipe": tiny_recipe.fields(),
         "classes": sorted(path.name for path in (textures / "val").glob("[!.]*")),
     }
     state = State(7, initial_tensors(tiny_recipe), {})
     checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
-    (tmp_path / "run" / "recipe.yaml").write_text(tiny_recipe.to_yaml())
+    (tmp_path / "run" / "recipe.yaml").write_text(tiny_recipe.format_yaml())
     figures = {
         "loss": 2.0,
         "top1_percent": 10.0,

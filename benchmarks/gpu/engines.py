@@ -13,7 +13,7 @@ from lockstep import backends
 from lockstep.backends import Engine, Interval
 from lockstep.backends.torch.inputs import PINNED
 from lockstep.data import Batch
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
 
@@ -39,7 +39,7 @@ def recipe_of(ground: Ground, model: str, precision: str, batch: int, **changes:
     fields = {"model": model, "global_batch_images": batch} | PRECISIONS[precision]
     if ground.tiny:
         small = {
-            "model": narrowed(MODELS[model]),
+            "model": narrow_model(MODELS[model]),
             "image_size": TINY_SIZE,
             "eval_crop": TINY_SIZE,
             "eval_resize": 36,

@@ -13,7 +13,7 @@ from benchmarks.gpu.engines import PRECISIONS, held_batch, open_engine, recipe_o
 from benchmarks.gpu.timing import Ground, Say
 from lockstep.backends import Engine
 from lockstep.data import Batch
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -58,7 +58,7 @@ def measure(ground: Ground, say: Say) -> None:
 def _small(recipe: Recipe, model: str) -> Recipe:
     size = min(recipe.image_size, SIZE)
     return recipe.replace(
-        model=narrowed(MODELS[model]), image_size=size, eval_crop=size, eval_resize=size
+        model=narrow_model(MODELS[model]), image_size=size, eval_crop=size, eval_resize=size
     )
 
 

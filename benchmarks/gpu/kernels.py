@@ -19,7 +19,7 @@ from benchmarks.gpu.kernel_errors import EPS, Given, largest_shares
 from benchmarks.gpu.machine import copy_gb_per_sec
 from benchmarks.gpu.timing import Ground, Say, median_ms
 from lockstep.backends.torch.fused_batch_norm import activated, fuse
-from lockstep.models.architectures import MODELS, ModelSpec, blocks, narrowed, stem
+from lockstep.models.architectures import MODELS, ModelSpec, blocks, narrow_model, stem
 
 PLAIN = "batch norm"
 RELU = "batch norm, ReLU"
@@ -75,7 +75,7 @@ def measure(ground: Ground, say: Say) -> None:
     copy = copy_gb_per_sec(ground)
     say({"what": "copy", "gb_per_sec": copy})
     spec, size, images = (
-        (narrowed(MODELS["resnet50"]), 16, 2) if ground.tiny else (MODELS["resnet50"], 224, 256)
+        (narrow_model(MODELS["resnet50"]), 16, 2) if ground.tiny else (MODELS["resnet50"], 224, 256)
     )
     dtype = torch.float32 if ground.tiny else torch.bfloat16
     layers = layers_of(spec, size)

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.gpu.engines import recipe_of
 from benchmarks.gpu.timing import Ground, Say
 from lockstep.data.textures import draw_data_set
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Recipe
 
 KILLED_AT = (3, 9)
@@ -47,13 +47,13 @@ def _recipe(ground: Ground, precision: str, images: int) -> Recipe:
         "warmup_epochs": 1.0,
     }
     return recipe.replace(
-        model=narrowed(MODELS["resnet50"]), global_batch_images=images // 4, **small
+        model=narrow_model(MODELS["resnet50"]), global_batch_images=images // 4, **small
     )
 
 
 def _killed(ground: Ground, precision: str, folder: Path, images: int) -> dict[str, Any]:
     recipe = folder / f"{precision}.yaml"
-    recipe.write_text(_recipe(ground, precision, images).to_yaml(), encoding="utf-8")
+    recipe.write_text(_recipe(ground, precision, images).format_yaml(), encoding="utf-8")
     command = [
         sys.executable,
         "-m",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrowed, tensors
+from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrow_model, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
@@ -20,7 +20,7 @@ BASIC = ModelSpec(block="basic", expansion=1, **NARROW)
 V1 = ModelSpec(block="bottleneck", expansion=2, stride_in="1x1", **NARROW)
 PUBLISHED = ("resnet50", "resnext101-32x4d")
 NARROWED: dict[str, dict[str, Any]] = {
-    f"narrow {name}": {"model": narrowed(MODELS[name])} for name in PUBLISHED
+    f"narrow {name}": {"model": narrow_model(MODELS[name])} for name in PUBLISHED
 }
 """Fields that turn a recipe into one of a published model with fewer channels and layers."""
 

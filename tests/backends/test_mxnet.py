@@ -410,7 +410,7 @@ def test_horovods_own_launcher_starts_ranks(
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     run = tmp_path / "run"
-    recipe.write_text(tiny_recipe.replace(epochs=1).to_yaml())
+    recipe.write_text(tiny_recipe.replace(epochs=1).format_yaml())
     launcher = [
         Path(sys.executable).with_name("horovodrun"),
         "-np",

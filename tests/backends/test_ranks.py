@@ -15,7 +15,7 @@ from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Backend, World
 from lockstep.models.state import State
 from lockstep.recipes import Execution
-from lockstep.recipes.order import evaluated_samples
+from lockstep.recipes.order import order_evaluation_samples
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import (
     RATES,
@@ -206,7 +206,7 @@ def test_an_interval_sums_over_the_ranks(
 
 def test_two_ranks_evaluate_every_image_once_rank_after_rank(ranks: list[Found]) -> None:
     scores = ranks[0]["local"]["scores"]
-    assert scores.labels.tolist() == LABELS[evaluated_samples(TO_EVALUATE, 4, 2)].tolist()
+    assert scores.labels.tolist() == LABELS[order_evaluation_samples(TO_EVALUATE, 4, 2)].tolist()
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -217,8 +217,8 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
     alone = start(SCENARIOS["local"].recipe, state).evaluate(
         images_to_evaluate(RECIPE, world), ema=ema
     )
-    both = ranks[0]["local"]["ema scores" if ema else "scores"].placed(
-        evaluated_samples(TO_EVALUATE, 4, 2)
+    both = ranks[0]["local"]["ema scores" if ema else "scores"].sort_by_sample(
+        order_evaluation_samples(TO_EVALUATE, 4, 2)
     )
     assert both.labels.tolist() == alone.labels.tolist()
     assert both.losses == pytest.approx(alone.losses, rel=BOUNDS["ranks"].value)

@@ -12,7 +12,7 @@ from lockstep import backends
 from lockstep.backends import Engine
 from lockstep.backends.reference import functions as f
 from lockstep.launch.nodes import one_machine
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.quantisation import weight_scales
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
@@ -213,7 +213,7 @@ def test_rounding_keeps_what_is_no_number(precision: str) -> None:
 # Whole steps
 
 KINDS = STEPS | {
-    f"narrow {name}": Step({"model": narrowed(MODELS[name])}, "sample") for name in MODELS
+    f"narrow {name}": Step({"model": narrow_model(MODELS[name])}, "sample") for name in MODELS
 }
 
 
@@ -261,7 +261,7 @@ def test_some_steps_are_those_of_autograd(
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: str) -> None:
-    recipe = tiny_recipe.replace(model=narrowed(MODELS[model]), padding=padding)
+    recipe = tiny_recipe.replace(model=narrow_model(MODELS[model]), padding=padding)
     state = random_state(recipe)
     images = random_images(3, 45)
     expected = autograd.logits(recipe, state.tensors, images)

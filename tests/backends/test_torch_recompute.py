@@ -20,7 +20,7 @@ from lockstep.models.architectures import (
     blocks,
     features,
     model_spec,
-    narrowed,
+    narrow_model,
     stem,
 )
 from lockstep.recipes import Recipe
@@ -175,7 +175,7 @@ def kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: bool) -> 
 def test_the_memory_that_a_step_keeps_is_that_of_the_shapes(
     start: Start, tiny_recipe: Recipe, model: str
 ) -> None:
-    recipe = tiny_recipe.replace(model=narrowed(MODELS[model]), label_smoothing=0.0)
+    recipe = tiny_recipe.replace(model=narrow_model(MODELS[model]), label_smoothing=0.0)
     for recompute in ("off", "blocks"):
         engine = start(recipe, recompute=recompute, new=True)
         # The difference of two batches: what does not grow with the batch, such as means and

@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.benchmark.compare_published import compare
 from lockstep.recipes.published import RECIPES
-from lockstep.recipes.published_speeds import published_rows
+from lockstep.recipes.published_speeds import read_speeds
 from tests.benchmark.published_cases import report
 
 V100 = "Tesla V100-SXM2-16GB"
@@ -13,7 +13,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> None:
     cell = {"model": "resnet50-v1.5", "what": "inference", "batch": 96, "dtype": "fp32"}
-    (found,) = compare(report(cell, gpu="Tesla V100-SXM3-32GB"), published_rows())
+    (found,) = compare(report(cell, gpu="Tesla V100-SXM3-32GB"), read_speeds())
     rows = [beside.row for beside in found.published]
     assert {row.batch_images for row in rows} == {96}
     assert [row.images_per_sec for row in rows if row.batch_images == 96] == [3546, 1282]
@@ -21,31 +21,31 @@ def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> 
         ("resnet50", "inference", 1)
     }
     assert all("V100" in row.accelerator for row in rows)
-    alike = [row for row in published_rows() if row.model == "resnet50" and row.kind == "inference"]
+    alike = [row for row in read_speeds() if row.model == "resnet50" and row.kind == "inference"]
     assert found.left_out == len(alike) - len(rows)
     (everything,) = compare(
-        report({"what": "inference", "batch": 96}), published_rows(), everything=True
+        report({"what": "inference", "batch": 96}), read_speeds(), everything=True
     )
     assert (len(everything.published), everything.left_out) == (len(alike), 0)
 
 
 def test_a_batch_that_nobody_published_stands_beside_all_batches() -> None:
-    (found,) = compare(report({"batch": 7}, gpu=V100), published_rows())
+    (found,) = compare(report({"batch": 7}, gpu=V100), read_speeds())
     assert {208, 96} <= {beside.row.batch_images for beside in found.published}
 
 
 def test_a_processor_that_nobody_published_stands_alone_unless_all_rows_are_wanted() -> None:
-    (found,) = compare(report({}), published_rows())
+    (found,) = compare(report({}), read_speeds())
     assert (found.published, found.left_out > 100) == ((), True)
 
 
 def test_version_1_of_the_model_is_not_compared_with_v1_5() -> None:
-    (found,) = compare(report({"model": "resnet50-v1"}), published_rows())
+    (found,) = compare(report({"model": "resnet50-v1"}), read_speeds())
     assert found.published == ()
 
 
 def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
-    (found,) = compare(report({}, gpu=V100), published_rows())
+    (found,) = compare(report({}, gpu=V100), read_speeds())
     divided = {
         beside.row.images_per_sec: beside.ratio
         for beside in found.published
@@ -68,7 +68,7 @@ def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
     ],
 )
 def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, object]) -> None:
-    (found,) = compare(report(change, gpu=gpu), published_rows(), everything=True)
+    (found,) = compare(report(change, gpu=gpu), read_speeds(), everything=True)
     assert found.published
     assert {beside.ratio for beside in found.published} == {None}
 
@@ -87,13 +87,13 @@ def test_images_of_another_size_are_told_and_not_compared(
 ) -> None:
     batch = {"train": 208, "inference": 128}[what]
     cell = {"what": what, "batch": batch, "dtype": "fp16"}
-    (found,) = compare(report(cell, gpu=V100) | {"settings": settings}, published_rows())
+    (found,) = compare(report(cell, gpu=V100) | {"settings": settings}, read_speeds())
     assert found.image_size == size
     assert any(beside.ratio is not None for beside in found.published) == (size == 224)
 
 
 def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
-    (found,) = compare(report({"device": "CPU, 2 threads"}, gpu=V100), published_rows())
+    (found,) = compare(report({"device": "CPU, 2 threads"}, gpu=V100), read_speeds())
     assert found.hardware == "AMD EPYC 9R14"
 
 
@@ -114,13 +114,11 @@ def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(
 ) -> None:
     told = report({"device": device} if device else {})
     told["environment"]["gpus"] = [{"gpu": name} for name in gpus]
-    (found,) = compare(told, published_rows())
+    (found,) = compare(told, read_speeds())
     assert found.hardware == hardware
     divided = any(beside.ratio is not None for beside in found.published)
     assert divided == (hardware == V100)
 
 
 def test_cells_that_failed_are_left_out() -> None:
-    assert (
-        compare(report({"status": "out of memory"}, {"status": "failed"}), published_rows()) == []
-    )
+    assert compare(report({"status": "out of memory"}, {"status": "failed"}), read_speeds()) == []

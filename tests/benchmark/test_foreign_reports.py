@@ -70,7 +70,7 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = tiny_recipe.replace(model="resnet50", global_batch_images=BATCH, ema_decay=0.9)
-    (folder / "recipe.yaml").write_text(recipe.to_yaml())
+    (folder / "recipe.yaml").write_text(recipe.format_yaml())
     about = {
         "ranks": 2,
         "train": {"images": 42},

@@ -16,12 +16,10 @@ from lockstep.benchmark.scaling_published import (
     published_speedups,
     without_overlap,
 )
-from lockstep.recipes.published_speeds import Row, published_rows
+from lockstep.recipes.published_speeds import Row, read_speeds
 from lockstep.system.errors import UserError
 
-TRAINED = [
-    row for row in published_rows() if row.kind == "train" and row.images_per_sec is not None
-]
+TRAINED = [row for row in read_speeds() if row.kind == "train" and row.images_per_sec is not None]
 
 
 def test_speeds_of_bases_and_submissions_are_published() -> None:
@@ -99,7 +97,7 @@ def test_a_speedup_is_over_one_gpu_of_the_same_table_precision_and_batch() -> No
 def test_published_speedups_in_full_precision_are_those_of_the_model() -> None:
     """Links limit both precisions alike, so what is missing in mixed precision is not theirs
     (docs/scaling.md)."""
-    found = published_speedups(published_rows(), clusters())
+    found = published_speedups(read_speeds(), clusters())
     assert len(found) == 64
     full = [each for each in found if each.row.precision in ("fp32", "tf32")]
     off = {id(each): abs(each.predicted_speedup / each.published_speedup - 1) for each in found}

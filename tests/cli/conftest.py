@@ -70,7 +70,7 @@ def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -
     """Six epochs of the tiny model at 64 px."""
     path = tmp_path_factory.mktemp("a recipe") / "tiny recipe.yaml"
     path.write_text(
-        tiny_recipe.replace(epochs=6, image_size=64, eval_resize=72, eval_crop=64).to_yaml()
+        tiny_recipe.replace(epochs=6, image_size=64, eval_resize=72, eval_crop=64).format_yaml()
     )
     return path
 

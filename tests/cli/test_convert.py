@@ -210,7 +210,7 @@ def test_how_images_are_prepared_is_set_and_stored(
     answer: Run, run_folder: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     (tmp_path / "like.yaml").write_text(
-        tiny_recipe.replace(interpolation="bicubic", eval_resize=80).to_yaml()
+        tiny_recipe.replace(interpolation="bicubic", eval_resize=80).format_yaml()
     )
     options = (
         "--recipe",

@@ -78,7 +78,7 @@ def test_what_is_in_quarantine_is_left_out_of_training(
     assert f"wrote {damaged / 'train' / 'quarantine.json'}" in output
     assert {bad.file for bad in open_index(damaged / "train").quarantined} == set(names(damaged))
     assert answer("data", "check", damaged)[0] == 0
-    (tmp_path / "tiny.yaml").write_text(tiny_recipe.replace(epochs=1).to_yaml())
+    (tmp_path / "tiny.yaml").write_text(tiny_recipe.replace(epochs=1).format_yaml())
     code, output, _ = answer(
         "train", "--recipe", tmp_path / "tiny.yaml", "--data", damaged, "--out", tmp_path / "run"
     )

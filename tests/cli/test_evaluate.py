@@ -59,7 +59,7 @@ def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
     answer: Run, run_folder: Path, textures: Path, tiny_recipe: Recipe
 ) -> None:
     (run_folder / "recipe.yaml").write_text(
-        "based_on: resnet50-paddle-90ep\n" + tiny_recipe.to_yaml()
+        "based_on: resnet50-paddle-90ep\n" + tiny_recipe.format_yaml()
     )
     output = answer("evaluate", run_folder, "--data", textures)[1]
     assert output.splitlines()[5:] == [

@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_recipe: Recipe) -> Path:
     path = tmp_path / "tiny.yaml"
-    path.write_text(tiny_recipe.replace(global_batch_images=256).to_yaml(), encoding="utf-8")
+    path.write_text(tiny_recipe.replace(global_batch_images=256).format_yaml(), encoding="utf-8")
     return path
 
 

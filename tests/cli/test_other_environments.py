@@ -154,7 +154,7 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(
     recipe = tmp_path / "a recipe.yaml"
     run = tmp_path / "a run"
     prefix = tmp_path / "for mxnet" / "model"
-    recipe.write_text(tiny_recipe.replace(epochs=40).to_yaml())
+    recipe.write_text(tiny_recipe.replace(epochs=40).format_yaml())
     command = [
         "train",
         "--backend",
@@ -266,7 +266,7 @@ def test_a_prefix_with_another_graph_is_refused_before_the_first_step(
     tiny_recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(tiny_recipe.to_yaml())
+    recipe.write_text(tiny_recipe.format_yaml())
     (tmp_path / "model-symbol.json").write_text("{}")
     command = [
         "train",

@@ -19,7 +19,7 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     run = tmp_path / "a run"
     shutil.copytree(textures / "train", data / "train", ignore=shutil.ignore_patterns(".*"))
     (tmp_path / "tiny.yaml").write_text(
-        tiny_recipe.replace(epochs=2, global_batch_images=30).to_yaml()
+        tiny_recipe.replace(epochs=2, global_batch_images=30).format_yaml()
     )
     arguments = [
         "train",

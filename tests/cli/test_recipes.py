@@ -159,7 +159,7 @@ def test_a_difference_can_name_every_field(answer: Run, tmp_path: Path) -> None:
 def test_a_model_of_ones_own_is_shown_by_its_fields(
     answer: Run, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    (tmp_path / "tiny.yaml").write_text(tiny_recipe.to_yaml())
+    (tmp_path / "tiny.yaml").write_text(tiny_recipe.format_yaml())
     shown = yaml.safe_load(answer("recipes", "show", tmp_path / "tiny.yaml")[1])
     assert not isinstance(tiny_recipe.model, str)
     assert shown["model"] == {

@@ -7,7 +7,7 @@ from tests.cli.conftest import Answer
 def test_a_page_is_written_and_named(
     run_folder: Path, tiny_recipe: object, answer: Callable[..., Answer], tmp_path: Path
 ) -> None:
-    (run_folder / "recipe.yaml").write_text(tiny_recipe.to_yaml())  # type: ignore[attr-defined]
+    (run_folder / "recipe.yaml").write_text(tiny_recipe.format_yaml())  # type: ignore[attr-defined]
     (run_folder / "log.jsonl").write_text("")
     page = tmp_path / "page.html"
     assert answer("report", run_folder, "-o", page) == (0, f"{page}\n", "")

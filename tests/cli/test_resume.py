@@ -35,7 +35,7 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     """A run whose last engine was the reference engine, on the images in its parent folder."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "recipe.yaml").write_text("based_on: demo\n" + tiny_recipe.to_yaml())
+    (folder / "recipe.yaml").write_text("based_on: demo\n" + tiny_recipe.format_yaml())
     execution = Execution(backend="reference", loggers=("mlflow",), loader_threads=3)
     (folder / "environment.json").write_text(
         json.dumps({"data": str(tmp_path), "execution": execution.fields()})

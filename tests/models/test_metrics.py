@@ -26,7 +26,7 @@ def reordered(scores: Scores, order: np.ndarray) -> Scores:
 def test_scores_of_a_table_leave_out_its_padding(scores: Scores) -> None:
     table = np.stack([column.astype(np.float64) for column in vars(scores).values()], axis=1)
     padding = np.array([[9.0, 1, 2, -1, 0.5]])
-    found = Scores.of_table(np.concatenate([padding, table[:7], padding, table[7:]]))
+    found = Scores.unpack_table(np.concatenate([padding, table[:7], padding, table[7:]]))
     for name, column in vars(scores).items():
         assert getattr(found, name).dtype == column.dtype
         np.testing.assert_array_equal(getattr(found, name), column)
@@ -34,7 +34,7 @@ def test_scores_of_a_table_leave_out_its_padding(scores: Scores) -> None:
 
 def test_placed_scores_stand_where_the_index_has_their_images(scores: Scores) -> None:
     samples = np.random.default_rng(7).permutation(200)
-    placed = scores.placed(samples)
+    placed = scores.sort_by_sample(samples)
     for row, sample in enumerate(samples.tolist()):
         assert placed.losses[sample] == scores.losses[row]
         assert placed.confidences[sample] == scores.confidences[row]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.recipes.my_images import Facts, my_images, settled
+from lockstep.recipes.my_images import Facts, choose_recipe, my_images
 from lockstep.recipes.order import check_shares, steps_per_epoch
 from lockstep.runs.notes import RunFacts, list_unusual_settings
 from lockstep.runs.recipe_from_images import explain_choices
@@ -27,7 +27,7 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(
     images: int, side: int, on_gpu: bool
 ) -> None:
     facts = replace(PHOTOS, images=images, shorter_side=side, on_gpu=on_gpu)
-    recipe = settled(facts)
+    recipe = choose_recipe(facts)
     steps = steps_per_epoch(recipe, images)
     every = np.ones(10, np.int64)
     assert list_unusual_settings(recipe, RunFacts(list("abcdefghij"), every, every, steps)) == []
@@ -75,12 +75,14 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(
 def test_values_suit_the_images_and_the_device(
     changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    recipe = settled(replace(PHOTOS, **changes))
+    recipe = choose_recipe(replace(PHOTOS, **changes))
     assert {name: getattr(recipe, name) for name in expected} == expected
 
 
 def test_what_is_given_is_kept_and_what_depends_on_it_follows() -> None:
-    recipe = settled(PHOTOS, {"epochs": 9, "global_batch_images": 16, "image_size": 128, "seed": 7})
+    recipe = choose_recipe(
+        PHOTOS, {"epochs": 9, "global_batch_images": 16, "image_size": 128, "seed": 7}
+    )
     assert (recipe.epochs, recipe.warmup_epochs) == (9, 1.0)
     assert (recipe.global_batch_images, recipe.lr) == (16, 0.016)
     assert (recipe.image_size, recipe.eval_resize, recipe.eval_crop, recipe.dct_scaling) == (
@@ -90,12 +92,12 @@ def test_what_is_given_is_kept_and_what_depends_on_it_follows() -> None:
         False,
     )
     assert recipe.seed == 7
-    assert not settled(PHOTOS, {"exif_orientation": False}).exif_orientation
-    assert settled(PHOTOS, {"epochs": 1}).warmup_epochs < 1
-    assert settled(PHOTOS, {"eval_resize": 100, "warmup_epochs": 0, "lr": 1}).fields() | {
+    assert not choose_recipe(PHOTOS, {"exif_orientation": False}).exif_orientation
+    assert choose_recipe(PHOTOS, {"epochs": 1}).warmup_epochs < 1
+    assert choose_recipe(PHOTOS, {"eval_resize": 100, "warmup_epochs": 0, "lr": 1}).fields() | {
         "eval_crop": 64,
         "lr": 1.0,
-    } == (settled(PHOTOS).fields() | {"eval_resize": 100, "warmup_epochs": 0.0, "lr": 1.0})
+    } == (choose_recipe(PHOTOS).fields() | {"eval_resize": 100, "warmup_epochs": 0.0, "lr": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -105,13 +107,13 @@ def test_what_is_given_is_kept_and_what_depends_on_it_follows() -> None:
 )
 def test_a_wrong_value_is_refused_by_name(changes: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=next(iter(changes))):
-        settled(PHOTOS, changes)
+        choose_recipe(PHOTOS, changes)
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 8, 48])
 @pytest.mark.parametrize("images", [100, 1000])
 def test_the_images_of_a_step_divide_among_ranks_and_parts(units: int, images: int) -> None:
-    check_shares(settled(replace(PHOTOS, units=units, images=images)), units)
+    check_shares(choose_recipe(replace(PHOTOS, units=units, images=images)), units)
 
 
 def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
@@ -130,7 +132,7 @@ def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
 @pytest.mark.parametrize("recipe", [None, "my-images"])
 def test_a_run_that_has_begun_is_not_settled_again(recipe: str | None, tmp_path: Path) -> None:
     assert complete_settings(tmp_path / "new", recipe, "data").recipe is None
-    (tmp_path / "recipe.yaml").write_text(TINY.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(TINY.format_yaml())
     (tmp_path / "checkpoints").mkdir()
     assert complete_settings(tmp_path, recipe, "data").recipe is None, (
         "a command made it and then refused to train"

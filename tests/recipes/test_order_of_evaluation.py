@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe, load_recipe
-from lockstep.recipes.order import centre_plan, evaluated_samples, evaluation_plans
+from lockstep.recipes.order import centre_plan, evaluation_plans, order_evaluation_samples
 from lockstep.recipes.recipe import own_geometry
 from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
 
@@ -49,11 +49,11 @@ def test_images_are_scored_rank_after_rank_in_the_order_of_their_plans(
         if sample != -1
     ]
 
-    assert evaluated_samples(images, batch, ranks).tolist() == expected
+    assert order_evaluation_samples(images, batch, ranks).tolist() == expected
 
 
 def test_two_ranks_score_ten_images_in_this_order() -> None:
-    assert evaluated_samples(10, 2, 2).tolist() == [0, 1, 4, 5, 8, 9, 2, 3, 6, 7]
+    assert order_evaluation_samples(10, 2, 2).tolist() == [0, 1, 4, 5, 8, 9, 2, 3, 6, 7]
 
 
 def test_an_evaluation_pads_at_the_end_of_its_last_plans_alone() -> None:

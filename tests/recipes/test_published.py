@@ -14,7 +14,7 @@ import pytest
 from lockstep.models.architectures import model_spec, parameter_count
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.recipes.published_speeds import published_rows
+from lockstep.recipes.published_speeds import read_speeds
 
 CONVOLUTIONS_AND_CLASSIFIER = ("conv_weight", "fc_weight", "fc_bias")
 
@@ -325,9 +325,7 @@ def test_every_published_recipe_says_what_it_costs(name: str) -> None:
 def test_the_speeds_that_recipes_name_are_published_in_their_documents() -> None:
     # The revision 38934f9 of Paddle's document has other speeds than 22.05.1, the source of the
     # recipes.
-    rows = [
-        row for row in published_rows() if "38934f9" not in row.document and row.kind == "train"
-    ]
+    rows = [row for row in read_speeds() if "38934f9" not in row.document and row.kind == "train"]
     published = {f"{row.images_per_sec:,.0f}" for row in rows if row.images_per_sec}
     named = {
         name: re.findall(r"([\d,]+)\s+images/s", inspect.getdoc(RECIPES[name]))

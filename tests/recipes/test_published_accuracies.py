@@ -11,11 +11,11 @@ import yaml
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import (
-    accuracies_of,
-    as_rows,
-    beside_published,
+    compare_top1,
+    describe_comparison,
+    find_accuracies,
     is_comparison,
-    published_accuracies,
+    read_accuracies,
 )
 from lockstep.system.errors import DataError
 
@@ -38,20 +38,20 @@ DOCUMENTS: dict[str, tuple[int, tuple[str, str | None, int | None, str, float | 
 
 
 def test_the_rows_are_those_of_the_documents() -> None:
-    rows = published_accuracies()
+    rows = read_accuracies()
     assert Counter(row.recipe for row in rows) == {
         name: count for name, (count, _) in DOCUMENTS.items()
     }
     for name, (_, expected) in DOCUMENTS.items():
         found = [
             (row.precision, row.accelerator, row.accelerators, row.figure(), row.hours)
-            for row in accuracies_of(name)
+            for row in find_accuracies(name)
         ]
         assert expected in found
 
 
 def test_every_row_has_the_epochs_of_its_recipe_and_a_line_with_its_figure() -> None:
-    for row in published_accuracies():
+    for row in read_accuracies():
         assert row.epochs in (RECIPES[row.recipe]().epochs, None)
         assert str(row.top1_percent) in row.line
         assert row.spread_percent is None or f"+/- {row.spread_percent}" in row.line
@@ -73,12 +73,12 @@ def test_a_wrong_table_is_refused_by_name(
     path = tmp_path / "rows.yaml"
     path.write_text(yaml.safe_dump([table | change]))
     with pytest.raises(DataError, match="table 'T'") as error:
-        published_accuracies(path)
+        read_accuracies(path)
     assert message in str(error.value)
 
 
 def beside(top1: float, recipe: Recipe = PADDLE, **how: Any) -> dict[str, Any]:
-    found = beside_published(recipe, top1_percent=top1, **IMAGENET | how)
+    found = compare_top1(recipe, top1_percent=top1, **IMAGENET | how)
     assert found is not None
     return dict(found)
 
@@ -119,7 +119,7 @@ def test_a_run_stands_beside_rows_of_its_kind_of_precision(
 def test_a_variant_in_another_precision_stands_beside_its_own_rows(
     name: str, published: list[tuple[str, float]]
 ) -> None:
-    found = beside(76, load_recipe(name).named(""))
+    found = beside(76, load_recipe(name).rename(""))
     assert found["recipe"] == name
     assert [(row["precision"], row["top1_percent"]) for row in found["accuracies"]] == published
 
@@ -146,28 +146,26 @@ def test_other_data_and_unfinished_weights_are_not_compared_and_it_is_said(
     found = beside(76.93, **how)
     assert (found["accuracies"], found["interval_percent"]) == ([], [])
     assert reason in found["not_compared"]
-    [(_, text)] = as_rows(found)  # type: ignore[arg-type]
+    [(_, text)] = describe_comparison(found)  # type: ignore[arg-type]
     assert text == f"not compared: {found['not_compared']}"
 
 
 def test_a_recipe_without_published_accuracy_has_no_comparison() -> None:
-    assert beside_published(load_recipe("demo"), top1_percent=90, **IMAGENET) is None
-    assert as_rows(None) == []
+    assert compare_top1(load_recipe("demo"), top1_percent=90, **IMAGENET) is None
+    assert describe_comparison(None) == []
 
 
 def test_a_recipe_without_a_name_is_known_by_its_fields() -> None:
     assert (
-        beside(76, PADDLE.named("").replace(seed=3, precision="fp32"))["recipe"]
+        beside(76, PADDLE.rename("").replace(seed=3, precision="fp32"))["recipe"]
         == "resnet50-paddle-90ep"
     )
-    assert (
-        beside_published(PADDLE.named("").replace(epochs=89), top1_percent=76, **IMAGENET) is None
-    )
+    assert compare_top1(PADDLE.rename("").replace(epochs=89), top1_percent=76, **IMAGENET) is None
 
 
 def test_a_comparison_is_told_in_words_with_the_fields_that_were_changed() -> None:
     found = beside(76.8, PADDLE.replace(epochs=100, seed=1), precision="tf32")
-    assert as_rows(found) == [  # type: ignore[arg-type]
+    assert describe_comparison(found) == [  # type: ignore[arg-type]
         ("95 % interval", "76.43 to 77.17 % (Wilson, of top-1)"),
         (
             "published",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.recipes.published_speeds import ROWS, Row, published_rows
+from lockstep.recipes.published_speeds import ROWS, Row, read_speeds
 from lockstep.system.errors import DataError
 
 V100 = "Tesla V100-SXM2-16GB"
@@ -18,7 +18,7 @@ def row(**fields: object) -> Row:
     """Return the one row with these fields."""
     found = [
         row
-        for row in published_rows()
+        for row in read_speeds()
         if all(getattr(row, name) == value for name, value in fields.items())
     ]
     assert len(found) == 1, found
@@ -154,9 +154,7 @@ def test_rows_are_those_of_the_documents(
 
 def test_every_row_of_every_document_is_there() -> None:
     counted = Counter(
-        (row.framework, row.kind)
-        for row in published_rows()
-        if not row.document.startswith("MLPerf")
+        (row.framework, row.kind) for row in read_speeds() if not row.document.startswith("MLPerf")
     )
     # Counted in the documents: rows of their tables times columns of speeds, without empty cells.
     assert counted == {
@@ -173,7 +171,7 @@ def test_every_row_of_every_document_is_there() -> None:
 
 def test_printed_quotients_are_those_of_the_printed_speeds_or_it_is_said() -> None:
     tables: dict[tuple[str, str], dict[tuple[str | None, int | None], Row]] = {}
-    for each in published_rows():
+    for each in read_speeds():
         if each.printed_weak_scaling:
             tables.setdefault((each.document, each.table), {})[
                 each.precision, each.accelerators
@@ -198,7 +196,7 @@ def test_printed_quotients_are_those_of_the_printed_speeds_or_it_is_said() -> No
 
 def test_speed_and_mean_latency_of_a_row_agree_or_it_is_said() -> None:
     checked = 0
-    for each in published_rows():
+    for each in read_speeds():
         if each.mean_ms and each.images_per_sec and each.batch_images:
             checked += 1
             agrees = each.images_per_sec == pytest.approx(
@@ -210,9 +208,7 @@ def test_speed_and_mean_latency_of_a_row_agree_or_it_is_said() -> None:
 
 def test_what_cannot_be_is_remarked() -> None:
     falling = [
-        row
-        for row in published_rows()
-        if list(row.percentiles_ms()) != sorted(row.percentiles_ms())
+        row for row in read_speeds() if list(row.percentiles_ms()) != sorted(row.percentiles_ms())
     ]
     assert [(row.batch_images, row.p95_ms, row.p99_ms) for row in falling] == [
         (128, 157.49, 77.42),
@@ -243,5 +239,5 @@ def test_a_wrong_table_is_refused_by_name(
     path = tmp_path / "rows.yaml"
     path.write_text(yaml.safe_dump([table | {"accelerators": 1, "rows": [[1, 2]]} | change]))
     with pytest.raises(DataError, match="table 'Speed'") as error:
-        published_rows(path)
+        read_speeds(path)
     assert message in str(error.value)

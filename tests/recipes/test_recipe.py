@@ -282,7 +282,7 @@ def test_settings_cannot_be_changed_in_place(settings: Any) -> None:
 def test_yaml_gives_back_exactly_the_recipe_it_was_made_from(name: str) -> None:
     recipe = RECIPES[name]()
 
-    assert Recipe.of(yaml.safe_load(recipe.to_yaml())) == recipe
+    assert Recipe.of(yaml.safe_load(recipe.format_yaml())) == recipe
 
 
 def test_yaml_keeps_every_bit_of_a_number_and_a_models_own_fields(tiny_recipe: Recipe) -> None:
@@ -290,14 +290,14 @@ def test_yaml_keeps_every_bit_of_a_number_and_a_models_own_fields(tiny_recipe: R
         lr=0.1 + 0.2, weight_decay=1 / 3 * 1e-7, seed=2**63 - 1, lr_step_epochs=[1.5, 2]
     )
 
-    again = Recipe.of(yaml.safe_load(recipe.to_yaml()))
+    again = Recipe.of(yaml.safe_load(recipe.format_yaml()))
 
     assert again == recipe
     assert isinstance(again.model, ModelSpec)
 
 
 def test_yaml_lists_every_field_in_the_order_of_the_class() -> None:
-    assert list(yaml.safe_load(Recipe().to_yaml())) == list(Recipe.model_fields)
+    assert list(yaml.safe_load(Recipe().format_yaml())) == list(Recipe.model_fields)
 
 
 def test_a_recipe_stands_for_itself(tiny_recipe: Recipe) -> None:
@@ -349,7 +349,7 @@ def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> No
 def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(
     tmp_path: Path, tiny_recipe: Recipe
 ) -> None:
-    written(tmp_path / "recipe.yaml", tiny_recipe.to_yaml())
+    written(tmp_path / "recipe.yaml", tiny_recipe.format_yaml())
 
     assert load_recipe(tmp_path) == tiny_recipe
 
@@ -527,8 +527,8 @@ def test_a_recipe_in_a_runs_folder_has_the_name_it_notes_or_none(tmp_path: Path)
 
 def test_recipes_of_other_names_are_equal_if_their_fields_are() -> None:
     demo = load_recipe("demo")
-    assert demo == demo.named("another")
-    assert hash(demo) == hash(demo.named("another"))
+    assert demo == demo.rename("another")
+    assert hash(demo) == hash(demo.rename("another"))
     assert demo != demo.replace(seed=1)
     assert "based_on" not in demo.fields()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.recipes import Execution, Recipe, parse_settings, synonyms
-from lockstep.recipes.synonyms import fields_meant, instead_of_option
+from lockstep.recipes.synonyms import suggest_fields, suggest_option
 from lockstep.system.errors import RecipeError
 
 KNOWN = [*Recipe.model_fields, *Execution.model_fields]
@@ -30,11 +30,11 @@ KNOWN = [*Recipe.model_fields, *Execution.model_fields]
     ],
 )
 def test_a_field_is_found_by_the_word_that_others_have_for_it(name: str, field: str) -> None:
-    assert fields_meant(name, KNOWN) == [field]
+    assert suggest_fields(name, KNOWN) == [field]
 
 
 def test_what_is_like_nothing_means_nothing() -> None:
-    assert fields_meant("zzz", KNOWN) == []
+    assert suggest_fields("zzz", KNOWN) == []
 
 
 def test_every_word_means_one_field_that_is_there_and_is_called_otherwise() -> None:
@@ -82,4 +82,4 @@ TRAIN = ["--recipe", "--data", "--out", "--weights", "--backend", "--set"]
 def test_an_option_that_is_not_there_is_answered_with_what_to_type(
     option: str, options: list[str], sentence: str
 ) -> None:
-    assert instead_of_option(option, "3", options, KNOWN) == sentence
+    assert suggest_option(option, "3", options, KNOWN) == sentence

@@ -92,7 +92,7 @@ def write_run(
     folder.mkdir(parents=True)
     recipe = recipe.replace(epochs=EPOCHS, logits=len(classes), seed=seed)
     weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
-    write_text(folder / "recipe.yaml", recipe.to_yaml())
+    write_text(folder / "recipe.yaml", recipe.format_yaml())
     about = {
         "lockstep": "0.1.0",
         backend: "1.2.3",

@@ -48,7 +48,7 @@ def test_a_run_that_diverged_says_so(recipe: Recipe, tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_began_is_a_run(recipe: Recipe, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(recipe.format_yaml())
     found = opened(tmp_path)
     assert (found.trouble, found.final, found.backend) == ("not finished: at step 0", {}, "unknown")
 

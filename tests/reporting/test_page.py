@@ -144,7 +144,7 @@ def test_a_run_that_is_not_finished_has_a_page(recipe: Recipe, tmp_path: Path) -
 
 
 def test_a_run_that_never_began_has_a_page(recipe: Recipe, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(recipe.format_yaml())
     page = page_of(tmp_path, tmp_path / "page.html")
     assert "recipe" in page.ids()
     assert "the run never started" in page.text

@@ -82,7 +82,7 @@ def uninterrupted(
     tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    lockstep.train(tiny_recipe.named("resnet50-paddle-90ep"), textures, out, execution=EXECUTION)
+    lockstep.train(tiny_recipe.rename("resnet50-paddle-90ep"), textures, out, execution=EXECUTION)
     return out
 
 

@@ -45,8 +45,8 @@ def test_a_run_goes_on_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> Non
 def test_a_run_keeps_the_name_of_the_recipe_it_was_started_with(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    begin(tmp_path / "run", tiny_recipe.named("with: a colon"))
-    begin(tmp_path / "run", tiny_recipe.named("the same fields"))
+    begin(tmp_path / "run", tiny_recipe.rename("with: a colon"))
+    begin(tmp_path / "run", tiny_recipe.rename("the same fields"))
     assert load_recipe(tmp_path / "run").based_on == "with: a colon"
     assert load_recipe(tmp_path / "run") == tiny_recipe
 
@@ -55,7 +55,7 @@ def test_a_run_that_has_no_name_takes_that_of_a_recipe_with_the_same_fields(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     begin(tmp_path / "run", tiny_recipe)
-    begin(tmp_path / "run", tiny_recipe.named("tiny"))
+    begin(tmp_path / "run", tiny_recipe.rename("tiny"))
     assert load_recipe(tmp_path / "run").based_on == "tiny"
 
 
@@ -210,7 +210,7 @@ def test_another_process_in_the_same_folder_is_refused_until_the_first_ends(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(tiny_recipe.to_yaml())
+    recipe.write_text(tiny_recipe.format_yaml())
     path = tmp_path / "run"
     command = [sys.executable, "-c", HOLDER, str(path), str(recipe)]
     with subprocess.Popen(

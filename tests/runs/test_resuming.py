@@ -24,7 +24,7 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     folder = tmp_path / "a run"
     (folder / "checkpoints").mkdir(parents=True)
     (tmp_path / "images").mkdir()
-    (folder / "recipe.yaml").write_text("based_on: my recipe\n" + tiny_recipe.to_yaml())
+    (folder / "recipe.yaml").write_text("based_on: my recipe\n" + tiny_recipe.format_yaml())
     (folder / "log.jsonl").touch()
     execution = Execution(
         backend="tensorflow",
@@ -104,7 +104,7 @@ def test_a_command_with_a_recipe_says_all_of_its_execution(run: Path, tiny_recip
 def test_a_run_of_an_earlier_version_is_resumed_without_a_name(
     run: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    (run / "recipe.yaml").write_text(tiny_recipe.to_yaml())
+    (run / "recipe.yaml").write_text(tiny_recipe.format_yaml())
     note(run, data=str(tmp_path), execution={"backend": "paddle", "a_field_that_is_gone": 1})
     asked = complete_settings(run)
     assert (asked.recipe, asked.recipe.based_on, asked.taken["recipe"]) == (
@@ -177,7 +177,7 @@ def test_a_folder_called_like_a_published_recipe_is_still_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()
-    Path("demo/recipe.yaml").write_text(tiny_recipe.to_yaml())
+    Path("demo/recipe.yaml").write_text(tiny_recipe.format_yaml())
     assert complete_settings(Path("demo"), data="images").recipe == tiny_recipe
 
 
@@ -188,7 +188,7 @@ def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Pat
         "eval_offset_rounding": "even",
         "eval_sampling": "half_pixel",
     }
-    (run / "recipe.yaml").write_text(published.replace(**geometry).to_yaml())
+    (run / "recipe.yaml").write_text(published.replace(**geometry).format_yaml())
     asked = complete_settings(run, "resnet50-tensorflow-90ep", changes={"epochs": 100})
     assert asked.recipe == published.replace(**geometry, epochs=100)
     assert (
@@ -287,7 +287,7 @@ def test_another_recipe_is_named_before_anything_that_does_not_fit_it(
 def test_a_finished_run_of_more_epochs_ends_bit_for_bit_like_one_that_had_them_from_the_start(
     tiny_recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    recipe = tiny_recipe.replace(epochs=1, lr_decay="step", lr_step_epochs=(1,)).named("steps")
+    recipe = tiny_recipe.replace(epochs=1, lr_decay="step", lr_step_epochs=(1,)).rename("steps")
     run = tmp_path / "run"
     whole = tmp_path / "whole"
     lockstep.train(recipe, textures, run)

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import lockstep
-from lockstep.models.architectures import MODELS, narrowed, tensors
+from lockstep.models.architectures import MODELS, narrow_model, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
@@ -247,7 +247,7 @@ def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(
     textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        MODELS, "resnet18", replace(narrowed(MODELS["resnet18"]), layers=(1, 1, 1, 1))
+        MODELS, "resnet18", replace(narrow_model(MODELS["resnet18"]), layers=(1, 1, 1, 1))
     )
     of_weights = {
         "model": "resnet18",

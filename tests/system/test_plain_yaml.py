@@ -14,7 +14,7 @@ BOMB = "\n".join(
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_read_as_pyyaml_reads_it(name: str) -> None:
-    text = RECIPES[name]().to_yaml()
+    text = RECIPES[name]().format_yaml()
     assert read_yaml(text) == yaml.safe_load(text)
 
 

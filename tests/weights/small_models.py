@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import save_file
 
 from lockstep.inference import onnx_model
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights.formats import (
@@ -31,7 +31,7 @@ Arrays = dict[str, np.ndarray]
 def use_narrow_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ResNet-50 narrow and short, v1.5 and v1. Its names stay, which some formats need."""
     for name in ("resnet50", "resnet50-v1"):
-        monkeypatch.setitem(MODELS, name, replace(narrowed(MODELS[name]), layers=(1, 1, 1, 1)))
+        monkeypatch.setitem(MODELS, name, replace(narrow_model(MODELS[name]), layers=(1, 1, 1, 1)))
 
 
 def recipe_of(model: str = "resnet50") -> Recipe:

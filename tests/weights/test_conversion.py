@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import lockstep
-from lockstep.models.architectures import MODELS, ModelSpec, narrowed
+from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors, zero_momentum
@@ -190,7 +190,7 @@ def test_names_that_do_not_fit_are_refused_before_anything_is_written(
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS, "resnet18", narrowed(MODELS["resnet18"]))
+    monkeypatch.setitem(MODELS, "resnet18", narrow_model(MODELS["resnet18"]))
 
 
 @pytest.fixture

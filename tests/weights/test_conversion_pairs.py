@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -137,7 +137,7 @@ def test_a_resnext_is_the_same_from_format_to_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = "resnext101-32x4d"
-    monkeypatch.setitem(MODELS, model, replace(narrowed(MODELS[model]), layers=(1, 1, 1, 1)))
+    monkeypatch.setitem(MODELS, model, replace(narrow_model(MODELS[model]), layers=(1, 1, 1, 1)))
     assert MODELS[model].groups > 1
     expected = plain_state(recipe_of(model)).tensors
     source = tmp_path / "first.safetensors"

@@ -165,7 +165,7 @@ class Engine(Protocol):
         """Return the scores of every image that is not padding, of all ranks. Every rank must call
         it.
 
-        They are computed in the precision of `Recipe.for_evaluation`.
+        They are computed in the precision of `Recipe.evaluation_recipe`.
         """
 
     def predict(self, images: np.ndarray) -> np.ndarray:

@@ -41,9 +41,9 @@ def command(
     """
     from lockstep.benchmark.compare_published import compare
     from lockstep.benchmark.report_file import read_benchmark
-    from lockstep.recipes.published_speeds import published_rows
+    from lockstep.recipes.published_speeds import read_speeds
 
-    for comparison in compare(read_benchmark(report), published_rows(), everything=everything):
+    for comparison in compare(read_benchmark(report), read_speeds(), everything=everything):
         print("\n".join(_lines(comparison)))
 
 

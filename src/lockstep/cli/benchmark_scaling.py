@@ -92,11 +92,11 @@ def _published(
         mlperf_predictions,
         published_speedups,
     )
-    from lockstep.recipes.published_speeds import published_rows
+    from lockstep.recipes.published_speeds import read_speeds
 
     bases = [base for base in BASES if base.system in systems]
     return {
-        "published": published_speedups(published_rows(), systems),
+        "published": published_speedups(read_speeds(), systems),
         "mlperf": mlperf_predictions() if "dgx-h100" in systems else [],
         "predicted": [
             _scaled(base, base_step(base), systems[base.system], ranks, global_batch)

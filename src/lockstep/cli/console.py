@@ -18,8 +18,8 @@ from rich.text import Text
 
 from lockstep.cli.terminal import console, in_line
 from lockstep.data.listing import printable
-from lockstep.models.metrics import as_text, top5_tells
-from lockstep.recipes.published_accuracies import as_rows
+from lockstep.models.metrics import format_loss, is_top5_informative
+from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (
     Event,
     FinishEvent,
@@ -75,11 +75,11 @@ def _accuracy(report: Report) -> list[tuple[str, str]]:
             ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
             *(
                 [("top-5", f"{final['top5_percent']:.2f} %")]
-                if top5_tells(len(report["classes"]))
+                if is_top5_informative(len(report["classes"]))
                 else []
             ),
-            ("loss", as_text(final["loss"])),
-            *as_rows(report.get("published")),
+            ("loss", format_loss(final["loss"])),
+            *describe_comparison(report.get("published")),
         ]
     best = report["best"]
     return (
@@ -197,7 +197,7 @@ class Reporter:
         self._epochs = self._total // self._per_epoch if self._per_epoch else 0
         self._first = event["step"]
         self._since = (event["step"], event["elapsed_sec"]) if "elapsed_sec" in event else None
-        self._shows_top5 = top5_tells(about["classes"])
+        self._shows_top5 = is_top5_informative(about["classes"])
         for message in event["damaged"]:
             self.say(f"skipped a corrupt checkpoint: {message}")
         for note in event["notes"]:
@@ -278,7 +278,7 @@ class Reporter:
         top5 = f"top-5 {event['top5_percent']:.2f} %, " if self._shows_top5 else ""
         self.say(
             f"step {event['step']}{name}: top-1 {event['top1_percent']:.2f} %, {top5}"
-            f"loss {as_text(event['loss'])} on {event['images']} images"
+            f"loss {format_loss(event['loss'])} on {event['images']} images"
         )
 
     def _on_trace(self, event: TraceEvent) -> None:

@@ -55,8 +55,8 @@ def command(
     """Evaluate weights or an exported model, each image once."""
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
-    from lockstep.models.metrics import as_text, top5_tells
-    from lockstep.recipes.published_accuracies import as_rows
+    from lockstep.models.metrics import format_loss, is_top5_informative
+    from lockstep.recipes.published_accuracies import describe_comparison
     from lockstep.runs.events import Event
     from lockstep.system.ranks import is_leading
 
@@ -85,11 +85,11 @@ def command(
         return
     print(f"{result['source']} on {result['data']}")
     print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
-    if top5_tells(len(result["classes"])):
+    if is_top5_informative(len(result["classes"])):
         print(f"  top-5   {result['top5_percent']:.2f} %")
-    print(f"  loss    {as_text(result['loss'])}")
+    print(f"  loss    {format_loss(result['loss'])}")
     print(f"  speed   {speed(result['speed'], result['runtime'])}")
-    for name, text in as_rows(result["published"]):
+    for name, text in describe_comparison(result["published"]):
         print(f"  {name} {text}")
     for remark in result["remarks"]:
         print(f"  note: {in_line(remark)}")

@@ -38,7 +38,7 @@ def command(
     from lockstep.recipes.nvidia.command_line import read_command
     from lockstep.recipes.nvidia.page import script_table
     from lockstep.recipes.nvidia.page import tables as all_tables
-    from lockstep.recipes.nvidia.translation import translation_of
+    from lockstep.recipes.nvidia.translation import translate_command
     from lockstep.system.errors import UserError
 
     if tables:
@@ -56,7 +56,7 @@ def command(
     if given.wants_help:
         print(script_table(given.system, given.script), end="")
         return
-    found = translation_of(given)
+    found = translate_command(given)
     if as_json:
         print_json(
             asdict(found) | {"command": ["lockstep", *found.command] if found.command else []}

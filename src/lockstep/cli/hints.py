@@ -44,10 +44,10 @@ class Command(TyperCommand):
 def _suggest(option: str, words: list[str], options: list[str]) -> str:
     """Return what to type instead of an option; "" if nothing is known. `options` exist."""
     from lockstep.recipes import Execution, Recipe
-    from lockstep.recipes.synonyms import instead_of_option
+    from lockstep.recipes.synonyms import suggest_option
 
     fields = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []
-    return instead_of_option(option, _find_value(option, words), options, fields)
+    return suggest_option(option, _find_value(option, words), options, fields)
 
 
 def replace_old_spellings(words: list[str], options: list[str]) -> list[str]:

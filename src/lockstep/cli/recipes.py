@@ -45,16 +45,16 @@ def show(
             print(f"# {line}".rstrip())
     for line in _accuracies(name) if name in RECIPES else _of_run(Path(name)):
         print(f"# {line}".rstrip())
-    print(recipe.to_yaml(), end="")
+    print(recipe.format_yaml(), end="")
 
 
 def _accuracies(name: str) -> list[str]:
     """Return lines about the published accuracies of a recipe; none if nobody published one."""
-    from lockstep.recipes.published_accuracies import accuracies_of
+    from lockstep.recipes.published_accuracies import find_accuracies
 
     lines = []
     document = ""
-    for row in accuracies_of(name):
+    for row in find_accuracies(name):
         if document != (document := row.document):
             lines += ["", f"Published top-1 in percent, {document}:"]
         hours = f", {row.hours:g} h" if row.hours else ""
@@ -66,11 +66,15 @@ def _of_run(folder: Path) -> list[str]:
     """Return the lines that put the top-1 of a finished run next to the published ones; none for
     anything else."""
     from lockstep.recipes import load_recipe
-    from lockstep.recipes.published_accuracies import as_rows
+    from lockstep.recipes.published_accuracies import describe_comparison
     from lockstep.runs.report import compare_with_published, read_report
 
     report = read_report(folder)
-    rows = [] if report is None else as_rows(compare_with_published(load_recipe(folder), report))
+    rows = (
+        []
+        if report is None
+        else describe_comparison(compare_with_published(load_recipe(folder), report))
+    )
     if report is None or not rows:
         return []
     final = report["final"]["trained"]
@@ -91,9 +95,9 @@ def table(
     With hardware, precision, epochs and hours of training. A hyphen stands for what the document
     does not say.
     """
-    from lockstep.recipes.published_accuracies import published_accuracies
+    from lockstep.recipes.published_accuracies import read_accuracies
 
-    rows = published_accuracies()
+    rows = read_accuracies()
     if as_json:
         print_json([row.model_dump() for row in rows])
         return

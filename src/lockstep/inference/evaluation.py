@@ -29,7 +29,7 @@ from lockstep.inference.runtimes.scoring import scores as scores_of
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
-from lockstep.recipes.published_accuracies import Comparison, beside_published
+from lockstep.recipes.published_accuracies import Comparison, compare_top1
 from lockstep.runs.divergence import describe_nonfinite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -156,7 +156,7 @@ def evaluate(
         "remarks": remarks,
         "runtime": found.runtime,
         "precision": (
-            recipe.for_evaluation().precision if found.runtime == NATIVE else recipe.precision
+            recipe.evaluation_recipe().precision if found.runtime == NATIVE else recipe.precision
         ),
         **_described(scores, opened, images, index),
         "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
@@ -236,7 +236,7 @@ def _described(scores: Scores, weights: Weights, images: Source, index: Index) -
 def _published(weights: Weights, summary: Summary, classes: int) -> Comparison | None:
     """Return a top-1 next to the published ones of the weights' recipe. Other programs' files do
     not say their precision."""
-    return beside_published(
+    return compare_top1(
         weights.recipe,
         top1_percent=summary["top1_percent"],
         images=summary["images"],

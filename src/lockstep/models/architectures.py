@@ -99,13 +99,13 @@ def model_spec(model: str | ModelSpec) -> ModelSpec:
     return MODELS[model]
 
 
-def narrowed(spec: ModelSpec) -> ModelSpec:
+def narrow_model(spec: ModelSpec) -> ModelSpec:
     """Return a small model of the same kind, for fast checks.
 
     It has the same blocks, strides and groups, an eighth of the width, and at most two blocks a
     stage.
 
-    >>> narrowed(MODELS["resnext101-32x4d"]).widths
+    >>> narrow_model(MODELS["resnext101-32x4d"]).widths
     (32, 32, 64, 128)
     """
     first, second, third, fourth = (

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.system.event_log import Summary
 
 
-def top5_tells(classes: int) -> bool:
+def is_top5_informative(classes: int) -> bool:
     """Return whether top-5 is informative for this many classes. With five or fewer, nearly every
     prediction is a hit."""
     return classes > 5
@@ -48,7 +48,7 @@ class Counts:
         }
 
 
-def as_text(loss: float | None) -> str:
+def format_loss(loss: float | None) -> str:
     """Return a loss as it is shown, or "not finite". Files have null for a loss that is not finite.
 
     >>> as_text(0.34567), as_text(None), as_text(float("inf"))
@@ -105,11 +105,11 @@ class Scores:
     """float32: the probability (softmax of the logits) of the predicted class."""
 
     @classmethod
-    def of_table(cls, table: np.ndarray) -> "Scores":
+    def unpack_table(cls, table: np.ndarray) -> "Scores":
         """Return the scores in a table of [images, 5], with the columns in the order above. Rows
         with a label below 0 are padding and are left out.
 
-        >>> Scores.of_table(np.array([[0.5, 0, 2, 2, 0.6], [9.0, 1, 3, -1, 0.9]])).labels
+        >>> Scores.unpack_table(np.array([[0.5, 0, 2, 2, 0.6], [9.0, 1, 3, -1, 0.9]])).labels
         array([2], dtype=int32)
         """
         losses, ranks, predictions, labels, confidences = table[table[:, 3] >= 0].T
@@ -121,7 +121,7 @@ class Scores:
             confidences.astype(np.float32),
         )
 
-    def placed(self, samples: np.ndarray) -> "Scores":
+    def sort_by_sample(self, samples: np.ndarray) -> "Scores":
         """Return the scores in the order of the index. `samples` is the sample of each row: int64
         [images]."""
         order = np.argsort(samples)

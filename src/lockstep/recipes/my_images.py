@@ -50,7 +50,7 @@ _CPU = _Device(image_size=64, batch=32, passes=50_000, epochs=(10, 100))
 _GPU = _Device(image_size=224, batch=128, passes=2_000_000, epochs=(90, 200))
 
 
-def given_fields(changes: Mapping[str, Any]) -> Recipe:
+def check_given_fields(changes: Mapping[str, Any]) -> Recipe:
     """Return a recipe with the given fields. Raises `RecipeError` if one is wrong.
 
     `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
@@ -60,14 +60,14 @@ def given_fields(changes: Mapping[str, Any]) -> Recipe:
     )
 
 
-def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
+def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
     """Return the recipe for some images and a device. Given fields are kept, and the others follow
     from them.
 
     Raises `RecipeError` if a given field is wrong.
     """
     changes = dict(changes or {})
-    chosen = given_fields(changes)
+    chosen = check_given_fields(changes)
     device = _GPU if facts.on_gpu else _CPU
 
     def choose(name: str, own: Any) -> Any:
@@ -134,4 +134,6 @@ def my_images() -> Recipe:
     - zero_init_last_bn: true, so that short runs start well (arXiv:1706.02677).
     - All other fields are as published.
     """
-    return settled(Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32"))
+    return choose_recipe(
+        Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32")
+    )

@@ -268,7 +268,7 @@ def evaluation_plans(
         yield centre_plan(recipe, samples, sizes[samples])
 
 
-def evaluated_samples(images: int, batch: int, ranks: int) -> np.ndarray:
+def order_evaluation_samples(images: int, batch: int, ranks: int) -> np.ndarray:
     """Return the samples in the order in which an evaluation scores them: int64 [images].
 
     An engine returns the scores of the first rank's plans, then the scores of the second rank's

@@ -102,7 +102,7 @@ class Comparison(TypedDict):
 
 
 @cache
-def published_accuracies(path: Path = ROWS) -> tuple[Accuracy, ...]:
+def read_accuracies(path: Path = ROWS) -> tuple[Accuracy, ...]:
     """Return all rows. Raises `DataError` for a wrong row; the message names the table and the row."""
     found = []
     for table in read_yaml(path.read_text(encoding="utf-8")):
@@ -118,7 +118,7 @@ def published_accuracies(path: Path = ROWS) -> tuple[Accuracy, ...]:
 
 
 @cache
-def accuracies_of(name: str) -> tuple[Accuracy, ...]:
+def find_accuracies(name: str) -> tuple[Accuracy, ...]:
     """Return the published accuracies of a recipe, in the order of the data; empty if there are
     none.
 
@@ -126,22 +126,20 @@ def accuracies_of(name: str) -> tuple[Accuracy, ...]:
     recipe in mixed precision. A variant in another precision, such as `resnet50-paddle-tf32-90ep`,
     has those of these rows that are in its precision.
     """
-    own = tuple(row for row in published_accuracies() if row.recipe == name)
+    own = tuple(row for row in read_accuracies() if row.recipe == name)
     if own or name not in RECIPES:
         return own
     recipe = RECIPES[name]()
-    others = {row.recipe for row in published_accuracies()}
+    others = {row.recipe for row in read_accuracies()}
     same = {
         other for other in others if difference(RECIPES[other](), recipe).keys() <= _OF_PRECISION
     }
     return tuple(
-        row
-        for row in published_accuracies()
-        if row.recipe in same and row.precision == recipe.precision
+        row for row in read_accuracies() if row.recipe in same and row.precision == recipe.precision
     )
 
 
-def beside_published(
+def compare_top1(
     recipe: Recipe,
     *,
     top1_percent: float,
@@ -187,7 +185,7 @@ def beside_published(
             "conditions": row.conditions(),
             "position": _position(row.top1_percent, low, high),
         }
-        for row in _in_precision(accuracies_of(name), precision)
+        for row in _in_precision(find_accuracies(name), precision)
     ]
     return found | {"interval_percent": [low, high], "accuracies": rows}
 
@@ -195,9 +193,9 @@ def beside_published(
 def _published_name(recipe: Recipe) -> str | None:
     """Return the recipe with published accuracies that a recipe is based on, or else equals in all
     fields but `_OWN`."""
-    if accuracies_of(recipe.based_on):
+    if find_accuracies(recipe.based_on):
         return recipe.based_on
-    names = filter(accuracies_of, RECIPES)
+    names = filter(find_accuracies, RECIPES)
     return next(
         (name for name in names if difference(RECIPES[name](), recipe).keys() <= set(_OWN)), None
     )
@@ -214,10 +212,10 @@ def _position(value: float, low: float, high: float) -> str:
     return "below" if value < low else "above" if value > high else "within"
 
 
-def as_rows(comparison: Comparison | None) -> list[tuple[str, str]]:
+def describe_comparison(comparison: Comparison | None) -> list[tuple[str, str]]:
     """Return a comparison as short names with texts for a person to read; empty for None.
 
-    >>> as_rows({"recipe": "", "changed": [], "interval_percent": [], "accuracies": [], "not_compared": "one class"})
+    >>> describe_comparison({"recipe": "", "changed": [], "interval_percent": [], "accuracies": [], "not_compared": "one class"})
     [('published', 'not compared: one class')]
     """
     if comparison is None:

@@ -88,7 +88,7 @@ class Row(BaseModel):
 
 
 @cache
-def published_rows(path: Path = ROWS) -> tuple[Row, ...]:
+def read_speeds(path: Path = ROWS) -> tuple[Row, ...]:
     """Return all rows. Raises `DataError` for a wrong row; the message names the table and the row."""
     return tuple(
         row

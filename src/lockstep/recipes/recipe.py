@@ -275,7 +275,7 @@ class Recipe(Settings):
         """
         return self._based_on
 
-    def named(self, name: str) -> Self:
+    def rename(self, name: str) -> Self:
         """Return a copy whose `based_on` is this name."""
         copy = self.model_copy()
         copy._based_on = name
@@ -286,9 +286,9 @@ class Recipe(Settings):
 
         Fields of evaluation follow `image_size` and `antialias` as documented there.
         """
-        return super().replace(**changes | eval_fields(changes)).named(self.based_on)
+        return super().replace(**changes | eval_fields(changes)).rename(self.based_on)
 
-    def for_evaluation(self) -> Self:
+    def evaluation_recipe(self) -> Self:
         """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise
         this one.
 

@@ -6,7 +6,7 @@ from typing import Any
 from lockstep.recipes.execution import Execution
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import Recipe, eval_fields
-from lockstep.recipes.synonyms import instead_of_setting
+from lockstep.recipes.synonyms import suggest_setting
 from lockstep.system.errors import RecipeError, nearest
 from lockstep.system.plain_yaml import read_yaml
 from lockstep.system.regular_files import SETTINGS, read_regular_text
@@ -30,7 +30,7 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
     """Load a published recipe or a file in `folder`. `seen` are the files that have it as base,
     directly or indirectly."""
     if source in RECIPES:
-        return RECIPES[source]().named(source)
+        return RECIPES[source]().rename(source)
     path = folder / source
     if (path / "recipe.yaml").is_file():
         path = path / "recipe.yaml"
@@ -50,7 +50,7 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
                 | fields
                 | eval_fields(fields)
             )
-        return Recipe.of(fields).named(name)
+        return Recipe.of(fields).rename(name)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
 
@@ -101,7 +101,7 @@ def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]
         elif name in Execution.model_fields:
             execution[name] = value
         else:
-            hint = instead_of_setting(name, text, [*Recipe.model_fields, *Execution.model_fields])
+            hint = suggest_setting(name, text, [*Recipe.model_fields, *Execution.model_fields])
             raise RecipeError(
                 f"there is no field {name!r}. {hint or '`lockstep recipes fields` describes all.'}"
             )

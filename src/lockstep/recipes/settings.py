@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lockstep.models.architectures import ModelSpec
-from lockstep.recipes.synonyms import fields_meant
+from lockstep.recipes.synonyms import suggest_fields
 from lockstep.system.errors import RecipeError, nearest
 
 
@@ -47,7 +47,7 @@ class Settings(BaseModel):
         """Return the fields as plain values (numbers, strings, lists), in order."""
         return self.model_dump(mode="json")
 
-    def to_yaml(self) -> str:
+    def format_yaml(self) -> str:
         """Return the fields as YAML, in order."""
         return yaml.safe_dump(
             self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True
@@ -75,7 +75,7 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
             if len(place) > 1
             else list(cls.model_fields)
         )
-        meant = fields_meant(place[-1], known)
+        meant = suggest_fields(place[-1], known)
         hint = f"Did you mean {' or '.join(meant)}?" if meant else nearest(place[-1], known)
         return f"there is no field {where!r}. {hint}"
     message = problem["msg"].removeprefix("Value error, ")

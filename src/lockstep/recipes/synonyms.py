@@ -125,7 +125,7 @@ def _plain(name: str) -> str:
     return name.lstrip("-").lower().replace("-", "_")
 
 
-def fields_meant(name: str, known: Collection[str]) -> list[str]:
+def suggest_fields(name: str, known: Collection[str]) -> list[str]:
     """Return the fields of `known` that a name can mean, the likeliest first. There are at most
     three and maybe none.
 
@@ -143,17 +143,17 @@ def fields_meant(name: str, known: Collection[str]) -> list[str]:
     return [each for each in dict.fromkeys(found) if each in known][:3]
 
 
-def instead_of_setting(name: str, value: str, known: Collection[str]) -> str:
+def suggest_setting(name: str, value: str, known: Collection[str]) -> str:
     """Return a sentence that says what to type instead of a setting of an unknown field; "" if no
     field is similar."""
     found = [
         f"--set {shlex.quote(f'{field}={value}')}{_REMARKS.get(field, '')}"
-        for field in fields_meant(name, known)
+        for field in suggest_fields(name, known)
     ]
     return f"Did you mean {' or '.join(found)}?" if found else ""
 
 
-def instead_of_option(
+def suggest_option(
     option: str, value: str, options: Collection[str], known: Collection[str]
 ) -> str:
     """Return a sentence that says what to type instead of an option that a command does not have;
@@ -168,4 +168,4 @@ def instead_of_option(
         return _ADVICE_OF[plain]
     # If an option of the command is similar, the parser's message names it.
     near = difflib.get_close_matches(option, list(options), n=1, cutoff=0.75)
-    return "" if near else instead_of_setting(plain, value, known)
+    return "" if near else suggest_setting(plain, value, known)

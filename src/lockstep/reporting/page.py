@@ -6,7 +6,7 @@ from importlib.resources import files
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from lockstep.models.metrics import as_text
+from lockstep.models.metrics import format_loss
 from lockstep.reporting import summary
 from lockstep.reporting.curves import charts
 from lockstep.reporting.views import as_data, image_key, views, with_images
@@ -85,7 +85,7 @@ def _environment() -> Environment:
         "percent": _percent,
         "number": _number,
         "duration": _duration,
-        "loss": as_text,
+        "loss": format_loss,
         "counted": _counted,
     }
     return environment

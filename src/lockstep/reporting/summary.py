@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.listing import printable
-from lockstep.models.metrics import WARMUP_STEPS, top5_tells, wilson
+from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative, wilson
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
-from lockstep.recipes.published_speeds import Measured, Row, published_rows
+from lockstep.recipes.published_speeds import Measured, Row, read_speeds
 from lockstep.reporting import image_statistics
 from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
@@ -68,7 +68,7 @@ def results(runs: Sequence[Run]) -> list[Result]:
 def _result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
     images = entry["images"]
     top1, top5 = (round(entry[name] * images / 100) for name in ("top1_percent", "top5_percent"))
-    tells = run.class_count is None or top5_tells(run.class_count)
+    tells = run.class_count is None or is_top5_informative(run.class_count)
     scores = run.results.scores.get(weights) if run.results else None
     error = None
     if scores is not None:
@@ -168,7 +168,7 @@ def published_speeds(
         (number, row, ours.ratio(row))
         for number, ours in found
         if ours is not None
-        for row in published_rows()
+        for row in read_speeds()
         if row.images_per_sec
         and ours.is_of_same_model(row)
         and ours.is_on_same_hardware(row)

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
-from lockstep.models.metrics import ClassCounts, Scores, top5_tells, wilson
+from lockstep.models.metrics import ClassCounts, Scores, is_top5_informative, wilson
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encoded_images, explained_images, open_images
@@ -260,7 +260,7 @@ def as_data(view: View) -> dict[str, Any]:
     return {
         "run": view.run,
         "weights": view.weights,
-        "top5": top5_tells(len(view.classes)),
+        "top5": is_top5_informative(len(view.classes)),
         "classes": [
             [
                 row.name,

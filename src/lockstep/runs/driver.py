@@ -29,8 +29,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import (
-    evaluated_samples,
     evaluation_plans,
+    order_evaluation_samples,
     steps_per_epoch,
     training_plans,
 )
@@ -575,8 +575,8 @@ class Driver:
             stopped_early=stopped_early,
             restarts=self.recorder.restarts,
         )
-        samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
-        scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
+        samples = order_evaluation_samples(len(self.validation), self.part_images, self.world.ranks)
+        scores = {weights: found.sort_by_sample(samples) for weights, found in self.scores.items()}
         if scores:
             write_results(self.out, Results(step, self.validation.digest, scores))
         write_json(self.out / "report.json", report)  # last: this file marks the run as finished

@@ -89,7 +89,7 @@ class RunFolder:
         # Written first: this file marks the folder as a run's. Without it a killed run could not be
         # started again.
         note = yaml.safe_dump({"based_on": name}, allow_unicode=True) if name else ""
-        write_text(self.path / "recipe.yaml", note + self._recipe.to_yaml())
+        write_text(self.path / "recipe.yaml", note + self._recipe.format_yaml())
         self.checkpoints.mkdir(exist_ok=True)
 
     def _refuse_other_things(self) -> None:

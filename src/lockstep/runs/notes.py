@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.backends import World
-from lockstep.models.metrics import top5_tells
+from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 
@@ -111,7 +111,7 @@ def _of_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
 def _of_classes(facts: RunFacts) -> Iterator[str]:
     if len(facts.classes) == 1:
         yield f"all images are of one class, {facts.classes[0]}: there is nothing to classify"
-    elif not top5_tells(len(facts.classes)):
+    elif not is_top5_informative(len(facts.classes)):
         yield f"top-5 is left out: it means nothing with {len(facts.classes)} classes"
     for split, counts in (("training", facts.training), ("validation", facts.validation)):
         if not counts.any():

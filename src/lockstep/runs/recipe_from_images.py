@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.backends import World
 from lockstep.data.index import Index
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.my_images import NAME, Facts, settled
+from lockstep.recipes.my_images import NAME, Facts, choose_recipe
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.recipes.schedule import peak_lr
 from lockstep.runs.recorder import Recorder
@@ -33,7 +33,7 @@ def settle(
     """
     facts = collect_facts(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
     taken = {name: value for name, value in of_weights.items() if name not in changes}
-    recipe = settled(facts, taken | dict(changes)).named(NAME)
+    recipe = choose_recipe(facts, taken | dict(changes)).rename(NAME)
     recorder.tell(
         {
             "kind": "settled",

@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict, cast
 from lockstep.models.metrics import ClassCounts, Scores, Throughput
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
-from lockstep.recipes.published_accuracies import Comparison, beside_published, is_comparison
+from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_comparison
 from lockstep.system.event_log import EvaluateEvent, Summary, problem_of_fields
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
@@ -120,7 +120,7 @@ def compare_with_published(recipe: Recipe, report: Report) -> Comparison | None:
     if final is None:
         return None
     how = {"images": final["images"], "classes": len(report["classes"])}
-    found = beside_published(
+    found = compare_top1(
         recipe, top1_percent=final["top1_percent"], precision=recipe.precision, **how
     )
     if found is None or found["not_compared"] or "stopped_early" not in report:

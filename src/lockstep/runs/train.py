@@ -9,7 +9,7 @@ from lockstep import backends
 from lockstep.backends import World
 from lockstep.data.split import Sets, open_sets
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.my_images import given_fields
+from lockstep.recipes.my_images import check_given_fields
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
@@ -153,7 +153,7 @@ def _carry_out(
     start = (
         start_of(asked.recipe) if asked.recipe else None
     )  # before the indexing, so that errors come early
-    share = (asked.recipe or given_fields(changes)).validation_share
+    share = (asked.recipe or check_given_fields(changes)).validation_share
     sets = _open_sets(asked.data, share, recorder, stop, validates=not execution.train_only)
     recipe = asked.recipe or settle(
         sets.training, changes, execution, world, recorder, out, of_weights

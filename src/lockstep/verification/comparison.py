@@ -100,7 +100,7 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
     sharp = DIRECTION if low else VALUE
     return [
         row("logits", f"{kind}logits", VALUE),
-        row("evaluation", f"{_kind(recipe.for_evaluation(), full)}loss", VALUE),
+        row("evaluation", f"{_kind(recipe.evaluation_recipe(), full)}loss", VALUE),
         row("loss", f"{kind}loss", VALUE),
         row("statistics", f"{kind}statistics", VALUE),
         row("gradient", direction if low else "steady gradient", sharp),

@@ -11,7 +11,7 @@ from lockstep.data.index import open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.textures import draw_data_set
 from lockstep.models import architectures
-from lockstep.models.architectures import blocks, convolutions, model_spec, narrowed
+from lockstep.models.architectures import blocks, convolutions, model_spec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -70,7 +70,7 @@ def build(
     base = load_recipe(recipe)
     spec = model_spec(model or base.model)
     recipe = base.replace(
-        model=(model or base.fields()["model"]) if full else narrowed(spec),
+        model=(model or base.fields()["model"]) if full else narrow_model(spec),
         precision=precision,
         quantisation="none",
         epochs=steps,
@@ -146,7 +146,7 @@ def loaded(
 
 def save(workload: Workload, folder: Path) -> None:
     """Write a workload for `load`."""
-    (folder / "recipe.yaml").write_text(workload.recipe.to_yaml(), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(workload.recipe.format_yaml(), encoding="utf-8")
     arrays = _joined("initial", workload.initial.tensors) | _joined(
         "varied", workload.state.tensors
     )

@@ -27,7 +27,7 @@ def read_checkpoint(folder: Path, *, ema: bool, momentum: bool) -> Weights:
     """Return the weights of a checkpoint, or their moving average. Raises `CheckpointError`."""
     state, metadata = checkpoint.load_weights(folder, ema=ema, everything=momentum and not ema)
     weights = _build_weights(folder, state, metadata)
-    recipe = weights.recipe.named(_read_recipe_name(folder))
+    recipe = weights.recipe.rename(_read_recipe_name(folder))
     return replace(weights, recipe=recipe, epochs=_count_epochs(folder, state.step))
 
 

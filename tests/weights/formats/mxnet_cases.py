@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.models.architectures import MODELS, ModelSpec, narrowed
+from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
@@ -29,7 +29,7 @@ def name_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(MODELS, name, spec)
     for name in ("resnet50", "resnet50-v1"):
         monkeypatch.setitem(
-            MODELS, name, replace(narrowed(MODELS[name]), layers=MODELS[name].layers)
+            MODELS, name, replace(narrow_model(MODELS[name]), layers=MODELS[name].layers)
         )
 
 

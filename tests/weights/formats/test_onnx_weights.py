@@ -17,7 +17,7 @@ import torch
 
 from lockstep import backends
 from lockstep.inference import onnx_model
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrowed
+from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrow_model
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
@@ -27,7 +27,7 @@ from lockstep.weights.formats.onnx_weights import find, matches, read
 from tests.inference.cases import random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, Variables, assert_canonical
 
-V1 = narrowed(MODELS["resnet50-v1"])
+V1 = narrow_model(MODELS["resnet50-v1"])
 LOGITS = 10
 
 

@@ -359,7 +359,7 @@ class MxnetEngine:
                     self._world.share(vector[self._layout.trained :])
 
         self._waited_for(_beside(shared))
-        recipe = self._recipe.for_evaluation()
+        recipe = self._recipe.evaluation_recipe()
         rows = []
         for batch in batches:
             with self._explained():
@@ -373,7 +373,7 @@ class MxnetEngine:
                 mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5))
             )
 
-        return Scores.of_table(self._waited_for(_beside(gathered)))
+        return Scores.unpack_table(self._waited_for(_beside(gathered)))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""

@@ -134,7 +134,7 @@ class PaddleEngine:
             return Compiled(function, onednn=onednn) if compiled else function
 
         predicted = program_of(partial(logits, self._recipe))
-        exact = self._recipe.for_evaluation()
+        exact = self._recipe.evaluation_recipe()
         evaluated = predicted if exact == self._recipe else program_of(partial(logits, exact))
         return program_of(gradients), predicted, evaluated
 
@@ -330,7 +330,7 @@ class PaddleEngine:
             paddle.zeros([after, 5], dtype="float64"),
         ]
         table = self._world.sum(paddle.concat(padded).reshape([-1])).numpy().reshape(-1, 5)
-        return Scores.of_table(table)
+        return Scores.unpack_table(table)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def predict(self, images: np.ndarray) -> np.ndarray:

@@ -210,7 +210,7 @@ class ReferenceEngine:
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding."""
-        recipe = self._recipe.for_evaluation()
+        recipe = self._recipe.evaluation_recipe()
         rows = [np.zeros((0, 5))]
         for batch in batches:
             counted = batch.labels >= 0
@@ -227,7 +227,7 @@ class ReferenceEngine:
                 confidences,
             ]
             rows.append(np.stack(columns, axis=1))
-        return Scores.of_table(np.concatenate(rows))
+        return Scores.unpack_table(np.concatenate(rows))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""

@@ -112,7 +112,7 @@ class TensorflowEngine:
         self._std = tf.constant(recipe.std, tf.float32)
         self._train_step = self._traced()
         images = tf.TensorSpec([None, None, None, 3], tf.uint8)
-        exact = recipe.for_evaluation()  # traced when they are first used
+        exact = recipe.evaluation_recipe()  # traced when they are first used
         self._logits = graph(
             lambda images: self._infer(images, recipe, self._tensors), input_signature=[images]
         )
@@ -350,7 +350,7 @@ class TensorflowEngine:
             rows.append(_scored(logits, tf.constant(batch.labels)))
         with self._world.watched():
             table = self._of_all_ranks(tf.concat(rows, axis=0)).numpy()
-        return Scores.of_table(table)
+        return Scores.unpack_table(table)
 
     def _sum_rows(self, table: Tensor) -> Tensor:
         (total,) = self._world.sum([table])

@@ -228,7 +228,7 @@ class TorchEngine:
             for statistic in (*self.model.buffers(), *averages):
                 dist.broadcast(statistic, src=0)
         self.model.eval()
-        recipe = self._recipe.for_evaluation()
+        recipe = self._recipe.evaluation_recipe()
         rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
         for _, (images, labels, *_) in self._inputs.of(batches):
             logits = self._logits(images, recipe, ema=ema)
@@ -242,7 +242,7 @@ class TorchEngine:
             parts = [torch.empty_like(table) for _ in range(self._world.ranks)]
             dist.all_gather(parts, table)
             table = torch.cat(parts)
-        return Scores.of_table(table.cpu().numpy())
+        return Scores.unpack_table(table.cpu().numpy())
 
     @torch.inference_mode()
     def predict(self, images: np.ndarray) -> np.ndarray:

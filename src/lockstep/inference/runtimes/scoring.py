@@ -36,7 +36,7 @@ def scores(runtime: Predicts, batches: Iterable[Batch]) -> Scores:
             confidences,
         ]
         rows.append(np.stack(columns, axis=1))
-    return Scores.of_table(np.concatenate(rows))
+    return Scores.unpack_table(np.concatenate(rows))
 
 
 class Speed(TypedDict):

@@ -122,10 +122,10 @@ def translate(
     `system` and `revision` select the example and the year of the script, if the command fits
     several. Raises `UserError` if no script of NVIDIA's examples is in it.
     """
-    return translation_of(read_command(words, system, revision))
+    return translate_command(read_command(words, system, revision))
 
 
-def translation_of(given: Given) -> Translation:
+def translate_command(given: Given) -> Translation:
     """Return the equivalent of a command line that is read."""
     asked = _asked(given)
     not_carried, not_needed = _without_equivalent(given, asked)
