@@ -156,6 +156,19 @@ def head(server: Server, length: object, path: str = "/predict") -> bytes:
     return "\r\n".join(lines).encode()
 
 
+def encode_request(images: np.ndarray, *outputs: str) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a request with a binary tensor, uint8 [N, H, W, 3]."""
+    tensor = {
+        "name": "images",
+        "shape": list(images.shape),
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": images.nbytes},
+    }
+    text = json.dumps({"inputs": [tensor], "outputs": [{"name": name} for name in outputs]})
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    return text.encode() + images.tobytes(), headers
+
+
 def noise(images: int, side: int, seed: int = 0) -> np.ndarray:
     """Return uint8 images [N, side, side, 3]."""
     return np.random.default_rng(seed).integers(0, 256, (images, side, side, 3), np.uint8)

@@ -4,18 +4,22 @@ answer.
 A process that is stopped stands for one that never ends its work.
 """
 
+import asyncio
 import os
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lockstep.inference.decoding import pool
 from lockstep.inference.decoding.forms import MOST_PARTS, BadForm, image_in
-from lockstep.inference.decoding.pool import _Forker
+from lockstep.inference.decoding.pool import Decoders, _Forker
+from lockstep.inference.decoding.process import Settings
 from lockstep.recipes import Recipe
 from tests.inference.cases import MEAN, STD, image_file, saved
 from tests.inference.serving.cases import ENGINE, PATIENCE_SEC, Server, head, serving, session
@@ -45,6 +49,12 @@ def forker_of(server: Server) -> int:
 
 def decoders_of(server: Server) -> list[int]:
     return children(forker_of(server))
+
+
+@pytest.fixture
+def pool_settings(tiny_recipe: Recipe) -> Settings:
+    recipe = tiny_recipe.replace(mean=MEAN, std=STD)
+    return Settings(recipe.fields(), most_pixels=2**20, side=32, body_bytes=2**16)
 
 
 @contextmanager
@@ -138,6 +148,76 @@ def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decod
 
         with stuck_upload(server, data):
             assert server.stop() == 0
+
+
+def test_a_process_that_starts_decoders_is_replaced_however_often_that_fails(
+    pool_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([OSError("no memory"), OSError("no memory")])
+    reports: list[str] = []
+
+    class FailingForker(_Forker):
+        def __init__(self) -> None:
+            for failure in failures:
+                raise failure
+            super().__init__()
+
+    async def run() -> None:
+        await decoders.start(pool_settings)
+        assert decoders._forker is not None
+        decoders._forker._process.kill()
+        monkeypatch.setattr(pool, "_Forker", FailingForker)
+        async with asyncio.timeout(PATIENCE_SEC):
+            while not decoders.is_ready or len(reports) < 3:
+                decoders.mend()
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(pool, "_AGAIN_SEC", 0.01)
+    with closing(Decoders(1, reports.append)) as decoders:
+        asyncio.run(run())
+    assert sum("no memory" in report for report in reports) == 2
+
+
+def test_a_decoder_is_ended_although_the_process_that_does_it_was_busy(
+    pool_settings: Settings,
+) -> None:
+    async def run() -> None:
+        await decoders.start(pool_settings)
+        forker = decoders._forker
+        assert forker is not None
+        [decoder] = children(forker._process.pid)
+        os.kill(decoder, signal.SIGSTOP)
+        os.kill(forker._process.pid, signal.SIGSTOP)
+        with suppress(BlockingIOError):
+            while True:
+                forker.send(b'["yield", 99]')
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await decoders.decode(b"", None, np.empty((32, 32, 3), np.uint8))
+        os.kill(forker._process.pid, signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE_SEC):
+            while is_running(decoder):
+                await asyncio.sleep(0.01)
+
+    with closing(Decoders(1, lambda report: None)) as decoders:
+        asyncio.run(run())
+
+
+def test_no_decoder_is_started_when_the_event_loop_has_ended(pool_settings: Settings) -> None:
+    async def run() -> None:
+        await decoders.start(pool_settings)
+        assert decoders._forker is not None
+        for process in children(decoders._forker._process.pid):
+            os.kill(process, signal.SIGSTOP)
+        image = np.empty((32, 32, 3), np.uint8)
+        decoding.append(asyncio.ensure_future(decoders.decode(b"", None, image)))
+        await asyncio.sleep(0.1)
+
+    decoding: list[asyncio.Future[None]] = []
+    decoders = Decoders(1, lambda report: None)
+    asyncio.run(run())
+    assert decoding[0].cancelled()
+    decoders.close()
 
 
 def test_a_form_has_at_most_100_parts() -> None:

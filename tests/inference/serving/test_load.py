@@ -1,7 +1,6 @@
 """Sixteen clients at the same time: no error, right answers, and no growth. Under `make soak` for a
 minute."""
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -9,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.inference.serving.cases import ENGINE, Server, noise, reference_logits, serving, session
+from tests.inference.serving.cases import (
+    ENGINE,
+    Server,
+    encode_request,
+    noise,
+    reference_logits,
+    serving,
+    session,
+)
 from tests.processes import wait_until
 from tests.soak import SOAK
 
@@ -31,25 +38,17 @@ def client(
     wrong: list[object],
 ) -> None:
     """Send tensors, files and damaged files in turn until a time, and a few of them in any case."""
-    image = noise(CLIENTS, 32)[number]
+    image = noise(CLIENTS, 32)[number : number + 1]
     logits = expected[number]
     photo = photos[number % len(photos)].read_bytes()
-    tensor = {
-        "name": "images",
-        "shape": [1, 32, 32, 3],
-        "datatype": "UINT8",
-        "parameters": {"binary_data_size": 3072},
-    }
-    text = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(text))}
+    body, headers = encode_request(image, "logits")
     with session() as own:
         first = own.post(f"{server.url}/predict", photo).json()["probabilities"]
         rounds = 0
         while time.monotonic() < until or rounds < FEWEST_ROUNDS:
             rounds += 1
-            answer = own.post(
-                f"{server.url}/v2/models/model/infer", text + image.tobytes(), headers=headers
-            ).json()
+            url = f"{server.url}/v2/models/model/infer"
+            answer = own.post(url, body, headers=headers).json()
             if (
                 "outputs" not in answer
                 or np.abs(np.array(answer["outputs"][0]["data"]) - logits).max() > 1e-3

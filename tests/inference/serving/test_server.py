@@ -2,7 +2,6 @@
 headers, figures, logs."""
 
 import io
-import json
 import re
 import threading
 from pathlib import Path
@@ -19,6 +18,8 @@ from tests.inference.serving.cases import (
     PATIENCE_SEC,
     TOKEN,
     Server,
+    encode_request,
+    head,
     noise,
     reference_logits,
     serving,
@@ -68,18 +69,17 @@ def test_tensors_as_json_and_binary_get_the_logits_of_the_reference(
     images = noise(3, 32)
     logits = reference_logits(weights, images)
     url = "/v2/models/model/infer"
+    names = ("logits", "probabilities", "classes")
     tensor = {"name": "images", "shape": list(images.shape), "datatype": "UINT8"}
-    asked = {"outputs": [{"name": name} for name in ("logits", "probabilities", "classes")]}
-    as_json = server.post(
-        url, json={"inputs": [tensor | {"data": images.ravel().tolist()}], **asked}
-    ).json()
-    tensor["parameters"] = {"binary_data_size": images.nbytes}
-    text = json.dumps({"inputs": [tensor], **asked}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(text))}
-    in_binary = server.post(url, text + images.tobytes(), headers=headers).json()
-    for found in (as_json, in_binary):
+    request = {
+        "inputs": [tensor | {"data": images.ravel().tolist()}],
+        "outputs": [{"name": name} for name in names],
+    }
+    body, headers = encode_request(images, *names)
+    for answer in (server.post(url, json=request), server.post(url, body, headers=headers)):
         values = {
-            each["name"]: np.reshape(each["data"], each["shape"]) for each in found["outputs"]
+            output["name"]: np.reshape(output["data"], output["shape"])
+            for output in answer.json()["outputs"]
         }
         assert values["logits"] == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
         assert values["probabilities"] == pytest.approx(softmax(logits), abs=1e-5)
@@ -147,28 +147,17 @@ def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(
     wrong: list[float] = []
 
     def client(server: Server, number: int) -> None:
-        tensor = {
-            "name": "images",
-            "shape": [1, 32, 32, 3],
-            "datatype": "UINT8",
-            "parameters": {"binary_data_size": 3072},
-        }
-        text = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
+        body, headers = encode_request(images[number : number + 1], "logits")
+        url = f"{server.url}/v2/models/model/infer"
         with session() as own:
             for _ in range(10):
-                headers = {"Inference-Header-Content-Length": str(len(text))}
-                body = text + images[number].tobytes()
-                [found] = own.post(
-                    f"{server.url}/v2/models/model/infer", body, headers=headers
-                ).json()["outputs"]
-                wrong.append(float(np.abs(np.array(found["data"]) - logits[number]).max()))
+                [output] = own.post(url, body, headers=headers).json()["outputs"]
+                wrong.append(float(np.abs(np.array(output["data"]) - logits[number]).max()))
 
     options = ("--max-wait-ms", 10_000 * PATIENCE_SEC, "--timeout-sec", 10 * PATIENCE_SEC)
     with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:
         with server.connect() as late:
-            late.sendall(
-                f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: 1\r\n\r\n".encode()
-            )
+            late.sendall(head(server, 1))
             wait_until(lambda: server.metric("lockstep_coming_requests") == 1)
             threads = [
                 threading.Thread(target=client, args=(server, number)) for number in range(CLIENTS)
@@ -246,12 +235,13 @@ def test_the_log_is_lines_of_json(server: Server) -> None:
 def test_a_token_is_asked_for_and_one_of_an_export_is_served(
     weights: Path, photos: list[Path], tmp_path: Path
 ) -> None:
-    """Also: the environment gives the token, the model is an exported file with a name, and
-    successes are not logged."""
+    """Also: the environment gives the token, the model is an exported file with a name, successes
+    are not logged, and the limit of pixels holds for tensors too."""
     lockstep.export(weights, tmp_path / "export", to="onnx", compare=False)
     data = photos[0].read_bytes()
     right = {"Authorization": f"Bearer {TOKEN}"}
-    options = ("--name", "tiny", "--quiet", "--allow-host", "api.example")
+    options = ("--name", "tiny", "--quiet", "--allow-host", "api.example", "--max-megapixels", 1)
+    body, length = encode_request(np.zeros((1, 1001, 1000, 3), np.uint8))
     with serving(
         tmp_path / "export", tmp_path / "log", *options, LOCKSTEP_SERVE_TOKEN=TOKEN
     ) as server:
@@ -264,11 +254,12 @@ def test_a_token_is_asked_for_and_one_of_an_export_is_served(
         assert server.get("/v2/health/ready").status_code == 200
         found = server.post("/predict", data, headers=right | {"Host": "api.example"}).json()
         assert server.get("/v2/models/tiny", headers=right).status_code == 200
+        large = server.post("/v2/models/tiny/infer", body, headers=right | length)
+        assert (large.status_code, "1000 x 1001 pixels" in large.json()["error"]) == (413, True)
         assert server.stop() == 0
         assert TOKEN not in (tmp_path / "log").read_text()
-        assert [each["status"] for each in server.events() if each["event"] == "request"] == [
-            401
-        ] * 4
+        logged = [event["status"] for event in server.events() if event["event"] == "request"]
+        assert logged == [401] * 4 + [413]
     [expected] = lockstep.predict(weights, photos[0], execution=REFERENCE)
     assert found["model"] == "tiny"
     assert set(found["classes"]) <= set(CLASSES)

@@ -74,14 +74,9 @@ class _Forker:
         )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         with theirs:
+            module = "lockstep.inference.decoding.process"
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "lockstep.inference.decoding.process",
-                    str(theirs.fileno()),
-                ],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -91,14 +86,38 @@ class _Forker:
             )
         ours.setblocking(False)
         self._socket = ours
+        self._unsent = deque[bytes]()
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a message. Raises `OSError` if the process has ended, or does not read its messages."""
+        """Send a message. Raises `OSError` if the process has ended or its buffer is full."""
         socket.send_fds(self._socket, [message], descriptors)
 
-    def command(self, command: str, number: int, descriptors: Sequence[int] = ()) -> None:
-        """Send a command about a decoder. Raises `OSError`, as `send` does."""
-        self.send(json.dumps([command, number], allow_nan=False).encode(), descriptors)
+    def start(self, number: int, descriptors: Sequence[int]) -> None:
+        """Start a decoder. Raises `OSError`, as `send` does."""
+        self.send(_encode_command(START, number), descriptors)
+
+    def command(self, command: str, number: int) -> None:
+        """Send a command about a decoder, later if the buffer of the process is full. If the
+        process has ended, its decoders have too, and nothing is sent."""
+        if self._errors.closed:
+            return
+        self._unsent.append(_encode_command(command, number))
+        if len(self._unsent) == 1:
+            self._send_commands()
+
+    def _send_commands(self) -> None:
+        """Send commands until the buffer is full, and continue when it has space."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent:
+                self.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            loop.add_writer(self._socket, self._send_commands)
+            return
+        except OSError:
+            self._unsent.clear()
+        loop.remove_writer(self._socket)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
@@ -109,6 +128,8 @@ class _Forker:
         "" the second time."""
         if self._errors.closed:
             return ""
+        with suppress(RuntimeError):  # the event loop has ended
+            asyncio.get_running_loop().remove_writer(self._socket)
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -116,6 +137,10 @@ class _Forker:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines()
         return "\n".join(lines[-_LINES_OF_ERROR:])
+
+
+def _encode_command(command: str, number: int) -> bytes:
+    return json.dumps([command, number], allow_nan=False).encode()
 
 
 class _Decoder:
@@ -197,36 +222,40 @@ class Decoders:
         self._fresh = set[_Decoder]()  # idle, or at work for less than `PATIENT_SEC`
         self._idle = deque[_Decoder]()
         self._set_aside = list[_Decoder]()
-        self._starting = set[asyncio.Task[None]]()
         self._arrivals = asyncio.Semaphore(0)
         """One for each idle decoder; more, if idle ones have ended."""
+        self._starting = 0
+        self._lacks = asyncio.Event()
+        """Set when decoders may be missing."""
+        self._filling: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether an image can be decoded now, or soon."""
-        return any(each.is_alive() for each in self._fresh)
+        return any(decoder.is_alive() for decoder in self._fresh)
 
     def mend(self) -> None:
         """Start decoders in place of those that have ended. To be called now and then."""
-        for decoder in [each for each in self._idle if not each.is_alive()]:
-            self._idle.remove(decoder)
-            self._end(decoder)
-        self._fill()
+        for decoder in list(self._idle):
+            if not decoder.is_alive():
+                self._idle.remove(decoder)
+                self._end(decoder)
 
     async def start(self, settings: Settings) -> None:
         """Start all decoders. Raises `OSError` if none can be started, and `TimeoutError`."""
         self._settings = settings
         assert self._forker is not None
         self._forker.send(settings.to_json())
-        decoder = await self._forked()
-        self._fresh.add(decoder)
-        self._put_back(decoder)
-        self._fill()
+        self._add(await self._fork())
+        self._lacks.set()
+        self._filling = asyncio.create_task(self._fill())
 
     def close(self) -> None:
         """End all processes."""
-        for task in self._starting:
-            task.cancel()
+        if self._filling is not None:
+            self._filling.cancel()
+        while self._idle:
+            self._idle.pop().close()
         if self._forker is not None:
             self._forker.close()
             self._forker = None
@@ -268,6 +297,10 @@ class Decoders:
                     return decoder
                 self._end(decoder)
 
+    def _add(self, decoder: _Decoder) -> None:
+        self._fresh.add(decoder)
+        self._put_back(decoder)
+
     def _put_back(self, decoder: _Decoder) -> None:
         self._idle.append(decoder)
         self._arrivals.release()
@@ -279,7 +312,7 @@ class Decoders:
         self._command(YIELD, decoder)
         if len(self._set_aside) > MOST_SET_ASIDE:
             self._set_aside.pop(0).give_up()
-        self._fill()
+        self._lacks.set()
 
     def _end(self, decoder: _Decoder) -> None:
         self._fresh.discard(decoder)
@@ -287,43 +320,38 @@ class Decoders:
             self._set_aside.remove(decoder)
         self._command(END, decoder)
         decoder.close()
-        self._fill()
+        self._lacks.set()
 
     def _command(self, command: str, decoder: _Decoder) -> None:
         if self._forker is not None:
-            with suppress(OSError):  # then it has ended with its decoders, and is started again
-                self._forker.command(command, decoder.number)
+            self._forker.command(command, decoder.number)
 
-    def _fill(self) -> None:
-        """Start as many decoders as are missing."""
-        while self._forker is not None and len(self._fresh) + len(self._starting) < self._places:
-            self._starting.add(asyncio.get_running_loop().create_task(self._add()))
+    async def _fill(self) -> None:
+        """Start decoders whenever some are missing. All are started in this task, so that none is
+        started after the event loop has cancelled its tasks."""
+        async with asyncio.TaskGroup() as group:
+            while await self._lacks.wait():
+                self._lacks.clear()
+                while len(self._fresh) + self._starting < self._places:
+                    self._starting += 1
+                    group.create_task(self._start_decoder())
 
-    async def _add(self) -> None:
+    async def _start_decoder(self) -> None:
         """Start a decoder, however often it must be tried."""
         decoder = None
         while decoder is None:
-            assert self._forker is not None
             forker = self._forker
+            assert forker is not None
             try:
-                decoder = await self._forked()
+                decoder = await self._fork()
             except (OSError, TimeoutError) as error:
                 self._report(f"a process that decodes could not be started: {error!r}")
                 await asyncio.sleep(_AGAIN_SEC)
-                if self._forker is forker and (
-                    isinstance(error, TimeoutError) or forker.has_ended()
-                ):
-                    try:
-                        self._replace(forker)
-                    except OSError as reason:  # no memory or descriptors: it is tried again
-                        self._report(
-                            f"the process that starts decoders could not be started: {reason!r}"
-                        )
-        task = asyncio.current_task()
-        assert task is not None
-        self._starting.discard(task)
-        self._fresh.add(decoder)
-        self._put_back(decoder)
+                is_stuck = isinstance(error, TimeoutError) or forker.has_ended()
+                if is_stuck and self._forker is forker:
+                    self._replace(forker)
+        self._starting -= 1
+        self._add(decoder)
 
     def _replace(self, forker: _Forker) -> None:
         """Replace the process that forks decoders. It takes its decoders with it."""
@@ -331,11 +359,13 @@ class Decoders:
         lines = forker.close()
         if lines:
             self._report(lines)
-        self._forker = _Forker()
-        with suppress(OSError):
+        try:
+            self._forker = _Forker()
             self._forker.send(self._settings.to_json())
+        except OSError as error:  # no memory or descriptors: it is tried again
+            self._report(f"the process that starts decoders could not be started: {error!r}")
 
-    async def _forked(self) -> _Decoder:
+    async def _fork(self) -> _Decoder:
         """Return another decoder. Raises `OSError` and `TimeoutError` if it cannot be started."""
         assert self._settings is not None
         assert self._forker is not None
@@ -351,7 +381,7 @@ class Decoders:
         try:
             os.ftruncate(shared, settings.memory_bytes)
             decoder = _Decoder(number, ours, mmap.mmap(shared, settings.memory_bytes), settings)
-            self._forker.command(START, number, [theirs.fileno(), shared])
+            self._forker.start(number, [theirs.fileno(), shared])
         except OSError:
             ours.close()
             raise

@@ -7,11 +7,7 @@ from contextlib import contextmanager, suppress
 
 from starlette.requests import Request
 
-from lockstep.inference.serving.limits import Limits
-
-_STALLED_SEC = 1.0
-"""The seconds without a byte after which a body gives way to others if all together are too large.
-"""
+from lockstep.inference.serving.limits import STALLED_SEC, Limits
 
 
 class Refused(Exception):
@@ -61,7 +57,7 @@ class Bodies:
         self._held += size
         while self._held > self._limits.held_bytes:
             stalled = min(self._coming - {reading}, key=lambda other: other.since, default=reading)
-            if stalled is reading or time.monotonic() - stalled.since < _STALLED_SEC:
+            if stalled is reading or time.monotonic() - stalled.since < STALLED_SEC:
                 raise Refused(
                     429,
                     "too many large requests at the same time; send it again",

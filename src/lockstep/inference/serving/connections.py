@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from lockstep.inference.serving.limits import Limits
+from lockstep.inference.serving.limits import STALLED_SEC, Limits
 from lockstep.inference.serving.logs import log
 
 _REFUSING_TICKS = 5
@@ -44,7 +44,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for its client. Return whether there is one."""
+        """Close the connection that has waited longest for its client; one with an upload that
+        makes progress only if there is no other. Return whether one could be closed."""
         others = set[Any](self.connections)
         waiting = [
             other
@@ -55,7 +56,9 @@ class Connection(H11Protocol):
         if len(others) - closing < self.limits.connections:
             return True
         if waiting:
-            transport = min(waiting, key=lambda other: other._waits_since).transport
+            now = time.monotonic()
+            longest = min(waiting, key=lambda other: (other.is_uploading(now), other._waits_since))
+            transport = longest.transport
             if transport.get_write_buffer_size():
                 _reset(transport)
             else:
@@ -68,14 +71,17 @@ class Connection(H11Protocol):
         is_complete = self._in_request() and not self.cycle.more_body
         return not is_complete or bool(self.transport.get_write_buffer_size())
 
+    def is_uploading(self, now: float) -> bool:
+        """Return whether a part of a request's body came a moment ago."""
+        is_incomplete = self._in_request() and self.cycle.more_body
+        return is_incomplete and now - self._waits_since < STALLED_SEC
+
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and note since when the headers of a request, or its body, are on the way."""
-        was_in_request = self._in_request()
+        """Take bytes, and note since when the rest of the headers or of the body has to come."""
         super().data_received(data)
         if self._in_request():
             self._head_since = None
-            if not was_in_request:
-                self._waits_since = time.monotonic()
+            self._waits_since = time.monotonic()
         elif self._head_since is None:
             self._head_since = time.monotonic()
 

@@ -17,6 +17,9 @@ HEAD_SEC = 10.0
 KEEP_ALIVE_SEC = 75
 """The seconds that a connection may stay open between two requests. Many clients reuse connections
 for up to 60."""
+STALLED_SEC = 1.0
+"""The seconds without a byte after which an upload gives way to other bodies or connections if
+there are too many."""
 LINGER_SEC = 2.0
 """The seconds in which the rest of a refused body is read, so that its sender sees the answer and
 not a reset."""
