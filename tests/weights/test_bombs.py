@@ -153,7 +153,7 @@ def test_a_member_that_unpacks_to_more_than_it_claims_takes_little_memory(
         file.filelist[-1].file_size = 2**20
     with (
         pytest.raises(CheckpointError, match=r"a\.keras is damaged or not a Keras file"),
-        keras_variables.opened(tmp_path / "a.keras"),
+        keras_variables.open_variables(tmp_path / "a.keras"),
     ):
         pass
 

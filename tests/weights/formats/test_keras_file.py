@@ -245,7 +245,7 @@ def test_numbers_of_16_bits_are_converted_exactly(dtype: str, tmp_path: Path) ->
     )
     model.save_weights(tmp_path / "a.weights.h5")
     expected = np.asarray(model.get_weights()[0]).astype(np.float32)
-    with keras_variables.opened(tmp_path / "a.weights.h5") as variables:
+    with keras_variables.open_variables(tmp_path / "a.weights.h5") as variables:
         found = variables.read("head/kernel")
         assert variables.is_converted("head/kernel")
     assert (found.dtype, found.tobytes()) == (np.float32, expected.tobytes())

@@ -35,7 +35,7 @@ def test_a_file_from_which_hdf5_does_not_return_is_refused(
 
 def test_a_file_on_which_hdf5_crashes_is_refused() -> None:
     crashing = [sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"]
-    assert keras_process.ending(crashing, 60) == "crashed on it (SIGSEGV)"
+    assert keras_process.describe_ending(crashing, 60) == "crashed on it (SIGSEGV)"
 
 
 def test_a_file_with_other_damage_is_left_to_the_reader(tmp_path: Path) -> None:

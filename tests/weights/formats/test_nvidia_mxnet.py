@@ -17,7 +17,8 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, open_weights
 from lockstep.weights.formats import BFLOAT16, mxnet_params
-from lockstep.weights.formats.nvidia_mxnet import names, read, write
+from lockstep.weights.formats.mxnet_matching import name_tensors
+from lockstep.weights.formats.nvidia_mxnet import read, write
 from tests.weights.formats.cases import (
     RESNET,
     Variables,
@@ -303,7 +304,7 @@ def of_gluon(table: dict[str, str], joint: str) -> Callable[[str], str]:
     return change
 
 
-LAYERS = gluon_layers(names(RESNET))
+LAYERS = gluon_layers(name_tensors(RESNET))
 GLUON: dict[str, tuple[dict[str, str], str, str]] = {
     "the model zoo": (as_counted(LAYERS, "resnetv10_", by_stage=True), "_", "Gluon"),
     "the model zoo without its prefix": (as_counted(LAYERS, "", by_stage=True), "_", "Gluon"),
@@ -353,7 +354,7 @@ def add_biases(arrays: Variables, ending: str) -> dict[str, np.ndarray]:
 def assert_folded(found: Weights, expected: Variables, biases: dict[str, np.ndarray]) -> None:
     """Assert that only means differ: batch norm subtracts the mean from a convolution with its
     bias."""
-    ours = {theirs: name for name, theirs in names(RESNET).items()}
+    ours = {theirs: name for name, theirs in name_tensors(RESNET).items()}
     expected = dict(expected)
     for kernel, bias in biases.items():
         conv = ours[kernel.partition(":")[2]]
@@ -434,7 +435,7 @@ def test_layers_that_several_scopes_count_are_not_ordered_by_them(file: Path) ->
 def test_any_names_are_read_where_a_graph_says_what_is_computed_with_them(file: Path) -> None:
     table = {
         name: f"v{i * 37 % 101}_{name.rpartition('_')[2]}"
-        for i, name in enumerate(names(RESNET).values())
+        for i, name in enumerate(name_tensors(RESNET).values())
     }
 
     def rename(nodes: list[dict[str, Any]]) -> None:
@@ -609,7 +610,9 @@ def test_a_damaged_graph_is_an_error(text: str, reason: str, file: Path) -> None
 
 def test_velocities_that_are_not_all_there_are_left_out(file: Path) -> None:
     recipe = recipe_of()
-    velocities = {names(RESNET)[name]: value for name, value in state_of(recipe).momentum.items()}
+    velocities = {
+        name_tensors(RESNET)[name]: value for name, value in state_of(recipe).momentum.items()
+    }
     gone = velocities.pop("fc1_bias")
     side = file.with_name("model-0090.momentum.params")
     mxnet_params.dump(side, velocities)

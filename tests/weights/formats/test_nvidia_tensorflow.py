@@ -17,7 +17,7 @@ from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights import Weights
 from lockstep.weights.formats import structure, tensor_bundle
-from lockstep.weights.formats.nvidia_tensorflow import names, read, write
+from lockstep.weights.formats.nvidia_tensorflow import name_tensors, read, write
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.weights.formats.cases import (
     RESNET,
@@ -50,7 +50,7 @@ def read_again(variables: Variables, tmp_path: Path, *, momentum: bool = True) -
 
 
 def test_the_names_of_resnet50_are_those_of_the_originals_code() -> None:
-    table = names(MODELS["resnet50"])
+    table = name_tensors(MODELS["resnet50"])
     assert (
         len(table) == 267
     )  # 53 convolutions with four tensors of batch norm each, and the classifier's two
@@ -69,7 +69,7 @@ def test_the_names_of_resnet50_are_those_of_the_originals_code() -> None:
 
 
 def test_the_grouped_convolutions_of_resnext_have_a_name_of_their_own() -> None:
-    table = names(MODELS["resnext101-32x4d"])
+    table = name_tensors(MODELS["resnext101-32x4d"])
     assert (
         table["layer3.22.conv2.weight"] == "btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"
     )
@@ -198,7 +198,7 @@ def test_a_renamed_batch_norm_or_classifier_alone_is_named(tmp_path: Path) -> No
     ]
 
 
-NAMES = sorted(f"resnet/{name}" for name in names(RESNET).values())
+NAMES = sorted(f"resnet/{name}" for name in name_tensors(RESNET).values())
 EDITS = st.lists(
     st.tuples(
         st.sampled_from(NAMES),

@@ -2,9 +2,11 @@
 of later versions.
 
     conv1, bn_conv1                                           the stem
-    res<stage><block>_branch2{a,b,c}, bn<stage><block>_...    a block; stages count from 2, blocks are letters
+    res<stage><block>_branch2{a,b,c}, bn<stage><block>_...    a block
     res<stage><block>_branch1, bn<stage><block>_branch1       its shortcut
     fc1000                                                    the classifier
+
+Stages count from 2, and blocks are letters.
 
 Keras 1 put the layer's name into those of the variables too: `conv1_W`, `conv1_b`,
 `bn_conv1_gamma`, `bn_conv1_beta`, `bn_conv1_running_mean`, `bn_conv1_running_std`. The last one is
@@ -41,33 +43,29 @@ def has_branches(variables: Variables) -> bool:
     return any(_BRANCH.fullmatch(name.rpartition("/")[0]) for name in variables.shapes)
 
 
-def renamed(variables: Variables) -> Variables:
+def rename_variables(variables: Variables) -> Variables:
     """Return variables of these versions by later names. Raises `CheckpointError` if two get the
     same name."""
-    names = {name: _renamed(*name.rsplit("/", 1)) for name in variables.shapes}
+    names = {name: _rename_variable(*name.rsplit("/", 1)) for name in variables.shapes}
     if len(set(names.values())) < len(names):
         raise CheckpointError(
             f"{variables.path} has variables named by several versions of Keras; save the model"
             " again"
         )
-    return replace(
-        variables,
-        shapes={names[name]: shape for name, shape in variables.shapes.items()},
-        datasets={names[name]: dataset for name, dataset in variables.datasets.items()},
-        layers={_layer(name): layer for name, layer in variables.layers.items()},
-    )
+    layers = {_rename_layer(name): layer for name, layer in variables.layers.items()}
+    return replace(variables.rename(names), layers=layers)
 
 
-def _renamed(layer: str, variable: str) -> str:
+def _rename_variable(layer: str, variable: str) -> str:
     variable = variable.removeprefix(f"{layer}_")
-    return f"{_layer(layer)}/{_VARIABLES.get(variable, variable)}"
+    return f"{_rename_layer(layer)}/{_VARIABLES.get(variable, variable)}"
 
 
-def _layer(name: str) -> str:
+def _rename_layer(name: str) -> str:
     """Return the later name of a layer.
 
-    >>> _layer("res4f_branch2a"), _layer("bn2a_branch1"), _layer("conv1"), _layer("other")
-    ('conv4_block6_1_conv', 'conv2_block1_0_bn', 'conv1_conv', 'other')
+    >>> _rename_layer("res4f_branch2a"), _rename_layer("bn2a_branch1"), _rename_layer("other")
+    ('conv4_block6_1_conv', 'conv2_block1_0_bn', 'other')
     """
     match = _BRANCH.fullmatch(name)
     if match is None:

@@ -5,8 +5,10 @@ layouts.
 layers are:
 
     conv1_conv, conv1_bn                          the stem
-    conv<stage>_block<i>_<j>_{conv,bn}            j is 1 to 3, and 0 for the shortcut; stages count from 2, blocks from 1
+    conv<stage>_block<i>_<j>_{conv,bn}            a block; stages count from 2, blocks from 1
     predictions                                   the classifier; missing with include_top=False
+
+j is 1 to 3, and 0 for the shortcut.
 
 Files of 2015 to 2018 have other names and another epsilon: `keras_branches`.
 
@@ -21,7 +23,7 @@ preprocessing, and turn the stem's input channels from BGR to RGB and back.
 Source: keras/src/applications/resnet.py and imagenet_utils.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,13 @@ import numpy as np
 
 from lockstep.models.architectures import (
     MODELS,
+    Block,
     Conv,
     ModelSpec,
     Tensor,
     blocks,
     features,
     model_spec,
-    stem,
     tensors,
 )
 from lockstep.models.state import State
@@ -48,15 +50,21 @@ from lockstep.weights.formats.common import (
     Names,
     Shape,
     Written,
+    add_layer,
     check_state,
     choose_model,
+    describe_converted,
     describe_omitted_parts,
     describe_unused,
     is_stem,
     match_model,
+    name_convolutions,
+    name_model,
+    split_block_name,
     write_new,
 )
 from lockstep.weights.formats.keras_variables import Layers, Variables
+from lockstep.weights.formats.structure import BATCH_NORM
 from lockstep.weights.opened_weights import Weights, list_arrays
 
 NAME = "Keras"
@@ -67,12 +75,7 @@ STD = (1.0, 1.0, 1.0)
 """Preprocessing of keras.applications' ResNets, as RGB."""
 _MODELS = {"resnet50-v1": "ResNet50", "resnet101-v1": "ResNet101", "resnet152-v1": "ResNet152"}
 _HEAD = "predictions"
-_BATCH_NORM = {
-    "weight": "gamma",
-    "bias": "beta",
-    "running_mean": "moving_mean",
-    "running_var": "moving_variance",
-}
+
 _KINDS = {"conv2d": "_conv", "batch_normalization": "_bn"}
 """Classes of layers in files that number them, and the ends of their names."""
 _PREPROCESSING = ("Rescaling", "Normalization", "Resizing", "CenterCrop")
@@ -97,42 +100,45 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
     """
     keras_variables.require_h5py()
     keras_process.check(path)
-    with keras_variables.opened(path) as variables:
-        is_old = keras_branches.has_branches(variables)
-        variables = keras_branches.renamed(variables) if is_old else _with_layer_names(variables)
-        matching, head = _matched(path, variables)
-        spec = MODELS[matching.model]
-        logits = matching.logits
-        spec = replace(spec, stride_in=_stride_in(path, variables.layers))
-        model = next((name for name, known in MODELS.items() if known == spec), spec)
-        epsilon = _epsilon(path, variables.layers, keras_branches.EPSILON if is_old else EPSILON)
-        recipe = Recipe(
-            model=model, logits=logits, precision="fp32", bn_epsilon=epsilon, mean=MEAN, std=STD
-        )
-        stored = [
-            tensor
-            for tensor in tensors(spec, logits)
-            if matching.names[tensor.name] in variables.shapes
-        ]
-        state = State(
-            0, {tensor.name: _canonical(variables, matching, tensor) for tensor in stored}, {}
-        )
-        biases = {
-            f"{conv}/bias": f"{conv.removesuffix('_conv')}_bn/moving_mean"
-            for conv in _scopes(spec).values()
-        }
-        used = {*matching.names.values(), *biases}
-        remarks = (
-            *_remarks(variables, matching, head, model),
-            *(_about_branches(variables.layers, epsilon) if is_old else ()),
-            *describe_unused(sorted(name for name in variables.shapes if name not in used)),
-        )
-        made = {matching.names[tensor.name]: tensor.name for tensor in stored}
-        made |= {bias: made[mean] for bias, mean in biases.items() if bias in variables.shapes}
-        held = list_arrays(
-            variables.stored(), ((tensor, variables.place(name)) for name, tensor in made.items())
-        )
-    return Weights(recipe, state, (), path, "Keras", remarks, stored=held)
+    with keras_variables.open_variables(path) as variables:
+        if keras_branches.has_branches(variables):
+            return _read_network(path, keras_branches.rename_variables(variables), is_old=True)
+        return _read_network(path, _name_layers(variables), is_old=False)
+
+
+def _read_network(path: Path, variables: Variables, *, is_old: bool) -> Weights:
+    """Read a ResNet from variables with later names, also of a file with old ones."""
+    matching, head = _match_model(path, variables)
+    spec = replace(MODELS[matching.model], stride_in=_find_stride(path, variables.layers))
+    epsilon = _find_epsilon(path, variables.layers, keras_branches.EPSILON if is_old else EPSILON)
+    recipe = Recipe(
+        model=name_model(spec),
+        logits=matching.logits,
+        precision="fp32",
+        bn_epsilon=epsilon,
+        mean=MEAN,
+        std=STD,
+    )
+    values = {}
+    sources = []
+    for tensor in tensors(spec, matching.logits):
+        name = matching.names[tensor.name]
+        if name in variables.shapes:
+            values[tensor.name] = _read_tensor(variables, name, tensor)
+            sources.append((tensor.name, variables.place(name)))
+    used = set(matching.names.values())
+    for conv, scope in _name_scopes(spec).items():
+        bias = f"{scope}_conv/bias"
+        if bias in variables.shapes:
+            used.add(bias)
+            sources.append((f"{conv.bn_name}.running_mean", variables.place(bias)))
+    remarks = [*_describe_file(variables, matching, head, recipe.model)]
+    if is_old:
+        remarks += _describe_old_names(variables.layers, epsilon)
+    remarks += describe_unused(sorted(variables.shapes.keys() - used))
+    stored = list_arrays(variables.describe_arrays(), sources)
+    state = State(0, values, {})
+    return Weights(recipe, state, (), path, "Keras", tuple(remarks), stored=stored)
 
 
 def stored(path: Path) -> dict[str, np.ndarray]:
@@ -141,143 +147,119 @@ def stored(path: Path) -> dict[str, np.ndarray]:
 
     Raises `CheckpointError` if the file is damaged, and `BackendError` if h5py is missing.
     """
-    keras_variables.require_h5py()
-    with keras_variables.opened(path) as variables:
-        named = _with_layer_names(variables)
+    with keras_variables.open_variables(path) as variables:
+        named = _name_layers(variables)
         return {name: named.read(name) for name in named.shapes}
 
 
-def _with_layer_names(variables: Variables) -> Variables:
+def _name_layers(variables: Variables) -> Variables:
     """Return variables by the layers' names, also where a file only numbers its layers: in the
     order of creation."""
-    kinds = {kind: _counted(kind, variables.shapes) for kind in (*_KINDS, "dense")}
-    if not kinds["conv2d"] or "conv1_conv/kernel" in variables.shapes:
+    convs = _sort_layers("conv2d", variables)
+    if not convs or "conv1_conv/kernel" in variables.shapes:
         return variables
-    names: dict[str, str] = {}
-    fitting_specs = [
-        MODELS[name] for name in _MODELS if len(_scopes(MODELS[name])) == len(kinds["conv2d"])
-    ]
-    created = _in_order_of_creation(fitting_specs[0]) if fitting_specs else []
+    created: list[str] = []
+    for name in _MODELS:
+        if not created and len(_name_scopes(MODELS[name])) == len(convs):
+            created = _list_created_layers(MODELS[name])
+    layers = dict.fromkeys(_sort_layers("dense", variables)[:1], _HEAD)
     for kind, end in _KINDS.items():
-        names |= dict(
-            zip(kinds[kind], (layer for layer in created if layer.endswith(end)), strict=False)
-        )
-    names |= dict.fromkeys(kinds["dense"][:1], _HEAD)
+        names = [layer for layer in created if layer.endswith(end)]
+        layers |= zip(_sort_layers(kind, variables), names, strict=False)
     renamed = {}
     for name in variables.shapes:
         layer, _, variable = name.rpartition("/")
-        renamed[name] = f"{names.get(layer, layer)}/{variable}"
-    return replace(
-        variables,
-        shapes={renamed[name]: shape for name, shape in variables.shapes.items()},
-        datasets={renamed[name]: dataset for name, dataset in variables.datasets.items()},
-    )
+        renamed[name] = f"{layers.get(layer, layer)}/{variable}"
+    return variables.rename(renamed)
 
 
-def _counted(kind: str, names: Iterable[str]) -> list[str]:
-    """Return the layers of a class in the order of their numbers: `conv2d`, `conv2d_1`, `conv2d_2`."""
-    layers = {name.rpartition("/")[0] for name in names}
-    counts = {
-        layer: layer.removeprefix(kind).removeprefix("_") or "0"
-        for layer in layers
-        if layer.startswith(kind)
-    }
-    return sorted(
-        (layer for layer, count in counts.items() if count.isdecimal()),
-        key=lambda layer: int(counts[layer]),
-    )
+def _sort_layers(kind: str, variables: Variables) -> list[str]:
+    """Return the layers of a class by their numbers: `conv2d`, `conv2d_1`, `conv2d_2`."""
+    counts = {}
+    for name in variables.shapes:
+        layer = name.rpartition("/")[0]
+        count = layer.removeprefix(kind).removeprefix("_") or "0"
+        if layer.startswith(kind) and count.isdecimal():
+            counts[layer] = int(count)
+    return sorted(counts, key=lambda layer: counts[layer])
 
 
-def _in_order_of_creation(spec: ModelSpec) -> list[str]:
-    """Return the layers that have variables. A block's shortcut comes before its last convolution."""
-    scopes = _scopes(spec)
+def _list_created_layers(spec: ModelSpec) -> list[str]:
+    """Return the layers that have variables as Keras creates them: a block's shortcut before its
+    last convolution."""
+    scopes = _name_scopes(spec)
     layers = ["conv1_conv", "conv1_bn"]
     for block in blocks(spec):
-        *first, last = [scopes[conv.name].removesuffix("_conv") for conv in block.convs]
-        shortcut = (
-            [] if block.shortcut is None else [scopes[block.shortcut.name].removesuffix("_conv")]
-        )
-        layers += [f"{scope}{end}" for scope in first for end in ("_conv", "_bn")]
-        layers += [f"{scope}{end}" for end in ("_conv", "_bn") for scope in (*shortcut, last)]
+        *first, last = (scopes[conv] for conv in block.convs)
+        for scope in first:
+            layers += [f"{scope}_conv", f"{scope}_bn"]
+        ends = [last] if block.shortcut is None else [scopes[block.shortcut], last]
+        layers += [f"{scope}_conv" for scope in ends]
+        layers += [f"{scope}_bn" for scope in ends]
     return [*layers, _HEAD]
 
 
-def _scopes(spec: ModelSpec) -> Names:
-    """Return the layer of every convolution."""
-    scopes = {stem(spec).name: "conv1_conv"}
-    for block in blocks(spec):
-        stage, number = block.name.removeprefix("layer").split(".")
-        scope = f"conv{int(stage) + 1}_block{int(number) + 1}"
-        scopes |= {conv.name: f"{scope}_{i}_conv" for i, conv in enumerate(block.convs, start=1)}
-        if block.shortcut is not None:
-            scopes[block.shortcut.name] = f"{scope}_0_conv"
-    return scopes
+def _name_scopes(spec: ModelSpec) -> dict[Conv, str]:
+    """Return what the names of the layers of every convolution and its batch norm begin with."""
+
+    def name_block(block: Block) -> str:
+        stage, number = split_block_name(block)
+        return f"conv{stage + 1}_block{number + 1}"
+
+    return name_convolutions(spec, "conv1", name_block, "_", "_0")
 
 
-def _names(spec: ModelSpec, head: str = _HEAD) -> Names:
+def _name_tensors(spec: ModelSpec, head: str = _HEAD) -> Names:
     """Return the variable of every canonical tensor, `<layer>/<variable>`, given the classifier's
     layer."""
     table = {"fc.weight": f"{head}/kernel", "fc.bias": f"{head}/bias"}
-    convs: Iterator[Conv] = (
-        conv
-        for block in blocks(spec)
-        for conv in (*block.convs, block.shortcut)
-        if conv is not None
-    )
-    scopes = _scopes(spec)
-    for conv in (stem(spec), *convs):
-        layer = scopes[conv.name]
-        norm = f"{layer.removesuffix('_conv')}_bn"
-        table[f"{conv.name}.weight"] = f"{layer}/kernel"
-        table |= {
-            f"{conv.bn_name}.{suffix}": f"{norm}/{leaf}" for suffix, leaf in _BATCH_NORM.items()
-        }
+    for conv, scope in _name_scopes(spec).items():
+        add_layer(table, conv, f"{scope}_conv/kernel", BATCH_NORM, f"{scope}_bn/")
     return table
 
 
-def _matched(path: Path, variables: Variables) -> tuple[Matching, str]:
+def _match_model(path: Path, variables: Variables) -> tuple[Matching, str]:
     """Return the model that has exactly the kernels of a file, and the classifier's layer, "" if it
     has none."""
     shapes = dict(variables.shapes)
-    head = _head(shapes, features(MODELS["resnet50-v1"]))
+    inputs = features(MODELS["resnet50-v1"])
+    head = _find_head(shapes, inputs)
     if not head:
-        shapes |= {f"{_HEAD}/kernel": (features(MODELS["resnet50-v1"]), 1), f"{_HEAD}/bias": (1,)}
-    matchings = (
+        shapes |= {f"{_HEAD}/kernel": (inputs, 1), f"{_HEAD}/bias": (1,)}
+
+    def is_kernel(name: str) -> bool:
+        return len(shapes[name]) >= 2
+
+    matchings = [
         match_model(
-            name,
-            _names(MODELS[name], head or _HEAD),
-            shapes,
-            _stored_shapes,
-            lambda other: len(shapes[other]) >= 2,
+            name, _name_tensors(MODELS[name], head or _HEAD), shapes, _list_shapes, is_kernel
         )
         for name in _MODELS
-    )
+    ]
     return choose_model(matchings, path, "Keras", variables.shapes), head
 
 
-def _head(shapes: Mapping[str, Shape], inputs: int) -> str:
+def _find_head(shapes: Mapping[str, Shape], inputs: int) -> str:
     """Return the layer of the classifier: `predictions`, or else the only dense layer; "" if there
     is none."""
     if f"{_HEAD}/kernel" in shapes:
         return _HEAD
-    dense = [
-        name.rpartition("/")[0]
-        for name, shape in shapes.items()
-        if name.endswith("/kernel") and len(shape) == 2
-    ]
-    return dense[0] if len(dense) == 1 and shapes[f"{dense[0]}/kernel"][0] == inputs else ""
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+    kernels = [name for name in matrices if name.endswith("/kernel")]
+    if len(kernels) == 1 and shapes[kernels[0]][0] == inputs:
+        return kernels[0].rpartition("/")[0]
+    return ""
 
 
-def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
+def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     if tensor.role == "conv_weight":
         outputs, inputs, height, width = tensor.shape
         return ((height, width, inputs, outputs),)
     return (tensor.shape[::-1],)
 
 
-def _canonical(variables: Variables, matching: Matching, tensor: Tensor) -> np.ndarray:
+def _read_tensor(variables: Variables, name: str, tensor: Tensor) -> np.ndarray:
     """Return a tensor as a new canonical float32 array."""
-    name = matching.names[tensor.name]
     values = variables.read(name)
     if tensor.role == "conv_weight":
         values = values.transpose(3, 2, 0, 1)
@@ -285,39 +267,38 @@ def _canonical(variables: Variables, matching: Matching, tensor: Tensor) -> np.n
     if tensor.role == "bn_mean":
         bias = f"{name.removesuffix('_bn/moving_mean')}_conv/bias"
         if bias in variables.shapes:
-            return _minus_bias(variables, name, values, bias)
+            return _subtract_bias(variables, name, values, bias)
     return np.ascontiguousarray(values.T)
 
 
-def _minus_bias(variables: Variables, name: str, mean: np.ndarray, bias: str) -> np.ndarray:
-    if variables.shapes[bias] != mean.shape:
-        found = list(variables.shapes[bias])
-        expected = list(mean.shape)
+def _subtract_bias(variables: Variables, name: str, mean: np.ndarray, bias: str) -> np.ndarray:
+    shape = variables.shapes[bias]
+    if shape != mean.shape:
         raise CheckpointError(
-            f"{variables.path}: {bias} is {found}, but {name} is {expected}; expected the same"
-            " shape"
+            f"{variables.path}: {bias} is {list(shape)}, but {name} is {list(mean.shape)};"
+            " expected the same shape"
         )
     return (mean.astype(np.float64) - variables.read(bias)).astype(np.float32)
 
 
-def _epsilon(path: Path, layers: Layers, default: float) -> float:
+def _find_epsilon(path: Path, layers: Layers, default: float) -> float:
     """Return batch norm's epsilon; the default if no layers are described. Raises `CheckpointError`
     if there are several."""
     norms = [layer for layer in layers.values() if layer.get("class_name") == "BatchNormalization"]
-    found = {layer.get("epsilon") for layer in norms} or {default}
-    epsilon = min(found, key=str)
-    if len(found) > 1 or not isinstance(epsilon, float) or epsilon <= 0:
+    epsilons = {layer.get("epsilon") for layer in norms} or {default}
+    epsilon = min(epsilons, key=str)
+    if len(epsilons) > 1 or not isinstance(epsilon, float) or epsilon <= 0:
         raise CheckpointError(
-            f"{path}: its batch norms have the epsilons {sorted(map(str, found))}; expected one"
+            f"{path}: its batch norms have the epsilons {sorted(map(str, epsilons))}; expected one"
             " for all"
         )
     return epsilon
 
 
-def _stride_in(path: Path, layers: Layers) -> Any:
+def _find_stride(path: Path, layers: Layers) -> Any:
     """Return which convolution of a block has the stride: the first 1x1, unless the file describes
     other layers."""
-    strides = [_stride(layers.get(f"conv3_block1_{i}_conv", {})) for i in (1, 2)]
+    strides = [_read_stride(layers.get(f"conv3_block1_{i}_conv", {})) for i in (1, 2)]
     if strides == [1, 2]:
         return "3x3"
     if layers.get("conv3_block1_1_conv") and strides != [2, 1]:
@@ -328,16 +309,14 @@ def _stride_in(path: Path, layers: Layers) -> Any:
     return "1x1"
 
 
-def _stride(layer: Mapping[str, Any]) -> Any:
+def _read_stride(layer: Mapping[str, Any]) -> Any:
     strides = layer.get("strides", layer.get("subsample"))  # Keras 1's name
-    return (
-        strides[0]
-        if isinstance(strides, list) and len(strides) == 2 and strides[0] == strides[1]
-        else strides
-    )
+    if isinstance(strides, list) and len(strides) == 2 and strides[0] == strides[1]:
+        return strides[0]
+    return strides
 
 
-def _remarks(
+def _describe_file(
     variables: Variables, matching: Matching, head: str, model: str | ModelSpec
 ) -> Iterator[str]:
     yield (
@@ -355,27 +334,19 @@ def _remarks(
         yield "it has no classifier"
     elif head != _HEAD:
         yield f"the classifier is the layer {head}"
-    odd = [
-        name
-        for name in matching.names.values()
-        if name in variables.shapes and variables.is_converted(name)
-    ]
-    if odd:
-        yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
-    before = [
-        name
-        for name, layer in variables.layers.items()
-        if layer.get("class_name") in _PREPROCESSING
-    ]
-    if before:
+    names = [name for name in matching.names.values() if name in variables.shapes]
+    yield from describe_converted([name for name in names if variables.is_converted(name)])
+    layers = variables.layers.items()
+    skipped = [name for name, layer in layers if layer.get("class_name") in _PREPROCESSING]
+    if skipped:
         yield (
-            f"the model has layers for preprocessing, which were not read: {', '.join(before[:5])}"
+            f"the model has layers for preprocessing, which were not read: {', '.join(skipped[:5])}"
         )
     if variables.has_optimizer:
         yield "the optimizer's variables were not read"
 
 
-def _about_branches(layers: Layers, epsilon: float) -> Iterator[str]:
+def _describe_old_names(layers: Layers, epsilon: float) -> Iterator[str]:
     yield (
         f"its names are those of Keras until 2018, so its batch norms add {epsilon:g} to the"
         " variance, and its kernels are taken for those of TensorFlow's backend"
@@ -413,56 +384,59 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
         )
     h5py = keras_variables.require_h5py()
     spec = model_spec(recipe.model)
-    names = _names(spec)
-    stored = {
-        names[tensor.name]: _stored(state.tensors, tensor, recipe)
+    names = _name_tensors(spec)
+    values = {
+        names[tensor.name]: _convert_tensor(state.tensors, tensor, recipe)
         for tensor in check_state(spec, recipe.logits, state)
     }
-    for layer in _scopes(spec).values():
-        stored[f"{layer}/bias"] = np.zeros(stored[f"{layer}/kernel"].shape[-1], np.float32)
-    layers = _ordered(stored, recipe)
-    store = (
-        keras_variables.store_numbered
-        if target.name.endswith(".weights.h5")
-        else keras_variables.store_named
-    )
+    for scope in _name_scopes(spec).values():
+        outputs = values[f"{scope}_conv/kernel"].shape[-1]
+        values[f"{scope}_conv/bias"] = np.zeros(outputs, np.float32)
+    layers = _group_by_layer(values, spec)
+    store = keras_variables.store_named
+    if target.name.endswith(".weights.h5"):
+        store = keras_variables.store_numbered
     write_new(target, {target: lambda path: store(h5py, path, layers)}, into=into)
     biases = (
         "a bias of zeros was added to every convolution, since Keras' layers have one; it changes"
         " no result"
     )
-    return Written((target,), (target,), tuple(_unlike_original(recipe, state)), (biases,))
+    return Written((target,), (target,), tuple(_describe_differences(recipe, state)), (biases,))
 
 
-def _ordered(stored: Mapping[str, np.ndarray], recipe: Recipe) -> dict[str, dict[str, np.ndarray]]:
+def _group_by_layer(
+    values: Mapping[str, np.ndarray], spec: ModelSpec
+) -> dict[str, dict[str, np.ndarray]]:
     """Return variables by layer and name. Layers are in the order in which Keras creates and lists
     them."""
-    order = _in_order_of_creation(model_spec(recipe.model))
-    by_layer: dict[str, dict[str, np.ndarray]] = {layer: {} for layer in order}
-    for variable in ("kernel", "bias", *_BATCH_NORM.values()):
-        for layer in order:
-            if f"{layer}/{variable}" in stored:
-                by_layer[layer][variable] = stored[f"{layer}/{variable}"]
-    return by_layer
+    layers: dict[str, dict[str, np.ndarray]] = {layer: {} for layer in _list_created_layers(spec)}
+    for variable in ("kernel", "bias", *BATCH_NORM.values()):
+        for layer, variables in layers.items():
+            if f"{layer}/{variable}" in values:
+                variables[variable] = values[f"{layer}/{variable}"]
+    return layers
 
 
-def _stored(found: Mapping[str, np.ndarray], tensor: Tensor, recipe: Recipe) -> np.ndarray:
+def _convert_tensor(
+    values_by_name: Mapping[str, np.ndarray], tensor: Tensor, recipe: Recipe
+) -> np.ndarray:
     """Return a tensor in Keras' layout, for images and an epsilon as Keras has them."""
-    values = found[tensor.name]
+    values = values_by_name[tensor.name]
     if is_stem(tensor):
         values = (values / np.array(recipe.std).reshape(1, 3, 1, 1)).astype(np.float32)[:, ::-1]
     if tensor.role == "bn_scale" and recipe.bn_epsilon != EPSILON:
-        variance = found[f"{tensor.name.removesuffix('.weight')}.running_var"].astype(np.float64)
-        values = (values * np.sqrt((variance + EPSILON) / (variance + recipe.bn_epsilon))).astype(
-            np.float32
-        )
+        norm = tensor.name.removesuffix(".weight")
+        variance = values_by_name[f"{norm}.running_var"].astype(np.float64)
+        factors = np.sqrt((variance + EPSILON) / (variance + recipe.bn_epsilon))
+        values = (values * factors).astype(np.float32)
     return values.transpose(2, 3, 1, 0) if tensor.role == "conv_weight" else values.T
 
 
-def _unlike_original(recipe: Recipe, state: State) -> Iterator[str]:
-    yield "the stem takes BGR, as keras.applications.resnet.preprocess_input gives it" + (
-        "" if recipe.std == STD else "; the recipe's std is in its kernel"
-    )
+def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
+    stem = "the stem takes BGR, as keras.applications.resnet.preprocess_input gives it"
+    if recipe.std != STD:
+        stem += "; the recipe's std is in its kernel"
+    yield stem
     if recipe.mean != MEAN:
         yield (
             f"these weights were trained with the mean {list(recipe.mean)} of RGB; preprocess_input"

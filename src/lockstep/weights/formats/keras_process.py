@@ -2,8 +2,8 @@
 lockstep.weights.formats.keras_process FILE`.
 
 HDF5's library never returns from some damaged files (one of 30,000 in the fuzzer), and Ctrl-C does
-not reach it. It crashes on others. Then this process ends, and the user gets a message. What else
-is wrong with a file, the reader says.
+not reach it. It crashes on others. Then this process ends, and the user gets a message. Other
+damage is reported by the reader.
 """
 
 import signal
@@ -25,16 +25,15 @@ _BYTES_PER_SECOND = 10 * 2**20
 def check(path: Path) -> None:
     """Raise `CheckpointError` if HDF5's library crashes on a file or does not return from it."""
     seconds = LEAST_SECONDS + path.stat().st_size / _BYTES_PER_SECOND
-    found = ending(
-        [sys.executable, "-P", "-m", "lockstep.weights.formats.keras_process", path], seconds
-    )
-    if found:
+    module = "lockstep.weights.formats.keras_process"
+    problem = describe_ending([sys.executable, "-P", "-m", module, path], seconds)
+    if problem:
         raise CheckpointError(
-            f"{path} is damaged: HDF5's library {found}. Save it again, or copy it again."
+            f"{path} is damaged: HDF5's library {problem}. Save it again, or copy it again."
         )
 
 
-def ending(command: Sequence[str | Path], seconds: float) -> str:
+def describe_ending(command: Sequence[str | Path], seconds: float) -> str:
     """Return why a process did not end by itself: it crashed, or took longer than `seconds`; "" if
     it ended."""
     quiet = subprocess.DEVNULL
@@ -45,12 +44,14 @@ def ending(command: Sequence[str | Path], seconds: float) -> str:
             return f"did not read it within {seconds:.0f} seconds"
         finally:
             process.kill()
-    return f"crashed on it ({signal.Signals(-code).name})" if code < 0 else ""
+    if code < 0:
+        return f"crashed on it ({signal.Signals(-code).name})"
+    return ""
 
 
 def read_all(path: Path) -> None:
     """Read every variable of a file, and forget it. Raises `CheckpointError` as the reader does."""
-    with keras_variables.opened(path) as variables:
+    with keras_variables.open_variables(path) as variables:
         for name in variables.shapes:
             variables.read(name)
 

@@ -2,10 +2,13 @@
 
 | file | where the variables are |
 |---|---|
-| `.keras`, a zip archive | `config.json` describes the model; `model.weights.h5` is as the next row |
-| `.weights.h5` of Keras 3 | `layers/<class>_<count>/vars/<number>`; the group `vars` has the layer's name as an attribute |
+| `.keras`, a zip archive | in `model.weights.h5`, which is as the next row |
+| `.weights.h5` of Keras 3 | `layers/<class>_<count>/vars/<number>` |
 | `.h5`, weights | `<layer>/<layer>/<variable>`, perhaps with `:0` at the end |
-| `.h5`, a whole model | the same below `model_weights`; the attribute `model_config` describes the model |
+| `.h5`, a whole model | the same below `model_weights` |
+
+The group `vars` has the layer's name as an attribute. The model is described by the archive's
+`config.json`, or by the attribute `model_config` of a whole model.
 
 HDF5 can say that its values are in other files, and both containers can claim more bytes than they
 have. Such files are refused. An array is read only when it is asked for, with the shape that is
@@ -22,7 +25,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -102,14 +105,17 @@ class Variables:
             )
         return np.array(values, np.float32, order="C")
 
-    def stored(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    def describe_arrays(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Yield the path of every array in HDF5, its type and its shape."""
         for name, dataset in self.datasets.items():
-            yield (
-                self.place(name),
-                dtype_name(BFLOAT16 if _is_bfloat16(dataset) else dataset.dtype),
-                dataset.shape,
-            )
+            dtype = BFLOAT16 if _is_bfloat16(dataset) else dataset.dtype
+            yield self.place(name), dtype_name(dtype), dataset.shape
+
+    def rename(self, names: Mapping[str, str]) -> "Variables":
+        """Return the variables by other names, given by their present names."""
+        shapes = {names[name]: shape for name, shape in self.shapes.items()}
+        datasets = {names[name]: dataset for name, dataset in self.datasets.items()}
+        return replace(self, shapes=shapes, datasets=datasets)
 
     def place(self, name: str) -> str:
         """Return the path of an array in HDF5."""
@@ -135,7 +141,7 @@ def is_keras(head: bytes, path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Variables]:
+def open_variables(path: Path) -> Iterator[Variables]:
     """Yield the variables of a file; they can be read inside the block.
 
     Raises `CheckpointError` if it is damaged or asks for other files, and `BackendError` if h5py is
@@ -148,14 +154,11 @@ def opened(path: Path) -> Iterator[Variables]:
         source: Path | io.BytesIO = path
         layers: Layers = {}
         if zipfile.is_zipfile(path):
-            source, layers = _unpacked(path, size)
+            source, layers = _unpack(path, size)
         with h5py.File(source, "r") as file:
-            yield _variables(h5py, path, file, layers, size)
-    except (
-        OSError,
-        TypeError,
-        *_OF_ZIP,
-    ) as error:  # TypeError: of h5py, for types that NumPy does not have
+            yield _list_variables(h5py, path, file, layers, size)
+    except (OSError, TypeError, *_OF_ZIP) as error:
+        # h5py raises TypeError for types that NumPy does not have.
         raise CheckpointError(
             f"{path} is damaged or not a Keras file: {error}. Save it again, or copy it again."
         ) from None
@@ -170,7 +173,7 @@ def require_h5py() -> ModuleType:
     return h5py
 
 
-def _unpacked(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
+def _unpack(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
     """Return the weights and the configuration in an archive, read into memory."""
     with open_regular(path, WEIGHTS) as opened_file, zipfile.ZipFile(opened_file) as archive:
         for member in archive.infolist():
@@ -191,62 +194,66 @@ def _unpacked(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
             raise ValueError(
                 "its members unpack to far more bytes than weights take; it may be malicious"
             )
-        return _member(archive, weights), _layers(_member(archive, config).getvalue())
+        return _read_member(archive, weights), _parse_layers(
+            _read_member(archive, config).getvalue()
+        )
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> io.BytesIO:
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> io.BytesIO:
     """Return the bytes of a member, read in parts: zipfile's `read` unpacks it whole, however short
     it claims to be."""
-    found = io.BytesIO()
+    contents = io.BytesIO()
     with archive.open(member) as file:
         while part := file.read(_PART):
-            found.write(part)
-    found.seek(0)
-    return found
+            contents.write(part)
+    contents.seek(0)
+    return contents
 
 
-def _layers(config: str | bytes) -> Layers:
+def _parse_layers(config: str | bytes) -> Layers:
     """Return the layers that a model's configuration lists. Files that describe none of them give
     none."""
+    layers: Layers = {}
     try:
-        listed = json.loads(config)["config"]["layers"]
-        return {
-            layer["config"]["name"]: {**layer["config"], "class_name": layer["class_name"]}
-            for layer in listed
-        }
+        for layer in json.loads(config)["config"]["layers"]:
+            layers[layer["config"]["name"]] = {
+                **layer["config"],
+                "class_name": layer["class_name"],
+            }
     except (ValueError, LookupError, TypeError, RecursionError):
         return {}
+    return layers
 
 
-def _variables(h5py: ModuleType, path: Path, file: Any, layers: Layers, size: int) -> Variables:
+def _list_variables(
+    h5py: ModuleType, path: Path, file: Any, layers: Layers, size: int
+) -> Variables:
     """Return the variables below a file's root."""
-    described = file.attrs.get("model_config")
-    named: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
     objects = [0]
-    names = _children(h5py, file, objects)
+    names = _list_children(h5py, file, objects)
     root = file
     if "model_weights" in names:
         root = file["model_weights"]
         _check_group(h5py, root)
-        names = _children(h5py, root, objects)
+        names = _list_children(h5py, root, objects)
     for name in names:
         if name not in _OPTIMIZER:
-            _collect(h5py, root[name], (name,), named, objects)
-    total = sum(dataset.size * dataset.dtype.itemsize for dataset in named.values())
+            _collect(h5py, root[name], (name,), datasets, objects)
+    total = sum(dataset.size * dataset.dtype.itemsize for dataset in datasets.values())
     if total > _MOST_GROWTH * size:
         raise ValueError(
             f"its arrays have {total:,} bytes, but the file has {size:,}; it may be malicious"
         )
-    return Variables(
-        path,
-        {name: dataset.shape for name, dataset in named.items()},
-        layers or (_layers(described) if isinstance(described, str | bytes) else {}),
-        any(group in file for group in _OPTIMIZER),
-        named,
-    )
+    config = file.attrs.get("model_config")
+    if not layers and isinstance(config, str | bytes):
+        layers = _parse_layers(config)
+    shapes = {name: dataset.shape for name, dataset in datasets.items()}
+    has_optimizer = any(group in file for group in _OPTIMIZER)
+    return Variables(path, shapes, layers, has_optimizer, datasets)
 
 
-def _children(h5py: ModuleType, group: Any, objects: list[int]) -> list[str]:
+def _list_children(h5py: ModuleType, group: Any, objects: list[int]) -> list[str]:
     """Return the names in a group, and count them. Raises `ValueError` if one is not in this file,
     or there are too many."""
     names = list(group)
@@ -263,31 +270,32 @@ def _children(h5py: ModuleType, group: Any, objects: list[int]) -> list[str]:
 
 
 def _collect(
-    h5py: ModuleType, item: Any, path: tuple[str, ...], named: dict[str, Any], objects: list[int]
+    h5py: ModuleType, item: Any, path: tuple[str, ...], datasets: dict[str, Any], objects: list[int]
 ) -> None:
-    """Add the datasets below an object to `named`."""
+    """Add the datasets below an object to `datasets`."""
     if len(path) > _MOST_DEPTH:
         raise ValueError(f"its groups are nested deeper than {_MOST_DEPTH}")
     if isinstance(item, h5py.Dataset):
         _check_stored_here(item)
         if item.shape is None:
             raise ValueError(f"{item.name} has no values, not even a shape")
-        name = f"{path[-2] if len(path) > 1 else ''}/{path[-1].removesuffix(':0')}"
-        if name in named:
+        layer = path[-2] if len(path) > 1 else ""
+        name = f"{layer}/{path[-1].removesuffix(':0')}"
+        if name in datasets:
             raise ValueError(f"it has two variables {name}")
-        named[name] = item
+        datasets[name] = item
         return
     _check_group(h5py, item)
-    children = _children(h5py, item, objects)
+    children = _list_children(h5py, item, objects)
     if path[-1] == _VARS and children:
         layer = str(item.attrs.get("name", path[-2]))
         variables = _BY_POSITION.get(len(children), ())
         if sorted(children) == [str(i) for i in range(len(variables))]:
             for i, variable in enumerate(variables):
-                _collect(h5py, item[str(i)], (layer, variable), named, objects)
+                _collect(h5py, item[str(i)], (layer, variable), datasets, objects)
             return
     for name in children:
-        _collect(h5py, item[name], (*path, name), named, objects)
+        _collect(h5py, item[name], (*path, name), datasets, objects)
 
 
 def _check_group(h5py: ModuleType, item: Any) -> None:
@@ -321,7 +329,8 @@ def store_named(
     order given."""
     with h5py.File(path, "w") as file:
         file.attrs["layer_names"] = [layer.encode() for layer in layers]
-        file.attrs["backend"], file.attrs["keras_version"] = b"tensorflow", b"2.15.0"
+        file.attrs["backend"] = b"tensorflow"
+        file.attrs["keras_version"] = b"2.15.0"
         for layer, variables in layers.items():
             group = file.create_group(layer)
             group.attrs["weight_names"] = [
@@ -339,17 +348,12 @@ def store_numbered(
     counts = dict.fromkeys(_CLASSES.values(), 0)
     with h5py.File(path, "w") as file:
         for layer, variables in layers.items():
-            kind = _CLASSES[
-                next(variable for variable in variables if variable != "bias"), _axes(variables)
-            ]
-            group = file.create_group(
-                f"layers/{kind}{f'_{counts[kind]}' if counts[kind] else ''}/{_VARS}"
-            )
+            first = next(variable for variable in variables if variable != "bias")
+            axes = max(values.ndim for values in variables.values())
+            kind = _CLASSES[first, axes]
+            count = f"_{counts[kind]}" if counts[kind] else ""
             counts[kind] += 1
+            group = file.create_group(f"layers/{kind}{count}/{_VARS}")
             group.attrs["name"] = layer
             for i, values in enumerate(variables.values()):
                 group.create_dataset(str(i), data=values)
-
-
-def _axes(variables: Mapping[str, np.ndarray]) -> int:
-    return max(values.ndim for values in variables.values())

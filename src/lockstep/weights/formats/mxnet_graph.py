@@ -5,8 +5,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from lockstep.models.architectures import Conv, ModelSpec, blocks, model_spec, stem
+from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, model_spec, stem
 from lockstep.recipes import Recipe
+from lockstep.weights.formats.common import name_convolutions, split_block_name
 
 NORM = {
     "weight": "gamma",
@@ -20,31 +21,27 @@ _VERSION = 10300
 about newer graphs."""
 
 
-def scopes(spec: ModelSpec) -> dict[Conv, tuple[str, str]]:
+def name_scopes(spec: ModelSpec) -> dict[Conv, tuple[str, str]]:
     """Return the original's names of every convolution and its batch norm."""
-    found = {stem(spec): ("conv0", "bn0")}
-    for block in blocks(spec):
-        of_block = unit(block.name)
-        found |= {
-            conv: (f"{of_block}_conv{i}", f"{of_block}_bn{i}")
-            for i, conv in enumerate(block.convs, start=1)
-        }
-        if block.shortcut is not None:
-            found[block.shortcut] = (f"{of_block}_conv1sc", f"{of_block}_sc")
-    return found
+    kernels = name_convolutions(spec, "conv0", name_unit, "_conv", "_conv1sc")
+    norms = name_convolutions(spec, "bn0", name_unit, "_bn", "_sc")
+    return {conv: (kernel, norms[conv]) for conv, kernel in kernels.items()}
 
 
-def unit(block: str) -> str:
+def name_unit(block: Block) -> str:
     """Return the original's name of a block, such as "stage1_unit1" of "layer1.0"."""
-    stage, number = block.removeprefix("layer").split(".")
-    return f"stage{stage}_unit{int(number) + 1}"
+    stage, number = split_block_name(block)
+    return f"stage{stage}_unit{number + 1}"
 
 
-class _Nodes:
-    """A graph that is built node by node."""
+class _Graph:
+    """A graph that is built node by node. Its methods add nodes and return the number of the
+    last."""
 
-    def __init__(self) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self.nodes: list[dict[str, Any]] = []
+        self._recipe = recipe
+        self._scopes = name_scopes(model_spec(recipe.model))
 
     def add(
         self, operator: str, name: str, inputs: Iterable[int] = (), **attributes: object
@@ -56,66 +53,73 @@ class _Nodes:
         self.nodes.append(node | {"inputs": [[i, 0, 0] for i in inputs]})
         return len(self.nodes) - 1
 
-    def text(self) -> str:
-        """Return the graph as JSON; its output is the last node."""
-        variables = [i for i, node in enumerate(self.nodes) if node["op"] == "null"]
-        heads = [[len(self.nodes) - 1, 0, 0]]
-        # The index of each node's first output; MXNet counts them again. A batch norm's mean and
-        # variance are outputs too.
-        rows = [0]
-        for node in self.nodes:
-            rows.append(rows[-1] + (3 if node["op"] == "BatchNorm" else 1))
-        attributes = {"mxnet_version": ["int", _VERSION]}
-        graph = {
-            "nodes": self.nodes,
-            "arg_nodes": variables,
-            "node_row_ptr": rows,
-            "heads": heads,
-            "attrs": attributes,
-        }
-        return json.dumps(graph, indent=1, allow_nan=False) + "\n"
+    def add_relu(self, x: int, name: str) -> int:
+        """Add an activation."""
+        return self.add("Activation", name, [x], act_type="relu")
 
-
-def symbol_of(recipe: Recipe) -> bytes:
-    """Return the original's graph of a model in fp32 and NCHW, from `data` (images) and
-    `softmax_label` to probabilities."""
-    graph = _Nodes()
-    spec = model_spec(recipe.model)
-    named = scopes(spec)
-
-    def relu(x: int, name: str) -> int:
-        return graph.add("Activation", name, [x], act_type="relu")
-
-    def normed(x: int, conv: Conv) -> int:
-        kernel, norm = named[conv]
-        weight = graph.add("null", f"{kernel}_weight")
-        sizes = {
-            what: (size, size) for what, size in (("kernel", conv.kernel), ("stride", conv.stride))
-        }
-        x = graph.add(
+    def add_convolution(self, x: int, conv: Conv) -> int:
+        """Add a convolution and its batch norm."""
+        kernel, norm = self._scopes[conv]
+        weight = self.add("null", f"{kernel}_weight")
+        x = self.add(
             "Convolution",
             kernel,
             [x, weight],
-            **sizes,
+            kernel=(conv.kernel, conv.kernel),
+            stride=(conv.stride, conv.stride),
             pad=(conv.kernel // 2, conv.kernel // 2),
             num_filter=conv.outputs,
             num_group=conv.groups,
             no_bias=True,
             layout="NCHW",
         )
-        variables = [graph.add("null", f"{norm}_{leaf}") for leaf in NORM.values()]
-        momentum = f"{1 - recipe.bn_momentum:.9g}"
-        return graph.add(
+        variables = [self.add("null", f"{norm}_{leaf}") for leaf in NORM.values()]
+        return self.add(
             "BatchNorm",
             norm,
             [x, *variables],
-            eps=recipe.bn_epsilon,
-            momentum=momentum,
+            eps=self._recipe.bn_epsilon,
+            momentum=f"{1 - self._recipe.bn_momentum:.9g}",
             fix_gamma=False,
             axis=1,
         )
 
-    x = relu(normed(graph.add("null", "data"), stem(spec)), "relu0")
+    def add_block(self, x: int, block: Block, number: int) -> int:
+        """Add a residual block, the network's block `number`, from 0."""
+        name = name_unit(block)
+        y = x
+        for i, conv in enumerate(block.convs, start=1):
+            y = self.add_convolution(y, conv)
+            if i < len(block.convs):
+                y = self.add_relu(y, f"{name}_relu{i}")
+        shortcut = x if block.shortcut is None else self.add_convolution(x, block.shortcut)
+        total = self.add("elemwise_add", f"_plus{number}", [y, shortcut])
+        return self.add_relu(total, f"{name}_relu{len(block.convs)}")
+
+    def to_json(self) -> str:
+        """Return the graph as JSON; its output is the last node."""
+        # The index of each node's first output; MXNet counts them again. A batch norm's mean and
+        # variance are outputs too.
+        rows = [0]
+        for node in self.nodes:
+            rows.append(rows[-1] + (3 if node["op"] == "BatchNorm" else 1))
+        graph = {
+            "nodes": self.nodes,
+            "arg_nodes": [i for i, node in enumerate(self.nodes) if node["op"] == "null"],
+            "node_row_ptr": rows,
+            "heads": [[len(self.nodes) - 1, 0, 0]],
+            "attrs": {"mxnet_version": ["int", _VERSION]},
+        }
+        return json.dumps(graph, indent=1, allow_nan=False) + "\n"
+
+
+def build_symbol(recipe: Recipe) -> bytes:
+    """Return the original's graph of a model in fp32 and NCHW, from `data` (images) and
+    `softmax_label` to probabilities."""
+    graph = _Graph(recipe)
+    spec = model_spec(recipe.model)
+    x = graph.add_convolution(graph.add("null", "data"), stem(spec))
+    x = graph.add_relu(x, "relu0")
     x = graph.add(
         "Pooling",
         "pooling0",
@@ -127,22 +131,12 @@ def symbol_of(recipe: Recipe) -> bytes:
         layout="NCHW",
     )
     for number, block in enumerate(blocks(spec)):
-        of_block = unit(block.name)
-        y = x
-        for i, conv in enumerate(block.convs, start=1):
-            y = normed(y, conv)
-            if i < len(block.convs):
-                y = relu(y, f"{of_block}_relu{i}")
-        shortcut = x if block.shortcut is None else normed(x, block.shortcut)
-        x = relu(
-            graph.add("elemwise_add", f"_plus{number}", [y, shortcut]),
-            f"{of_block}_relu{len(block.convs)}",
-        )
+        x = graph.add_block(x, block, number)
     x = graph.add(
         "Pooling", "pool1", [x], kernel=(7, 7), global_pool=True, pool_type="avg", layout="NCHW"
     )
     flat = graph.add("Flatten", "flatten0", [x])
-    head = [flat, graph.add("null", "fc1_weight"), graph.add("null", "fc1_bias")]
-    fc = graph.add("FullyConnected", "fc1", head, num_hidden=recipe.logits)
+    inputs = [flat, graph.add("null", "fc1_weight"), graph.add("null", "fc1_bias")]
+    fc = graph.add("FullyConnected", "fc1", inputs, num_hidden=recipe.logits)
     graph.add("SoftmaxOutput", "softmax", [fc, graph.add("null", "softmax_label")])
-    return graph.text().encode()
+    return graph.to_json().encode()

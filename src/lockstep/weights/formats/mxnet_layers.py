@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.models.architectures import ModelSpec, convolutions
-from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import dtype_name, numbers
-from lockstep.weights.formats.common import Names
+from lockstep.weights.formats.common import Names, check_floats
 from lockstep.weights.formats.mxnet_graph import NORM
 from lockstep.weights.formats.mxnet_symbol import Symbol
 
@@ -30,6 +28,7 @@ _PATH = re.compile(
     r"(?P<scope>(?:_net\.)?features\.)(?P<block>[0-9.]+)"
     r"(?:\.(?P<part>body|bn_add_relu(?:\.bn)?|downsample)(?P<layer>[0-9.]*))?\.[a-z_]+"
 )
+_DENSE = re.compile(r"\w*dense[0-9]+_weight|(_net\.)?output\.weight")
 _OF_ZOO = re.compile(r"resnetv1|features\.|\w*?stage[0-9]+_(conv|batchnorm)[0-9]+_")
 _PARTS = ("", "body", "bn_add_relu", "bn_add_relu.bn", "downsample")
 """The parts of a block, in the order of computation."""
@@ -48,58 +47,58 @@ class Layers:
     """The biases of convolutions by their kernels."""
 
 
-def layers_of(symbol: Symbol) -> Layers:
+def read_layers(symbol: Symbol) -> Layers:
     """Return the layers of a graph."""
-    weight, bias = (
-        symbol.heads[0]
-        if len(symbol.heads) == 1
-        else ("the classifier's weight", "the classifier's bias")
-    )
+    weight = "the classifier's weight"
+    bias = "the classifier's bias"
+    if len(symbol.heads) == 1:
+        weight, bias = symbol.heads[0]
     biases = {conv.weight: conv.bias for conv in symbol.convolutions if conv.bias}
     kernels = [conv.weight for conv in symbol.convolutions]
     norms = [conv.norm for conv in symbol.convolutions]
     return Layers(kernels, norms, {"fc.weight": weight, "fc.bias": bias}, biases)
 
 
-def layers_by_names(arrays: Mapping[str, np.ndarray]) -> Layers:
+def order_layers(arrays: Mapping[str, np.ndarray]) -> Layers:
     """Return Gluon's layers in the order of their counters or paths."""
-    placed = {name: place for name in arrays if (place := _place(name)) is not None}
+    places = {}
+    for name in arrays:
+        if (place := _find_place(name)) is not None:
+            places[name] = place
     # With several scopes the order is unknown, and layers of equal shapes could be exchanged
     # without an error.
-    in_place = (
-        sorted(placed, key=lambda name: placed[name])
-        if len({place[0] for place in placed.values()}) == 1
-        else []
-    )
-    kernels = [name for name in in_place if name.endswith("weight")]
-    scopes = [name.removesuffix("gamma") for name in in_place if name.endswith("gamma")]
-    norms = [{suffix: scope + leaf for suffix, leaf in _GLUON_NORM.items()} for scope in scopes]
-    dense = [
-        name
-        for name in arrays
-        if re.fullmatch(r"\w*dense[0-9]+_weight|(_net\.)?output\.weight", name)
-    ]
+    names = []
+    if len({scope for scope, *_ in places.values()}) == 1:
+        names = sorted(places, key=lambda name: places[name])
+    kernels = [name for name in names if name.endswith("weight")]
+    norms = []
+    for name in names:
+        if name.endswith("gamma"):
+            scope = name.removesuffix("gamma")
+            norms.append({suffix: scope + leaf for suffix, leaf in _GLUON_NORM.items()})
+    dense = list(filter(_DENSE.fullmatch, arrays))
     head = dense[0] if len(dense) == 1 else "the classifier's weight"
-    biases = {kernel: _bias_of(kernel) for kernel in kernels if _bias_of(kernel) in arrays}
-    return Layers(kernels, norms, {"fc.weight": head, "fc.bias": _bias_of(head)}, biases)
+    biases = {kernel: _name_bias(kernel) for kernel in kernels if _name_bias(kernel) in arrays}
+    return Layers(kernels, norms, {"fc.weight": head, "fc.bias": _name_bias(head)}, biases)
 
 
-def _bias_of(weight: str) -> str:
+def _name_bias(weight: str) -> str:
     return weight.removesuffix("weight") + "bias"
 
 
-def _place(name: str) -> tuple[str, list[int], int, list[int]] | None:
+def _find_place(name: str) -> tuple[str, list[int], int, list[int]] | None:
     """Return a sort key that orders the names of Gluon's layers as in the network; None for other
     names."""
     if match := _COUNTED.fullmatch(name):
         return match["scope"], [int(match["stage"] or 0), int(match["number"])], 0, []
     if match := _PATH.fullmatch(name):
-        numbers = [
-            [int(number) for number in re.findall("[0-9]+", match[part] or "")]
-            for part in ("block", "layer")
-        ]
-        return match["scope"], numbers[0], _PARTS.index(match["part"] or ""), numbers[1]
+        part = _PARTS.index(match["part"] or "")
+        return match["scope"], _list_numbers(match["block"]), part, _list_numbers(match["layer"])
     return None
+
+
+def _list_numbers(text: str | None) -> list[int]:
+    return [int(number) for number in re.findall("[0-9]+", text or "")]
 
 
 def are_gluons(names: Collection[str]) -> bool:
@@ -112,37 +111,30 @@ def are_gluons(names: Collection[str]) -> bool:
     return any(map(_OF_ZOO.match, names)) and not any("bn_add_relu" in name for name in names)
 
 
-def biases_by_mean(spec: ModelSpec, table: Names, layers: Layers) -> Names:
+def map_biases(spec: ModelSpec, table: Names, layers: Layers) -> Names:
     """Return the biases of convolutions by the canonical running means that they are folded into."""
-    kernels = {conv: table[f"{conv.name}.weight"] for conv in convolutions(spec)}
-    return {
-        f"{conv.bn_name}.running_mean": layers.biases[kernel]
-        for conv, kernel in kernels.items()
-        if kernel in layers.biases
-    }
+    biases = {}
+    for conv in convolutions(spec):
+        kernel = table[f"{conv.name}.weight"]
+        if kernel in layers.biases:
+            biases[f"{conv.bn_name}.running_mean"] = layers.biases[kernel]
+    return biases
 
 
-def without_bias(mean: np.ndarray, bias: np.ndarray, name: str) -> np.ndarray:
+def subtract_bias(mean: np.ndarray, bias: np.ndarray, name: str) -> np.ndarray:
     """Return the running mean [channels], float32, after a convolution without its bias.
 
     `name` is the bias's. Raises `CheckpointError` unless it has a number for each channel.
     """
-    values = numbers(bias)
-    if values.shape != mean.shape or values.dtype.kind != "f":
-        found = f"{dtype_name(bias.dtype)} {list(values.shape)}"
-        raise CheckpointError(
-            f"{name} is {found}, expected float32 {list(mean.shape)}: a bias of each channel"
-        )
+    values = check_floats(name, bias, [mean.shape])
     return (mean.astype(np.float64) - values).astype(np.float32)
 
 
-def about_biases(biases: Collection[str]) -> tuple[str, ...]:
+def describe_biases(biases: Collection[str]) -> tuple[str, ...]:
     """Return a remark on biases that were folded; none if there are none."""
     if not biases:
         return ()
     return (
-        (
-            f"{len(biases)} convolutions have biases, such as {min(biases)}; they were folded into"
-            " the running means of the batch norms after them, which computes the same"
-        ),
+        f"{len(biases)} convolutions have biases, such as {min(biases)}; they were folded into"
+        " the running means of the batch norms after them, which computes the same",
     )

@@ -10,11 +10,12 @@ All numbers are little endian:
 | version | written by |
 |---|---|
 | 0xF993FAC9 | MXNet 1 |
-| 0xF993FACA | MXNet 1 with NumPy's shapes: a shape without axes is one number (in other versions, it is no array) |
+| 0xF993FACA | MXNet 1 with NumPy's shapes |
 | 0xF993FAC8 | an older MXNet: there is no storage type |
 | none: the number of axes is in its place | the first MXNet: sizes are uint32 |
 
-Storage types other than 0 are sparse.
+With NumPy's shapes, a shape without axes is one number; in other versions, it is no array. Storage
+types other than 0 are sparse.
 
 Source: MXNet's src/ndarray/ndarray.cc, include/mxnet/tuple.h, and files that MXNet 1.9.1 wrote.
 """
@@ -28,9 +29,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights.formats import BFLOAT16
-from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.stand_ins import read_whole
 
 _MAGIC = 0x112
 BEGIN = struct.pack("<2Q", _MAGIC, 0)
@@ -67,12 +67,9 @@ def load(path: Path) -> dict[str, np.ndarray]:
     Raises `CheckpointError` if the file is damaged or of another format, or if its arrays are
     sparse or have no names.
     """
+    data = read_whole(path)
     try:
-        data = read_regular(path, WEIGHTS)
-        refuse_stand_in(path, data)
-        return _named_arrays(_Reader(data))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        return _read_named_arrays(_Reader(data))
     except ValueError as error:
         raise CheckpointError(
             f"{path} is damaged or not an MXNet file of named arrays: {error}. Copy it again, or"
@@ -135,14 +132,14 @@ class _Reader:
         return struct.unpack(layout, self.take(struct.calcsize(layout), what))
 
 
-def _named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
+def _read_named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
     magic, reserved = reader.numbers("Q", 2, "its beginning")
     if (magic, reserved) != (_MAGIC, 0):
         raise ValueError(
             f"it begins with {magic:#x} and {reserved:#x}, expected {_MAGIC:#x} and 0x0"
         )
-    arrays = list(_arrays(reader))
-    names = list(_names(reader, len(arrays)))
+    arrays = list(_read_arrays(reader))
+    names = list(_read_names(reader, len(arrays)))
     if reader.left:
         raise ValueError(f"{reader.left} bytes follow its end")
     named: dict[str, np.ndarray] = {}
@@ -153,15 +150,15 @@ def _named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
     return named
 
 
-def _arrays(reader: _Reader) -> Iterator[np.ndarray]:
+def _read_arrays(reader: _Reader) -> Iterator[np.ndarray]:
     count = reader.number("Q", "the number of its arrays")
     if count * _LEAST_BYTES > reader.left:
         raise ValueError(f"it claims to have {count} arrays in {reader.left} bytes")
     for i in range(count):
-        yield _array(reader, f"array {i}")
+        yield _read_array(reader, f"array {i}")
 
 
-def _names(reader: _Reader, expected: int) -> Iterator[str]:
+def _read_names(reader: _Reader, expected: int) -> Iterator[str]:
     count = reader.number("Q", "the number of its names")
     if count != expected:
         raise ValueError(f"it has {expected} arrays and {count} names")
@@ -170,34 +167,36 @@ def _names(reader: _Reader, expected: int) -> Iterator[str]:
         yield str(reader.take(length, f"name {i}"), "utf-8")
 
 
-def _array(reader: _Reader, what: str) -> np.ndarray:
+def _read_array(reader: _Reader, what: str) -> np.ndarray:
     """Return an array that is a view of the file's bytes."""
     version = reader.number("I", what)
     if version in (_V2, _V3):
         storage = reader.number("i", what)
         if storage:
-            raise ValueError(
-                f"{what} is {_SPARSE.get(storage, f'of storage type {storage}')}, expected a dense"
-                " array"
-            )
-    shape = _shape(reader, version, what)
-    device, _, kind = reader.numbers("i", 3, f"the type of {what}")
-    if device not in _DEVICES or kind not in _DTYPES:
+            kind = _SPARSE.get(storage, f"of storage type {storage}")
+            raise ValueError(f"{what} is {kind}, expected a dense array")
+    shape = _read_shape(reader, version, what)
+    device, _, number = reader.numbers("i", 3, f"the type of {what}")
+    if device not in _DEVICES or number not in _DTYPES:
         raise ValueError(
-            f"{what} has device {device} and type {kind}, expected one of {list(_DEVICES)} and"
+            f"{what} has device {device} and type {number}, expected one of {list(_DEVICES)} and"
             f" {list(_DTYPES)}"
         )
-    dtype = _DTYPES[kind]
+    dtype = _DTYPES[number]
     values = reader.take(math.prod(shape) * dtype.itemsize, f"{what}, {dtype} {list(shape)},")
     return np.frombuffer(values, dtype).reshape(shape)
 
 
-def _shape(reader: _Reader, version: int, what: str) -> tuple[int, ...]:
-    is_first = version not in (_V1, _V2, _V3)
-    axes = version if is_first else reader.number("i", what)
-    if not (0 if version == _V3 else 1) <= axes <= _MOST_AXES:
+def _read_shape(reader: _Reader, version: int, what: str) -> tuple[int, ...]:
+    axes = version
+    kind = "I"  # of the first MXNet
+    if version in (_V1, _V2, _V3):
+        axes = reader.number("i", what)
+        kind = "q"
+    least = 0 if version == _V3 else 1
+    if not least <= axes <= _MOST_AXES:
         raise ValueError(f"{what} has {axes} axes, expected 1 to {_MOST_AXES}")
-    shape = reader.numbers("I" if is_first else "q", axes, f"the shape of {what}")
+    shape = reader.numbers(kind, axes, f"the shape of {what}")
     if min(shape, default=0) < 0:
         raise ValueError(f"{what} has the shape {list(shape)}")
     return shape

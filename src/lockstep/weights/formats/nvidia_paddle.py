@@ -10,7 +10,7 @@ each block its convolutions and its shortcut.
     batch_norm_<i>.{w_0,b_0,w_1,w_2}                       scale, bias, running mean and variance
     linear_0.{w_0,b_0}                                     the classifier, [in, out]
     <parameter>_velocity_0                                 velocity of the optimizer Momentum
-    <parameter>_fp32_master_0, <parameter>_fp32_master_0_velocity_0     with --use-pure-fp16, which rounds the parameter
+    <parameter>_fp32_master_0[_velocity_0]                 the same in float32, with --use-pure-fp16
 
 The update is: velocity = momentum * velocity + (gradient + decay * weight); weight -= lr *
 velocity. The learning rate is outside the velocity, as in the canonical form, and gradients are
@@ -36,7 +36,7 @@ model_zoo/resnext.py.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -44,20 +44,20 @@ import numpy as np
 
 from lockstep.models.architectures import (
     MODELS,
+    Block,
     Conv,
     ModelSpec,
     Tensor,
     blocks,
     convolutions,
     model_spec,
-    stem,
     tensors,
 )
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import BFLOAT16, dtype_name, numbers, paddle_pickle
+from lockstep.weights.formats import BFLOAT16, paddle_pickle
 from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Matching,
@@ -65,13 +65,19 @@ from lockstep.weights.formats.common import (
     Shape,
     Writers,
     Written,
+    add_layer,
+    check_floats,
     check_state,
     choose_model,
-    describe_missing_velocities,
+    choose_velocities,
+    describe_converted,
     describe_unused,
     is_stem,
     match_model,
+    name_convolutions,
     order_shortcuts_first,
+    split_block_name,
+    widen_stem,
     write_new,
 )
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
@@ -87,12 +93,19 @@ _VELOCITY = "_velocity_0"
 _MASTER = "_fp32_master_0"
 _STATIC = {"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}
 _LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
-_OF_OPTIMIZER = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
+_OF_RUN = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
 """Variables of the optimizer besides velocities. The recipe sets the learning rate, which is not
 used."""
 _SCALER = {"loss_scaling": "scale", "num_good_steps": "good_steps", "num_bad_steps": "bad_steps"}
 """Parts of `State.scaler` by variable."""
 _MASK = "_asp_mask"
+_PROGRAMS = {
+    "conv._conv.weight": "PaddleClas",
+    "stem.0.conv.weight": "PaddleClas",
+    "conv1.weight": "paddle.vision",
+}
+"""The programs by the name of the stem's kernel. NVIDIA's code saves static programs only, so
+layers are PaddleClas'."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -108,14 +121,14 @@ def find(path: Path) -> Path | None:
     used, as in the original. Raises `CheckpointError` if the path is ambiguous.
     """
     if path.is_dir():
-        return _in_folder(path) or _of_epochs(path) or _of_epochs(path / _FOLDER)
-    prefix = _prefix(path)
+        return _find_prefix(path) or _find_last_epoch(path) or _find_last_epoch(path / _FOLDER)
+    prefix = _strip_ending(path)
     if prefix.name and _file(prefix, _PARAMETERS).is_file():
         return prefix
     return None
 
 
-def _prefix(path: Path) -> Path:
+def _strip_ending(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in (_PARAMETERS, _OPTIMIZER) else path
 
 
@@ -123,25 +136,25 @@ def _file(prefix: Path, ending: str) -> Path:
     return prefix.with_name(prefix.name + ending)
 
 
-def _parameters(place: Path) -> Path:
+def _find_parameters(place: Path) -> Path:
     """Return the file of parameters that `find` found: that of a prefix, or the place itself."""
     named = _file(place, _PARAMETERS)
     return named if named.is_file() else place
 
 
-def _in_folder(folder: Path) -> Path | None:
-    found = sorted(_prefix(file) for file in folder.glob(f"*{_PARAMETERS}") if file.is_file())
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{folder} has several prefixes: {', '.join(prefix.name for prefix in found)}; name one"
-        )
-    return found[0] if found else None
+def _find_prefix(folder: Path) -> Path | None:
+    files = filter(Path.is_file, folder.glob(f"*{_PARAMETERS}"))
+    prefixes = sorted(map(_strip_ending, files))
+    if len(prefixes) > 1:
+        names = ", ".join(prefix.name for prefix in prefixes)
+        raise CheckpointError(f"{folder} has several prefixes: {names}; name one")
+    return prefixes[0] if prefixes else None
 
 
-def _of_epochs(folder: Path) -> Path | None:
+def _find_last_epoch(folder: Path) -> Path | None:
     epochs = [entry for entry in folder.glob("*") if entry.name.isdecimal() and entry.is_dir()]
     for epoch in sorted(epochs, key=lambda entry: int(entry.name), reverse=True):
-        prefix = _in_folder(epoch)
+        prefix = _find_prefix(epoch)
         if prefix is not None and _file(prefix, _OPTIMIZER).is_file():
             return prefix
     return None
@@ -156,245 +169,198 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
 
     Raises `CheckpointError` if it is damaged, incomplete or of another model.
     """
-    contents = paddle_pickle.load(_parameters(prefix))
-    arrays = _typed(contents.arrays)
-    matching = _matched(prefix, arrays)
-    table = {
-        tensor: matching.names[tensor.name]
-        for tensor in tensors(MODELS[matching.model], matching.logits)
-    }
-    rounded = any(arrays[name].dtype != np.float32 for name in table.values())
-    optimizer = _of_optimizer(prefix) if momentum or rounded else {}
+    contents = paddle_pickle.load(_find_parameters(prefix))
+    arrays = _mark_bfloat16(contents.arrays)
+    matching = _match_model(prefix, arrays)
+    expected = tensors(MODELS[matching.model], matching.logits)
+    table = {tensor: matching.names[tensor.name] for tensor in expected}
+    is_rounded = any(arrays[name].dtype != np.float32 for name in table.values())
+    optimizer = _read_optimizer(prefix) if momentum or is_rounded else {}
+    sources = dict(table)
+    slots = {}
+    for tensor, name in table.items():
+        parameter = contents.parameters.get(name, name)
+        if f"{parameter}{_MASTER}" in optimizer:
+            sources[tensor] = f"{parameter}{_MASTER}"
+        if tensor.is_trained:
+            slots[tensor] = _find_slot(parameter, optimizer)
+    carried, about = choose_velocities(slots, optimizer, f"*{_VELOCITY}", momentum=momentum)
     stored = optimizer | arrays
-    parameters = {tensor: contents.parameters.get(name, name) for tensor, name in table.items()}
-    masters = {tensor: f"{parameter}{_MASTER}" for tensor, parameter in parameters.items()}
-    sources = table | {tensor: master for tensor, master in masters.items() if master in optimizer}
-    slots = {
-        tensor: _slot(name, optimizer) for tensor, name in parameters.items() if tensor.is_trained
-    }
-    missing = [slot for slot in slots.values() if slot not in optimizer]
-    carried = slots if momentum and not missing else {}
     used = {*table.values(), *sources.values(), *slots.values()}
-    others = (
-        name
-        for name in (*stored, *contents.others)
-        if name not in used and not _OF_OPTIMIZER.fullmatch(name)
+    others = [name for name in (*stored, *contents.others) if name not in used]
+    remarks = [*_describe_file(arrays, sources, table), *about]
+    remarks += describe_unused(sorted(name for name in others if not _OF_RUN.fullmatch(name)))
+    state = State(
+        0,
+        _convert_arrays(prefix, stored, sources),
+        _convert_arrays(prefix, stored, carried),
+        scaler=_read_scaler(optimizer) if momentum else {},
     )
-    remarks = (
-        *([_about_step(prefix)] if momentum else []),
-        *_remarks(arrays, sources, table),
-        *(describe_missing_velocities(missing, len(slots), f"*{_VELOCITY}") if momentum else ()),
-        *describe_unused(sorted(others)),
-    )
-    found, velocities = (
-        {tensor.name: _canonical(prefix, stored, name, tensor) for tensor, name in names.items()}
-        for names in (sources, carried)
-    )
+    folder = prefix.absolute().parent.name
+    if momentum:
+        step = f"; its folder names epoch {folder}, counted from 0" if folder.isdecimal() else ""
+        remarks.insert(0, f"no step is stored{step}")
     recipe = resnet50_paddle_90ep().replace(
         model=matching.model, logits=matching.logits, precision="fp32"
     )
-    folder = prefix.absolute().parent.name
-    epochs = int(folder) + 1 if folder.isdecimal() else None
-    state = State(0, found, velocities, scaler=_scaler(optimizer) if momentum else {})
-    held = list_arrays(
-        describe_arrays(arrays), ((tensor.name, name) for tensor, name in table.items())
+    return Weights(
+        recipe,
+        state,
+        (),
+        prefix,
+        _PROGRAMS.get(matching.names["conv1.weight"], "NVIDIA Paddle"),
+        tuple(remarks),
+        epochs=int(folder) + 1 if folder.isdecimal() else None,
+        stored=list_arrays(
+            describe_arrays(arrays), ((tensor.name, name) for tensor, name in table.items())
+        ),
     )
-    return Weights(recipe, state, (), prefix, _origin(matching.names), remarks, epochs, stored=held)
 
 
-def _scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the loss scale as in `State.scaler`; empty if it is incomplete or no number above 0."""
-    known = {
-        match[1]: value
-        for name, value in optimizer.items()
-        if (match := _OF_OPTIMIZER.fullmatch(name))
-    }
-    numbers = {name: known[name] for name in _SCALER if name in known}
-    if len(numbers) < len(_SCALER) or any(
-        value.size != 1 or value.dtype.kind not in "iuf" for value in numbers.values()
-    ):
+def _read_scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the loss scale as in `State.scaler`; empty if it is incomplete or not positive."""
+    arrays = {}
+    for name, value in optimizer.items():
+        match = _OF_RUN.fullmatch(name)
+        if match and match[1] in _SCALER:
+            arrays[match[1]] = value
+    if len(arrays) < len(_SCALER):
         return {}
-    found = {_SCALER[name]: float(value.item()) for name, value in numbers.items()}
-    return found if 0 < found["scale"] < math.inf and min(found.values()) >= 0 else {}
+    if any(value.size != 1 or value.dtype.kind not in "iuf" for value in arrays.values()):
+        return {}
+    scaler = {part: float(arrays[name].item()) for name, part in _SCALER.items()}
+    is_usable = 0 < scaler["scale"] < math.inf and min(scaler.values()) >= 0
+    return scaler if is_usable else {}
 
 
-def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
+def _read_optimizer(prefix: Path) -> dict[str, np.ndarray]:
     path = _file(prefix, _OPTIMIZER)
-    return _typed(paddle_pickle.load(path).arrays) if path.exists() else {}
+    return _mark_bfloat16(paddle_pickle.load(path).arrays) if path.exists() else {}
 
 
-def _typed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _mark_bfloat16(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays with bfloat16 for uint16, as which Paddle stores its bits."""
-    return {
-        name: value.view(BFLOAT16) if value.dtype == np.uint16 else value
-        for name, value in arrays.items()
-    }
+    marked = {}
+    for name, value in arrays.items():
+        marked[name] = value.view(BFLOAT16) if value.dtype == np.uint16 else value
+    return marked
 
 
-def _slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
-    of_master = f"{parameter}{_MASTER}{_VELOCITY}"
-    return of_master if of_master in optimizer else f"{parameter}{_VELOCITY}"
+def _find_slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
+    """Return the name of a parameter's velocity: that of its float32 copy, if there is one."""
+    slot = f"{parameter}{_MASTER}{_VELOCITY}"
+    return slot if slot in optimizer else f"{parameter}{_VELOCITY}"
 
 
-def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
+def _match_model(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
     """Return the model that has exactly the tensors that a network would compute with."""
     shapes = {name: value.shape for name, value in arrays.items()}
-    matchings = (
-        match_model(
-            model,
-            names,
-            shapes,
-            _stored_shapes,
-            lambda name: len(shapes[name]) >= 2 and _MASK not in name,
-        )
+
+    def is_kernel(name: str) -> bool:
+        return len(shapes[name]) >= 2 and _MASK not in name
+
+    matchings = [
+        match_model(model, names, shapes, _list_shapes, is_kernel)
         for model, spec in MODELS.items()
-        for names in _tables(spec, shapes)
-    )
-    return choose_model(matchings, str(_parameters(prefix)), "Paddle", arrays)
-
-
-def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:
-    """Yield the names that a model's tensors may have."""
-    stored = list(stored)
-    # paddle.vision creates a block's shortcut first.
-    for convs in (list(convolutions(spec)), order_shortcuts_first(spec)):
-        yield _static_names(convs, stored)
-    yield _named(list(convolutions(spec)), *_of_original(spec))
-    yield _named(list(convolutions(spec)), *_of_resnext(spec)) | {
-        "fc.weight": "out.weight",
-        "fc.bias": "out.bias",
-    }
-    yield _named(
-        list(convolutions(spec)), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name
-    )
-
-
-def _static_names(convs: list[Conv], stored: list[str]) -> Names:
-    kernels = _counted("conv2d", stored, len(convs))
-    norms = _counted("batch_norm(?:2d)?", stored, len(convs))
-    table = {}
-    for conv, kernel, norm in zip(convs, kernels, norms, strict=True):
-        table[f"{conv.name}.weight"] = f"{kernel}.w_0"
-        table |= {f"{conv.bn_name}.{suffix}": f"{norm}.{leaf}" for suffix, leaf in _STATIC.items()}
-    (head,) = _counted("linear", stored, 1)
-    return table | {"fc.weight": f"{head}.w_0", "fc.bias": f"{head}.b_0"}
-
-
-def _counted(kind: str, stored: list[str], count: int) -> list[str]:
-    """Return the first `count` layers of a kind in order. They may begin at any number; missing
-    ones follow the last."""
-    found = {
-        (int(match[2]), match[1])
-        for name in stored
-        if (match := re.fullmatch(rf"({kind})_([0-9]{{1,9}})\.\w+", name))
-    }
-    layers = sorted(found)[:count]
-    last, word = layers[-1] if layers else (-1, kind.partition("(")[0])
-    return [
-        f"{name}_{i}"
-        for i, name in [*layers, *((last + i, word) for i in range(1, count + 1 - len(layers)))]
+        for names in _list_tables(spec, list(shapes))
     ]
+    return choose_model(matchings, str(_find_parameters(prefix)), "Paddle", arrays)
 
 
-def _of_original(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv], str]]:
-    """Return two functions: the names of a convolution's kernel and of its batch norm in the
-    original's code."""
-    scopes = {stem(spec).name: "stem.0"}
-    for i, block in enumerate(blocks(spec)):
-        scopes |= {conv.name: f"blocks.{i}.conv{j}" for j, conv in enumerate(block.convs)}
-        if block.shortcut is not None:
-            scopes[block.shortcut.name] = f"blocks.{i}.short"
-    return lambda conv: f"{scopes[conv.name]}.conv.weight", lambda conv: f"{scopes[conv.name]}.bn"
+def _list_tables(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
+    """Yield the names that a model's tensors may have."""
+    # paddle.vision creates a block's shortcut first.
+    yield _name_variables(list(convolutions(spec)), stored)
+    yield _name_variables(order_shortcuts_first(spec), stored)
+    numbers = {block.name: i for i, block in enumerate(blocks(spec))}
 
+    def name_block(block: Block) -> str:
+        return f"blocks.{numbers[block.name]}"
 
-def _of_resnext(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv], str]]:
-    """Return two functions: the names of a convolution's kernel and of its batch norm in
-    PaddleClas' ResNeXt."""
-    scopes = {stem(spec).name: "conv"}
-    for block in blocks(spec):
-        stage, number = block.name.removeprefix("layer").split(".")
-        scope = f"bb_{int(stage) - 1}_{number}"
-        scopes |= {conv.name: f"{scope}.conv{j}" for j, conv in enumerate(block.convs)}
-        if block.shortcut is not None:
-            scopes[block.shortcut.name] = f"{scope}.short"
-    return (
-        lambda conv: f"{scopes[conv.name]}._conv.weight",
-        lambda conv: f"{scopes[conv.name]}._batch_norm",
-    )
+    def name_resnext_block(block: Block) -> str:
+        stage, number = split_block_name(block)
+        return f"bb_{stage - 1}_{number}"
 
-
-def _origin(names: Names) -> str:
-    """Return the program that gives these names. NVIDIA's code saves static programs only, so
-    layers are PaddleClas'."""
-    programs = dict.fromkeys(("conv._conv.weight", "stem.0.conv.weight"), "PaddleClas") | {
-        "conv1.weight": "paddle.vision"
-    }
-    return programs.get(names["conv1.weight"], "NVIDIA Paddle")
-
-
-def _named(convs: list[Conv], kernel: Callable[[Conv], str], norm: Callable[[Conv], str]) -> Names:
+    scopes = name_convolutions(spec, "stem.0", name_block, ".conv", ".short", begin=0)
+    yield _name_layers(scopes, "conv", "bn", "fc")
+    scopes = name_convolutions(spec, "conv", name_resnext_block, ".conv", ".short", begin=0)
+    yield _name_layers(scopes, "_conv", "_batch_norm", "out")
     table = {"fc.weight": "fc.weight", "fc.bias": "fc.bias"}
-    for conv in convs:
-        table[f"{conv.name}.weight"] = kernel(conv)
-        table |= {
-            f"{conv.bn_name}.{suffix}": f"{norm(conv)}.{leaf}" for suffix, leaf in _LAYER.items()
-        }
+    for conv in convolutions(spec):
+        add_layer(table, conv, f"{conv.name}.weight", _LAYER, f"{conv.bn_name}.")
+    yield table
+
+
+def _name_variables(convs: list[Conv], stored: list[str]) -> Names:
+    """Return the names in a static program that creates convolutions in this order."""
+    kernels = _number_layers("conv2d", stored, len(convs))
+    norms = _number_layers("batch_norm(?:2d)?", stored, len(convs))
+    (head,) = _number_layers("linear", stored, 1)
+    table = {"fc.weight": f"{head}.w_0", "fc.bias": f"{head}.b_0"}
+    for conv, kernel, norm in zip(convs, kernels, norms, strict=True):
+        add_layer(table, conv, f"{kernel}.w_0", _STATIC, f"{norm}.")
     return table
 
 
-def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
+def _number_layers(kind: str, stored: list[str], count: int) -> list[str]:
+    """Return the first `count` layers of a kind in order. They may begin at any number; missing
+    ones follow the last."""
+    numbers = set()
+    for name in stored:
+        if match := re.fullmatch(rf"({kind})_([0-9]{{1,9}})\.\w+", name):
+            numbers.add((int(match[2]), match[1]))
+    layers = sorted(numbers)[:count]
+    last, word = layers[-1] if layers else (-1, kind.partition("(")[0])
+    while len(layers) < count:
+        last += 1
+        layers.append((last, word))
+    return [f"{name}_{i}" for i, name in layers]
+
+
+def _name_layers(scopes: Mapping[Conv, str], kernel: str, norm: str, head: str) -> Names:
+    """Return the names of layers in a module, given its scopes and the names below them."""
+    table = {"fc.weight": f"{head}.weight", "fc.bias": f"{head}.bias"}
+    for conv, scope in scopes.items():
+        add_layer(table, conv, f"{scope}.{kernel}.weight", _LAYER, f"{scope}.{norm}.")
+    return table
+
+
+def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     """Return the shapes a tensor may have in a file; the original's shape comes first."""
     if is_stem(tensor):
-        outputs, inputs, height, width = tensor.shape
-        return ((outputs, inputs + 1, height, width), tensor.shape)
+        return (widen_stem(tensor), tensor.shape)
     return (tensor.shape[::-1] if tensor.role == "fc_weight" else tensor.shape,)
 
 
-def _canonical(
-    prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor: Tensor
-) -> np.ndarray:
-    """Return a variable, or the velocity of one, as a new canonical float32 array."""
-    kind = dtype_name(stored[name].dtype)
-    values = numbers(stored[name])
-    if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
-        expected = list(_stored_shapes(tensor)[0])
-        raise CheckpointError(
-            f"{prefix}: {name} is {kind} {list(values.shape)}, expected float32 {expected}"
-        )
-    if is_stem(tensor):
-        values = values[:, : tensor.shape[1]]
-    elif tensor.role == "fc_weight":
-        values = values.T
-    return np.array(values, np.float32, order="C")
+def _convert_arrays(
+    prefix: Path, stored: Mapping[str, np.ndarray], names: Mapping[Tensor, str]
+) -> dict[str, np.ndarray]:
+    """Return variables, or the velocities of variables, as new canonical float32 arrays."""
+    converted = {}
+    for tensor, name in names.items():
+        values = check_floats(f"{prefix}: {name}", stored[name], _list_shapes(tensor))
+        if is_stem(tensor):
+            values = values[:, : tensor.shape[1]]
+        elif tensor.role == "fc_weight":
+            values = values.T
+        converted[tensor.name] = np.array(values, np.float32, order="C")
+    return converted
 
 
-def _about_step(prefix: Path) -> str:
-    epoch = prefix.absolute().parent.name
-    return "no step is stored" + (
-        f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else ""
-    )
-
-
-def _remarks(
+def _describe_file(
     arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], table: Mapping[Tensor, str]
-) -> Iterable[str]:
-    if any(
-        is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()
-    ):
-        yield FOURTH_CHANNEL
+) -> Iterator[str]:
+    for tensor, name in table.items():
+        if is_stem(tensor) and arrays[name].shape != tensor.shape:
+            yield FOURTH_CHANNEL
     masters = [source for tensor, source in sources.items() if source != table[tensor]]
     if masters:
         yield (
             f"{len(masters)} weights are the float32 copies that the optimizer keeps, such as"
             f" {masters[0]}"
         )
-    odd = [
-        source
-        for source in sources.values()
-        if source in arrays and arrays[source].dtype != np.float32
-    ]
-    if odd:
-        yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
+    names = [name for name in sources.values() if name in arrays]
+    yield from describe_converted([name for name in names if arrays[name].dtype != np.float32])
 
 
 def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
@@ -405,41 +371,37 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     Without momentum no `.pdopt` is written. `into` is as in `write_new`. Raises `CheckpointError`
     if one of the two files exists already.
     """
-    prefix = _prefix(prefix)
+    prefix = _strip_ending(prefix)
     spec = model_spec(recipe.model)
-    expected = check_state(spec, recipe.logits, state)
-    names = _static_names(list(convolutions(spec)), [])
-    parameters = {
-        names[tensor.name]: _stored(state.tensors[tensor.name], tensor) for tensor in expected
-    }
-    velocities = {
-        f"{names[tensor.name]}{_VELOCITY}": _stored(state.momentum[tensor.name], tensor)
-        for tensor in expected
-        if tensor.name in state.momentum
-    }
-    added: dict[str, np.ndarray] = {}
+    names = _name_variables(list(convolutions(spec)), [])
+    parameters = {}
+    velocities = {}
+    for tensor in check_state(spec, recipe.logits, state):
+        name = names[tensor.name]
+        parameters[name] = _convert_tensor(state.tensors[tensor.name], tensor)
+        if tensor.name in state.momentum:
+            velocities[f"{name}{_VELOCITY}"] = _convert_tensor(state.momentum[tensor.name], tensor)
+    about: tuple[str, ...] = ()
     if velocities:
         # Paddle 3 looks for a scheduled learning rate among the parameters, Paddle 2 among the
         # optimizer's variables.
         rate = {"learning_rate_0": np.zeros(1, np.float32)}
         parameters |= rate
-        added = rate | _loss_scale(recipe, state)
+        added = rate | _make_scaler(recipe, state)
         velocities |= added
-    files = _write(prefix, parameters, velocities, into)
-    about = (
-        (f"{', '.join(added)} were added, since programs of Paddle look for them",) if added else ()
-    )
-    return Written(files, files, tuple(_unlike_original(recipe, state)), about)
+        about = (f"{', '.join(added)} were added, since programs of Paddle look for them",)
+    files = _write_files(prefix, parameters, velocities, into)
+    return Written(files, files, tuple(_describe_differences(recipe, state)), about)
 
 
-def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
+def _convert_tensor(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     """Return an array in the original's layout."""
     if is_stem(tensor):
         return np.concatenate([values, np.zeros_like(values[:, :1])], axis=1)
     return values.T if tensor.role == "fc_weight" else values
 
 
-def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
+def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     """Return the additional variables that a program with --amp looks for."""
     scaler = {"scale": recipe.loss_scale, "good_steps": 0, "bad_steps": 0} | state.scaler
     return {
@@ -449,25 +411,22 @@ def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     }
 
 
-def _write(
+def _write_files(
     prefix: Path,
     parameters: dict[str, np.ndarray],
     optimizer: dict[str, np.ndarray],
     into: Path | None,
 ) -> tuple[Path, ...]:
     """Write a checkpoint. Its parameters are written last: without them it is not a checkpoint."""
-    contents = (
-        {_OPTIMIZER: optimizer, _PARAMETERS: parameters} if optimizer else {_PARAMETERS: parameters}
-    )
-    files: Writers = {
-        _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays)
-        for ending, arrays in contents.items()
-    }
+    files: Writers = {}
+    if optimizer:
+        files[_file(prefix, _OPTIMIZER)] = partial(paddle_pickle.dump, arrays=optimizer)
+    files[_file(prefix, _PARAMETERS)] = partial(paddle_pickle.dump, arrays=parameters)
     write_new(prefix, files, _file(prefix, _OPTIMIZER), into=into)
     return tuple(reversed(files))
 
 
-def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
+def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     yield (
         "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224"
         " needs it"

@@ -2,12 +2,14 @@
 
 The names below the model's scope (`resnet50/`, `resnext101-32x4d/`) in its model code are:
 
-    conv2d/conv2d/kernel                                   the stem
-    btlnck_block_<stage>_<block>/bottleneck_<1|2|3>/conv2d/kernel     both numbers count from 0
-    btlnck_block_<stage>_<block>/bottleneck_2/bottleneck_2group_filter    of a grouped convolution (ResNeXt)
+    conv2d/conv2d/kernel                                             the stem
+    btlnck_block_<stage>_<block>/bottleneck_<1|2|3>/conv2d/kernel    both numbers count from 0
+    btlnck_block_<stage>_<block>/bottleneck_2/bottleneck_2group_filter
     btlnck_block_<stage>_0/shortcut/conv2d/conv2d/kernel
     <scope of the convolution>/BatchNorm/{gamma,beta,moving_mean,moving_variance}
     output/dense/{kernel,bias}
+
+The group filter is that of a grouped convolution (ResNeXt).
 
 Kernels are HWIO. The classifier is [in, out], or [1, 1, in, out] if `--use_final_conv` or
 postprocess_ckpt.py made it a convolution. It has 1001 outputs. Variables are float32, also for runs
@@ -25,20 +27,17 @@ from 1 (stage 3 from 3_2), and pads differently.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.models.architectures import (
-    MODELS,
-    Conv,
+    Block,
     ModelSpec,
     Tensor,
-    blocks,
     model_spec,
-    stem,
     tensors,
 )
 from lockstep.models.state import State
@@ -47,13 +46,20 @@ from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import refuse_existing, refuse_many, structure, tensor_bundle
 from lockstep.weights.formats.common import (
+    Shape,
     Written,
+    add_layer,
+    check_floats,
     check_state,
-    describe_missing_velocities,
+    choose_velocities,
+    describe_converted,
     describe_unused,
+    name_convolutions,
+    name_model,
     redirect_file,
+    split_block_name,
 )
-from lockstep.weights.formats.structure import BATCH_NORM, Shape
+from lockstep.weights.formats.structure import BATCH_NORM
 from lockstep.weights.formats.tensor_bundle import Bundle
 from lockstep.weights.opened_weights import Weights, list_arrays
 
@@ -65,7 +71,10 @@ _SLOT = "Momentum"
 _SLOTS = (_SLOT, "Adam", "Adam_1", "RMSProp", "RMSProp_1", "ExponentialMovingAverage")
 _LOGITS = 1001
 _OLD_FIRST_BLOCK = "btlnck_block_1_1"
-_OF_MODEL = {"resnet50": {}, "resnext101-32x4d": {"weight_decay": 1 / 16384}}
+_OF_MODEL: dict[str, dict[str, float]] = {
+    "resnet50": {},
+    "resnext101-32x4d": {"weight_decay": 1 / 16384},
+}
 """The original's models, and the recipe fields in which their scripts differ."""
 
 
@@ -77,32 +86,22 @@ class _Matching:
     remarks: tuple[str, ...] = ()
 
 
-def names(spec: ModelSpec) -> dict[str, str]:
+def name_tensors(spec: ModelSpec) -> dict[str, str]:
     """Return NVIDIA's name, below the model's scope, of every canonical tensor. The model must have
     bottleneck blocks."""
-    scopes = {stem(spec): "conv2d"}
-    for block in blocks(spec):
-        stage, number = block.name.removeprefix("layer").split(".")
-        scope = f"btlnck_block_{int(stage) - 1}_{number}"
-        scopes |= {conv: f"{scope}/bottleneck_{i}" for i, conv in enumerate(block.convs, start=1)}
-        if block.shortcut is not None:
-            scopes[block.shortcut] = f"{scope}/shortcut/conv2d"
-    table = {}
+
+    def name_block(block: Block) -> str:
+        stage, number = split_block_name(block)
+        return f"btlnck_block_{stage - 1}_{number}"
+
+    scopes = name_convolutions(spec, "conv2d", name_block, "/bottleneck_", "/shortcut/conv2d")
+    table = {"fc.weight": _HEAD, "fc.bias": "output/dense/bias"}
     for conv, scope in scopes.items():
-        table[f"{conv.name}.weight"] = _kernel(conv, scope)
-        table |= {
-            f"{conv.bn_name}.{suffix}": f"{scope}/BatchNorm/{leaf}"
-            for suffix, leaf in BATCH_NORM.items()
-        }
-    return table | {"fc.weight": _HEAD, "fc.bias": "output/dense/bias"}
-
-
-def _kernel(conv: Conv, scope: str) -> str:
-    return (
-        f"{scope}/conv2d/kernel"
-        if conv.groups == 1
-        else f"{scope}/{scope.rpartition('/')[2]}group_filter"
-    )
+        kernel = f"{scope}/conv2d/kernel"
+        if conv.groups > 1:
+            kernel = f"{scope}/{scope.rpartition('/')[2]}group_filter"
+        add_layer(table, conv, kernel, BATCH_NORM, f"{scope}/BatchNorm/")
+    return table
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -125,58 +124,47 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
     bundle = Bundle(prefix)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     refuse_many(prefix, len(shapes))
-    variables = {
-        name: shape
-        for name, shape in shapes.items()
-        if name != _STEP and not _is_slot(name, shapes)
-    }
-    matching = _matched(prefix, variables)
-    spec = matching.spec
+    names = [name for name in shapes if name != _STEP and not _is_slot(name, shapes)]
+    variables = {name: shapes[name] for name in names}
+    matching = _match_model(prefix, variables)
     table = matching.names
     logits = variables[table["fc.bias"]][0]
-    recipe = published(spec, logits)
-    found = {
-        tensor.name: _canonical(bundle, table[tensor.name], tensor)
-        for tensor in tensors(spec, logits)
+    values = {}
+    slots = {}
+    for tensor in tensors(matching.spec, logits):
+        name = table[tensor.name]
+        values[tensor.name] = _read_tensor(bundle, name, tensor)
+        if tensor.is_trained:
+            slots[tensor] = f"{name}/{_SLOT}"
+    carried, about = choose_velocities(slots, shapes, _SLOT, momentum=momentum)
+    velocities = {
+        tensor.name: _read_tensor(bundle, slot, tensor) for tensor, slot in carried.items()
     }
-    slots = {
-        tensor: f"{table[tensor.name]}/{_SLOT}"
-        for tensor in tensors(spec, logits)
-        if tensor.is_trained
-    }
-    missing = [slot for slot in slots.values() if slot not in shapes]
-    velocities = (
-        {}
-        if missing or not momentum
-        else {t.name: _canonical(bundle, slot, t) for t, slot in slots.items()}
-    )
     used = {*table.values(), *slots.values(), _STEP}
     remarks = (
         *matching.remarks,
-        *_remarks(variables, table, logits, bundle),
-        *(describe_missing_velocities(missing, len(slots), _SLOT) if momentum else ()),
+        *_describe_file(variables, table, logits, bundle),
+        *about,
         *describe_unused(sorted(shapes.keys() - used)),
     )
-    held = ((name, bundle.entries[name].dtype_name, shape) for name, shape in variables.items())
-    state = State(_step(bundle), found, velocities)
+    arrays = ((name, bundle.entries[name].dtype_name, shape) for name, shape in variables.items())
     return Weights(
-        recipe,
-        state,
+        choose_recipe(matching.spec, logits),
+        State(_read_step(bundle), values, velocities),
         (),
         prefix,
         "NVIDIA TensorFlow",
         remarks,
-        stored=list_arrays(held, table.items()),
+        stored=list_arrays(arrays, table.items()),
     )
 
 
-def published(spec: ModelSpec, logits: int) -> Recipe:
+def choose_recipe(spec: ModelSpec, logits: int) -> Recipe:
     """Return the recipe that NVIDIA published for TensorFlow, for a model, in fp32."""
-    model = next((name for name in _OF_MODEL if MODELS[name] == spec), None)
-    model = model or next((name for name, known in MODELS.items() if known == spec), None)
-    changes = _OF_MODEL.get(model or "", {})
+    model = name_model(spec)
+    changes = _OF_MODEL.get(model, {}) if isinstance(model, str) else {}
     return resnet50_tensorflow_90ep().replace(
-        model=model or spec, logits=logits, precision="fp32", **changes
+        model=model, logits=logits, precision="fp32", **changes
     )
 
 
@@ -187,10 +175,9 @@ def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:
     return variable in shapes or leaf in _SLOTS
 
 
-def _matched(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
-    named = _by_names(variables)
+def _match_model(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
     try:
-        matching = named or _by_structure(variables)
+        matching = _match_names(variables) or _match_structure(variables)
         _check_shapes(matching, variables)
     except ValueError as error:
         raise CheckpointError(
@@ -198,7 +185,7 @@ def _matched(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
             f" saves it: {error}. The first of its {len(variables)} variables are"
             f" {sorted(variables)[:3]}."
         ) from None
-    others = _networks_own(variables, matching)
+    others = _list_unused_kernels(variables, matching)
     if others:
         raise CheckpointError(
             f"{prefix} has {len(others)} kernels that a plain ResNet does not have, such as"
@@ -208,43 +195,39 @@ def _matched(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
     return matching
 
 
-def _networks_own(variables: Mapping[str, Shape], matching: _Matching) -> list[str]:
-    """Return the unused variables that the network must have computed with: kernels and matrices."""
-    used = set(matching.names.values())
-    return sorted(name for name, shape in variables.items() if len(shape) >= 2 and name not in used)
+def _list_unused_kernels(variables: Mapping[str, Shape], matching: _Matching) -> list[str]:
+    """Return the unused variables that the network must have computed with: kernels, matrices."""
+    unused = variables.keys() - matching.names.values()
+    return sorted(name for name in unused if len(variables[name]) >= 2)
 
 
-def _by_names(variables: Mapping[str, Shape]) -> _Matching | None:
+def _match_names(variables: Mapping[str, Shape]) -> _Matching | None:
     """Return the matching if all names below one scope are NVIDIA's and the network has no other
     kernels; else None."""
     heads = [name for name in variables if name == _HEAD or name.endswith(f"/{_HEAD}")]
     if len(heads) != 1:
         return None
     scope = heads[0].removesuffix(_HEAD)
+    names = [name for name in variables if name.startswith(scope)]
     try:
-        spec = _spec_of(
-            {
-                name.removeprefix(scope): shape
-                for name, shape in variables.items()
-                if name.startswith(scope)
-            }
-        )
+        spec = _read_spec({name.removeprefix(scope): variables[name] for name in names})
     except (LookupError, ZeroDivisionError, RecipeError):
         return None
-    matching = _Matching(spec, {canonical: scope + name for canonical, name in names(spec).items()})
-    complete = all(name in variables for name in matching.names.values())
-    return matching if complete and not _networks_own(variables, matching) else None
+    table = {canonical: scope + name for canonical, name in name_tensors(spec).items()}
+    matching = _Matching(spec, table)
+    is_complete = variables.keys() >= set(table.values())
+    return matching if is_complete and not _list_unused_kernels(variables, matching) else None
 
 
-def _spec_of(shapes: Mapping[str, Shape]) -> ModelSpec:
+def _read_spec(shapes: Mapping[str, Shape]) -> ModelSpec:
     """Return the model of these variables, by NVIDIA's names. Raises `LookupError`,
     `ZeroDivisionError` or `RecipeError`."""
 
     def depth(stage: int) -> int:
-        kernels = (
-            f"btlnck_block_{stage}_{i}/bottleneck_1/conv2d/kernel" for i in range(len(shapes))
-        )
-        return next(i for i, kernel in enumerate((*kernels, "")) if kernel not in shapes)
+        count = 0
+        while f"btlnck_block_{stage}_{count}/bottleneck_1/conv2d/kernel" in shapes:
+            count += 1
+        return count
 
     def outputs(scope: str) -> int:
         return shapes[f"{scope}/BatchNorm/gamma"][0]
@@ -264,30 +247,32 @@ def _spec_of(shapes: Mapping[str, Shape]) -> ModelSpec:
     )
 
 
-def _by_structure(variables: Mapping[str, Shape]) -> _Matching:
+def _match_structure(variables: Mapping[str, Shape]) -> _Matching:
     spec, table = structure.match(variables)
-    expected = names(spec)
-    below = Counter(
-        v.removesuffix(expected[name]) for name, v in table.items() if v.endswith(expected[name])
-    )
-    scope = max(below, key=lambda scope: below[scope], default="")
-    odd = {name: variable for name, variable in table.items() if variable != scope + expected[name]}
-    # A batch norm is listed once, by its scale; the same holds for its other variables.
-    said = [
-        f"{n} <- {v}"
-        for n, v in odd.items()
-        if n.endswith(".weight") or f"{n.rpartition('.')[0]}.weight" not in odd
-    ]
-    remark = (
+    names = name_tensors(spec)
+    scopes = Counter[str]()
+    for tensor, variable in table.items():
+        if variable.endswith(names[tensor]):
+            scopes[variable.removesuffix(names[tensor])] += 1
+    scope = max(scopes, key=lambda scope: scopes[scope], default="")
+    odd = {tensor: name for tensor, name in table.items() if name != scope + names[tensor]}
+    changes = []
+    for tensor, variable in odd.items():
+        # A batch norm is listed once, by its scale; the same holds for its other variables.
+        scale = f"{tensor.rpartition('.')[0]}.weight"
+        if tensor == scale or scale not in odd:
+            changes.append(f"{tensor} <- {variable}")
+    remarks = [
         "matched by the order of their scopes and by their shapes, since the names are not"
-        " NVIDIA's: "
-    )
-    old = any(f"{_OLD_FIRST_BLOCK}/" in name for name in table.values())
-    padded = (
-        "blocks count from 1, as in NVIDIA's code of 2019: it padded convolutions symmetrically,"
-        " but not its pool; here all are padded as TensorFlow's SAME, so the accuracy may differ"
-    )
-    return _Matching(spec, table, (remark + ", ".join(said), *([padded] if old else [])))
+        f" NVIDIA's: {', '.join(changes)}"
+    ]
+    if any(f"{_OLD_FIRST_BLOCK}/" in variable for variable in table.values()):
+        remarks.append(
+            "blocks count from 1, as in NVIDIA's code of 2019: it padded convolutions"
+            " symmetrically, but not its pool; here all are padded as TensorFlow's SAME, so the"
+            " accuracy may differ"
+        )
+    return _Matching(spec, table, tuple(remarks))
 
 
 def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
@@ -295,13 +280,12 @@ def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
     for tensor in tensors(matching.spec, bias[0] if bias else 0):
         variable = matching.names[tensor.name]
         shape = variables[variable]
-        if shape not in _stored_shapes(tensor):
-            raise ValueError(
-                f"{variable} is {list(shape)}, expected {list(_stored_shapes(tensor)[0])}"
-            )
+        shapes = _list_shapes(tensor)
+        if shape not in shapes:
+            raise ValueError(f"{variable} is {list(shape)}, expected {list(shapes[0])}")
 
 
-def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
+def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     """Return the shapes a tensor may have in a file; the original's shape comes first."""
     if tensor.role == "conv_weight":
         outputs, inputs, height, width = tensor.shape
@@ -311,15 +295,10 @@ def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     return (tensor.shape,)
 
 
-def _canonical(bundle: Bundle, name: str, tensor: Tensor) -> np.ndarray:
+def _read_tensor(bundle: Bundle, name: str, tensor: Tensor) -> np.ndarray:
     """Read a variable, or the velocity of one, as a canonical float32 array."""
-    values = bundle.read(name)
-    if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
-        expected = list(_stored_shapes(tensor)[0])
-        raise CheckpointError(
-            f"{bundle.prefix}: {name} is {values.dtype} {list(values.shape)}, expected float32"
-            f" {expected}"
-        )
+    shapes = _list_shapes(tensor)
+    values = check_floats(f"{bundle.prefix}: {name}", bundle.read(name), shapes)
     if tensor.role == "conv_weight":
         values = values.transpose(3, 2, 0, 1)
     elif tensor.role == "fc_weight":
@@ -327,7 +306,7 @@ def _canonical(bundle: Bundle, name: str, tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values, np.float32)
 
 
-def _step(bundle: Bundle) -> int:
+def _read_step(bundle: Bundle) -> int:
     if _STEP not in bundle.entries:
         return 0
     step = bundle.read(_STEP)
@@ -338,9 +317,9 @@ def _step(bundle: Bundle) -> int:
     return int(step)
 
 
-def _remarks(
+def _describe_file(
     variables: Mapping[str, Shape], table: Mapping[str, str], logits: int, bundle: Bundle
-) -> Iterable[str]:
+) -> Iterator[str]:
     if logits != _LOGITS:
         yield (
             f"the classifier has {logits} outputs; the original has {_LOGITS}, of which the last is"
@@ -348,9 +327,10 @@ def _remarks(
         )
     if len(variables[table["fc.weight"]]) == 4:
         yield "the classifier is stored as a 1x1 convolution"
-    odd = [name for name in table.values() if bundle.entries[name].dtype != tensor_bundle.FLOAT32]
-    if odd:
-        yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
+    kinds = {name: bundle.entries[name].dtype for name in table.values()}
+    yield from describe_converted(
+        [name for name, kind in kinds.items() if kind != tensor_bundle.FLOAT32]
+    )
     if _STEP not in bundle.entries:
         yield f"there is no {_STEP}; step 0 is used"
 
@@ -368,39 +348,36 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         raise CheckpointError(
             f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none"
         )
-    expected = check_state(spec, recipe.logits, state)
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
-    table = names(spec)
+    table = name_tensors(spec)
     variables = {_STEP: np.array(state.step, np.int64)}
-    for tensor in expected:
+    for tensor in check_state(spec, recipe.logits, state):
         name = f"{scope}/{table[tensor.name]}"
-        variables[name] = _stored(state.tensors[tensor.name], tensor)
+        variables[name] = _convert_tensor(state.tensors[tensor.name], tensor)
         if tensor.name in state.momentum:
-            variables[f"{name}/{_SLOT}"] = _stored(state.momentum[tensor.name], tensor)
+            variables[f"{name}/{_SLOT}"] = _convert_tensor(state.momentum[tensor.name], tensor)
     index = tensor_bundle.index_path(prefix)
     newest = prefix.with_name("checkpoint")
-    files = (index, tensor_bundle.data_path(prefix, 0, 1))
+    files = [index, tensor_bundle.data_path(prefix, 0, 1)]
     refuse_existing(*files)
     tensor_bundle.write(redirect_file(prefix, into), variables)
-    remarks = tuple(_unlike_original(recipe, state))
+    remarks = list(_describe_differences(recipe, state))
     if newest.exists():
-        return Written(
-            files,
-            (index,),
-            (*remarks, f"{newest} was left as it is; it may name another checkpoint"),
-        )
-    tensor_bundle.write_newest(redirect_file(prefix, into))
-    return Written((*files, newest), (index,), remarks)
+        remarks.append(f"{newest} was left as it is; it may name another checkpoint")
+    else:
+        tensor_bundle.write_newest(redirect_file(prefix, into))
+        files.append(newest)
+    return Written(tuple(files), (index,), tuple(remarks))
 
 
-def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
+def _convert_tensor(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     """Return an array in TensorFlow's layout, as a view."""
     if tensor.role == "conv_weight":
         return values.transpose(2, 3, 1, 0)
     return values.T if tensor.role == "fc_weight" else values
 
 
-def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
+def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.model not in _OF_MODEL:
         yield f"the original's code has only the models {' and '.join(_OF_MODEL)}; this is another"
     if recipe.padding != "same":

@@ -15,15 +15,13 @@ import re
 from pathlib import Path
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.system.regular_files import WEIGHTS, Limit, open_regular, read_regular
 
 _BEGIN = 1024
 """This many bytes say what a file is. A pointer has fewer."""
 _POINTER = b"version https://git-lfs"
 _PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _XML = re.compile(rb"(\xef\xbb\xbf)?\s*<\?xml\b")
-
-
 _PACKED = {
     "gzip": (0, b"\x1f\x8b\x08"),
     "bzip2": (0, b"BZh"),
@@ -59,13 +57,21 @@ def refuse_stand_in(path: Path, begin: bytes | None = None) -> None:
             f"{path} is a Git LFS pointer, not weights: a short text that stands for them. Fetch"
             " the weights with git lfs pull, or download the file itself."
         )
-    if _PAGE.match(begin) or _XML.match(begin):
-        kind = (
-            "a web page (HTML)"
-            if _PAGE.match(begin)
-            else "a server's message or another text (XML)"
-        )
-        raise CheckpointError(
-            f"{path} is {kind}, not weights: its address is not that of the file, or the server"
-            " refused it. Download the file itself."
-        )
+    kinds = {"a web page (HTML)": _PAGE, "a server's message or another text (XML)": _XML}
+    for kind, pattern in kinds.items():
+        if pattern.match(begin):
+            raise CheckpointError(
+                f"{path} is {kind}, not weights: its address is not that of the file, or the server"
+                " refused it. Download the file itself."
+            )
+
+
+def read_whole(path: Path, limit: Limit = WEIGHTS) -> bytes:
+    """Return the bytes of a file. Raises `CheckpointError` if it cannot be read, or as
+    `refuse_stand_in` does."""
+    try:
+        data = read_regular(path, limit)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    refuse_stand_in(path, data)
+    return data

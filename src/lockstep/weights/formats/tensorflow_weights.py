@@ -105,14 +105,14 @@ def _is_nvidias(resnet: Network, places: dict[str, str]) -> bool:
     """Return whether the weights have the names of NVIDIA's code below one scope."""
     if resnet.spec.block != "bottleneck" or resnet.spec.stride_in != "3x3":
         return False
-    names = nvidia_tensorflow.names(resnet.spec)
+    names = nvidia_tensorflow.name_tensors(resnet.spec)
     scope = places.get("fc.weight", "").removesuffix(names["fc.weight"])
     return all(places.get(tensor) == scope + name for tensor, name in names.items())
 
 
 def _of_nvidia(recipe: Recipe, resnet: Network) -> Recipe:
     """Return NVIDIA's recipe with what the graph says."""
-    published = nvidia_tensorflow.published(resnet.spec, recipe.logits)
+    published = nvidia_tensorflow.choose_recipe(resnet.spec, recipe.logits)
     published = published.replace(padding=recipe.padding, bn_epsilon=recipe.bn_epsilon)
     return published.replace(mean=recipe.mean, std=recipe.std) if resnet.normalises else published
 
