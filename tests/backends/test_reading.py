@@ -11,7 +11,7 @@ from lockstep.backends import Backend
 from lockstep.recipes import Recipe
 from lockstep.weights import Weights
 from lockstep.weights.conversion import TARGETS
-from lockstep.weights.fingerprints import fingerprints
+from lockstep.weights.fingerprints import compute_fingerprints
 from tests.backends.cases import random_state
 from tests.backends.conftest import of_frameworks
 
@@ -35,8 +35,8 @@ def test_a_framework_reads_the_bits_that_were_written(
     read: Any = importlib.import_module(f"lockstep.backends.{name}.reading").read
     stored: set[str] = set()
     for path in written.arrays:
-        found = fingerprints(read(path, tiny_recipe))
-        assert found == fingerprints(TARGETS[to].read_arrays(path))
+        found = compute_fingerprints(read(path, tiny_recipe))
+        assert found == compute_fingerprints(TARGETS[to].read_arrays(path))
         stored |= set(found.values())
     for bias in (state.tensors["fc.bias"], state.momentum["fc.bias"]):
-        assert fingerprints([np.array(bias)])["0"] in stored
+        assert compute_fingerprints([np.array(bias)])["0"] in stored

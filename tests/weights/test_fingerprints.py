@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import torch
 
-from lockstep.weights.fingerprints import fingerprints
+from lockstep.weights.fingerprints import compute_fingerprints
 
 
 def test_a_fingerprint_is_type_shape_and_digest_of_little_endian_bytes() -> None:
@@ -18,7 +18,7 @@ def test_a_fingerprint_is_type_shape_and_digest_of_little_endian_bytes() -> None
         torch.tensor([[1.0], [-2.0]]),
         np.array([[1, 0], [-2, 0]], np.float32)[:, :1],
     ):
-        assert fingerprints({"a": {"b": [0, same]}}) == {"a/b/0": "0", "a/b/1": expected}
+        assert compute_fingerprints({"a": {"b": [0, same]}}) == {"a/b/0": "0", "a/b/1": expected}
 
 
 def test_zeros_of_other_signs_types_and_shapes_have_other_fingerprints() -> None:
@@ -30,4 +30,4 @@ def test_zeros_of_other_signs_types_and_shapes_have_other_fingerprints() -> None
         0,
         "0",
     ]
-    assert len({str(fingerprints([zero])) for zero in zeros}) == len(zeros)
+    assert len({str(compute_fingerprints([zero])) for zero in zeros}) == len(zeros)

@@ -18,7 +18,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.starting_weights import fit_start
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint, open_weights, preprocessing
+from lockstep.weights import checkpoint, known_preprocessing, open_weights
 from lockstep.weights.run_checkpoints import find_best_step
 from tests.conftest import TINY_MODEL
 from tests.weights.small_models import (
@@ -187,7 +187,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
         {},
         (
             "folder holds no weights that can be read; expected a run's folder, a checkpoint, or"
-            " weights of timm, "
+            " weights of Lockstep, timm, "
         ),
     ),
     ("fresh", {}, "fresh has no checkpoint yet"),
@@ -568,7 +568,7 @@ def test_a_file_that_torchvision_publishes_is_known_by_its_sha256(
 ) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     digest = hashlib.sha256((tmp_path / "a.pth").read_bytes()).hexdigest()[:8]
-    monkeypatch.setitem(preprocessing._OF_TORCHVISION, origin, (digest,))
+    monkeypatch.setitem(known_preprocessing._TORCHVISION_DIGESTS, origin, (digest,))
     found = open_weights(tmp_path / "a.pth")
     assert (assumptions(found.remarks), found.recipe.eval_resize) == ([], resize)
 

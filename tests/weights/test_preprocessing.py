@@ -12,7 +12,9 @@ import pytest
 from lockstep.models.architectures import MODELS
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.preprocessing import FIELDS, KNOWN, from_timm, to_timm
+from lockstep.weights.formats.timm_config import build_timm_config, read_timm_config
+from lockstep.weights.known_preprocessing import KNOWN
+from lockstep.weights.preprocessing import FIELDS
 
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
@@ -51,7 +53,7 @@ def with_field(name: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_config_of_timm_is_evaluated_at_its_sizes_for_tests() -> None:
-    changes, classes, remarks = from_timm(CONFIG)
+    changes, classes, remarks = read_timm_config(CONFIG)
     assert changes == {
         "model": "resnet50",
         "logits": 1000,
@@ -79,7 +81,7 @@ def test_the_older_layout_without_pretrained_cfg_is_the_same() -> None:
         "test_pool_size": None,
         "hf_hub_id": "timm/resnet50.tv2_in1k",
     }
-    assert from_timm(older) == from_timm(CONFIG)
+    assert read_timm_config(older) == read_timm_config(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_the_resize_is_the_size_over_the_share_rounded_down(
         "test_input_size": None,
         "test_crop_pct": None,
     }
-    changes, _, remarks = from_timm(
+    changes, _, remarks = read_timm_config(
         {"architecture": "resnet18", "pretrained_cfg": PRETRAINED | sizes}
     )
     assert (changes["image_size"], changes["eval_resize"], changes["eval_crop"]) == (
@@ -107,7 +109,7 @@ def test_the_resize_is_the_size_over_the_share_rounded_down(
 
 
 def test_a_fixed_input_size_is_used_in_evaluation_too() -> None:
-    changes, *_ = from_timm(with_field("fixed_input_size", True))
+    changes, *_ = read_timm_config(with_field("fixed_input_size", True))
     assert (changes["image_size"], changes["eval_crop"], changes["eval_resize"]) == (
         176,
         176,
@@ -116,7 +118,7 @@ def test_a_fixed_input_size_is_used_in_evaluation_too() -> None:
 
 
 def test_what_a_config_does_not_say_is_timms_default_and_is_named() -> None:
-    changes, _, remarks = from_timm({"architecture": "resnet34"})
+    changes, _, remarks = read_timm_config({"architecture": "resnet34"})
     assert changes == KNOWN["timm"] | {"model": "resnet34", "logits": 1000, "image_size": 224}
     [remark] = remarks
     for part in (
@@ -130,7 +132,7 @@ def test_what_a_config_does_not_say_is_timms_default_and_is_named() -> None:
 
 
 def test_fields_at_the_top_go_before_those_of_pretrained_cfg() -> None:
-    changes, classes, _ = from_timm(
+    changes, classes, _ = read_timm_config(
         with_field("num_classes", 1000) | {"num_classes": 2, "label_names": ["cat", "owl"]}
     )
     assert (changes["logits"], classes) == (2, ("cat", "owl"))
@@ -150,9 +152,11 @@ def test_fields_at_the_top_go_before_those_of_pretrained_cfg() -> None:
 def test_names_of_classes_are_a_list_or_a_table_by_index(
     names: Any, expected: tuple[str, ...]
 ) -> None:
-    assert from_timm(CONFIG | {"num_classes": 3, "label_names": names})[1] == expected
+    assert read_timm_config(CONFIG | {"num_classes": 3, "label_names": names})[1] == expected
     assert (
-        from_timm(PRETRAINED | {"architecture": "resnet50", "num_classes": 3, "labels": names})[1]
+        read_timm_config(
+            PRETRAINED | {"architecture": "resnet50", "num_classes": 3, "labels": names}
+        )[1]
         == expected
     )
 
@@ -160,11 +164,11 @@ def test_names_of_classes_are_a_list_or_a_table_by_index(
 def test_names_that_are_left_out_or_made_up_are_remarked_upon() -> None:
     assert (
         "'crane' for several classes"
-        in from_timm(CONFIG | {"num_classes": 2, "label_names": ["crane", "crane"]})[2][-1]
+        in read_timm_config(CONFIG | {"num_classes": 2, "label_names": ["crane", "crane"]})[2][-1]
     )
     assert (
         "no names for 2 classes"
-        in from_timm(CONFIG | {"num_classes": 3, "label_names": {"2": "bee"}})[2][-1]
+        in read_timm_config(CONFIG | {"num_classes": 3, "label_names": {"2": "bee"}})[2][-1]
     )
 
 
@@ -183,7 +187,7 @@ def test_names_that_are_left_out_or_made_up_are_remarked_upon() -> None:
     ],
 )
 def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) -> None:
-    assert remark in " ".join(from_timm(CONFIG | more)[2])
+    assert remark in " ".join(read_timm_config(CONFIG | more)[2])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_a_preprocessing_that_lockstep_does_not_have_is_refused(
     name: str, value: Any, message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        from_timm(with_field(name, value))
+        read_timm_config(with_field(name, value))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +270,7 @@ def test_a_model_that_lockstep_does_not_have_is_refused(
     name: str, value: Any, message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        from_timm(CONFIG | {name: value})
+        read_timm_config(CONFIG | {name: value})
 
 
 @pytest.mark.parametrize(
@@ -281,7 +285,9 @@ def test_a_model_that_lockstep_does_not_have_is_refused(
 )
 def test_a_written_config_reads_as_the_same_recipe(changes: dict[str, Any]) -> None:
     recipe = Recipe(antialias=True, interpolation="bicubic").replace(**changes)
-    found, classes, _ = from_timm(json.loads(json.dumps(to_timm(recipe, ("cat", "owl")))))
+    found, classes, _ = read_timm_config(
+        json.loads(json.dumps(build_timm_config(recipe, ("cat", "owl"))))
+    )
     assert Recipe().replace(**found) == recipe
     assert classes == ("cat", "owl")
 
@@ -289,9 +295,9 @@ def test_a_written_config_reads_as_the_same_recipe(changes: dict[str, Any]) -> N
 def test_a_written_share_gives_every_resize_back() -> None:
     for crop in (32, 97, 224):
         for resize in range(crop, 2 * crop):
-            share = to_timm(Recipe(image_size=crop, eval_crop=crop, eval_resize=resize), ())[
-                "pretrained_cfg"
-            ]["crop_pct"]
+            share = build_timm_config(
+                Recipe(image_size=crop, eval_crop=crop, eval_resize=resize), ()
+            )["pretrained_cfg"]["crop_pct"]
             assert math.floor(crop / share) == resize
             assert share == pytest.approx(crop / resize, rel=1e-12)
 
@@ -299,7 +305,7 @@ def test_a_written_share_gives_every_resize_back() -> None:
 @pytest.mark.parametrize("model", ["resnet50-v1", MODELS["resnet50-v1"]], ids=["name", "fields"])
 def test_a_model_that_timm_does_not_have_is_refused(model: Any) -> None:
     with pytest.raises(CheckpointError, match="timm has no model"):
-        to_timm(Recipe(model=model), ())
+        build_timm_config(Recipe(model=model), ())
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def for_writing(assignments: list[str] | None, like: str | None) -> dict[str, An
 def _preprocessing(changes: dict[str, Any], like: str | None) -> dict[str, Any] | None:
     """Return the preprocessing of the recipe `like` with these changes; None if nothing is set."""
     from lockstep.recipes import load_recipe
-    from lockstep.weights.given_preprocessing import checked_preprocessing, evaluation_of
+    from lockstep.weights.preprocessing import check_preprocessing, read_evaluation
 
-    changes = checked_preprocessing(changes)
-    return ({} if like is None else evaluation_of(load_recipe(like))) | changes or None
+    changes = check_preprocessing(changes)
+    return ({} if like is None else read_evaluation(load_recipe(like))) | changes or None

@@ -17,7 +17,7 @@ from lockstep.models.quantisation import Scales, input_scales
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import steps_per_epoch, training_plans
 from lockstep.weights import checkpoint
-from lockstep.weights.lockstep_files import read_scales
+from lockstep.weights.formats.lockstep_files import read_scales
 
 BATCH_IMAGES = 32
 """Most images that pass through the model together. Scales do not depend on it, apart from

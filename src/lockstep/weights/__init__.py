@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.weights.class_names import Classes
-    from lockstep.weights.given_preprocessing import Preprocessing
     from lockstep.weights.opened_weights import LOCKSTEP, Weights
     from lockstep.weights.opening import open_weights
+    from lockstep.weights.preprocessing import Preprocessing
 
 __all__ = ["LOCKSTEP", "Classes", "Preprocessing", "Weights", "open_weights"]
 
 _HOME = {
     "LOCKSTEP": "opened_weights",
     "Classes": "class_names",
-    "Preprocessing": "given_preprocessing",
+    "Preprocessing": "preprocessing",
     "Weights": "opened_weights",
     "open_weights": "opening",
 }

@@ -23,10 +23,10 @@ from lockstep.models.architectures import model_spec
 from lockstep.system.errors import CheckpointError
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
-from lockstep.weights.fingerprints import fingerprints, sha256, sha256_of
+from lockstep.weights.fingerprints import compute_fingerprints, hash_file, hash_files
 from lockstep.weights.formats.common import Written
-from lockstep.weights.given_preprocessing import evaluation_of
 from lockstep.weights.opened_weights import Weights
+from lockstep.weights.preprocessing import read_evaluation
 
 BOUND = 1e-4
 """Logits may differ by this share of the largest logit. Engines in fp32 differ by less
@@ -64,7 +64,7 @@ class Certificate(TypedDict):
     tensors: int
     preprocessing: dict[str, Any]
     """How images are prepared for the target: the fields
-    `lockstep.weights.given_preprocessing.SETTABLE`."""
+    `lockstep.weights.preprocessing.SETTABLE`."""
     changes: list[str]
     """What was dropped, folded, invented or could not be carried over, with the reason."""
 
@@ -132,10 +132,10 @@ def certify(
         "lockstep": version(),
         "source": source.source.name,
         "source_sha256": (
-            sha256_of(source.source) | {file.name: sha256(file) for file in source.others}
+            hash_files(source.source) | {file.name: hash_file(file) for file in source.others}
         ),
         "target": target.source.name,
-        "target_sha256": {path.name: sha256(path) for path in written.files},
+        "target_sha256": {path.name: hash_file(path) for path in written.files},
         "model": str(source.recipe.fields()["model"]),
         "images": IMAGES,
         "engines": {part: f"{engine} {versions[engine]}" for part, engine in engines.items()},
@@ -149,7 +149,7 @@ def certify(
             _equal(value, target.tensors.get(key)) for key, value in source.tensors.items()
         ),
         "tensors": len(source.tensors),
-        "preprocessing": evaluation_of(source.recipe.replace(mean=recipe.mean, std=recipe.std)),
+        "preprocessing": read_evaluation(source.recipe.replace(mean=recipe.mean, std=recipe.std)),
         "changes": list(changes),
     }
 
@@ -170,7 +170,7 @@ def _read_by(folder: Path, own: str, written: Written, read: Reader) -> str | No
     for place, found in theirs.items():
         if found is None:
             return None
-        ours = fingerprints(read(Path(place)))
+        ours = compute_fingerprints(read(Path(place)))
         unlike = sorted(
             name for name in ours.keys() | found.keys() if ours.get(name) != found.get(name)
         )

@@ -16,6 +16,7 @@ from lockstep.weights.certificate import Certificate, Reader, certify
 from lockstep.weights.class_names import Classes
 from lockstep.weights.formats import (
     keras_file,
+    lockstep_files,
     mxnet_params,
     nvidia_mxnet,
     nvidia_paddle,
@@ -28,10 +29,10 @@ from lockstep.weights.formats import (
     torch_writing,
 )
 from lockstep.weights.formats.common import Written, describe_omitted_parts
-from lockstep.weights.given_preprocessing import CERTIFICATE, Preprocessing
+from lockstep.weights.known_preprocessing import KNOWN
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.opening import open_weights
-from lockstep.weights.preprocessing import FIELDS, KNOWN, OF_TRAINING
+from lockstep.weights.preprocessing import CERTIFICATE, FIELDS, Preprocessing
 
 
 def convert(
@@ -227,7 +228,7 @@ def _unlike_assumed(
     needed = {
         field: recipe.fields()[field]
         for field in FIELDS
-        if field in assumed and field != OF_TRAINING
+        if field in assumed and field != "antialias"  # evaluation does not use it
     }
     unlike = {
         field: value for field, value in needed.items() if value != _plain_value(assumed[field])
@@ -250,15 +251,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _to_safetensors(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-    if target.suffix != ".safetensors":
-        raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
-    about: dict[str, Any] = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
-    if weights.scales:
-        about["scales"] = weights.scales
-    if not certified:
-        about["certificate"] = "none"
-    refuse_existing(target)
-    checkpoint.write_weights(folder / target.name, weights.tensors, about)
+    lockstep_files.write(target, weights, folder, certified=certified)
     return Written((target,), (target,), describe_omitted_parts(weights.state))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.system.regular_files import WEIGHTS, open_regular
 
 
-def fingerprints(value: Any) -> dict[str, str]:
+def compute_fingerprints(value: Any) -> dict[str, str]:
     """Return type, shape and SHA-256 of each array below dicts, lists and tuples, and the text of
     each other value.
 
@@ -38,7 +38,7 @@ def _each(value: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, repr(value)
 
 
-def sha256_of(path: Path) -> dict[str, str]:
+def hash_files(path: Path) -> dict[str, str]:
     """Return the SHA-256 of a file, or of the files of a folder or prefix, by name."""
     if path.is_dir():
         files = sorted(entry for entry in path.iterdir() if entry.is_file())
@@ -51,11 +51,11 @@ def sha256_of(path: Path) -> dict[str, str]:
             if file.name.startswith(f"{path.name}.") and file.is_file()
         )
     return {
-        file.name: sha256(file) for file in files if not file.name.endswith(".certificate.json")
+        file.name: hash_file(file) for file in files if not file.name.endswith(".certificate.json")
     }
 
 
-def sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
     with open_regular(path, WEIGHTS) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

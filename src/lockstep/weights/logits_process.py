@@ -24,7 +24,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.system.workers import end_with_parent, tell
-from lockstep.weights.fingerprints import fingerprints
+from lockstep.weights.fingerprints import compute_fingerprints
 
 
 def logits(folder: Path, backend: str, names: list[str]) -> None:
@@ -52,7 +52,7 @@ def _read(folder: Path, backend: str, name: str, recipe: Recipe) -> None:
     found = {}
     for path in json.loads((folder / f"{name}.files.json").read_text(encoding="utf-8")):
         values = read(Path(path), recipe)
-        found[path] = None if values is None else fingerprints(values)
+        found[path] = None if values is None else compute_fingerprints(values)
     (folder / f"{name}.read.json").write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
 
 

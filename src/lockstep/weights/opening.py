@@ -8,17 +8,17 @@ import numpy as np
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, nearest
-from lockstep.weights import lockstep_files
-from lockstep.weights.formats import foreign_safetensors
-from lockstep.weights.given_preprocessing import (
+from lockstep.weights.formats import lockstep_files
+from lockstep.weights.known_preprocessing import assume_preprocessing
+from lockstep.weights.opened_weights import LOCKSTEP, Weights
+from lockstep.weights.preprocessing import (
+    Changes,
     Preprocessing,
-    certified_preprocessing,
-    checked_preprocessing,
-    prepared_as,
+    check_preprocessing,
+    read_certified_preprocessing,
+    set_preprocessing,
 )
-from lockstep.weights.opened_weights import Weights
-from lockstep.weights.preprocessing import Changes, assumed_preprocessing
-from lockstep.weights.recognition import read_head, recognise
+from lockstep.weights.recognition import recognise
 from lockstep.weights.run_checkpoints import find_checkpoint
 
 
@@ -42,14 +42,14 @@ def open_weights(
     - Weights without a classifier are refused, unless `needs_classifier` is false. Then `fc.weight`
       and `fc.bias` are missing.
     - `preprocessing` has fields of the recipe that say how images are prepared
-      (`given_preprocessing.SETTABLE`), or is a recipe whose evaluation is used. It takes precedence
+      (`preprocessing.SETTABLE`), or is a recipe whose evaluation is used. It takes precedence
       over what the file says.
 
     The format of another program's file is recognised by its content (docs/weights.md). Its recipe
     is the published one of the model, in fp32. Raises `CheckpointError`, and `RecipeError` if
     `preprocessing` does not fit.
     """
-    settings = checked_preprocessing(preprocessing)
+    settings = check_preprocessing(preprocessing)
     path = Path(path)
     try:
         path = find_checkpoint(path, which)
@@ -63,7 +63,7 @@ def open_weights(
             f"{weights.source} has no classifier, so it cannot classify images; train one: lockstep"
             f" train --weights {path}"
         )
-    recipe, remarks = prepared_as(weights.recipe, settings)
+    recipe, remarks = set_preprocessing(weights.recipe, settings)
     weights = replace(weights, recipe=recipe).with_remarks(*remarks, *_count_not_finite(weights))
     return weights if model is None else _compute_as(weights, model)
 
@@ -72,15 +72,13 @@ def _read(path: Path, settings: Changes, *, ema: bool, momentum: bool) -> Weight
     """Return the weights of a checkpoint or a file. The preprocessing in `settings` is known."""
     if lockstep_files.is_checkpoint(path):
         return lockstep_files.read_checkpoint(path, ema=ema, momentum=momentum)
-    if path.is_file() and foreign_safetensors.matches(read_head(path), path):
-        weights = lockstep_files.read_single_file(path, ema=ema)
-        if weights is not None:
-            return weights
     format, place = recognise(path)
     weights = format.read(place, momentum=momentum or ema)
     if ema:
         if not weights.state.ema:
-            raise CheckpointError(f"{place} has no moving average; leave out --ema")
+            is_own = weights.origin == LOCKSTEP
+            hint = "it is a separate file, ema.safetensors" if is_own else "leave out --ema"
+            raise CheckpointError(f"{place} has no moving average; {hint}")
         weights = replace(weights, state=State(weights.state.step, weights.state.ema, {}))
     return _complete_preprocessing(weights, settings)
 
@@ -90,9 +88,9 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
     as an assumption. A remark on an assumption leaves out the fields of `settings`."""
     if weights.has_preprocessing:
         return weights
-    changes, remarks = certified_preprocessing(weights.source)
+    changes, remarks = read_certified_preprocessing(weights.source)
     if not changes:
-        changes, assumptions = assumed_preprocessing(weights.origin, weights.source, settings)
+        changes, assumptions = assume_preprocessing(weights.origin, weights.source, settings)
         remarks = (*remarks, *assumptions)
     if changes:
         weights = replace(weights, recipe=weights.recipe.replace(**changes))

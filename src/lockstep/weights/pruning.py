@@ -1,5 +1,6 @@
 """2:4 sparsity of weights files: count the zeros of every group of four, and write pruned weights."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from lockstep.models.architectures import STEM_KERNEL
 from lockstep.system.errors import CheckpointError, nearest
-from lockstep.weights import checkpoint
+from lockstep.weights.formats import lockstep_files
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.opening import open_weights
 from lockstep.weights.sparsity import ALGORITHMS, Zeros, masks, pruned, zeros_of
@@ -100,15 +101,12 @@ def prune(
         raise CheckpointError(
             f"there is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}"
         )
-    if target.suffix != ".safetensors":
-        raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
     weights = open_weights(source, which=which, ema=ema, model=model)
     recipe = weights.recipe.replace(sparsity=algorithm)
     kept = masks(weights.tensors, algorithm, recipe.sparsity_excluded, recipe.stem_channels)
-    about: dict[str, Any] = {"recipe": recipe.fields(), "classes": list(weights.classes)}
-    if weights.scales:
-        about["scales"] = weights.scales
-    checkpoint.write_weights(target, weights.tensors | pruned(weights.tensors, kept), about)
+    tensors = weights.tensors | pruned(weights.tensors, kept)
+    state = replace(weights.state, tensors=tensors)
+    lockstep_files.write(target, replace(weights, recipe=recipe, state=state))
     return {
         "written": str(target),
         "zeros": sum(int(mask.size - np.count_nonzero(mask)) for mask in kept.values()),

@@ -20,7 +20,7 @@ from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights import checkpoint, preprocessing
+from lockstep.weights import checkpoint
 from lockstep.weights.formats import (
     keras_file,
     mxnet_params,
@@ -29,6 +29,7 @@ from lockstep.weights.formats import (
     nvidia_tensorflow,
     tensor_bundle,
     tensorflow_graph,
+    timm_config,
     timm_folder,
     torch_file,
     torch_writing,
@@ -77,8 +78,8 @@ def shrink_models() -> None:
     for table in (MODELS, keras_file._MODELS):
         for name in [name for name in table if name not in kept]:
             del table[name]
-    for name in [name for name, model in preprocessing._ARCHITECTURES.items() if model not in kept]:
-        del preprocessing._ARCHITECTURES[name]
+    for name in [name for name, model in timm_config._ARCHITECTURES.items() if model not in kept]:
+        del timm_config._ARCHITECTURES[name]
     MODELS.update(kept)
 
 

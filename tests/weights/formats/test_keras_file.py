@@ -17,7 +17,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
-from lockstep.weights.fingerprints import fingerprints
+from lockstep.weights.fingerprints import compute_fingerprints
 from lockstep.weights.formats import keras_variables
 from lockstep.weights.formats.keras_file import find, read, stored, write_keras
 from tests.weights.formats.cases import assert_canonical
@@ -272,7 +272,7 @@ def test_keras_loads_what_is_written(
     monkeypatch.setattr(keras.applications, "ResNet50", small)
     found = reading.read(tmp_path / name, original.recipe)
     assert_close(np.asarray(built[0](of_keras.inputs)), of_keras.logits)
-    assert fingerprints(found) == fingerprints(stored(tmp_path / name))
+    assert compute_fingerprints(found) == compute_fingerprints(stored(tmp_path / name))
     assert_canonical(read(tmp_path / name).state.tensors, original.state.tensors)
 
 

@@ -20,8 +20,9 @@ from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats import torch_file
-from lockstep.weights.formats.torch_models import find, read
+from lockstep.weights.formats.torch_models import find, matches, read
 from lockstep.weights.formats.torch_writing import write_nvidia_pytorch, write_torchvision
+from lockstep.weights.recognition import read_head
 from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, assert_canonical, state_of
 
 NO_STEP = "no step is stored"
@@ -522,7 +523,7 @@ def test_files_and_folders_are_found(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "b" / "checkpoint.pth.tar")
     (tmp_path / "text").write_text("text")
     assert find(tmp_path / "a.pth") == tmp_path / "a.pth"
-    assert find(tmp_path / "no-ending") == tmp_path / "no-ending"
+    assert matches(read_head(tmp_path / "no-ending"), tmp_path / "no-ending")
     assert find(tmp_path / "b") == tmp_path / "b" / "checkpoint.pth.tar"
     assert [find(tmp_path / name) for name in (".", "text", "missing.pth")] == [None, None, None]
 

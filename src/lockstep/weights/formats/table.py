@@ -1,4 +1,4 @@
-"""All formats of other programs. A new one is a module with these four names, and a line here."""
+"""All formats of weights. A new one is a module with these four names, and a line here."""
 
 from pathlib import Path
 from typing import Protocol
@@ -6,6 +6,7 @@ from typing import Protocol
 from lockstep.weights.formats import (
     foreign_safetensors,
     keras_file,
+    lockstep_files,
     nvidia_mxnet,
     nvidia_paddle,
     nvidia_tensorflow,
@@ -18,7 +19,7 @@ from lockstep.weights.opened_weights import Weights
 
 
 class Format(Protocol):
-    """A format of other programs."""
+    """A format of weights."""
 
     NAME: str
 
@@ -40,6 +41,7 @@ class Format(Protocol):
 HEAD_BYTES = 4096
 TIMM: Format = timm_folder
 FORMATS: tuple[Format, ...] = (
+    lockstep_files,
     TIMM,
     torch_models,
     foreign_safetensors,

@@ -1,6 +1,6 @@
 """Folders of timm and of its models on the Hugging Face Hub.
 
-    config.json           the model, its preprocessing and the names of its classes (`lockstep.weights.preprocessing`)
+    config.json           the model, its preprocessing and the names of its classes (`timm_config`)
     model.safetensors     the weights by torchvision's names, and `num_batches_tracked` of every batch norm
     pytorch_model.bin     the same, as PyTorch saves it; read only if there is no model.safetensors, as timm does
 
@@ -27,8 +27,8 @@ from lockstep.weights import checkpoint
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing
 from lockstep.weights.formats.common import COUNTERS, Written, check_state, redirect_file
 from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.timm_config import build_timm_config, read_timm_config
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
-from lockstep.weights.preprocessing import from_timm, to_timm
 
 NAME = "timm"
 
@@ -94,7 +94,7 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
             f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
         )
     try:
-        changes, classes, remarks = from_timm(config)
+        changes, classes, remarks = read_timm_config(config)
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
     recipe = Recipe(precision="fp32").replace(**changes)
@@ -176,7 +176,7 @@ def write(
     or if it cannot be written.
     """
     refuse_existing(target)
-    config = to_timm(recipe, classes)
+    config = build_timm_config(recipe, classes)
     weights = _weights(recipe, state)
     # The metadata of PyTorch, without which some readers refuse the file.
     metadata = {"format": "pt"} | ({} if certified else {"certificate": "none"})

@@ -1,4 +1,5 @@
-"""Read the weights that Lockstep wrote: a checkpoint folder, or a safetensors file."""
+"""Lockstep's own weights: a checkpoint folder, or a safetensors file, whose metadata has the recipe,
+the names of the classes and perhaps scales of quantisation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,29 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.strict_json import is_list_of, is_number, is_text
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import dtype_name, numbers
+from lockstep.weights.formats import dtype_name, foreign_safetensors, numbers, refuse_existing
+from lockstep.weights.formats.common import redirect_file
 from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
+
+NAME = LOCKSTEP
+
+
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file is of safetensors and has Lockstep's metadata. Raises
+    `CheckpointError` if its header is damaged."""
+    return foreign_safetensors.matches(head, path) and checkpoint.metadata(path) is not None
+
+
+def find(path: Path) -> Path | None:
+    """Return None: other programs may give a file any of these names."""
+    return None
+
+
+def read(path: Path, *, momentum: bool = False) -> Weights:
+    """Read a file, which has no velocities, whatever `momentum` is. Raises `CheckpointError` if it
+    is damaged, or not of Lockstep."""
+    arrays, metadata = checkpoint.read_weights(path, as_stored=True)
+    return _build_weights(path, State(0, arrays, {}), metadata or {})
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -31,18 +53,23 @@ def read_checkpoint(folder: Path, *, ema: bool, momentum: bool) -> Weights:
     return replace(weights, recipe=recipe, epochs=_count_epochs(folder, state.step))
 
 
-def read_single_file(path: Path, *, ema: bool) -> Weights | None:
-    """Return the weights of a safetensors file; None if another program wrote it. Raises
-    `CheckpointError`."""
-    metadata = checkpoint.metadata(path)
-    if metadata is None:
-        return None
-    if ema:
-        raise CheckpointError(
-            f"{path} is a single file; the moving average is a separate file, ema.safetensors"
-        )
-    arrays, _ = checkpoint.read_weights(path, as_stored=True)
-    return _build_weights(path, State(0, arrays, {}), metadata)
+def write(
+    target: Path, weights: Weights, into: Path | None = None, *, certified: bool = True
+) -> None:
+    """Write a new safetensors file, into the folder `into` if it is given. If there will be no
+    certificate (`certified` is false), the metadata says so. Raises `CheckpointError`."""
+    if target.suffix != ".safetensors":
+        raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
+    metadata: dict[str, Any] = {
+        "recipe": weights.recipe.fields(),
+        "classes": list(weights.classes),
+    }
+    if weights.scales:
+        metadata["scales"] = weights.scales
+    if not certified:
+        metadata["certificate"] = "none"
+    refuse_existing(target)
+    checkpoint.write_weights(redirect_file(target, into), weights.tensors, metadata)
 
 
 def _read_recipe_name(folder: Path) -> str:
@@ -77,7 +104,16 @@ def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weight
     state = replace(state, tensors=converted)
     _check_canonical(path, recipe, state)
     scales = read_scales(metadata, recipe, path)
-    return Weights(recipe, state, classes, path, LOCKSTEP, stored=stored, scales=scales)
+    return Weights(
+        recipe,
+        state,
+        classes,
+        path,
+        LOCKSTEP,
+        has_preprocessing=True,
+        stored=stored,
+        scales=scales,
+    )
 
 
 def _read_metadata(path: Path, metadata: dict[str, Any]) -> tuple[Recipe, tuple[str, ...]]:

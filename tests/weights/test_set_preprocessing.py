@@ -15,7 +15,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
 from lockstep.weights import certificate, checkpoint, logits_process, open_weights
 from lockstep.weights.formats import keras_file
-from lockstep.weights.given_preprocessing import evaluation_of
+from lockstep.weights.preprocessing import read_evaluation
 from tests.weights.formats.cases import state_of
 from tests.weights.small_models import (
     keras_recipe,
@@ -65,7 +65,7 @@ def nameless(folder: Path) -> Path:
 
 
 def evaluated(path: Path, **options: Any) -> dict[str, Any]:
-    return evaluation_of(open_weights(path, **options).recipe)
+    return read_evaluation(open_weights(path, **options).recipe)
 
 
 def test_what_is_set_replaces_what_is_assumed_and_fields_follow_it(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_what_is_set_replaces_what_is_assumed_and_fields_follow_it(tmp_path: Pat
         "eval_resize": 55,
         "eval_crop": 48,
     }
-    assert evaluation_of(found.recipe) == expected
+    assert read_evaluation(found.recipe) == expected
     assert found.remarks == (
         (
             "the file does not say how its images were prepared; torchvision-v1 is assumed:"
@@ -96,7 +96,7 @@ def test_a_recipes_whole_evaluation_can_be_set(tmp_path: Path) -> None:
         image_size=64, antialias=True, interpolation="bicubic", eval_sampling="asymmetric", lr=3.0
     )
     found = open_weights(nameless(tmp_path), preprocessing=recipe)
-    assert evaluation_of(found.recipe) == evaluation_of(recipe)
+    assert read_evaluation(found.recipe) == read_evaluation(recipe)
     assert found.recipe.lr == Recipe().lr
     assert not any("is assumed" in remark for remark in found.remarks)
 

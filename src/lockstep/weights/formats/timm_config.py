@@ -1,0 +1,340 @@
+"""timm's `config.json`: the model, its preprocessing and the names of its classes.
+
+Sources: timm 1.0.31, data/config.py, data/transforms_factory.py, data/dataset_info.py,
+models/_hub.py, models/_pretrained.py and models/resnet.py.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lockstep.models.architectures import MODELS, features, model_spec
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError, RecipeError, nearest
+from lockstep.system.strict_json import Check, is_number, is_positive, is_text
+from lockstep.weights.known_preprocessing import PILLOW
+from lockstep.weights.preprocessing import Changes
+
+_ARCHITECTURES = {name.replace("-", "_"): name for name in MODELS if not name.endswith("-v1")}
+"""Names of models by timm's names."""
+_DEFAULTS: dict[str, Any] = {
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "interpolation": "bicubic",
+    "crop_pct": 0.875,
+    "crop_mode": "center",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+}
+"""What timm assumes for fields that `config.json` does not name."""
+_TRAINING_ARGS = ("drop_rate", "drop_path_rate", "drop_block_rate", "zero_init_last")
+"""Arguments of timm's models that change training only."""
+_MODEL_ARGS = {"in_chans": 3, "global_pool": "avg", "output_stride": 32}
+"""Arguments of timm's models that have a single supported value."""
+_INFORMATION = (
+    "url",
+    "file",
+    "hf_hub_id",
+    "hf_hub_filename",
+    "source",
+    "tag",
+    "license",
+    "description",
+    "origin_url",
+    "notes",
+    "paper_name",
+    "paper_ids",
+    "min_input_size",
+    "pool_size",
+    "test_pool_size",
+    "model_type",
+    "transformers_version",
+)
+"""Fields that change neither the model nor the preprocessing."""
+_AT_TOP = (
+    "architecture",
+    "num_classes",
+    "num_features",
+    "global_pool",
+    "model_args",
+    "label_names",
+    "label_descriptions",
+)
+"""Fields next to `pretrained_cfg`; they take precedence over fields of the same name in it."""
+
+
+def _is_only(expected: Any) -> Check:
+    return lambda value: type(value) is type(expected) and value == expected
+
+
+def _is_square(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 3
+        and all(map(is_positive, value))
+        and value[1] == value[2]
+    )
+
+
+def _is_share(value: Any) -> bool:
+    return is_number(value) and 0.001 <= value <= 1
+
+
+def _is_colour(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 3
+        and all(is_number(number) and 0 < number <= 1 for number in value)
+    )
+
+
+def _is_table(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and all(map(is_text, value))
+        and all(map(is_text, value.values()))
+    )
+
+
+_COLOUR = "three numbers above 0 and at most 1, for red, green and blue"
+_CHECKS: dict[str, tuple[Check, str]] = {
+    "architecture": (is_text, "the name of a model"),
+    "num_classes": (
+        is_positive,
+        "a whole number above 0; weights without a classifier cannot be used",
+    ),
+    "num_features": (is_positive, "a whole number above 0"),
+    "global_pool": (_is_only("avg"), "'avg', the only pooling that Lockstep's models have"),
+    "model_args": (lambda value: isinstance(value, Mapping), "a table of arguments"),
+    "custom_load": (
+        _is_only(False),
+        "false: weights that timm converts while it loads them cannot be read",
+    ),
+    "label_offset": (_is_only(0), "0: outputs of the classifier cannot be skipped"),
+    "first_conv": (_is_only("conv1"), "'conv1', the first convolution of a ResNet"),
+    "classifier": (_is_only("fc"), "'fc', the classifier of a ResNet"),
+    "input_size": (_is_square, "[channels, height, width] with equal height and width"),
+    "test_input_size": (_is_square, "[channels, height, width] with equal height and width"),
+    "fixed_input_size": (lambda value: isinstance(value, bool), "true or false"),
+    "interpolation": (lambda value: value in ("bilinear", "bicubic"), "'bilinear' or 'bicubic'"),
+    "crop_pct": (_is_share, "a number from 0.001 to 1"),
+    "test_crop_pct": (_is_share, "a number from 0.001 to 1"),
+    "crop_mode": (_is_only("center"), "'center', the only way of cropping that Lockstep has"),
+    "mean": (_is_colour, _COLOUR),
+    "std": (_is_colour, _COLOUR),
+    "label_descriptions": (_is_table, "a table of texts"),
+}
+
+
+def read_timm_config(config: Mapping[str, Any]) -> tuple[Changes, tuple[str, ...], tuple[str, ...]]:
+    """Return the changes of `Recipe` fields in timm's `config.json`, the names of the classes, and
+    remarks for the user.
+
+    The fields are at the top or in `pretrained_cfg`. The changes are `model`, `logits`,
+    `image_size` and all of `FIELDS`. Evaluation uses timm's sizes for tests, as its validation
+    does; the shorter side is resized to floor(size / crop_pct). Names of classes are empty if there
+    are none. A remark names every value that is assumed or not kept.
+
+    Raises `CheckpointError` for a value of another type, and for a model or a preprocessing that
+    Lockstep does not have.
+    """
+    own = _merge_layouts(config)
+    for name, (check, expected) in _CHECKS.items():
+        if name in own and not check(own[name]):
+            raise CheckpointError(f"{name} is {own[name]!r:.60}; expected {expected}")
+    fields = _DEFAULTS | own
+    trained, tested, share = _read_sizes(fields)
+    changes = {
+        "model": _find_model(fields),
+        "logits": fields["num_classes"],
+        "image_size": trained,
+        "mean": tuple(round(255 * value, 9) for value in fields["mean"]),
+        "std": tuple(round(255 * value, 9) for value in fields["std"]),
+        "interpolation": fields["interpolation"],
+        **PILLOW,
+        "eval_resize": math.floor(tested / share),
+        "eval_crop": tested,
+    }
+    try:
+        Recipe.of(changes)
+    except RecipeError as error:
+        raise CheckpointError(f"these values do not make a recipe: {error}") from None
+    classes, about_classes = _read_classes(fields)
+    remarks = (*_describe_rest(own, trained, tested, share), *about_classes)
+    return changes, classes, remarks
+
+
+def _merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of both layouts in one table, without nulls. Raises `CheckpointError`."""
+    nested = config.get("pretrained_cfg")
+    if nested is not None and not isinstance(nested, Mapping):
+        raise CheckpointError(f"pretrained_cfg is {nested!r:.60}; expected a table of fields")
+    fields = dict(config if nested is None else nested)
+    for name in _AT_TOP:
+        if name in config:
+            fields[name] = config[name]
+    if fields.get("label_names") is None:
+        fields["label_names"] = fields.pop("labels", None)  # the older name
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _find_model(fields: Mapping[str, Any]) -> str:
+    """Return the name of the model. Raises `CheckpointError` if it differs from the model of this
+    name here."""
+    if "architecture" not in fields:
+        raise CheckpointError(
+            f"architecture is missing; expected one of {', '.join(_ARCHITECTURES)}"
+        )
+    name = _ARCHITECTURES.get(fields["architecture"])
+    if name is None:
+        raise CheckpointError(
+            f"architecture is {fields['architecture']!r:.60}, which Lockstep does not have. "
+            f"{nearest(fields['architecture'], _ARCHITECTURES)}"
+        )
+    outputs = features(MODELS[name])
+    if fields.get("num_features", outputs) != outputs:
+        raise CheckpointError(f"num_features is {fields['num_features']}, but {name} has {outputs}")
+    supported = _MODEL_ARGS | {"num_classes": fields["num_classes"]}
+    for argument, argued in fields.get("model_args", {}).items():
+        if argued is None or argument in _TRAINING_ARGS:
+            continue
+        if supported.get(argument) != argued:
+            known = ", ".join(f"{name} {value}" for name, value in supported.items())
+            raise CheckpointError(
+                f"model_args: {argument} is {argued!r:.60}, which is another model; supported:"
+                f" {known}"
+            )
+    return name
+
+
+def _read_sizes(fields: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Return the sides of images in training and in evaluation, and the crop's share of the resized
+    image."""
+    sizes = [fields["input_size"], fields["input_size"]]
+    if "test_input_size" in fields and not fields.get("fixed_input_size"):
+        sizes[1] = fields["test_input_size"]
+    for channels, *_ in sizes:
+        if channels != 3:
+            raise CheckpointError(
+                f"images have {channels} channels; expected 3 (red, green and blue)"
+            )
+    return sizes[0][1], sizes[1][1], fields.get("test_crop_pct", fields["crop_pct"])
+
+
+def _describe_rest(
+    own: Mapping[str, Any], trained: int, tested: int, share: float
+) -> Iterator[str]:
+    """Yield remarks on what is assumed, dropped or unknown."""
+    assumed = []
+    for name, value in _DEFAULTS.items():
+        if name in own or (name == "crop_pct" and "test_crop_pct" in own):
+            continue
+        assumed.append(f"{name} {list(value) if isinstance(value, tuple) else value}")
+    if assumed:
+        yield f"config.json does not say, so timm's default is assumed: {', '.join(assumed)}"
+    if trained != tested:
+        yield (
+            f"evaluation is at {tested} px with crop_pct {share:g}, the sizes for tests, as in"
+            f" timm's validation; training was at {trained} px"
+        )
+    dropped = [name for name in _TRAINING_ARGS if name in own.get("model_args", {})]
+    if dropped:
+        yield f"arguments that change training only were left out: {', '.join(dropped)}"
+    if "label_descriptions" in own:
+        yield "label_descriptions were left out: classes have the names of label_names"
+    unknown = sorted(own.keys() - _CHECKS.keys() - {*_INFORMATION, "label_names"})
+    if unknown:
+        yield f"fields that Lockstep does not know were left out: {', '.join(unknown[:10])}"
+
+
+def _read_classes(fields: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the classes in order, and remarks. Raises `CheckpointError`."""
+    labels = fields.get("label_names", ())
+    logits = fields["num_classes"]
+    if isinstance(labels, Mapping):
+        names = {_read_index(key): name for key, name in labels.items()}
+    elif isinstance(labels, list | tuple):
+        names = dict(enumerate(labels))
+    else:
+        raise CheckpointError(
+            f"label_names is {labels!r:.60}; expected a list of names, or a table of names by index"
+        )
+    for index, name in names.items():
+        if not is_text(name):
+            raise CheckpointError(
+                f"label_names: the name of class {index} is {name!r:.60}; expected a text"
+            )
+        if index >= logits:
+            raise CheckpointError(f"label_names has a class {index}, but num_classes is {logits}")
+    classes = tuple(names.get(index, str(index)) for index in range(max(names, default=-1) + 1))
+    twice = [name for name, times in Counter(classes).items() if times > 1]
+    if twice:
+        remark = (
+            f"label_names has {twice[0]!r:.60} for several classes, so names were left out and"
+            " classes are numbers"
+        )
+        return (), (remark,)
+    gaps = len(classes) - len(names)
+    if not gaps:
+        return classes, ()
+    remark = f"label_names has no names for {gaps} classes; they are called by their numbers"
+    return classes, (remark,)
+
+
+def _read_index(key: Any) -> int:
+    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+        return key
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
+        return int(key)
+    raise CheckpointError(
+        f"label_names has the index {key!r:.60}; expected a whole number of at least 0"
+    )
+
+
+def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return timm's `config.json` for weights of a recipe: what `read_timm_config` reads.
+
+    `classes` may be empty. timm resizes and crops as torchvision, and its models pad symmetrically:
+    other ways of evaluation, `dct_scaling` and `padding` have no place in it. Raises
+    `CheckpointError` if timm has no such model.
+    """
+    spec = model_spec(recipe.model)
+    architectures = [timm for timm, name in _ARCHITECTURES.items() if MODELS[name] == spec]
+    if not architectures:
+        name = recipe.model if isinstance(recipe.model, str) else "with this specification"
+        raise CheckpointError(f"timm has no model {name}; it has {', '.join(_ARCHITECTURES)}")
+    share = _fit_crop_share(recipe.eval_crop, recipe.eval_resize)
+    tests: dict[str, Any] = {}
+    if recipe.image_size != recipe.eval_crop:
+        tests = {"test_input_size": [3, recipe.eval_crop, recipe.eval_crop], "test_crop_pct": share}
+    return {
+        "architecture": architectures[0],
+        "num_classes": recipe.logits,
+        "num_features": features(spec),
+        "global_pool": "avg",
+        **({"label_names": list(classes)} if classes else {}),
+        "pretrained_cfg": {
+            "custom_load": False,
+            "input_size": [3, recipe.image_size, recipe.image_size],
+            "fixed_input_size": False,
+            "interpolation": recipe.interpolation,
+            "crop_pct": share,
+            "crop_mode": "center",
+            "mean": [round(value / 255, 12) for value in recipe.mean],
+            "std": [round(value / 255, 12) for value in recipe.std],
+            "num_classes": recipe.logits,
+            "pool_size": [-(-recipe.image_size // 32)] * 2,
+            "first_conv": "conv1",
+            "classifier": "fc",
+            **tests,
+        },
+    }
+
+
+def _fit_crop_share(crop: int, resize: int) -> float:
+    """Return a share for which timm resizes to `resize`: the largest of at most crop / resize."""
+    share = crop / resize
+    while math.floor(crop / share) < resize:
+        share = math.nextafter(share, 0)
+    return share

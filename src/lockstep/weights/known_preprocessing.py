@@ -1,0 +1,154 @@
+"""Preprocessing of other programs whose files do not describe it, as changes of `Recipe` fields.
+
+Sources: torchvision 0.29, transforms/_presets.py and models/resnet.py; MXNet 1.9.1,
+gluon/model_zoo/vision/__init__.py and gluon/data/vision/transforms.py; timm 1.0.31, data/config.py.
+"""
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import (
+    resnet50_mxnet_90ep,
+    resnet50_paddle_90ep,
+    resnet50_tensorflow_90ep,
+    resnext101_32x4d_pytorch_90ep,
+)
+from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.weights.preprocessing import FIELDS, Changes
+
+PILLOW: Changes = {
+    "antialias": True,
+    "eval_antialias": True,
+    "eval_side_rounding": "down",
+    "eval_offset_rounding": "even",
+    "eval_sampling": "half_pixel",
+    "exif_orientation": False,
+}
+"""How torchvision and timm resize with Pillow, and crop."""
+_IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
+_COLOURS = frozenset(_IMAGENET)
+
+
+def _read_evaluation(recipe: Recipe) -> Changes:
+    return {name: getattr(recipe, name) for name in FIELDS}
+
+
+KNOWN: dict[str, Changes] = {
+    "torchvision-v1": {
+        **_IMAGENET,
+        **PILLOW,
+        "interpolation": "bilinear",
+        "eval_resize": 256,
+        "eval_crop": 224,
+    },
+    "torchvision-v2": {
+        **_IMAGENET,
+        **PILLOW,
+        "interpolation": "bilinear",
+        "eval_resize": 232,
+        "eval_crop": 224,
+    },
+    "timm": {
+        **_IMAGENET,
+        **PILLOW,
+        "interpolation": "bicubic",
+        "eval_resize": 256,
+        "eval_crop": 224,
+    },
+    "gluon": {
+        **_IMAGENET,
+        "interpolation": "bilinear",
+        "antialias": False,
+        "eval_antialias": False,
+        "eval_side_rounding": "down",
+        "eval_offset_rounding": "down",
+        "eval_sampling": "half_pixel",
+        "eval_resize": 256,
+        "eval_crop": 224,
+        "exif_orientation": False,
+    },
+    "nvidia-paddle": _read_evaluation(resnet50_paddle_90ep()),
+    "nvidia-mxnet": _read_evaluation(resnet50_mxnet_90ep()),
+    "nvidia-pytorch": _read_evaluation(resnext101_32x4d_pytorch_90ep()),
+    "nvidia-tensorflow": _read_evaluation(resnet50_tensorflow_90ep()),
+}
+"""The evaluation of known origins; each has all of `FIELDS`.
+
+- torchvision-v1 and -v2: `IMAGENET1K_V1` and `IMAGENET1K_V2` of its ResNets.
+- timm: what timm assumes where `config.json` says nothing.
+- gluon: Gluon's model zoo. Its images are from 0 to 1 before mean and standard deviation; its
+  resize is OpenCV's.
+- nvidia-*: the published recipes.
+"""
+
+_TORCHVISION_DIGESTS = {
+    "torchvision-v1": ("f37072fd", "b627a593", "0676ba61", "63fe2227", "394f9c45"),
+    "torchvision-v2": ("11ad3fa6", "cd907fc2", "f82ba261"),
+}
+"""The files that torchvision downloads for its ResNets, by the first digits of their SHA-256, which
+end their names."""
+_WITHOUT_RECIPE = {"timm": "timm", "Gluon": "gluon"} | dict.fromkeys(
+    ("torchvision", "PyTorch", "PaddleClas", "paddle.vision"), "torchvision-v1"
+)
+"""Origins without a published recipe, with the row of `KNOWN` that is assumed for them."""
+_WITH_COLOURS_ONLY = ("Keras", "ONNX", "TensorFlow")
+"""Origins whose mean and standard deviation are known, and nothing else."""
+
+
+def assume_preprocessing(
+    origin: str, path: Path, settings: Collection[str] = ()
+) -> tuple[Changes, tuple[str, ...]]:
+    """Return the preprocessing to use for weights of a file that does not describe it, and a remark
+    if it is an assumption.
+
+    The remark leaves out the fields in `settings`, which a user sets. If torchvision may have
+    published the file, all of its bytes are read for their SHA-256. Both are empty if the origin
+    has a published recipe, whose preprocessing is used.
+    """
+    if origin in _WITH_COLOURS_ONLY:
+        changes = dict(KNOWN["torchvision-v1"])
+        for name in _COLOURS:
+            del changes[name]
+        return changes, _describe_assumption("torchvision-v1", changes, {*_COLOURS, *settings})
+    if origin not in _WITHOUT_RECIPE:
+        return {}, ()
+    published = _find_published(path)
+    if published is not None:
+        return KNOWN[published], ()
+    name = _WITHOUT_RECIPE[origin]
+    return KNOWN[name], _describe_assumption(name, KNOWN[name], settings)
+
+
+def _find_published(path: Path) -> str | None:
+    """Return the row of `KNOWN` for a file that torchvision published under this ending; None for
+    any other file."""
+    if path.suffix != ".pth" or not path.is_file():
+        return None
+    with open_regular(path, WEIGHTS) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
+    for name, digests in _TORCHVISION_DIGESTS.items():
+        if digest in digests:
+            return name
+    return None
+
+
+def _describe_assumption(name: str, changes: Changes, known: Collection[str]) -> tuple[str, ...]:
+    """Return a remark on what is assumed apart from known fields; none if all of it is known."""
+    texts = {
+        "eval_resize": f"shorter side {changes['eval_resize']}",
+        "eval_crop": f"crop {changes['eval_crop']}",
+        "interpolation": changes["interpolation"],
+        "mean": "ImageNet's mean",
+        "std": "ImageNet's standard deviation",
+    }
+    parts = [text for field, text in texts.items() if field not in known]
+    if _COLOURS.isdisjoint(known):
+        parts[-2:] = ["ImageNet's mean and standard deviation"]
+    if not parts:
+        return ()
+    return (
+        f"the file does not say how its images were prepared; {name} is assumed:"
+        f" {', '.join(parts)}",
+    )
