@@ -15,8 +15,16 @@ from lockstep.cli import app
 from lockstep.data.index import open_index
 from lockstep.data.sources import find_split
 from lockstep.recipes import Execution, Recipe, parse_settings
-from lockstep.recipes.nvidia.page import tables
-from lockstep.recipes.nvidia.table import SLOTS, SYSTEMS, Option, Script, System, filled, systems
+from lockstep.recipes.nvidia.page import write_tables
+from lockstep.recipes.nvidia.table import (
+    SLOTS,
+    SYSTEMS,
+    Option,
+    Script,
+    System,
+    fill_template,
+    systems,
+)
 from lockstep.recipes.nvidia.translation import translate
 
 Run = Callable[..., tuple[int, str, str]]
@@ -77,7 +85,7 @@ def test_every_equivalent_is_a_field_with_a_valid_value_or_an_option_that_exists
         (option.names[0], script, name, text)
         for _, script, option in rows()
         for template, value in templates(option)
-        for name, text in filled(template, value, 2)
+        for name, text in fill_template(template, value, 2)
     ]
     assert {name[1:] for _, _, name, _ in found if name.startswith("@")} <= set(SLOTS)
     options = [
@@ -134,7 +142,7 @@ def test_every_option_is_named_once_in_a_script() -> None:
 
 def test_the_page_has_the_tables_of_the_data() -> None:
     """If it fails: put the output of `lockstep from-nvidia --tables` at the end of the page."""
-    assert PAGE.read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
+    assert PAGE.read_text(encoding="utf-8").endswith(f"\n\n{write_tables()}")
 
 
 def test_the_example_of_the_page_is_answered_as_the_page_shows(answer: Run) -> None:
@@ -190,7 +198,7 @@ def test_help_is_that_of_the_command_or_of_the_script(answer: Run) -> None:
     code, output, errors = answer("from-nvidia", "--", "python", "classify.py", "--help")
     assert (code, errors) == (0, "")
     assert output.startswith("### PyTorch: `classify.py`\n")
-    assert output in tables()
+    assert output in write_tables()
 
 
 def test_a_command_line_is_needed(answer: Run) -> None:

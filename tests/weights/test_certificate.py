@@ -430,7 +430,7 @@ KILLED = """
 import importlib, os, signal, sys
 from dataclasses import replace
 import lockstep
-from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.weights import certificate, logits_process
 MODELS["resnet50"] = replace(narrow_model(MODELS["resnet50"]), layers=(1, 1, 1, 1))
 certificate.own_engine = lambda origin: "reference"

@@ -36,13 +36,12 @@ def command(
     the command has -h, the options of its script are printed, with their equivalents.
     """
     from lockstep.recipes.nvidia.command_line import read_command
-    from lockstep.recipes.nvidia.page import script_table
-    from lockstep.recipes.nvidia.page import tables as all_tables
+    from lockstep.recipes.nvidia.page import write_script, write_tables
     from lockstep.recipes.nvidia.translation import translate_command
     from lockstep.system.errors import UserError
 
     if tables:
-        print(all_tables(), end="")
+        print(write_tables(), end="")
         return
     if not context.args:
         raise UserError(
@@ -52,22 +51,23 @@ def command(
     if context.args[0] in ("-h", "--help"):
         print(context.get_help())
         return
-    given = read_command(list(context.args), system, revision)
-    if given.wants_help:
-        print(script_table(given.system, given.script), end="")
+    parsed = read_command(list(context.args), system, revision)
+    if parsed.wants_help:
+        print(write_script(parsed.system, parsed.script), end="")
         return
-    found = translate_command(given)
+    translation = translate_command(parsed)
+    words = ["lockstep", *translation.command] if translation.command else []
     if as_json:
-        print_json(
-            asdict(found) | {"command": ["lockstep", *found.command] if found.command else []}
-        )
+        print_json(asdict(translation) | {"command": words})
         return
-    if found.command:
-        keep = [f"{name}={shlex.quote(value)}" for name, value in found.environment.items()]
-        print(in_line(" ".join([*keep, shlex.join(["lockstep", *found.command])])))
-    lines = [("not carried", f"{each.words}: {each.reason}") for each in found.not_carried]
-    lines += [("nothing to type", f"{each.words}: {each.reason}") for each in found.not_needed]
-    lines += [("not known", shlex.join(found.unknown))] if found.unknown else []
-    lines += [("note", each) for each in found.notes]
-    for label, text in lines:
-        print(in_line(f"{label}: {text}"), file=sys.stderr)
+    if words:
+        environment = translation.environment.items()
+        keep = [f"{name}={shlex.quote(value)}" for name, value in environment]
+        print(in_line(" ".join([*keep, shlex.join(words)])))
+    remarks = [("not carried", remark) for remark in translation.not_carried]
+    remarks += [("nothing to type", remark) for remark in translation.not_needed]
+    lines = [f"{label}: {remark.words}: {remark.reason}" for label, remark in remarks]
+    if translation.unknown:
+        lines.append(f"not known: {shlex.join(translation.unknown)}")
+    for line in [*lines, *(f"note: {note}" for note in translation.notes)]:
+        print(in_line(line), file=sys.stderr)

@@ -13,7 +13,7 @@ app = typer.Typer(help="The published recipes.", invoke_without_command=True, ri
 
 
 @app.callback()
-def listing(context: typer.Context) -> None:
+def list_recipes(context: typer.Context) -> None:
     """List the published recipes.
 
     `show` prints one, `diff` compares two, `table` lists published accuracies, `fields` describes
@@ -43,26 +43,28 @@ def show(
     if name in RECIPES:
         for line in (inspect.getdoc(RECIPES[name]) or "").splitlines():
             print(f"# {line}".rstrip())
-    for line in _accuracies(name) if name in RECIPES else _of_run(Path(name)):
+    lines = _list_accuracies(name) if name in RECIPES else _compare_run(Path(name))
+    for line in lines:
         print(f"# {line}".rstrip())
     print(recipe.format_yaml(), end="")
 
 
-def _accuracies(name: str) -> list[str]:
+def _list_accuracies(name: str) -> list[str]:
     """Return lines about the published accuracies of a recipe; none if nobody published one."""
     from lockstep.recipes.published_accuracies import find_accuracies
 
     lines = []
     document = ""
     for row in find_accuracies(name):
-        if document != (document := row.document):
+        if row.document != document:
+            document = row.document
             lines += ["", f"Published top-1 in percent, {document}:"]
         hours = f", {row.hours:g} h" if row.hours else ""
         lines.append(f"  {row.figure()} ({row.conditions()}{hours})")
     return lines
 
 
-def _of_run(folder: Path) -> list[str]:
+def _compare_run(folder: Path) -> list[str]:
     """Return the lines that put the top-1 of a finished run next to the published ones; none for
     anything else."""
     from lockstep.recipes import load_recipe
@@ -70,12 +72,10 @@ def _of_run(folder: Path) -> list[str]:
     from lockstep.runs.report import compare_with_published, read_report
 
     report = read_report(folder)
-    rows = (
-        []
-        if report is None
-        else describe_comparison(compare_with_published(load_recipe(folder), report))
-    )
-    if report is None or not rows:
+    if report is None:
+        return []
+    rows = describe_comparison(compare_with_published(load_recipe(folder), report))
+    if not rows:
         return []
     final = report["final"]["trained"]
     return [
@@ -101,19 +101,17 @@ def table(
     if as_json:
         print_json([row.model_dump() for row in rows])
         return
-    cells = [("recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes")]
+    lines = [("recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes")]
     for row in rows:
         gpus = f"{row.accelerators} x {row.accelerator}" if row.accelerator else "-"
         epochs = str(row.epochs or "-")
         hours = "-" if row.hours is None else f"{row.hours:g}"
-        cells.append(
-            (row.recipe, row.figure(), row.precision, gpus, epochs, hours, row.variant or "")
-        )
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        print(
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+        notes = row.variant or ""
+        lines.append((row.recipe, row.figure(), row.precision, gpus, epochs, hours, notes))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
 
 
 @app.command("fields")
@@ -125,6 +123,7 @@ def fields() -> None:
 
     from lockstep.recipes import Execution, Recipe
 
+    wrapper = textwrap.TextWrapper(120, initial_indent=6 * " ", subsequent_indent=6 * " ")
     for title, settings in (
         ("Recipe: decides the result", Recipe()),
         ("Execution: how it is run", Execution()),
@@ -134,14 +133,7 @@ def fields() -> None:
             as_yaml = yaml.safe_dump(value, default_flow_style=True, width=math.inf).splitlines()[0]
             print(f"  {name}={as_yaml}")
             about = type(settings).model_fields[name].description or ""
-            print(
-                textwrap.fill(
-                    about.replace("\n", " "),
-                    120,
-                    initial_indent="      ",
-                    subsequent_indent="      ",
-                )
-            )
+            print(wrapper.fill(about.replace("\n", " ")))
 
 
 @app.command("diff")
@@ -154,11 +146,11 @@ def diff(
 
     from lockstep.recipes import difference, load_recipe
 
-    changed = difference(load_recipe(a), load_recipe(b))
-    if not changed:
+    differences = difference(load_recipe(a), load_recipe(b))
+    if not differences:
         print("no field differs")
         return
     table = Table(*(Column(header, overflow="fold") for header in ("field", a, b)), box=None)
-    for name, values in changed.items():
+    for name, values in differences.items():
         table.add_row(name, *(str(value) for value in values))
     console().print(table, markup=False)

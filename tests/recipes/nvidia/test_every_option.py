@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.recipes import Execution, Recipe, load_recipe, parse_settings
-from lockstep.recipes.nvidia.nearest import changes
+from lockstep.recipes.nvidia.nearest import find_changes
 from lockstep.recipes.nvidia.table import systems
 from lockstep.recipes.nvidia.translation import Translation, translate
 from lockstep.system.plain_yaml import read_yaml
@@ -120,7 +120,9 @@ def holds(found: Translation, text: str) -> bool:
     if name in Recipe.model_fields and "--recipe" in words:
         recipe = load_recipe(words[words.index("--recipe") + 1]).replace(**ours)
         wanted = recipe.replace(**parse_settings([text])[0])
-        in_recipe = wanted.fields()[name] == recipe.fields()[name] or changes(recipe, wanted) == {}
+        in_recipe = (
+            wanted.fields()[name] == recipe.fields()[name] or find_changes(recipe, wanted) == {}
+        )
         return in_recipe or ("benchmark" in words and value in words)
     value = value or text.partition(" ")[2] or text
     return any(value in word for word in words)

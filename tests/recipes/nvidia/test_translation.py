@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.recipes import Recipe, load_recipe, parse_settings
-from lockstep.recipes.nvidia.nearest import changes
+from lockstep.recipes.nvidia.nearest import find_changes
 from lockstep.recipes.nvidia.translation import Translation, translate
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import learning_rates
@@ -113,7 +113,7 @@ def test_a_published_command_is_the_published_recipe(
     found = translated(command)
     assert (found.not_carried, found.unknown) == ((), ())
     if expected:
-        assert changes(trained(found), RECIPES[name]().replace(**expected)) == {}
+        assert find_changes(trained(found), RECIPES[name]().replace(**expected)) == {}
     else:
         assert (found.recipe, found.changes) == (name, {})
 
@@ -508,9 +508,9 @@ def test_a_command_that_cannot_be_read_says_why(
 def test_the_fields_to_set_make_one_recipe_of_the_other() -> None:
     recipes = [build() for name, build in RECIPES.items() if name != "my-images"]
     for base, wanted in pairwise([*recipes, recipes[0]]):
-        made = base.replace(**changes(base, wanted))
+        made = base.replace(**find_changes(base, wanted))
         np.testing.assert_allclose(learning_rates(made, 7), learning_rates(wanted, 7), rtol=1e-12)
-        assert changes(made, wanted) == {}
+        assert find_changes(made, wanted) == {}
         assert (made.model, made.precision, made.mean) == (
             wanted.model,
             wanted.precision,

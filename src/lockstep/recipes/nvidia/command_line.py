@@ -33,8 +33,8 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a command line says."""
+class ParsedCommand:
+    """The parts of a command line."""
 
     system: System
     script: Script
@@ -66,7 +66,9 @@ class _Split:
     wants_help: bool
 
 
-def read_command(words: list[str], system: str | None = None, revision: str | None = None) -> Given:
+def read_command(
+    words: list[str], system: str | None = None, revision: str | None = None
+) -> ParsedCommand:
     """Return what a command says: its words as the shell splits them, or one text.
 
     `system` is the name of the example and `revision` the year of its script. By default, they are
@@ -76,7 +78,7 @@ def read_command(words: list[str], system: str | None = None, revision: str | No
     if system is not None and system not in SYSTEMS:
         raise UserError(f"there is no example {system!r}. {nearest(system, SYSTEMS)}")
     try:
-        words = _words(shlex.split(words[0]) if len(words) == 1 else words)
+        words = _clean_words(shlex.split(words[0]) if len(words) == 1 else words)
     except ValueError as error:
         raise UserError(
             f"the command cannot be split into words: {error}. Close its quotes"
@@ -87,58 +89,62 @@ def read_command(words: list[str], system: str | None = None, revision: str | No
             f"a placeholder instead of a value: {', '.join(placeholders)}. Write your own value in"
             " its place"
         )
-    chosen = [each for name, each in systems().items() if system in (None, name)]
-    shell = _shell(words, chosen)
-    is_shell = shell is not None
+    chosen = [row for name, row in systems().items() if system in (None, name)]
+    is_shell = False
     for _ in range(_MOST_SHELLS):
+        shell = _find_shell(words, chosen)
         if shell is None:
             break
-        words = _words(shell[1])
+        is_shell = True
         chosen = [shell[0]]
-        shell = _shell(words, chosen)
+        words = _clean_words(shell[1])
     split = _split(words, chosen)
-    candidates = [
-        (_mismatch(each, script, split), (each, script))
-        for each in chosen
-        for script in each.scripts
-        if script.name == split.script and (revision is None or script.revision == revision)
-    ]
-    if not candidates:
-        years = ", ".join(
-            each.revision for one in chosen for each in one.scripts if each.name == split.script
-        )
+    best = _find_best_scripts(split, chosen, revision)
+    notes = [_describe_choice(best)] if len(best) > 1 and not is_shell else []
+    return _parse_command(*best[0], split, notes)
+
+
+def _find_best_scripts(
+    split: _Split, chosen: list[System], revision: str | None
+) -> list[tuple[System, Script]]:
+    """Return the scripts of this name that fit the options best."""
+    scripts = []
+    for system in chosen:
+        scripts += [(system, row) for row in system.scripts if row.name == split.script]
+    matches = [pair for pair in scripts if revision in (None, pair[1].revision)]
+    if not matches:
+        years = ", ".join(script.revision for _, script in scripts)
         raise UserError(
             f"{split.script} has no revision {revision!r}."
             f" {f'Known: {years}.' if years else 'Leave it out.'}"
         )
-    least = min(score for score, _ in candidates)
-    best = [found for score, found in candidates if score == least]
-    found, script = best[0]
-    notes = [_ambiguous(best)] if len(best) > 1 and not is_shell else []
-    return _given(found, script, split, notes)
+    scores = [_mismatch(*pair, split) for pair in matches]
+    return [pair for pair, score in zip(matches, scores, strict=True) if score == min(scores)]
 
 
-def _words(words: list[str]) -> list[str]:
+def _clean_words(words: list[str]) -> list[str]:
     """Return the words without the backslashes and ends of lines that a copied command may contain."""
-    return [word for word in (word.strip() for word in words) if word and word != "\\"]
+    stripped = (word.strip() for word in words)
+    return [word for word in stripped if word not in ("", "\\")]
 
 
-def _shell(words: list[str], chosen: list[System]) -> tuple[System, list[str]] | None:
+def _find_shell(words: list[str], chosen: list[System]) -> tuple[System, list[str]] | None:
     """Return the example and the command of a shell script that is named; None if there is none."""
     for place, word in enumerate(words):
         for system in chosen:
             for shell in system.shells:
-                found = re.fullmatch(shell.pattern, PurePosixPath(word).name)
-                if found is not None:
-                    return system, [*words[:place], *_commands(shell, found, words[place + 1 :])]
+                match = re.fullmatch(shell.pattern, PurePosixPath(word).name)
+                if match is not None:
+                    command = _expand_shell(shell, match, words[place + 1 :])
+                    return system, [*words[:place], *command]
     return None
 
 
-def _commands(shell: Shell, found: re.Match[str], arguments: list[str]) -> list[str]:
+def _expand_shell(shell: Shell, match: re.Match[str], arguments: list[str]) -> list[str]:
     """Return the command in a shell script, with the arguments put in. Arguments that it does not
     name come last."""
     values = [*arguments[: len(shell.defaults)], *shell.defaults[len(arguments) :]]
-    words = shlex.split(found.expand(shell.runs))
+    words = shlex.split(match.expand(shell.runs))
     for number, value in enumerate(values, 1):
         words = [word.replace(f"${number}", value) for word in words]
     return words + arguments[len(shell.defaults) :]
@@ -148,88 +154,96 @@ def _split(words: list[str], chosen: list[System]) -> _Split:
     """Split at the first word that names a script. Assignments in front of it are the environment.
     `-h` is left out."""
     names = [script.name for system in chosen for script in system.scripts]
-    place = next(
-        (place for place, word in enumerate(words) if PurePosixPath(word).name in names), None
-    )
+    base_names = [PurePosixPath(word).name for word in words]
+    place = next((place for place, name in enumerate(base_names) if name in names), None)
     if place is None:
-        scripts = [PurePosixPath(word).name for word in words if word.endswith((".py", ".sh"))]
-        hint = (
-            nearest(scripts[0], dict.fromkeys(names))
-            if scripts
-            else f"Known: {', '.join(dict.fromkeys(names))}."
-        )
+        scripts = [name for name in base_names if name.endswith((".py", ".sh"))]
+        hint = f"Known: {', '.join(dict.fromkeys(names))}."
+        if scripts:
+            hint = nearest(scripts[0], dict.fromkeys(names))
         raise UserError(
             f"the command names no script of NVIDIA's examples: {shlex.join(words)!r:.200}."
             " Expected a script of its ResNets, such as: python main.py --arch resnet50 -b 256"
             f" --amp /imagenet. {hint}"
         )
-    prefix = words[:place]
-    found = {match[1]: match[2] for word in prefix if (match := _ASSIGNMENT.fullmatch(word))}
-    others = tuple(word for word in prefix if not _ASSIGNMENT.fullmatch(word))
-    following = words[place + 1 :]
-    options = tuple(word for word in following if word not in _HELP)
+    environment = {}
+    others = []
+    for word in words[:place]:
+        match = _ASSIGNMENT.fullmatch(word)
+        if match is not None:
+            environment[match[1]] = match[2]
+        else:
+            others.append(word)
+    options = tuple(word for word in words[place + 1 :] if word not in _HELP)
     return _Split(
-        found, others, PurePosixPath(words[place]).name, options, len(options) < len(following)
+        environment=environment,
+        prefix=tuple(others),
+        script=base_names[place],
+        words=options,
+        wants_help=place + 1 + len(options) < len(words),
     )
 
 
-def _launchers(system: System, prefix: tuple[str, ...]) -> list[Launcher]:
+def _find_launcher(system: System, prefix: tuple[str, ...]) -> Launcher | None:
     names = [PurePosixPath(word).name for word in prefix]
-    return [each for each in system.launchers if each.name.split()[-1] in names]
+    launchers = (row for row in system.launchers if row.program in names)
+    return next(launchers, None)
 
 
 def _mismatch(system: System, script: Script, split: _Split) -> tuple[int, int, int]:
     """Return how badly a command fits a script: unknown and missing options, abbreviated ones,
     another's launcher."""
     options = system.options(script)
-    _, unknown = _sorted_out(options, split.words)
-    given = [word.partition("=")[0] for word in split.words]
-    missing = sum(
-        option.required and not option.positional and not set(option.names) & set(given)
-        for option in options
+    _, unknown = _split_known(options, split.words)
+    typed = [word.partition("=")[0] for word in split.words]
+    missing = 0
+    for option in options:
+        if option.required and not option.positional:
+            missing += set(option.names).isdisjoint(typed)
+    names = {name for option in options for name in option.names}.union(unknown)
+    abbreviated = sum(name.startswith("--") and name not in names for name in typed)
+    is_foreign = _find_launcher(system, split.prefix) is None and any(
+        _find_launcher(other, split.prefix) for other in systems().values()
     )
-    names = {name for option in options for name in option.names}
-    abbreviated = sum(
-        name.startswith("--") and name not in names and name not in unknown for name in given
-    )
-    foreign = any(
-        _launchers(other, split.prefix) for other in systems().values()
-    ) and not _launchers(system, split.prefix)
     strange = sum(word.startswith("-") for word in unknown)
-    return strange + missing, abbreviated, int(foreign)
+    return strange + missing, abbreviated, int(is_foreign)
 
 
-def _ambiguous(best: list[tuple[System, Script]]) -> str:
-    names = [
-        f"{system.title}{f' of {script.revision}' if script.revision else ''}"
-        for system, script in best
-    ]
-    options = [
-        f"--system {system.name}" if system is not best[0][0] else f"--revision {script.revision}"
-        for system, script in best[1:]
-    ]
+def _describe_choice(best: list[tuple[System, Script]]) -> str:
+    names = []
+    options = []
+    for system, script in best:
+        names.append(system.title)
+        if script.revision:
+            names[-1] += f" of {script.revision}"
+        if system is not best[0][0]:
+            options.append(f"--system {system.name}")
+        elif script is not best[0][1]:
+            options.append(f"--revision {script.revision}")
     return (
         f"{best[0][1].name} is in {' and '.join(names)}; taken for {names[0]}"
         f" ({' or '.join(options)} takes the other)"
     )
 
 
-def _given(system: System, script: Script, split: _Split, notes: list[str]) -> Given:
+def _parse_command(
+    system: System, script: Script, split: _Split, notes: list[str]
+) -> ParsedCommand:
     options = system.options(script)
-    known, unknown = _sorted_out(options, split.words)
-    words = _parsed(script.name, options, known)
+    known, unknown = _split_known(options, split.words)
+    words = _parse_options(script.name, options, known)
     typed = {word.option.names[0]: word for word in words}  # the last one of each counts
-    presets = _presets(system, script, options, {name: word.value for name, word in typed.items()})
-    ranks, launched, others = _launched(system, split)
-    return Given(
+    presets = _find_presets(system, script, options, typed)
+    ranks, launched, others = _parse_prefix(system, split)
+    values: dict[str, str] = {}
+    for word in [*_parse_options(script.name, options, presets), *words]:
+        values[word.option.names[0]] = word.value
+    return ParsedCommand(
         system=system,
         script=script,
         environment=split.environment,
         ranks=ranks,
-        values={
-            word.option.names[0]: word.value
-            for word in [*_parsed(script.name, options, presets), *words]
-        },
+        values=values,
         typed={name: word.name for name, word in typed.items()},
         overridden=tuple(word for word in words if word is not typed[word.option.names[0]]),
         launched=launched,
@@ -239,46 +253,45 @@ def _given(system: System, script: Script, split: _Split, notes: list[str]) -> G
     )
 
 
-def _presets(
-    system: System, script: Script, options: tuple[Option, ...], typed: dict[str, str]
+def _find_presets(
+    system: System, script: Script, options: tuple[Option, ...], typed: dict[str, Word]
 ) -> list[str]:
     """Return the options that presets add, those of the scripts that it runs included."""
-    row = {name: option.names[0] for option in options for name in option.names}
-    found = [
-        preset for name in script.also for preset in system.script(name, script.revision).presets
-    ]
-    return [
-        word
-        for preset in (*found, *script.presets)
-        if all(typed.get(row[name]) == value for name, value in preset.when.items())
-        for word in shlex.split(preset.adds)
-    ]
+    values: dict[str, str] = {}
+    for option in options:
+        if option.names[0] in typed:
+            values |= dict.fromkeys(option.names, typed[option.names[0]].value)
+    words = []
+    for row in [*(system.script(name, script.revision) for name in script.also), script]:
+        for preset in row.presets:
+            if preset.when.items() <= values.items():
+                words += shlex.split(preset.adds)
+    return words
 
 
-def _launched(system: System, split: _Split) -> tuple[int | None, tuple[Word, ...], list[str]]:
+def _parse_prefix(system: System, split: _Split) -> tuple[int | None, tuple[Word, ...], list[str]]:
     """Return what stands in front of the script: the number of processes, the launcher's options,
     and unknown words.
 
     Without a launcher the number is None.
     """
-    found = _launchers(system, split.prefix)
-    if not found:
-        return None, (), _without_interpreters(split.prefix)
-    launcher = found[0]
+    launcher = _find_launcher(system, split.prefix)
+    if launcher is None:
+        return None, (), _drop_interpreters(split.prefix)
     names = [PurePosixPath(word).name for word in split.prefix]
-    place = names.index(launcher.name.split()[-1])
+    place = names.index(launcher.program)
     options = launcher.all_options
-    known, unknown = _sorted_out(options, split.prefix[place + 1 :])
-    launched = tuple(_parsed(launcher.name, options, known))
-    others = _without_interpreters((*split.prefix[:place], *unknown))
-    return _ranks(launcher, launched), launched, others
+    known, unknown = _split_known(options, split.prefix[place + 1 :])
+    launched = tuple(_parse_options(launcher.name, options, known))
+    others = _drop_interpreters((*split.prefix[:place], *unknown))
+    return _count_processes(launcher, launched), launched, others
 
 
-def _without_interpreters(words: tuple[str, ...]) -> list[str]:
+def _drop_interpreters(words: tuple[str, ...]) -> list[str]:
     return [word for word in words if not _INTERPRETER.fullmatch(PurePosixPath(word).name)]
 
 
-def _ranks(launcher: Launcher, launched: tuple[Word, ...]) -> int:
+def _count_processes(launcher: Launcher, launched: tuple[Word, ...]) -> int:
     """Return the number of processes that a launcher starts."""
     values = [word.value for word in launched if word.name in launcher.ranks]
     if not values:
@@ -294,16 +307,19 @@ def _ranks(launcher: Launcher, launched: tuple[Word, ...]) -> int:
     return int(value)
 
 
-def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def _split_known(
+    options: tuple[Option, ...], words: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
     """Split words into those of known options and others. The value of an unknown option goes with
     it.
 
     The last word stays if the script has an argument that is known by its position.
     """
-    takes: dict[str, int] = {
-        name: option.takes for option in options for name in option.names if not option.positional
-    }
-    positional = any(option.positional for option in options)
+    takes: dict[str, int] = {}
+    for option in options:
+        if not option.positional:
+            takes |= dict.fromkeys(option.names, option.takes)
+    has_positional = any(option.positional for option in options)
     known: list[str] = []
     unknown: list[str] = []
     place = 0
@@ -312,39 +328,39 @@ def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[li
         name, equals, _ = word.partition("=")
         place += 1
         if not word.startswith("-") or word == "-":
-            (known if positional else unknown).append(word)
+            (known if has_positional else unknown).append(word)
             continue
-        full = _full_name(name, takes)
-        follows = place < len(words) and (
-            not words[place].startswith("-") or _is_number(words[place])
-        )
-        if full is None:
-            unknown.append(word)
-            if follows and not equals and not (positional and place == len(words) - 1):
-                unknown.append(words[place])
-                place += 1
+        full = _find_full_name(name, takes)
+        if full is not None:
+            has_joined_value = equals or (name != full and not name.startswith("--"))
+            count = 0 if has_joined_value else takes[full]
+            known += [word, *words[place : place + count]]
+            place += count
             continue
-        known.append(word)
-        joined = equals or (len(name) > 2 and not name.startswith("--") and name not in takes)
-        count = 0 if joined else takes[full]
-        known.extend(words[place : place + count])
-        place += count
+        unknown.append(word)
+        is_last = has_positional and place == len(words) - 1
+        if not equals and not is_last and place < len(words) and _is_value(words[place]):
+            unknown.append(words[place])
+            place += 1
     return known, unknown
 
 
-def _full_name(name: str, takes: dict[str, int]) -> str | None:
+def _find_full_name(name: str, takes: dict[str, int]) -> str | None:
     """Return the option that a word means: itself, the only one that begins so, or a short one with
     its value joined."""
     if name in takes:
         return name
     if name.startswith("--"):
-        found = [each for each in takes if each.startswith(name)]
-        return found[0] if len(found) == 1 else None
+        names = [option for option in takes if option.startswith(name)]
+        return names[0] if len(names) == 1 else None
     return name[:2] if takes.get(name[:2]) else None
 
 
-def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-\d+(\.\d*)?([eE][-+]?\d+)?", word) is not None
+def _is_value(word: str) -> bool:
+    """Return whether a word is no option: negative numbers are values."""
+    return (
+        not word.startswith("-") or re.fullmatch(r"-\d+(\.\d*)?([eE][-+]?\d+)?", word) is not None
+    )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -369,22 +385,19 @@ class _Note(argparse.Action):
         namespace.words.append((self.dest, option_string, value))
 
 
-def _parsed(prog: str, options: tuple[Option, ...], words: list[str]) -> list[Word]:
+def _parse_options(prog: str, options: tuple[Option, ...], words: list[str]) -> list[Word]:
     """Return the options in these words, in their order. Several values of an option are joined by
     spaces."""
     parser = _Parser(prog=prog, add_help=False)
     rows = {option.names[0]: option for option in options}
-    for option in options:
-        if not option.positional:
-            parser.add_argument(
-                *option.names, dest=option.names[0], action=_Note, nargs=option.takes
-            )
-    found, rest = parser.parse_known_args(words, argparse.Namespace(words=[]))
     positional = [option for option in options if option.positional]
+    for name, option in rows.items():
+        if option not in positional:
+            parser.add_argument(*option.names, dest=name, action=_Note, nargs=option.takes)
+    parsed, rest = parser.parse_known_args(words, argparse.Namespace(words=[]))
     if len(rest) > len(positional):
         parser.error(f"unrecognized arguments: {' '.join(rest[len(positional) :])}")
-    arguments = [
-        Word(option, option.names[0], value)
-        for option, value in zip(positional, rest, strict=False)
-    ]
-    return [Word(rows[name], typed, value) for name, typed, value in found.words] + arguments
+    result = [Word(rows[name], typed, value) for name, typed, value in parsed.words]
+    for option, value in zip(positional, rest, strict=False):
+        result.append(Word(option, option.names[0], value))
+    return result

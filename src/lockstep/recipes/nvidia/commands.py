@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.recipes.nvidia.command_line import Given
+from lockstep.recipes.nvidia.command_line import ParsedCommand
 from lockstep.recipes.recipe import Recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
 
@@ -19,7 +19,7 @@ _NAMES = {
     "benchmark": "a benchmark",
     PACK: "packing",
 }
-_LAUNCHED = {"train", "evaluate"}
+_ON_RANKS = {"train", "evaluate"}
 _LAUNCH = {
     "@ranks",
     "@nodes",
@@ -35,8 +35,8 @@ _LOADER = ("device", "loader", "loader_threads", "loader_batches")
 _WORK = ("image_size", "logits", "stem_channels", "mixup_alpha", "nesterov", "ema_decay")
 """Fields of a recipe that decide how much a step computes."""
 _LOGS = ("dlll_file", "nvidia_report_file")
-_OF_WEIGHTS = {"mean", "std", "interpolation", "eval_resize", "eval_crop", "eval_antialias"}
-_OF_WEIGHTS |= {"eval_side_rounding", "eval_offset_rounding", "eval_sampling"}
+_PREPROCESSING = {"mean", "std", "interpolation", "eval_resize", "eval_crop", "eval_antialias"}
+_PREPROCESSING |= {"eval_side_rounding", "eval_offset_rounding", "eval_sampling"}
 """The preprocessing of an evaluation."""
 _USED_SLOTS = {
     "train": {"@step_images", "@epoch", "@layers", "@model", "@iterations", "@unit", "@backend"},
@@ -69,7 +69,7 @@ _USED_FIELDS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """What all options together ask for."""
 
     recipe: Recipe
@@ -87,19 +87,19 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Command:
-    """The command of Lockstep for what is wanted."""
+    """The command of Lockstep for a request."""
 
-    given: Given
-    wanted: Wanted
+    parsed: ParsedCommand
+    request: Request
     recipe: str
     changes: dict[str, Any]
 
     @property
     def kind(self) -> str:
         """The command's name, such as "train"."""
-        if "benchmark" in self.wanted.slots:
+        if "benchmark" in self.request.slots:
             return "benchmark"
-        return str(self.wanted.slots.get("command") or self.given.script.command)
+        return str(self.request.slots.get("command") or self.parsed.script.command)
 
     def words(self) -> list[str]:
         """Return the words of the command."""
@@ -119,7 +119,7 @@ class Command:
         if name in ("@command", "@benchmark"):
             return True
         if name in _LAUNCH:
-            used = self.kind in _LAUNCHED and (name not in _MACHINES or self.wanted.nodes > 1)
+            used = self.kind in _ON_RANKS and (name not in _MACHINES or self.request.nodes > 1)
             return used or name in _USED_SLOTS[self.kind]
         if name.startswith("@"):
             return name in _USED_SLOTS[self.kind] or (name != "@unit" and text in words)
@@ -135,15 +135,15 @@ class Command:
         """Return why the command has no use for something that a template names, and whether
         anything is lost by it."""
         kind = self.kind
-        if name in _MACHINES and kind in _LAUNCHED:
+        if name in _MACHINES and kind in _ON_RANKS:
             return "the processes of one machine meet by themselves", False
         if kind == "train" and name == "--weights":
             return "the checkpoint that is resumed has the weights", True
         if name in _LOGS:
-            return _instead_of_log(kind), True
+            return _explain_log(kind), True
         if kind in ("evaluate", "predict") and name in ("model", "logits", "@model", "@layers"):
             return "the model is that of the weights", False
-        if kind in ("evaluate", "predict") and name in _OF_WEIGHTS:
+        if kind in ("evaluate", "predict") and name in _PREPROCESSING:
             return "the preprocessing comes with the weights", True
         if kind == "evaluate" and name == "@unit":
             return "all images are evaluated", True
@@ -156,172 +156,128 @@ class Command:
         return f"{_NAMES[kind]} does not use it", False
 
     def _train(self) -> list[str]:
-        options = dict(self.wanted.options)
-        slots = self.wanted.slots
+        options = dict(self.request.options)
+        slots = self.request.slots
         if "epoch" in slots:
-            options["--resume-from"] = self._of_epoch()
+            options["--resume-from"] = self._name_epoch()
         if "--resume-from" in options:
             options.pop("--weights", None)
         out = options.pop("--out", None) or slots.get("model_dir") or "RUN"
+        if out in (".", "./"):
+            out = "RUN"
+        data = options.pop("--data", "DATA")
         words = ["train", *self._backend(slots.get("backend")), "--recipe", self.recipe]
-        words += [
-            "--data",
-            options.pop("--data", "DATA"),
-            "--out",
-            "RUN" if out in (".", "./") else out,
-        ]
-        words += _options(options)
-        return self._launched([*words, *_sets(self.changes), *_sets(self.wanted.execution)])
+        words += ["--data", data, "--out", out, *_write_options(options)]
+        words += [*_write_sets(self.changes), *_write_sets(self.request.execution)]
+        return self._launch(words)
 
     def _evaluate(self) -> list[str]:
-        recipe = self.wanted.recipe
-        batch = (
-            recipe.global_batch_images
-            // self.wanted.ranks
-            // self.wanted.execution.get("accumulation_steps", 1)
-        )
-        words = [
-            "evaluate",
-            self._source(),
-            "--data",
-            self.wanted.options.get("--data", "DATA"),
-            *self._backend(),
-        ]
-        words += ["--batch", str(max(batch, 1)), "--set", f"precision={recipe.precision}"]
-        return self._launched([*words, *self._how("layout", *_LOADER)])
+        data = self.request.options.get("--data", "DATA")
+        words = ["evaluate", self._source(), "--data", data, *self._backend()]
+        words += ["--batch", self._batch(), *self._precision()]
+        return self._launch([*words, *self._how("layout", *_LOADER)])
 
     def _predict(self) -> list[str]:
-        image = self.wanted.slots.get("image", "IMAGE")
+        image = self.request.slots.get("image", "IMAGE")
         words = ["predict", self._source(), image, *self._backend()]
-        return [
-            *words,
-            "--set",
-            f"precision={self.wanted.recipe.precision}",
-            *self._how("layout", "device"),
-        ]
+        return [*words, *self._precision(), *self._how("layout", "device")]
 
     def _convert(self) -> list[str]:
-        target = self.wanted.slots.get("target", "TARGET")
-        return ["convert", self._source(), target, *_options(self.wanted.options)]
+        target = self.request.slots.get("target", "TARGET")
+        return ["convert", self._source(), target, *_write_options(self.request.options)]
 
     def _export(self) -> list[str]:
-        folder = self.wanted.slots.get("target", "FOLDER")
-        return ["export", self._source(), folder, "--to", self.wanted.options["--to"]]
+        folder = self.request.slots.get("target", "FOLDER")
+        return ["export", self._source(), folder, "--to", self.request.options["--to"]]
 
     def _pack(self) -> list[str]:
-        slots = self.wanted.slots
-        return [
-            "data",
-            "pack",
-            self._source(),
-            slots.get("target", "FOLDER"),
-            *_options(self.wanted.options),
-        ]
+        folder = self.request.slots.get("target", "FOLDER")
+        return [*PACK.split(), self._source(), folder, *_write_options(self.request.options)]
 
     def _benchmark(self) -> list[str]:
-        slots = self.wanted.slots
-        options = self.wanted.options
-        recipe = self.wanted.recipe
-        kind = str(slots.get("command") or self.given.script.command)
-        batch = (
-            recipe.global_batch_images
-            // self.wanted.ranks
-            // self.wanted.execution.get("accumulation_steps", 1)
-        )
+        slots = self.request.slots
+        options = self.request.options
+        execution = self.request.execution
+        recipe = self.request.recipe
+        kind = str(slots.get("command") or self.parsed.script.command)
+        synthetic = execution.get("loader") == "synthetic"
         # Without a folder, TensorFlow's script measures noise. The others have a default folder.
-        real = "synthetic" if self.given.system.backend == "tensorflow" else "DATA"
-        synthetic = self.wanted.execution.get("loader") == "synthetic"
-        words = [
-            "benchmark",
-            {"evaluate": "inference", "all": "all"}.get(kind, "train"),
-            *self._backend(),
-        ]
-        words += ["--model", str(recipe.model), "--recipe", self.recipe]
-        words += ["-n", slots.get("benchmark_ranks", str(self.wanted.ranks // self.wanted.nodes))]
-        words += [
-            "-b",
-            slots.get("benchmark_batches", str(max(batch, 1))),
-            "--dtype",
-            recipe.precision,
-        ]
-        words += [
-            "--data",
-            "synthetic" if synthetic else options.get("--data", real),
-            *_iterations(slots),
-        ]
-        words += ["--compile", "on"] if "--xla" in options else []
-        words += (
-            ["--layout", self.wanted.execution["layout"]]
-            if "layout" in self.wanted.execution
-            else []
-        )
-        words += (
-            ["--num-examples", options["--num-examples"]] if "--num-examples" in options else []
-        )
-        words += ["-o", slots["report"]] if "report" in slots else []
-        kept = [name for name in _LOADER if name != "loader" or not synthetic]
-        return [
-            *words,
-            *_sets({name: value for name, value in self.changes.items() if name in _WORK}),
-            *self._how(*kept),
-        ]
+        data = "synthetic" if self.parsed.system.backend == "tensorflow" else "DATA"
+        data = "synthetic" if synthetic else options.get("--data", data)
+        words = ["benchmark", {"evaluate": "inference", "all": "all"}.get(kind, "train")]
+        words += [*self._backend(), "--model", str(recipe.model), "--recipe", self.recipe]
+        words += ["-n", slots.get("benchmark_ranks", str(self.request.ranks // self.request.nodes))]
+        words += ["-b", slots.get("benchmark_batches", self._batch())]
+        words += ["--dtype", recipe.precision, "--data", data, *_iterations(slots)]
+        if "--xla" in options:
+            words += ["--compile", "on"]
+        if "layout" in execution:
+            words += ["--layout", execution["layout"]]
+        if "--num-examples" in options:
+            words += ["--num-examples", options["--num-examples"]]
+        if "report" in slots:
+            words += ["-o", slots["report"]]
+        work = {name: value for name, value in self.changes.items() if name in _WORK}
+        loader = [name for name in _LOADER if name != "loader" or not synthetic]
+        return [*words, *_write_sets(work), *self._how(*loader)]
+
+    def _batch(self) -> str:
+        """Return the images of one process in one accumulation part."""
+        parts = self.request.ranks * self.request.execution.get("accumulation_steps", 1)
+        return str(max(self.request.recipe.global_batch_images // parts, 1))
+
+    def _precision(self) -> list[str]:
+        return ["--set", f"precision={self.request.recipe.precision}"]
 
     def _how(self, *names: str) -> list[str]:
         """Return the settings of an execution that matter without training."""
-        execution = self.wanted.execution
-        compiled = (
-            {"compile": "on"} if "--xla" in self.wanted.options and self.kind != "benchmark" else {}
-        )
-        return _sets({name: value for name, value in execution.items() if name in names} | compiled)
+        execution = self.request.execution
+        settings = {name: value for name, value in execution.items() if name in names}
+        if "--xla" in self.request.options and self.kind != "benchmark":
+            settings["compile"] = "on"
+        return _write_sets(settings)
 
     def _backend(self, instead: str | None = None) -> list[str]:
-        backend = instead or self.given.system.backend
+        backend = instead or self.parsed.system.backend
         return [] if backend == DEFAULT_BACKEND else ["--backend", backend]
 
-    def _launched(self, words: list[str]) -> list[str]:
-        slots = self.wanted.slots
-        nodes = self.wanted.nodes
+    def _launch(self, words: list[str]) -> list[str]:
+        slots = self.request.slots
+        nodes = self.request.nodes
+        restarts = ["--restarts", slots["restarts"]] if "restarts" in slots else []
+        if self.request.ranks == 1 and not restarts:
+            return words
         machines = []
         if nodes > 1:
-            meeting = (
-                slots.get("meeting")
-                or f"{slots.get('meeting_host', 'HOST')}:{slots.get('meeting_port', 29500)}"
-            )
-            machines = [
-                "--nodes",
-                str(nodes),
-                "--node-rank",
-                slots.get("node_rank", "0"),
-                "--rendezvous",
-                meeting,
-            ]
-        restarts = ["--restarts", slots["restarts"]] if "restarts" in slots else []
-        if self.wanted.ranks == 1 and not restarts:
-            return words
-        return ["launch", *machines, *restarts, "-n", str(self.wanted.ranks // nodes), "--", *words]
+            host = slots.get("meeting_host", "HOST")
+            meeting = slots.get("meeting") or f"{host}:{slots.get('meeting_port', 29500)}"
+            machines = ["--nodes", str(nodes), "--node-rank", slots.get("node_rank", "0")]
+            machines += ["--rendezvous", meeting]
+        ranks = str(self.request.ranks // nodes)
+        return ["launch", *machines, *restarts, "-n", ranks, "--", *words]
 
-    def _of_epoch(self) -> str:
-        prefix = self.wanted.options.get("--model-prefix", "model")
-        epoch = self.wanted.slots["epoch"]
-        return (
-            f"{prefix}-{int(epoch):04d}.params" if epoch.isdigit() else f"{prefix}-{epoch}.params"
-        )
+    def _name_epoch(self) -> str:
+        prefix = self.request.options.get("--model-prefix", "model")
+        epoch = self.request.slots["epoch"]
+        number = f"{int(epoch):04d}" if epoch.isdigit() else epoch
+        return f"{prefix}-{number}.params"
 
     def _source(self) -> str:
-        options = self.wanted.options
-        slots = self.wanted.slots
+        options = self.request.options
+        slots = self.request.slots
         if "epoch" in slots:
-            return self._of_epoch()
-        found = (
-            slots.get("source"),
-            options.get("--resume-from"),
-            options.get("--weights"),
-            slots.get("model_dir"),
+            return self._name_epoch()
+        return (
+            slots.get("source")
+            or options.get("--resume-from")
+            or options.get("--weights")
+            or slots.get("model_dir")
+            or options.get("--out")
+            or "SOURCE"
         )
-        return next((each for each in (*found, options.get("--out")) if each), "SOURCE")
 
 
-def _instead_of_log(kind: str) -> str:
+def _explain_log(kind: str) -> str:
     if kind == "evaluate":
         return "`lockstep evaluate --json` prints the result"
     if kind == "benchmark":
@@ -347,13 +303,19 @@ def _iterations(slots: dict[str, str]) -> list[str]:
     return ["-i", str(length), "-e", str(steps // length), "-w", str(warmup // length)]
 
 
-def _options(options: dict[str, str]) -> list[str]:
-    return [word for name, text in options.items() for word in ([name, text] if text else [name])]
+def _write_options(options: dict[str, str]) -> list[str]:
+    words = []
+    for name, text in options.items():
+        words += [name, text] if text else [name]
+    return words
 
 
-def _sets(fields: dict[str, Any]) -> list[str]:
+def _write_sets(fields: dict[str, Any]) -> list[str]:
     """Return `--set FIELD=VALUE` for each field; lists as YAML without spaces."""
-    return [word for name, value in fields.items() for word in ("--set", f"{name}={_text(value)}")]
+    words = []
+    for name, value in fields.items():
+        words += ["--set", f"{name}={_text(value)}"]
+    return words
 
 
 def _text(value: Any) -> str:

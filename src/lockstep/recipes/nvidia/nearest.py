@@ -37,30 +37,27 @@ _IDLE: dict[str, Callable[[Recipe], bool]] = {
 """Fields that change nothing in some recipes, with the test for such a recipe."""
 
 
-def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
+def find_changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
     """Return the fewest fields to set on `base` so that it computes the same as `wanted`, as plain
     values.
 
     Fields that change nothing in `wanted` are left out. `seed` is compared like all others.
     """
-    found = {name: values[1] for name, values in difference(base, wanted).items()}
-    found = {
-        name: value for name, value in found.items() if name not in _IDLE or not _IDLE[name](wanted)
-    }
+    unneeded = {name for name, is_idle in _IDLE.items() if is_idle(wanted)}
     scale = wanted.global_batch_images / base.lr_batch_images if base.lr_scaling == "linear" else 1
     if math.isclose(base.lr * scale, peak_lr(wanted), rel_tol=1e-9):
-        found = {name: value for name, value in found.items() if name not in _LR}
+        unneeded.update(_LR)
     elif wanted.lr_scaling == "none":
-        found.pop("lr_batch_images", None)
-    threshold = "warmup_from_batch_images"
-    if threshold in found and wanted.global_batch_images >= max(
-        base.warmup_from_batch_images, found[threshold]
+        unneeded.add("lr_batch_images")
+    if wanted.global_batch_images >= max(
+        base.warmup_from_batch_images, wanted.warmup_from_batch_images
     ):
-        del found[threshold]
+        unneeded.add("warmup_from_batch_images")
     sizes = eval_fields({"image_size": wanted.image_size})
-    if "image_size" in found and {name: getattr(wanted, name) for name in sizes} == sizes:
-        found = {name: value for name, value in found.items() if name not in sizes}
-    return found
+    if base.image_size != wanted.image_size and sizes.items() <= wanted.fields().items():
+        unneeded.update(sizes)
+    differences = difference(base, wanted)
+    return {name: new for name, (_, new) in differences.items() if name not in unneeded}
 
 
 def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]:
@@ -69,18 +66,19 @@ def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]
     `framework` is part of the names of the example's recipes, such as "paddle". Those of the wanted
     model come first. A quantised recipe is none to change into one that is not.
     """
-    bases = {
-        name: base
-        for name, base in _published().items()
-        if base.quantisation in ("none", wanted.quantisation)
-    }
-    bases = {name: base for name, base in bases.items() if f"-{framework}-" in name} or bases
-    bases = {name: base for name, base in bases.items() if base.model == wanted.model} or bases
-    found = {name: changes(base, wanted) for name, base in bases.items()}
-    best = min(found, key=lambda name: len(found[name]))
-    return best, found[best]
+
+    def keep_if_any(is_wanted: Callable[[str, Recipe], bool]) -> dict[str, Recipe]:
+        return {name: base for name, base in bases.items() if is_wanted(name, base)} or bases
+
+    bases = _list_published()
+    bases = keep_if_any(lambda _, base: base.quantisation in ("none", wanted.quantisation))
+    bases = keep_if_any(lambda name, _: f"-{framework}-" in name)
+    bases = keep_if_any(lambda _, base: base.model == wanted.model)
+    changes = {name: find_changes(base, wanted) for name, base in bases.items()}
+    best = min(changes, key=lambda name: len(changes[name]))
+    return best, changes[best]
 
 
 @cache
-def _published() -> dict[str, Recipe]:
+def _list_published() -> dict[str, Recipe]:
     return {name: build() for name, build in RECIPES.items() if name not in ("demo", "my-images")}

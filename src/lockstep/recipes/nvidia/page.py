@@ -7,36 +7,29 @@ from lockstep.recipes.nvidia.table import PLACEHOLDERS, SLOTS, Option, Script, S
 _SHOWN_VALUES = {f"{{{name}}}": shown for name, (_, shown) in PLACEHOLDERS.items()}
 
 
-def tables() -> str:
+def write_tables() -> str:
     """Return the tables of all examples as Markdown: launchers, environment, and every script with
     its options."""
-    return "\n".join(_system(system) for system in systems().values())
+    return "\n".join(_write_system(system) for system in systems().values())
 
 
-def script_table(system: System, script: Script) -> str:
-    """Return the part of the page that is about one script."""
-    return _script(system, script)
-
-
-def _system(system: System) -> str:
-    starts = [f"## {system.title}", "", "| NVIDIA's | Lockstep |", "|---|---|"]
+def _write_system(system: System) -> str:
+    lines = [f"## {system.title}", "", "| NVIDIA's | Lockstep |", "|---|---|"]
     for launcher in system.launchers:
         number = " or ".join(f"`{name}`" for name in launcher.ranks)
         what = "has n entries" if launcher.lists else "is n"
-        starts.append(
+        lines.append(
             f"| `{launcher.name}`, where {number} {what} | `lockstep launch -n <n> -- ...` |"
         )
-        starts += [
-            f"| `{launcher.name.split()[-1]}`: {_names(option)} | {_equivalent(option)} |"
+        lines += [
+            f"| `{launcher.program}`: {_names(option)} | {_equivalent(option)} |"
             for option in launcher.options
         ]
-    starts += [
+    lines += [
         f"| `{shell.shown}` | that of `{_command_in(shell.runs)}` |" for shell in system.shells
     ]
-    starts += [f"| {_names(option)} | {_equivalent(option)} |" for option in system.environment]
-    return (
-        "\n".join(starts) + "\n\n" + "\n".join(_script(system, script) for script in system.scripts)
-    )
+    lines += [f"| {_names(option)} | {_equivalent(option)} |" for option in system.environment]
+    return "\n".join([*lines, "", *(write_script(system, script) for script in system.scripts)])
 
 
 def _command_in(runs: str) -> str:
@@ -44,7 +37,8 @@ def _command_in(runs: str) -> str:
     return re.sub(r"\\\d", "...", runs)
 
 
-def _script(system: System, script: Script) -> str:
+def write_script(system: System, script: Script) -> str:
+    """Return the part of the page that is about one script."""
     year = f" of {script.revision}" if script.revision else ""
     lines = [f"### {system.title}: `{script.name}`{year}", "", f"What it does: {script.about}.", ""]
     if script.not_here:
@@ -52,11 +46,15 @@ def _script(system: System, script: Script) -> str:
     if script.also:
         others = " and ".join(f"`{name}`" for name in script.also)
         lines += [f"It also takes the options of {others}; those below have precedence.", ""]
-    always = [f"`lockstep {script.command}`" if "@command" not in script.arguments else ""]
-    always += [_template(script.arguments)] if script.arguments else []
-    always += [f"the fields of `{script.like}`"] if script.like else []
+    always = []
+    if "@command" not in script.arguments:
+        always.append(f"`lockstep {script.command}`")
+    if script.arguments:
+        always.append(_template(script.arguments))
+    if script.like:
+        always.append(f"the fields of `{script.like}`")
     always += [f"`{name}={_value(value)}`" for name, value in script.fields.items()]
-    lines += [f"Always: {', '.join(filter(None, always))}.", ""]
+    lines += [f"Always: {', '.join(always)}.", ""]
     lines += ["| NVIDIA's | default | Lockstep |", "|---|---|---|"]
     for option in script.options:
         default = f"`{option.default}`" if option.default else ""
@@ -64,20 +62,16 @@ def _script(system: System, script: Script) -> str:
     if script.presets:
         lines += ["", f"What `{script.name}` adds:", "", "| with | options |", "|---|---|"]
         for preset in script.presets:
-            when = " ".join(
-                name if value == "true" else f"{name} {value}"
-                for name, value in preset.when.items()
-            )
+            words = (f"{name} {value}" for name, value in preset.when.items())
+            when = " ".join(word.removesuffix(" true") for word in words)
             lines.append(f"| {f'`{when}`' if when else 'always'} | `{preset.adds}` |")
     return "\n".join([*lines, ""])
 
 
 def _value(value: object) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else str(value).replace(" ", "").replace("'", "")
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).replace(" ", "").replace("'", "")
 
 
 def _names(option: Option) -> str:
@@ -105,23 +99,22 @@ def _equivalent(option: Option) -> str:
 def _values(option: Option) -> list[str]:
     """Return the values with templates of their own. Values that a field has under the same name
     are one part."""
-    same = {
-        value: to
-        for value, to in option.values.items()
-        if re.fullmatch(rf"\w+={re.escape(value)}", to)
-    }
-    fields = dict.fromkeys(to.partition("=")[0] for to in same.values())
-    parts = [
-        f"`{field}=V` for {_list([value for value in same if same[value] == f'{field}={value}'])}"
-        for field in fields
-    ]
-    nothing = [value for value, to in option.values.items() if not to]
-    others = [(value, to) for value, to in option.values.items() if to and value not in same]
-    return [
-        *parts,
-        *(f"`{value}`: {_template(to)}" for value, to in others),
-        *[f"{_list(nothing)}: nothing to type"] * bool(nothing),
-    ]
+    same: dict[str, list[str]] = {}
+    others = []
+    nothing = []
+    for value, to in option.values.items():
+        field = to.removesuffix(f"={value}")
+        if not to:
+            nothing.append(value)
+        elif field != to and field.isidentifier():
+            same.setdefault(field, []).append(value)
+        else:
+            others.append(f"`{value}`: {_template(to)}")
+    parts = [f"`{field}=V` for {_list(values)}" for field, values in same.items()]
+    parts += others
+    if nothing:
+        parts.append(f"{_list(nothing)}: nothing to type")
+    return parts
 
 
 def _list(values: list[str]) -> str:

@@ -78,18 +78,21 @@ COUNTS = (
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(each) for each in text.strip("[]").replace(",", " ").split()]
+    return [float(word) for word in text.strip("[]").replace(",", " ").split()]
 
 
 def _plain(number: float) -> str:
     """Return a number without the digits that come from computing with decimals, and an integer as
     one."""
-    number = float(f"{number:.14g}") if len(repr(number)) > len(f"{number:.14g}") + 1 else number
+    rounded = f"{number:.14g}"
+    if len(repr(number)) > len(rounded) + 1:
+        number = float(rounded)
     return str(int(number)) if number == int(number) else repr(number)
 
 
-def _scaled(text: str, factor: float) -> str:
-    return f"[{', '.join(_plain(number * factor) for number in _numbers(text))}]"
+def _scale(text: str, factor: float) -> str:
+    numbers = (_plain(number * factor) for number in _numbers(text))
+    return f"[{', '.join(numbers)}]"
 
 
 PLACEHOLDERS: dict[str, tuple[Callable[[str, int], str], str]] = {
@@ -98,7 +101,7 @@ PLACEHOLDERS: dict[str, tuple[Callable[[str, int], str], str]] = {
     "to_one": (lambda text, ranks: f"[{text}, 1]", "[V, 1]"),
     "one_minus": (lambda text, ranks: _plain(1 - float(text)), "<1 - V>"),
     "plus_32": (lambda text, ranks: str(int(text) + 32), "<V + 32>"),
-    "times_255": (lambda text, ranks: _scaled(text, 255), "<255 V>"),
+    "times_255": (lambda text, ranks: _scale(text, 255), "<255 V>"),
     "times_ranks": (lambda text, ranks: _plain(float(text) * ranks), "<V n>"),
     "over_ranks": (lambda text, ranks: _plain(float(text) / ranks), "<V / n>"),
     "count": (lambda text, ranks: str(len(_numbers(text))), "<number of V>"),
@@ -148,9 +151,8 @@ class Option(Row):
     @model_validator(mode="before")
     @classmethod
     def _keys_are_text(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | {
-            "values": {str(key): value for key, value in fields.get("values", {}).items()}
-        }
+        values = fields.get("values", {})
+        return fields | {"values": {str(key): value for key, value in values.items()}}
 
     @model_validator(mode="after")
     def _is_answered(self) -> "Option":
@@ -170,7 +172,10 @@ class Option(Row):
 
     def template(self, value: str) -> str | None:
         """Return the template for a value. None: it is not carried."""
-        return next((to for known, to in self.values.items() if equal(known, value)), self.to)
+        for known, template in self.values.items():
+            if is_equal(known, value):
+                return template
+        return self.to
 
 
 class Preset(Row):
@@ -203,12 +208,14 @@ class Script(Row):
     options: tuple[Option, ...] = ()
 
 
-def _without(options: list[Option], names: set[str]) -> list[Option]:
+def _drop_names(options: tuple[Option, ...], names: set[str]) -> list[Option]:
     """Return the options under their other names; options without other names are left out."""
-    left = [
-        (option, tuple(name for name in option.names if name not in names)) for option in options
-    ]
-    return [option.model_copy(update={"names": kept}) for option, kept in left if kept]
+    renamed = []
+    for option in options:
+        others = tuple(name for name in option.names if name not in names)
+        if others:
+            renamed.append(option.model_copy(update={"names": others}))
+    return renamed
 
 
 class Launcher(Row):
@@ -223,6 +230,11 @@ class Launcher(Row):
     """Whether the options have a list."""
     options: tuple[Option, ...] = ()
     """Its other options."""
+
+    @property
+    def program(self) -> str:
+        """The word that identifies it, such as `torchrun`."""
+        return self.name.split()[-1]
 
     @property
     def all_options(self) -> tuple[Option, ...]:
@@ -257,28 +269,29 @@ class System(Row):
 
     def script(self, name: str, revision: str = "") -> Script:
         """Return the script of a name, of this revision if there are several."""
-        found = [each for each in self.scripts if each.name == name]
-        return next((each for each in found if each.revision == revision), found[0])
+        scripts = [script for script in self.scripts if script.name == name]
+        return next((script for script in scripts if script.revision == revision), scripts[0])
 
     def options(self, script: Script) -> tuple[Option, ...]:
         """Return all options of a script: those that it passes on first, because its own have
         precedence."""
         own = {name for option in script.options for name in option.names}
-        others = [
-            option
-            for name in script.also
-            for option in self.options(self.script(name, script.revision))
-        ]
-        return (*_without(others, own), *script.options)
+        options: list[Option] = []
+        for name in script.also:
+            others = self.options(self.script(name, script.revision))
+            options += _drop_names(others, own)
+        return (*options, *script.options)
 
     def start(self, script: Script) -> Recipe:
         """Return the recipe before any option: what the code of a script, and of those it runs,
         fixes."""
-        outer = [self.script(name, script.revision) for name in script.also]
-        recipe = (
-            RECIPES[script.like]() if script.like else self.start(outer[0]) if outer else Recipe()
-        )
-        return recipe.replace(**script.fields) if script.fields else recipe
+        if script.like:
+            recipe = RECIPES[script.like]()
+        elif script.also:
+            recipe = self.start(self.script(script.also[0], script.revision))
+        else:
+            recipe = Recipe()
+        return recipe.replace(**script.fields)
 
 
 @cache
@@ -291,10 +304,10 @@ def systems() -> Mapping[str, System]:
     }
 
 
-def equal(a: str, b: str) -> bool:
-    """Whether two texts are the same value.
+def is_equal(a: str, b: str) -> bool:
+    """Return whether two texts are the same value.
 
-    >>> equal("0.10", "0.1"), equal("-1", "-1.0"), equal("a", "b")
+    >>> is_equal("0.10", "0.1"), is_equal("-1", "-1.0"), is_equal("a", "b")
     (True, True, False)
     """
     try:
@@ -303,28 +316,28 @@ def equal(a: str, b: str) -> bool:
         return False
 
 
-def filled(template: str, value: str, ranks: int) -> list[tuple[str, str]]:
+def fill_template(template: str, value: str, ranks: int) -> list[tuple[str, str]]:
     """Return the words of a template as pairs of a name and a value, with the value of an option
     put in.
 
     Raises `ValueError` if the value is not of the kind that a placeholder takes.
 
-    >>> filled("lr={times_ranks} lr_scaling=none --xla", "0.25", 8)
+    >>> fill_template("lr={times_ranks} lr_scaling=none --xla", "0.25", 8)
     [('lr', '2'), ('lr_scaling', 'none'), ('--xla', '')]
     """
     words = [word.partition("=") for word in template.split()]
     try:
-        found = [(name, _put_in(text, lambda use: use(value, ranks))) for name, _, text in words]
+        pairs = [(name, _replace_placeholders(text, value, ranks)) for name, _, text in words]
     except (OverflowError, IndexError):
         raise ValueError(f"{value!r} is not a number that can be used") from None
-    for name, text in found:
+    for name, text in pairs:
         if name in COUNTS and not re.fullmatch(r"\d{1,12}", text):
             raise ValueError(f"{text!r} is not a count")
-    return found
+    return pairs
 
 
-def _put_in(text: str, use: Callable[[Callable[[str, int], str]], str]) -> str:
+def _replace_placeholders(text: str, value: str, ranks: int) -> str:
     for name, (function, _) in PLACEHOLDERS.items():
         if f"{{{name}}}" in text:
-            text = text.replace(f"{{{name}}}", use(function))
+            text = text.replace(f"{{{name}}}", function(value, ranks))
     return text

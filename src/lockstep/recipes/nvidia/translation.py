@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.recipes.execution import Execution
-from lockstep.recipes.nvidia.command_line import Given, Word, read_command
-from lockstep.recipes.nvidia.commands import Command, Wanted
+from lockstep.recipes.nvidia.command_line import ParsedCommand, Word, read_command
+from lockstep.recipes.nvidia.commands import Command, Request
 from lockstep.recipes.nvidia.nearest import nearest_recipe
-from lockstep.recipes.nvidia.table import Option, equal, filled
+from lockstep.recipes.nvidia.table import Option, fill_template, is_equal
 from lockstep.recipes.recipe import Recipe, eval_fields
 from lockstep.recipes.recipe_files import parse_settings
 from lockstep.system.errors import RecipeError
@@ -70,7 +70,7 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Use:
     """One option, as the command line, a preset or its default has it."""
 
     option: Option
@@ -90,22 +90,23 @@ class _Asked:
     def template(self) -> str | None:
         """What carries the value, or the absence. None: nothing does."""
         if self.option.takes == 0:
-            return self.option.to if self.value is not None else self.option.absent
+            return self.option.absent if self.value is None else self.option.to
         value = self.option.default if self.value is None else self.value
         return "" if value is None else self.option.template(value)
 
     @property
-    def is_default(self) -> bool:
-        """Whether the value is the one that the script uses anyway."""
-        return (
-            self.value is not None
-            and self.option.default is not None
-            and equal(self.value, self.option.default)
-        )
+    def reason_to_drop(self) -> str:
+        """Why there is nothing to type for it, if it has no template; "" if it is not carried."""
+        if self.option.same:
+            return self.option.same
+        default = self.option.default
+        if self.value is None or default is None or not is_equal(self.value, default):
+            return ""
+        return _DEFAULT
 
 
 @dataclass(frozen=True)
-class _Meant:
+class _Effect:
     """What one option asks for: the words of its template, with the value put in."""
 
     words: str
@@ -125,242 +126,250 @@ def translate(
     return translate_command(read_command(words, system, revision))
 
 
-def translate_command(given: Given) -> Translation:
+def translate_command(parsed: ParsedCommand) -> Translation:
     """Return the equivalent of a command line that is read."""
-    asked = _asked(given)
-    not_carried, not_needed = _without_equivalent(given, asked)
-    ranks = _ranks(given, asked)
-    meant = _meant(given, asked, ranks, not_carried)
-    wanted = _wanted(given, ranks, meant, not_carried)
-    name, changes = nearest_recipe(wanted.recipe, given.system.name)
+    uses = _list_uses(parsed)
+    not_carried, not_needed = _find_without_equivalent(parsed, uses)
+    ranks = _count_ranks(parsed, uses)
+    effects = _find_effects(parsed, uses, ranks, not_carried)
+    request = _build_request(parsed, ranks, effects, not_carried)
+    name, changes = nearest_recipe(request.recipe, parsed.system.name)
     words: list[str] = []
     carried: list[Carried] = []
-    if given.script.command is not None:
-        command = Command(given, wanted, name, changes)
+    if parsed.script.command is not None:
+        command = Command(parsed, request, name, changes)
         words = command.words()
-        carried = _carried(command, words, meant, not_carried, not_needed)
+        carried = _list_carried(command, words, effects, not_carried, not_needed)
     uses_recipe = "--recipe" in words
-    kept = {name: text for name, text in given.environment.items() if name == _KEPT}
     return Translation(
-        system=given.system.name,
-        script=given.script.name,
-        environment=kept,
+        system=parsed.system.name,
+        script=parsed.script.name,
+        environment={name: text for name, text in parsed.environment.items() if name == _KEPT},
         command=tuple(words),
         recipe=name if uses_recipe else None,
         changes=changes if uses_recipe else {},
         carried=tuple(carried),
         not_carried=tuple(not_carried),
         not_needed=tuple(not_needed),
-        unknown=() if given.script.not_here else given.unknown,  # its options are not listed
-        notes=(*given.notes, *_notes(given, wanted, words)),
+        unknown=() if parsed.script.not_here else parsed.unknown,  # its options are not listed
+        notes=(*parsed.notes, *_write_notes(parsed, request, words)),
     )
 
 
-def _carried(
+def _list_carried(
     command: Command,
     words: list[str],
-    meant: list[_Meant],
+    effects: list[_Effect],
     not_carried: list[Remark],
     not_needed: list[Remark],
 ) -> list[Carried]:
     """Return the typed options that the command has. Add the others to `not_carried` or
     `not_needed`."""
     refused = {remark.words for remark in not_carried}
-    found = []
-    for one in meant:
-        if not one.typed or one.words in refused or one.words == command.given.script.name:
+    layers = command.request.slots.get("layers", "50")
+    carried = []
+    for effect in effects:
+        if not effect.typed or effect.words in {*refused, command.parsed.script.name}:
             continue
-        used = [(name, text) for name, text in one.pairs if command.uses(name, text, words)]
-        unused = [command.why_unused(name) for name, text in one.pairs if (name, text) not in used]
-        lost = [reason for reason, is_lost in unused if is_lost]
-        if used or not one.pairs:
-            layers = command.wanted.slots.get("layers", "50")
-            found.append(
-                Carried(one.words, tuple(_shown(name, text, layers) for name, text in used))
-            )
-        if lost:
-            not_carried.append(Remark(one.words, "; ".join(dict.fromkeys(lost))))
-        elif unused and not used:
-            not_needed.append(Remark(one.words, unused[0][0]))
-    return found
+        becomes = []
+        losses: list[str] = []
+        reasons: list[str] = []
+        for name, text in effect.pairs:
+            if command.uses(name, text, words):
+                becomes.append(_describe_pair(name, text, layers))
+                continue
+            reason, is_lost = command.why_unused(name)
+            (losses if is_lost else reasons).append(reason)
+        if becomes or not effect.pairs:
+            carried.append(Carried(effect.words, tuple(becomes)))
+        if losses:
+            not_carried.append(Remark(effect.words, "; ".join(dict.fromkeys(losses))))
+        elif reasons and not becomes:
+            not_needed.append(Remark(effect.words, reasons[0]))
+    return carried
 
 
-def _shown(name: str, text: str, layers: str) -> str:
+def _describe_pair(name: str, text: str, layers: str) -> str:
     """Return what a word of a template became: a field and its value, an option, or a part of the
     command."""
     if name == "@benchmark":
         return "benchmark"
     if name == "@model":
         return f"model={text.replace('#', layers)}"
-    return f"{name}={text}" if name[0] not in "-@" else f"{name.removeprefix('@')} {text}".rstrip()
+    if name[0] in "-@":
+        return f"{name.removeprefix('@')} {text}".rstrip()
+    return f"{name}={text}"
 
 
-def _notes(given: Given, wanted: Wanted, words: list[str]) -> list[str]:
-    notes = _placeholders(words, given)
-    backend = wanted.slots.get("backend")
-    if words and "train" in words and backend not in (None, given.system.backend):
+def _write_notes(parsed: ParsedCommand, request: Request, words: list[str]) -> list[str]:
+    notes = []
+    stand_ins = _find_stand_ins(words, parsed)
+    if stand_ins:
+        notes.append(
+            f"put your own in place of {' and '.join(stand_ins)}, which the command does not name"
+        )
+    backend = request.slots.get("backend")
+    if words and "train" in words and backend not in (None, parsed.system.backend):
         notes.append("PyTorch's engine quantises, so the command trains with it")
     variables = dict.fromkeys(word for word in words if "$" in word)
     if variables:
         notes.append(
             f"{', '.join(variables)}: variables of the shell are not replaced; write their values"
         )
-    if wanted.nodes > 1 and "launch" in words:
+    if request.nodes > 1 and "launch" in words:
         notes.append(
             "all machines need the same secret: --secret-file FILE (docs/many-machines.md)"
         )
     return notes
 
 
-def _placeholders(command: list[str], given: Given) -> list[str]:
-    """Return a note on the words that stand for what the original command does not name."""
-    stand_ins = ("DATA", "RUN", "SOURCE", "IMAGE", "TARGET", "FOLDER")
-    found = [word for word in stand_ins if word in command and word not in given.values.values()]
-    found += ["HOST"] if any(word.startswith("HOST:") for word in command) else []
-    return (
-        [f"put your own in place of {' and '.join(found)}, which the command does not name"]
-        if found
-        else []
-    )
+def _find_stand_ins(command: list[str], parsed: ParsedCommand) -> list[str]:
+    """Return the words that stand for what the original command does not name."""
+    candidates = ("DATA", "RUN", "SOURCE", "IMAGE", "TARGET", "FOLDER")
+    typed = parsed.values.values()
+    stand_ins = [word for word in candidates if word in command and word not in typed]
+    if any(word.startswith("HOST:") for word in command):
+        stand_ins.append("HOST")
+    return stand_ins
 
 
-def _asked(given: Given) -> list[_Asked]:
+def _list_uses(parsed: ParsedCommand) -> list[_Use]:
     """Return all options of the script that have an effect, and the environment variables that are
     known."""
-    found = []
-    for option in given.system.options(given.script):
-        if _has_effect(given, option):
+    uses = []
+    for option in parsed.system.options(parsed.script):
+        if _has_effect(parsed, option):
             name = option.names[0]
-            found.append(
-                _Asked(
-                    option, given.values.get(name), _typed_as(given, option), name in given.typed
-                )
-            )
-    found += [_Asked(word.option, word.value, _as_typed(word), True) for word in given.launched]
-    for name, value in given.environment.items():
-        known = [each for each in given.system.environment if _matches(each, name)]
-        found += [_Asked(each, value, f"{name}={value}", True) for each in known[:1]]
-    return found
+            words = _write_option(parsed, option)
+            uses.append(_Use(option, parsed.values.get(name), words, name in parsed.typed))
+    uses += [_Use(word.option, word.value, _write_word(word), True) for word in parsed.launched]
+    for name, value in parsed.environment.items():
+        variable = _find_variable(parsed, name)
+        if variable is not None:
+            uses.append(_Use(variable, value, f"{name}={value}", True))
+    return uses
 
 
-def _has_effect(given: Given, option: Option) -> bool:
+def _has_effect(parsed: ParsedCommand, option: Option) -> bool:
     """Return whether the options are there without which the script ignores this one."""
     if not option.needs:
         return True
-    needed = next(
-        each for each in given.system.options(given.script) if each.names[0] == option.needs
-    )
-    return option.needs in given.values and _has_effect(given, needed)
+    options = parsed.system.options(parsed.script)
+    needed = next(other for other in options if other.names[0] == option.needs)
+    return option.needs in parsed.values and _has_effect(parsed, needed)
 
 
-def _typed_as(given: Given, option: Option) -> str:
-    name = given.typed.get(option.names[0], option.names[-1])
-    value = given.values.get(option.names[0])
-    return name if value is None else _as_typed(Word(option, name, value))
+def _write_option(parsed: ParsedCommand, option: Option) -> str:
+    name = parsed.typed.get(option.names[0], option.names[-1])
+    value = parsed.values.get(option.names[0])
+    return name if value is None else _write_word(Word(option, name, value))
 
 
-def _as_typed(word: Word) -> str:
+def _write_word(word: Word) -> str:
     if word.option.positional:
         return word.value
     return f"{word.name} {word.value}" if word.option.takes else word.name
 
 
-def _matches(option: Option, name: str) -> bool:
-    return any(
-        name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in option.names
-    )
+def _find_variable(parsed: ParsedCommand, name: str) -> Option | None:
+    """Return the row of an environment variable; None if the example does not read it."""
+    for option in parsed.system.environment:
+        for pattern in option.names:
+            if name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1])):
+                return option
+    return None
 
 
-def _without_equivalent(given: Given, asked: list[_Asked]) -> tuple[list[Remark], list[Remark]]:
+def _find_without_equivalent(
+    parsed: ParsedCommand, uses: list[_Use]
+) -> tuple[list[Remark], list[Remark]]:
     """Return what the command line has and is not carried, and that for which there is nothing to
     type."""
-    idle = [each for each in asked if each.typed and each.template is None]
-    not_carried = [
-        Remark(each.words, each.option.not_here)
-        for each in idle
-        if not (each.option.same or each.is_default)
+    not_carried = []
+    not_needed = []
+    for use in uses:
+        if not use.typed or use.template is not None:
+            continue
+        if use.reason_to_drop:
+            not_needed.append(Remark(use.words, use.reason_to_drop))
+        else:
+            not_carried.append(Remark(use.words, use.option.not_here))
+    for name, value in parsed.environment.items():
+        if name != _KEPT and _find_variable(parsed, name) is None:
+            reason = "this variable is not known; Lockstep inherits it if it is set"
+            not_carried.append(Remark(f"{name}={value}", reason))
+    if parsed.script.not_here:
+        not_carried.append(Remark(parsed.script.name, parsed.script.not_here))
+    not_needed += [
+        Remark(_write_word(word), "it is overridden later") for word in parsed.overridden
     ]
-    known = (*given.system.environment, Option(names=(_KEPT,), same="kept"))
-    for name, value in given.environment.items():
-        if not any(_matches(each, name) for each in known):
-            not_carried.append(
-                Remark(
-                    f"{name}={value}",
-                    "this variable is not known; Lockstep inherits it if it is set",
-                )
-            )
-    if given.script.not_here:
-        not_carried.append(Remark(given.script.name, given.script.not_here))
-    not_needed = [
-        Remark(each.words, each.option.same or _DEFAULT)
-        for each in idle
-        if each.option.same or each.is_default
-    ]
-    not_needed += [Remark(_as_typed(word), "it is overridden later") for word in given.overridden]
-    for option in given.system.options(given.script):
-        if option.names[0] in given.typed and not _has_effect(given, option):
+    for option in parsed.system.options(parsed.script):
+        if option.names[0] in parsed.typed and not _has_effect(parsed, option):
             reason = f"NVIDIA's code ignores it without {option.needs}"
-            not_needed.append(Remark(_typed_as(given, option), reason))
+            not_needed.append(Remark(_write_option(parsed, option), reason))
     return not_carried, not_needed
 
 
-def _meant(
-    given: Given, asked: list[_Asked], ranks: int, not_carried: list[Remark]
-) -> list[_Meant]:
+def _find_effects(
+    parsed: ParsedCommand, uses: list[_Use], ranks: int, not_carried: list[Remark]
+) -> list[_Effect]:
     """Return what each option means; add values that an option does not take to `not_carried`."""
-    meant = [
-        _Meant(given.script.name, tuple(filled(given.script.arguments, "", ranks)), typed=True)
-    ]
-    for each in asked:
-        if each.template is None:
+    always = fill_template(parsed.script.arguments, "", ranks)
+    effects = [_Effect(parsed.script.name, tuple(always), typed=True)]
+    for use in uses:
+        if use.template is None:
             continue
         try:
-            meant.append(
-                _Meant(each.words, tuple(filled(each.template, each.text, ranks)), each.typed)
-            )
+            pairs = fill_template(use.template, use.text, ranks)
         except ValueError:
-            not_carried.append(
-                Remark(each.words, f"{each.text!r} is not a value that this option takes")
-            )
-    return meant
+            reason = f"{use.text!r} is not a value that this option takes"
+            not_carried.append(Remark(use.words, reason))
+        else:
+            effects.append(_Effect(use.words, tuple(pairs), use.typed))
+    return effects
 
 
-def _ranks(given: Given, asked: list[_Asked]) -> int:
+def _count_ranks(parsed: ParsedCommand, uses: list[_Use]) -> int:
     """Return the number of processes on all machines: the launcher's, else that of an option of the
     script, else 1."""
-    if given.ranks is not None:
-        nodes = [
-            word.value
-            for word in given.launched
-            if word.option.to == "@nodes={value}" and word.value.isdigit()
-        ]
-        return given.ranks * max(int(nodes[-1]) if nodes else 1, 1)
-    found = 1
-    for each in asked:
-        if (each.template or "").startswith("@ranks=") and each.text:
-            with suppress(ValueError):  # `_meant` reports it
-                found = max(int(filled(str(each.template), each.text, 1)[0][1]), 1)
-    return found
+    if parsed.ranks is not None:
+        nodes = 1
+        for word in parsed.launched:
+            if word.option.to == "@nodes={value}" and word.value.isdigit():
+                nodes = int(word.value)
+        return parsed.ranks * max(nodes, 1)
+    ranks = 1
+    for use in uses:
+        if (use.template or "").startswith("@ranks=") and use.text:
+            with suppress(ValueError):  # `_find_effects` reports it
+                ranks = max(int(fill_template(str(use.template), use.text, 1)[0][1]), 1)
+    return ranks
 
 
-def _wanted(given: Given, ranks: int, meant: list[_Meant], not_carried: list[Remark]) -> Wanted:
-    recipe = given.system.start(given.script)
+def _build_request(
+    parsed: ParsedCommand, ranks: int, effects: list[_Effect], not_carried: list[Remark]
+) -> Request:
+    start = parsed.system.start(parsed.script)
     try:
-        recipe, execution, options = _applied(recipe, meant)
+        recipe, execution, options = _apply_effects(start, effects)
     except RecipeError:  # find the options that are wrong, and leave them out
-        fitting: list[_Meant] = []
-        for each in meant:
+        fitting: list[_Effect] = []
+        for effect in effects:
             try:
-                _applied(recipe, [*fitting, each])
-                fitting.append(each)
+                _apply_effects(start, [*fitting, effect])
+                fitting.append(effect)
             except RecipeError as error:
-                not_carried.append(Remark(each.words, " ".join(str(error).split())))
-        recipe, execution, options = _applied(recipe, fitting)
-    slots = {name[1:]: text for each in meant for name, text in each.pairs if name.startswith("@")}
-    return _with_slots(Wanted(recipe, execution, options, slots, ranks), not_carried)
+                not_carried.append(Remark(effect.words, " ".join(str(error).split())))
+        recipe, execution, options = _apply_effects(start, fitting)
+    slots: dict[str, str] = {}
+    for effect in effects:
+        slots |= {name[1:]: text for name, text in effect.pairs if name.startswith("@")}
+    return _apply_slots(Request(recipe, execution, options, slots, ranks), not_carried)
 
 
-def _applied(recipe: Recipe, meant: list[_Meant]) -> tuple[Recipe, dict[str, Any], dict[str, str]]:
+def _apply_effects(
+    recipe: Recipe, effects: list[_Effect]
+) -> tuple[Recipe, dict[str, Any], dict[str, str]]:
     """Return the recipe with the fields that options ask for, the fields of the execution, and
     options of Lockstep.
 
@@ -370,23 +379,22 @@ def _applied(recipe: Recipe, meant: list[_Meant]) -> tuple[Recipe, dict[str, Any
     fields: dict[str, Any] = {}
     execution: dict[str, Any] = {}
     options: dict[str, str] = {}
-    for each in meant:
-        ours, how = parse_settings(
-            [f"{name}={text}" for name, text in each.pairs if name[0] not in "-@"]
-        )
+    for effect in effects:
+        settings = [f"{name}={text}" for name, text in effect.pairs if name[0] not in "-@"]
+        ours, how = parse_settings(settings)
         fields |= eval_fields(ours) | ours
-        if each.typed:
+        if effect.typed:
             execution |= how
-            options |= {name: text for name, text in each.pairs if name.startswith("-")}
+            options |= {name: text for name, text in effect.pairs if name.startswith("-")}
     Execution.of(execution)
     return recipe.replace(**fields), execution, options
 
 
-def _with_slots(wanted: Wanted, not_carried: list[Remark]) -> Wanted:
+def _apply_slots(request: Request, not_carried: list[Remark]) -> Request:
     """Return the same with the fields that follow from several options."""
-    recipe = wanted.recipe
-    slots = wanted.slots
-    execution = dict(wanted.execution)
+    recipe = request.recipe
+    slots = request.slots
+    execution = dict(request.execution)
     fields: dict[str, Any] = {}
     if "model" in slots:
         fields["model"] = slots["model"].replace("#", slots.get("layers", "50"))
@@ -397,27 +405,21 @@ def _with_slots(wanted: Wanted, not_carried: list[Remark]) -> Wanted:
             steps = execution.pop("stop_after_epochs", None) or slots["iterations"]
             execution["stop_after_steps"] = min(int(steps), int(slots["iterations"]))
     if "step_images" in slots:
-        parts, rest = divmod(int(slots["step_images"]), recipe.global_batch_images)
+        part = recipe.global_batch_images
+        parts, rest = divmod(int(slots["step_images"]), part)
         words = f"a step of {slots['step_images']} images"
         if parts < 1:
-            not_carried.append(
-                Remark(words, f"the GPUs already have {recipe.global_batch_images} in each step")
-            )
+            not_carried.append(Remark(words, f"the GPUs already have {part} in each step"))
         elif rest:
-            reason = (
-                f"it has whole parts of {recipe.global_batch_images}, as in NVIDIA's code: {parts}"
-                " of them"
-            )
+            reason = f"it has whole parts of {part}, as in NVIDIA's code: {parts} of them"
             not_carried.append(Remark(words, reason))
         if parts > 1:
-            fields["global_batch_images"] = parts * recipe.global_batch_images
+            fields["global_batch_images"] = parts * part
             execution["accumulation_steps"] = parts
     try:
-        recipe = recipe.replace(
-            **parse_settings([f"{name}={value}" for name, value in fields.items()])[0]
-        )
+        settings = [f"{name}={value}" for name, value in fields.items()]
+        recipe = recipe.replace(**parse_settings(settings)[0])
     except RecipeError as error:
-        not_carried.append(
-            Remark(", ".join(f"{name} {value}" for name, value in fields.items()), str(error))
-        )
-    return Wanted(recipe, execution, wanted.options, slots, wanted.ranks)
+        words = ", ".join(f"{name} {value}" for name, value in fields.items())
+        not_carried.append(Remark(words, str(error)))
+    return Request(recipe, execution, request.options, slots, request.ranks)
