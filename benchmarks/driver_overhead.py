@@ -1,4 +1,4 @@
-"""Compare the driver's loop, with its log, TensorBoard and stop requests, with the same compiled
+"""Compare the training loop of a run, with its log, TensorBoard and stop requests, with the same compiled
 step in a bare loop."""
 
 import argparse
@@ -12,7 +12,8 @@ from lockstep.data.index import open_index
 from lockstep.data.split import Sets
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution
-from lockstep.runs.driver import Driver
+from lockstep.runs.context import RunContext
+from lockstep.runs.loop import TrainingLoop
 from lockstep.runs.recorder import Recorder
 from lockstep.system.signals import StopRequests
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
@@ -38,27 +39,18 @@ def main() -> None:
         out = Path(folder)
         draw_data_set(out / "data", train_images=8000, val_images=10)
         train, val = (open_index(out / "data" / split) for split in ("train", "val"))
-        recorder.open(out, 0, np.full(100_000, 0.001))
-        run = Driver(
-            settings,
-            execution,
-            world,
-            built,
-            Sets(train, val, out / "data", []),
-            out,
-            stop,
-            recorder,
-        )
+        rates = np.full(100_000, 0.001)
+        recorder.open(out, 0, rates)
+        sets = Sets(train, val, out / "data", [])
+        run = RunContext(settings, execution, world, built, sets, out, stop, recorder, rates)
+        loop = TrainingLoop(run, itertools.repeat(batch))
         done = 0
 
-        def through_the_driver() -> float:
+        def training_loop() -> float:
             nonlocal done
             done += STEPS
-            run.total = done
-            return (
-                seconds(lambda: (run.loop(itertools.repeat(batch), done - STEPS), built.read()))
-                / STEPS
-            )
+            run.total_steps = done
+            return seconds(lambda: (loop.train(done - STEPS), built.read())) / STEPS
 
         def bare() -> float:
             return (
@@ -66,10 +58,10 @@ def main() -> None:
                 / STEPS
             )
 
-        # Both end by reading the state, because the driver returns before the device has finished
+        # Both end by reading the state, because the loop returns before the device has finished
         # the last interval.
 
-        driver, loop = in_turns(through_the_driver, bare, ROUNDS)
+        full, plain = in_turns(training_loop, bare, ROUNDS)
     record(
         "driver_overhead" if backend == "torch" else f"driver_overhead_{backend}",
         {
@@ -77,10 +69,10 @@ def main() -> None:
                 f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS}"
                 " steps"
             ),
-            "driver_sec": rounded(driver),
-            "bare_loop_sec": rounded(loop),
+            "driver_sec": rounded(full),
+            "bare_loop_sec": rounded(plain),
             "driver_over_bare_loop": round(
-                median(a / b for a, b in zip(driver, loop, strict=True)), 4
+                median(a / b for a, b in zip(full, plain, strict=True)), 4
             ),
         },
         backend,

@@ -99,6 +99,14 @@ def test_no_imports_go_in_circles() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_a_file_about_runs_imports_at_most_15_modules() -> None:
+    counts = {
+        name: len(others) for name, others in imports().items() if name.startswith("lockstep.runs.")
+    }
+    assert counts["lockstep.runs.train"] > 1
+    assert {name: count for name, count in counts.items() if count > 15} == {}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -65,7 +65,7 @@ ALLOWED = {
     "recipes/published_accuracies.py": PACKAGE,
     "recipes/published_speeds.py": PACKAGE,
     "reporting/page.py _file": PACKAGE,
-    "runs/driver.py begin": "the recorder's method of this name",
+    "runs/begin.py _open_log": "the recorder's method of this name",
     "runs/image_results.py read_results": OPENED,
     "system/files.py": WRITTEN,
     "system/heartbeat.py": OWN,

@@ -120,7 +120,7 @@ def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
     assert explain_choices(my_images(), PHOTOS, Path("RUN")) == [
         (
             "my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, "
-            "peak learning rate 0.032 after 3 of warm-up"
+            "peak learning rate 0.032 after 3 epochs of warm-up"
         ),
         (
             "  for 1,000 training images of 10 classes, typically 400 px, on a CPU that is fast in"

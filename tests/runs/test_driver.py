@@ -16,7 +16,7 @@ import lockstep
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.spans import spans
+from lockstep.runs.intervals import plan_intervals
 from lockstep.system.errors import (
     CheckpointError,
     DataError,
@@ -89,15 +89,15 @@ def uninterrupted(
 @pytest.mark.parametrize("first", range(23))
 def test_borders_of_intervals_do_not_depend_on_where_a_run_starts(first: int) -> None:
     execution = Execution(log_every_steps=4, save_every_steps=5)
-    whole = [span.stop for span in spans(0, 23, 9, execution)]
+    whole = [span.stop for span in plan_intervals(0, 23, 9, execution)]
     assert whole == [4, 5, 8, 9, 10, 12, 15, 16, 18, 20, 23]
-    assert [span.stop for span in spans(first, 23, 9, execution)] == [
+    assert [span.stop for span in plan_intervals(first, 23, 9, execution)] == [
         stop for stop in whole if stop > first
     ]
 
 
 def test_a_run_saves_at_every_epoch_and_evaluates_as_often_as_asked() -> None:
-    found = list(spans(0, 30, 6, Execution(log_every_steps=100, evaluate_every_epochs=2)))
+    found = list(plan_intervals(0, 30, 6, Execution(log_every_steps=100, evaluate_every_epochs=2)))
     assert [span.stop for span in found if span.saves] == [6, 12, 18, 24, 30]
     assert [span.stop for span in found if span.evaluates] == [12, 24, 30]
 

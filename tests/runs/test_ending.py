@@ -9,7 +9,7 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
-from lockstep.runs.ending import early_stop, last_step
+from lockstep.runs.ending import explain_early_stop, find_last_step
 from lockstep.runs.report import Report, compare_with_published, read_report
 from lockstep.system.errors import Interrupted, RecipeError
 from lockstep.system.event_log import read_log
@@ -36,7 +36,7 @@ PATIENT = Execution(early_stopping_patience=2)
 def test_a_command_stops_after_as_many_more_epochs_or_steps_as_it_is_told(
     first: int, how: dict[str, int], step: int
 ) -> None:
-    assert last_step(first, 100, 10, Execution(**how)) == step
+    assert find_last_step(first, 100, 10, Execution(**how)) == step
 
 
 def evaluated(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
@@ -65,18 +65,18 @@ def evaluated(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
 def test_early_stopping_counts_the_evaluations_since_the_best_one(
     top1: list[float], stops: bool
 ) -> None:
-    assert (early_stop(evaluated(*top1), 10 * len(top1), 2) is not None) == stops
-    assert early_stop(evaluated(*top1), 10 * len(top1), 0) is None
+    assert (explain_early_stop(evaluated(*top1), 10 * len(top1), 2) is not None) == stops
+    assert explain_early_stop(evaluated(*top1), 10 * len(top1), 0) is None
 
 
 def test_early_stopping_is_decided_at_an_evaluation_alone() -> None:
     log = evaluated(50.0, 40.0, 30.0)
     assert (
-        early_stop(log, 30, 2)
+        explain_early_stop(log, 30, 2)
         == "the last 2 evaluations are not above the top-1 of 50.00 % at step 10"
     )
-    assert early_stop(log, 35, 2) is None
-    assert early_stop(log, 20, 2) is None
+    assert explain_early_stop(log, 35, 2) is None
+    assert explain_early_stop(log, 20, 2) is None
 
 
 def test_early_stopping_without_evaluations_is_refused() -> None:

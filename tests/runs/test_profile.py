@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import lockstep
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.spans import spans
+from lockstep.runs.intervals import plan_intervals
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
@@ -55,7 +55,7 @@ def losses(run: Path) -> list[float]:
 def test_traced_steps_are_intervals_of_their_own(
     changes: dict[str, int], stops: list[int], traced: list[tuple[int, int]]
 ) -> None:
-    found = list(spans(0, 20, 10, Execution(log_every_steps=4, **changes)))
+    found = list(plan_intervals(0, 20, 10, Execution(log_every_steps=4, **changes)))
     assert [span.stop for span in found] == stops
     assert [(span.first, span.stop) for span in found if span.traced] == traced
 

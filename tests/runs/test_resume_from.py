@@ -22,7 +22,7 @@ from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
-from lockstep.runs.starting_weights import Start, first_state
+from lockstep.runs.starting_weights import Start, build_first_state
 from lockstep.system.errors import CheckpointError, Interrupted, UserError
 from lockstep.system.event_log import read_log
 from lockstep.weights import Weights, checkpoint, open_weights
@@ -310,7 +310,7 @@ def test_a_loss_scale_is_the_checkpoints_if_it_has_one(
         "torchvision",
         epochs=2,
     )
-    first, told = first_state(
+    first, told = build_first_state(
         recipe, begun.tensors, Start("a.pth", "", begun.tensors, (), found), per_epoch=2
     )
     assert (first.step, first.scaler) == (4, scaler)

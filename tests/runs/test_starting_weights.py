@@ -18,7 +18,7 @@ from lockstep.models.architectures import MODELS, narrow_model, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.starting_weights import fit_start, hash_tensors, read_masks
+from lockstep.runs.starting_weights import StartSource, fit_start, hash_tensors, read_masks
 from lockstep.system.errors import CheckpointError, Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
@@ -240,7 +240,11 @@ def test_a_file_of_another_named_model_says_which_model_to_set(tmp_path: Path) -
     with pytest.raises(
         CheckpointError, match=r"w\.safetensors holds resnet18, .*resnet50: --set model=resnet18$"
     ):
-        fit_start(tmp_path / "w.safetensors", given.replace(model="resnet50"), tmp_path / "run")
+        fit_start(
+            StartSource(tmp_path / "w.safetensors"),
+            given.replace(model="resnet50"),
+            tmp_path / "run",
+        )
 
 
 def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(

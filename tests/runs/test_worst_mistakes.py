@@ -10,7 +10,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans
-from lockstep.runs.worst_mistakes import load_worst_mistakes, worst
+from lockstep.runs.worst_mistakes import find_worst, load_worst_mistakes
 
 
 def scores(losses: list[float], ranks: list[int], predictions: list[int] | None = None) -> Scores:
@@ -22,8 +22,8 @@ def scores(losses: list[float], ranks: list[int], predictions: list[int] | None 
 
 def test_wrong_predictions_come_by_loss_and_right_ones_never() -> None:
     found = scores([0.5, 9.0, 3.0, 4.0, 3.5], [1, 0, 2, 0, 1])
-    assert worst(found, 10).tolist() == [4, 2, 0]
-    assert worst(found, 2).tolist() == [4, 2]
+    assert find_worst(found, 10).tolist() == [4, 2, 0]
+    assert find_worst(found, 2).tolist() == [4, 2]
 
 
 def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Recipe) -> None:

@@ -16,7 +16,7 @@ from lockstep.models.architectures import tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.starting_weights import fit_start
+from lockstep.runs.starting_weights import StartSource, fit_start
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, known_preprocessing, open_weights
 from lockstep.weights.run_checkpoints import find_best_step
@@ -508,7 +508,7 @@ def test_weights_without_a_classifier_can_only_be_trained(
             match=r"no classifier, so it cannot classify images; train one: lockstep train",
         ):
             use()
-    assert fit_start(backbone, recipe_of(), tmp_path / "run") is not None
+    assert fit_start(StartSource(backbone), recipe_of(), tmp_path / "run") is not None
     assert [path.name for path in tmp_path.iterdir()] == ["backbone.pth"]
 
 
@@ -516,7 +516,8 @@ def test_the_classifier_that_a_file_lacks_is_the_recipes_initial_one(
     tmp_path: Path, narrow: None
 ) -> None:
     recipe = recipe_of().replace(logits=7, seed=3)
-    start = fit_start(without_classifier(tmp_path / "backbone.pth"), recipe, tmp_path / "run")
+    source = StartSource(without_classifier(tmp_path / "backbone.pth"))
+    start = fit_start(source, recipe, tmp_path / "run")
     assert start is not None
     initial = initial_tensors(recipe)
     assert all(

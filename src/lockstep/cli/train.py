@@ -122,10 +122,9 @@ def command(
 
     To resume a run where it stopped, give the same command again, or --out alone.
     """
-    from lockstep import train
     from lockstep.cli.console import Reporter
     from lockstep.runs.resuming import complete_settings
-    from lockstep.system.ranks import is_leading
+    from lockstep.runs.train import run_training
 
     changes, how = options.fields(
         assignments,
@@ -140,31 +139,19 @@ def command(
         stop_after_epochs=stop_after_epochs,
         stop_after_steps=stop_after_steps,
         early_stopping_patience=early_stopping_patience,
-        loggers=_loggers(tensorboard, loggers),
+        loggers=_choose_loggers(tensorboard, loggers),
     )
     if split is not None:
         changes["validation_share"] = split
-    asked = complete_settings(out, recipe, data, changes=changes, how=how)
-    options.prepare(asked.execution.backend)
+    settings = complete_settings(out, recipe, data, changes=changes, how=how)
+    options.prepare(settings.execution.backend)
     with Reporter() as reporter:
-        if asked.taken and is_leading():
-            reporter({"kind": "taken", "out": str(out), "taken": asked.taken})
-        train(
-            asked.recipe,
-            asked.data,
-            out,
-            changes=None if asked.recipe else changes,
-            weights=weights,
-            resume_from=resume_from,
-            execution=asked.execution,
-            listener=reporter,
-        )
+        run_training(settings, weights=weights, resume_from=resume_from, listener=reporter)
 
 
-def _loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:
+def _choose_loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:
     """Return where metrics go; None if neither option is given."""
     if tensorboard is None and others is None:
         return None
-    return list(
-        dict.fromkeys([*([] if tensorboard is False else ["tensorboard"]), *(others or [])])
-    )
+    first = [] if tensorboard is False else ["tensorboard"]
+    return list(dict.fromkeys(first + (others or [])))

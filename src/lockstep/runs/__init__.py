@@ -1,1 +1,1 @@
-"""A run: its folder, its driver, what it logs, and how it resumes."""
+"""A run: how it begins, trains, evaluates, saves, finishes and resumes, its folder, what it logs."""

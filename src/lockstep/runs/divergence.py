@@ -11,7 +11,7 @@ from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
 
 
-def in_training(interval: Interval, recipe: Recipe, checkpoints: Path) -> str | None:
+def describe_bad_losses(interval: Interval, recipe: Recipe, checkpoints: Path) -> str | None:
     """Return a message that names an interval's first loss that is not finite, and what to do; None
     if all are finite."""
     bad = np.flatnonzero(~np.isfinite(interval.losses))
@@ -20,27 +20,27 @@ def in_training(interval: Interval, recipe: Recipe, checkpoints: Path) -> str | 
     last = interval.first + len(interval.losses) - 1
     return (
         f"the loss is {interval.losses[bad[0]]} at step {interval.first + bad[0]}, within steps"
-        f" {interval.first} to {last}. {_last_good(checkpoints, last + 1)} {_advice(recipe)}"
+        f" {interval.first} to {last}. {_name_last_good(checkpoints, last + 1)} {_advise(recipe)}"
     )
 
 
-def in_weights(step: int, recipe: Recipe, checkpoints: Path) -> str:
+def describe_bad_weights(step: int, recipe: Recipe, checkpoints: Path) -> str:
     """Return the message for weights that are not finite after a step, with what to do."""
     return (
-        f"the weights are not finite numbers after step {step}. {_last_good(checkpoints, step)}"
-        f" {_advice(recipe)}"
+        f"the weights are not finite numbers after step {step}. {_name_last_good(checkpoints, step)}"
+        f" {_advise(recipe)}"
     )
 
 
-def in_evaluation(scores: Scores, step: int, recipe: Recipe, checkpoints: Path) -> str | None:
+def describe_bad_scores(scores: Scores, step: int, recipe: Recipe, checkpoints: Path) -> str | None:
     """Return how many images' losses are not finite in an evaluation, and what to do; None if all
     are finite."""
-    found = describe_nonfinite(scores)
-    if found is None:
+    problem = describe_nonfinite(scores)
+    if problem is None:
         return None
     return (
-        f"the validation loss is not finite at step {step}: {found}."
-        f" {_last_good(checkpoints, step)} {_advice(recipe)} In the first epochs batch norm's"
+        f"the validation loss is not finite at step {step}: {problem}."
+        f" {_name_last_good(checkpoints, step)} {_advise(recipe)} In the first epochs batch norm's"
         " statistics may not have settled: resume with --set evaluate_every_epochs=5."
     )
 
@@ -60,7 +60,7 @@ def describe_nonfinite(scores: Scores) -> str | None:
     return None
 
 
-def _last_good(checkpoints: Path, before: int) -> str:
+def _name_last_good(checkpoints: Path, before: int) -> str:
     """Return the newest checkpoint before a step, as a sentence."""
     steps = [step for step in checkpoint.steps(checkpoints) if step < before]
     if not steps:
@@ -69,9 +69,12 @@ def _last_good(checkpoints: Path, before: int) -> str:
     return f"Last good checkpoint: {path} (start another run from its weights with --weights)."
 
 
-def _advice(recipe: Recipe) -> str:
+def _advise(recipe: Recipe) -> str:
     advice = "Try a lower lr or a longer warm-up"
-    if recipe.precision == "fp16":
-        scaling = "" if recipe.loss_scaling == "dynamic" else "loss_scaling=dynamic or "
-        return f"{advice}, or {scaling}precision=bf16."
-    return f"{advice}." if recipe.precision in ("fp32", "tf32") else f"{advice}, or precision=fp32."
+    if recipe.precision in ("fp32", "tf32"):
+        return f"{advice}."
+    if recipe.precision != "fp16":
+        return f"{advice}, or precision=fp32."
+    if recipe.loss_scaling == "dynamic":
+        return f"{advice}, or precision=bf16."
+    return f"{advice}, or loss_scaling=dynamic or precision=bf16."

@@ -3,21 +3,24 @@
 from collections.abc import Iterable
 
 from lockstep.recipes import Execution
-from lockstep.system.event_log import EvaluateEvent, LogEvent
+from lockstep.system.event_log import LogEvent
 
 
-def last_step(first: int, total: int, per_epoch: int, execution: Execution) -> int:
+def find_last_step(first: int, total: int, per_epoch: int, execution: Execution) -> int:
     """Return the step after which a command ends that resumes a run of `total` steps at step
     `first`.
 
     Epochs count from the last complete one, so that a command always ends at the end of an epoch,
-    also if the one before it was killed within an epoch. If epochs and steps are given, the smaller
+    also if the one before it was killed within an epoch. If epochs and steps are set, the smaller
     number decides.
 
-    >>> last_step(0, 70, 7, Execution(stop_after_epochs=2)), last_step(16, 70, 7, Execution(stop_after_epochs=2))
+    >>> two_epochs = Execution(stop_after_epochs=2)
+    >>> find_last_step(0, 70, 7, two_epochs), find_last_step(16, 70, 7, two_epochs)
     (14, 28)
-    >>> last_step(16, 70, 7, Execution(stop_after_steps=3)), last_step(16, 70, 7, Execution())
-    (19, 70)
+    >>> find_last_step(16, 70, 7, Execution(stop_after_steps=3))
+    19
+    >>> find_last_step(16, 70, 7, Execution())
+    70
     """
     ends = [total]
     if execution.stop_after_epochs:
@@ -27,7 +30,7 @@ def last_step(first: int, total: int, per_epoch: int, execution: Execution) -> i
     return min(ends)
 
 
-def early_stop(log: Iterable[LogEvent], step: int, patience: int) -> str | None:
+def explain_early_stop(log: Iterable[LogEvent], step: int, patience: int) -> str | None:
     """Return why early stopping ends a run at a step, as a clause; None if it does not, or if
     `patience` is 0.
 
@@ -35,14 +38,15 @@ def early_stop(log: Iterable[LogEvent], step: int, patience: int) -> str | None:
     the last `patience` evaluations have no higher top-1 than the best one before them. An equal
     top-1 is no improvement.
     """
-    evaluated: list[EvaluateEvent] = [entry for entry in log if entry["kind"] == "evaluate"]
-    found = [
-        entry for entry in evaluated if entry["weights"] == "trained" and entry["step"] <= step
+    evaluations = [
+        entry
+        for entry in log
+        if entry["kind"] == "evaluate" and entry["weights"] == "trained" and entry["step"] <= step
     ]
-    if not patience or not found or found[-1]["step"] != step:
+    if not patience or not evaluations or evaluations[-1]["step"] != step:
         return None
-    best = max(found, key=lambda entry: (entry["top1_percent"], -entry["step"]))
-    since = len(found) - 1 - found.index(best)
+    best = max(evaluations, key=lambda entry: (entry["top1_percent"], -entry["step"]))
+    since = len(evaluations) - 1 - evaluations.index(best)
     if since < patience:
         return None
     return (

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.backends import World
+from lockstep.backends.emulation import emulation
+from lockstep.data.listing import printable
 from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
+from lockstep.runs import ending
+from lockstep.runs.context import RunContext
 
-_OF_THE_STEP = ("compile", "layout", "fused", "cuda_graph", "recompute")
+_STEP_FIELDS = ("compile", "layout", "fused", "cuda_graph", "recompute")
 """Fields of the execution that change what a GPU computes in a step."""
 LARGEST_CHANGE = 0.25
 """The evaluation size may differ from the training size by this share without a note. The published
@@ -22,7 +26,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class RunFacts:
-    """RunFacts about a run's images."""
+    """What the notes are based on: facts about a run's images."""
 
     classes: Sequence[str]
     training: np.ndarray
@@ -32,18 +36,55 @@ class RunFacts:
     steps_per_epoch: int
 
 
+def collect_notes(run: RunContext, step: int) -> list[str]:
+    """Return the notes for a run at this step: on how it begins, on this command, and on settings
+    that are allowed but rarely intended."""
+    notes = list(run.notes)
+    traced = run.execution.traced_steps
+    if traced and not set(traced) & set(range(step, run.total_steps)):
+        notes.append(
+            f"steps {traced.start} to {traced.stop - 1} are not traced: this run has steps {step}"
+            f" to {run.total_steps - 1}"
+        )
+    end = ending.find_last_step(step, run.total_steps, run.steps_per_epoch, run.execution)
+    if end < run.total_steps:
+        notes.append(
+            f"this command stops after step {end} of {run.total_steps}; the same command resumes"
+            " there"
+        )
+    emulated = emulation(
+        run.recipe.precision, on_gpu=run.world.on_gpu, backend=run.execution.backend
+    )
+    if emulated is not None:
+        notes.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
+    if step == 0:  # once in a run
+        notes += note_determinism_cost(run.recipe, run.execution, run.world)
+    return notes + list_unusual_settings(run.recipe, _collect_facts(run))
+
+
+def _collect_facts(run: RunContext) -> RunFacts:
+    training, validation = (
+        np.bincount(index.rows["label"], minlength=len(index.classes))
+        for index in (run.sets.training, run.sets.validation)
+    )
+    names = [printable(name) for name in run.sets.training.classes]
+    return RunFacts(names, training, validation, run.steps_per_epoch)
+
+
 def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
     """Return a note for everything in a recipe and its images that is allowed but rarely intended.
 
     >>> facts = RunFacts(["cat", "dog"], np.array([8, 8]), np.array([2, 0]), 4)
-    >>> list_unusual_settings(Recipe(logits=2, global_batch_images=4), facts)
-    ['top-5 is left out: it means nothing with 2 classes', 'no validation images for 1 of 2 classes: dog']
+    >>> for note in list_unusual_settings(Recipe(logits=2, global_batch_images=4), facts):
+    ...     print(note)
+    top-5 is left out: it means nothing with 2 classes
+    no validation images for 1 of 2 classes: dog
     """
     return [
-        *_of_logits(recipe, facts),
-        *_of_sizes(recipe),
-        *_of_rates(recipe, facts),
-        *_of_classes(facts),
+        *_check_logits(recipe, facts),
+        *_check_sizes(recipe),
+        *_check_rates(recipe, facts),
+        *_check_classes(facts),
     ]
 
 
@@ -52,26 +93,24 @@ def note_determinism_cost(recipe: Recipe, execution: Execution, world: World) ->
     type to measure it."""
     if not world.on_gpu or not execution.deterministic:
         return []
-    named = f" --model {recipe.model}" if isinstance(recipe.model, str) else ""
     images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
+    command = f"lockstep benchmark train --backend {execution.backend}"
+    if isinstance(recipe.model, str):
+        command += f" --model {recipe.model}"
+    command += f" -b {images}"
     defaults = Execution()
-    others = [
-        (name, getattr(execution, name))
-        for name in _OF_THE_STEP
-        if getattr(execution, name) != getattr(defaults, name)
-    ]
-    settings = "".join(f" --set {name}={value}" for name, value in others)
-    measured = (
-        f"lockstep benchmark train --backend {execution.backend}{named} -b {images}{settings}"
-    )
+    for name in _STEP_FIELDS:
+        value = getattr(execution, name)
+        if value != getattr(defaults, name):
+            command += f" --set {name}={value}"
     return [
         "GPU kernels give the same bits every time (deterministic=true), so that a resumed run is"
         " the same run; faster ones may exist: --set deterministic=false. To measure it, with and"
-        f" without that: {measured} --dtype {recipe.precision}"
+        f" without that: {command} --dtype {recipe.precision}"
     ]
 
 
-def _of_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
+def _check_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     classes = len(facts.classes)
     if classes + 1 < recipe.logits:  # NVIDIA's TensorFlow model has one logit more than classes
         yield (
@@ -80,7 +119,7 @@ def _of_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
         )
 
 
-def _of_sizes(recipe: Recipe) -> Iterator[str]:
+def _check_sizes(recipe: Recipe) -> Iterator[str]:
     trained = recipe.image_size
     evaluated = recipe.eval_crop
     if abs(evaluated - trained) > LARGEST_CHANGE * trained:
@@ -91,7 +130,7 @@ def _of_sizes(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _of_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
+def _check_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     warmup = warmup_epochs(recipe)
     peak = peak_lr(recipe)
     if warmup >= recipe.epochs:
@@ -108,7 +147,7 @@ def _of_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
         )
 
 
-def _of_classes(facts: RunFacts) -> Iterator[str]:
+def _check_classes(facts: RunFacts) -> Iterator[str]:
     if len(facts.classes) == 1:
         yield f"all images are of one class, {facts.classes[0]}: there is nothing to classify"
     elif not is_top5_informative(len(facts.classes)):

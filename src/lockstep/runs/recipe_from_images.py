@@ -16,44 +16,38 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.machine import fast_precision
 
 
-def settle(
+def choose_from_images(
     training: Index,
     changes: Mapping[str, Any],
     execution: Execution,
     world: World,
     recorder: Recorder,
     out: Path,
-    of_weights: Mapping[str, Any],
+    weights_fields: Mapping[str, Any],
 ) -> Recipe:
     """Return the recipe `my-images` for a run's images and device, and send the choices to the
     listener.
 
-    `of_weights` are the fields that given weights decide where `changes` do not; empty if none are
-    given.
+    `weights_fields` are the fields that the starting weights decide where `changes` do not; empty
+    without such weights.
     """
     facts = collect_facts(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
-    taken = {name: value for name, value in of_weights.items() if name not in changes}
-    recipe = choose_recipe(facts, taken | dict(changes)).rename(NAME)
-    recorder.tell(
-        {
-            "kind": "settled",
-            "lines": [*explain_choices(recipe, facts, out), *_explained_weights(taken)],
-        }
-    )
+    decided = {name: value for name, value in weights_fields.items() if name not in changes}
+    recipe = choose_recipe(facts, decided | dict(changes)).rename(NAME)
+    lines = [*explain_choices(recipe, facts, out), *_explain_weights_fields(decided)]
+    recorder.tell({"kind": "settled", "lines": lines})
     return recipe
 
 
-def _explained_weights(taken: Mapping[str, Any]) -> list[str]:
-    """Return a line that says which fields the given weights decide, without those that have their
-    usual value."""
+def _explain_weights_fields(fields: Mapping[str, Any]) -> list[str]:
+    """Return a line that names the fields that the starting weights decide, without those that have
+    their usual value."""
     usual = Recipe().fields()
-    unusual = {
-        name: value for name, value in taken.items() if name == "model" or value != usual[name]
-    }
-    values = [
-        f"{name} {value if not isinstance(value, dict) else 'without a name'}"
-        for name, value in unusual.items()
-    ]
+    values = []
+    for name, value in fields.items():
+        if name == "model" or value != usual[name]:
+            shown = "without a name" if isinstance(value, dict) else value
+            values.append(f"{name} {shown}")
     return [f"  as the given weights need it: {', '.join(values)}"] if values else []
 
 
@@ -64,9 +58,8 @@ def collect_facts(training: Index, execution: Execution, *, on_gpu: bool, ranks:
         images=len(training),
         shorter_side=int(np.median(training.sizes.min(axis=1))),
         on_gpu=on_gpu,
-        precision=(
-            "bf16" if fast_precision(on_gpu) == "bf16" else "fp32"
-        ),  # fp16 on older GPUs needs loss scaling
+        # fp16, on older GPUs, needs loss scaling
+        precision="bf16" if fast_precision(on_gpu) == "bf16" else "fp32",
         decodes_small=execution.loader == "host",
         units=ranks * execution.accumulation_steps,
     )
@@ -75,17 +68,21 @@ def collect_facts(training: Index, execution: Execution, *, on_gpu: bool, ranks:
 def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
     """Return two lines: what was chosen, and why."""
     steps = steps_per_epoch(recipe, facts.images)
-    plural = "" if recipe.epochs == 1 else "s"
+    device = "GPU" if facts.on_gpu else "CPU"
     return [
         (
             f"{NAME}: {recipe.logits} logits, {recipe.image_size} px in {recipe.precision},"
-            f" {recipe.epochs} epoch{plural} of {steps} steps of {recipe.global_batch_images}"
-            f" images, peak learning rate {peak_lr(recipe):.2g} after {recipe.warmup_epochs:g} of"
-            " warm-up"
+            f" {_count_epochs(recipe.epochs)} of {steps} steps of {recipe.global_batch_images}"
+            f" images, peak learning rate {peak_lr(recipe):.2g} after"
+            f" {_count_epochs(recipe.warmup_epochs)} of warm-up"
         ),
         (
             f"  for {facts.images:,} training images of {facts.classes} classes, typically"
-            f" {facts.shorter_side} px, on a {'GPU' if facts.on_gpu else 'CPU'} that is fast in"
-            f" {facts.precision}; all values are in {out}/recipe.yaml, --set changes them"
+            f" {facts.shorter_side} px, on a {device} that is fast in {facts.precision}; all values"
+            f" are in {out}/recipe.yaml, --set changes them"
         ),
     ]
+
+
+def _count_epochs(epochs: float) -> str:
+    return f"{epochs:g} epoch{'' if epochs == 1 else 's'}"

@@ -1,17 +1,16 @@
-"""The report of a finished run, `report.json`, and how its recipe differs from the published one."""
+"""The report of a finished run, `report.json`, and how it compares with published results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
-from lockstep.models.metrics import ClassCounts, Scores, Throughput
+from lockstep.models.metrics import ClassCounts
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_comparison
-from lockstep.system.event_log import EvaluateEvent, Summary, problem_of_fields
+from lockstep.system.event_log import Summary, problem_of_fields
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
-from lockstep.weights.run_checkpoints import find_best_step
 
 
 class Evaluation(Summary):
@@ -60,57 +59,6 @@ class Report(TypedDict):
     """How often a launcher has started all ranks again after a failure; missing if never."""
 
 
-def build_report(
-    recipe: Recipe,
-    evaluations: Sequence[EvaluateEvent],
-    *,
-    steps: int,
-    throughput: Throughput,
-    train_sec: float,
-    quarantined: int,
-    classes: Sequence[str],
-    scores: Mapping[str, Scores],
-    device: str,
-    ranks: int,
-    stopped_early: str | None = None,
-    restarts: int = 0,
-) -> Report:
-    """Return the report of a run that ended after `steps` steps. `evaluations` are its log's
-    evaluation entries; `scores` are of the last step, and empty if it was not evaluated."""
-    best = find_best_step(evaluations)
-    final = {
-        event["weights"]: _evaluation(event) for event in evaluations if event["step"] == steps
-    }
-    report: Report = {
-        "recipe": recipe.based_on,
-        "model": recipe.fields()["model"],
-        "epochs": recipe.epochs,
-        "steps": steps,
-        "final": final,
-        "best": next(
-            (
-                _evaluation(e)
-                for e in evaluations
-                if e["step"] == best and e["weights"] == "trained"
-            ),
-            None,
-        ),
-        "images_per_sec": throughput.images_per_sec,
-        "data_wait_share": throughput.data_wait_share,
-        "train_sec": train_sec,
-        "quarantined": quarantined,
-        "classes": classes,
-        "per_class": {weights: found.per_class(len(classes)) for weights, found in scores.items()},
-        "device": device,
-        "ranks": ranks,
-    }
-    if stopped_early is not None:
-        report["stopped_early"] = stopped_early
-    if restarts:
-        report["restarts"] = restarts
-    return report | {"published": compare_with_published(recipe, report)}
-
-
 def compare_with_published(recipe: Recipe, report: Report) -> Comparison | None:
     """Return the last top-1 of a finished run next to the published ones of its recipe.
 
@@ -119,21 +67,17 @@ def compare_with_published(recipe: Recipe, report: Report) -> Comparison | None:
     final = report["final"].get("trained")
     if final is None:
         return None
-    how = {"images": final["images"], "classes": len(report["classes"])}
-    found = compare_top1(
-        recipe, top1_percent=final["top1_percent"], precision=recipe.precision, **how
+    comparison = compare_top1(
+        recipe,
+        top1_percent=final["top1_percent"],
+        precision=recipe.precision,
+        images=final["images"],
+        classes=len(report["classes"]),
     )
-    if found is None or found["not_compared"] or "stopped_early" not in report:
-        return found
+    if comparison is None or comparison["not_compared"] or "stopped_early" not in report:
+        return comparison
     reason = f"early stopping ended this run before its {recipe.epochs} epochs"
-    return found | {"interval_percent": [], "accuracies": [], "not_compared": reason}
-
-
-def _evaluation(event: EvaluateEvent) -> Evaluation:
-    return cast(
-        Evaluation,
-        {name: value for name, value in event.items() if name not in ("kind", "weights")},
-    )
+    return comparison | {"interval_percent": [], "accuracies": [], "not_compared": reason}
 
 
 def find_changed_fields(recipe: Recipe) -> dict[str, Any]:
@@ -141,7 +85,8 @@ def find_changed_fields(recipe: Recipe) -> dict[str, Any]:
     it is based on none."""
     if recipe.based_on not in RECIPES:
         return {}
-    return {name: own for name, (_, own) in difference(RECIPES[recipe.based_on](), recipe).items()}
+    changed = difference(RECIPES[recipe.based_on](), recipe)
+    return {name: own for name, (_, own) in changed.items()}
 
 
 def read_report(path: Path) -> Report | None:
@@ -159,24 +104,23 @@ def _is_report(value: Any) -> bool:
     checked."""
     if not isinstance(value, dict):
         return False
-    final, best, classes, counts = (
-        value.get(name) for name in ("final", "best", "classes", "per_class")
-    )
+    final = value.get("final")
+    best = value.get("best")
+    classes = value.get("classes")
+    counts = value.get("per_class")
     if not (isinstance(final, dict) and isinstance(counts, dict) and is_list_of(is_text)(classes)):
         return False
     if final and ("trained" not in final or best is None):
         return False
-    evaluations = [(each, {"step", *Summary.__required_keys__}) for each in final.values()]
-    evaluations += [] if best is None else [(best, {"step", "top1_percent"})]
+    evaluations_are_whole = all(
+        _is_evaluation(evaluation, {"step", *Summary.__required_keys__})
+        for evaluation in final.values()
+    )
+    if best is not None and not _is_evaluation(best, {"step", "top1_percent"}):
+        return False
     return (
-        all(
-            isinstance(each, dict) and problem_of_fields(each, needed) is None
-            for each, needed in evaluations
-        )
-        and all(
-            isinstance(each, dict) and _are_counts(each, len(classes or ()))
-            for each in counts.values()
-        )
+        evaluations_are_whole
+        and all(_are_counts(columns, len(classes or ())) for columns in counts.values())
         and is_figure(value.get("images_per_sec"))
         and (value.get("published") is None or is_comparison(value["published"]))
         and isinstance(value.get("stopped_early", ""), str)
@@ -185,9 +129,18 @@ def _is_report(value: Any) -> bool:
     )
 
 
-def _are_counts(columns: Mapping[str, Any], classes: int) -> bool:
-    found = [columns.get(name) for name in ClassCounts.__required_keys__]
-    return all(
-        isinstance(column, list) and len(column) == classes and all(map(is_count, column))
-        for column in found
-    )
+def _is_evaluation(value: Any, needed: Set[str]) -> bool:
+    return isinstance(value, dict) and problem_of_fields(value, needed) is None
+
+
+def _are_counts(value: Any, classes: int) -> bool:
+    """Return whether a value holds the columns of `ClassCounts` for this many classes."""
+    if not isinstance(value, dict):
+        return False
+    for name in ClassCounts.__required_keys__:
+        column = value.get(name)
+        if not (isinstance(column, list) and len(column) == classes):
+            return False
+        if not all(map(is_count, column)):
+            return False
+    return True

@@ -43,16 +43,19 @@ SCHEDULE = (
     "lr_step_factor",
 )
 """Recipe fields that determine the learning rates and nothing else."""
-_OF_ONE_COMMAND = ("profile_step", "profile_steps", "stop_after_epochs", "stop_after_steps")
+_COMMAND_FIELDS = ("profile_step", "profile_steps", "stop_after_epochs", "stop_after_steps")
 """Execution fields that concern a single command; they are not kept when a run resumes."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The recipe, data and execution of a run."""
+class RunSettings:
+    """What a run is trained with."""
 
+    out: Path
     recipe: Recipe | None
     """None means a new run with `my-images`, whose values are chosen from the images."""
+    changes: Mapping[str, Any]
+    """New values for fields of the recipe; they are already in `recipe` if there is one."""
     data: Path
     execution: Execution
     taken: dict[str, str]
@@ -68,9 +71,9 @@ def complete_settings(
     *,
     changes: Mapping[str, Any] | None = None,
     how: Mapping[str, Any] | None = None,
-) -> Asked:
-    """Return the given values; whatever is not given is taken from the last command of the run in
-    `out`.
+) -> RunSettings:
+    """Return the settings of a run; whatever is not given is taken from the last command of the run
+    in `out`.
 
     `changes` are new values for recipe fields. `how` are new values for execution fields; they are
     used only if `execution` is not given. If a recipe is given, nothing of the execution is taken
@@ -80,54 +83,48 @@ def complete_settings(
     Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the
     run's folder cannot be read.
     """
+    changes = changes or {}
     taken: dict[str, str] = {}
-    last: dict[str, Any] = {}
-    found: Recipe | None = None
+    own: Recipe | None = None
     if recipe is not None and recipe != NAME:
-        found = load_recipe(recipe)
+        own = load_recipe(recipe)
     elif holds_run(out):
-        found = load_recipe(out / "recipe.yaml")
-    if recipe is None and found is not None:
-        last = last_execution(out) if execution is None else {}
-        taken["recipe"] = (
-            f"its recipe ({printable(found.based_on)})" if found.based_on else "its recipe"
-        )
-    settled = None if found is None else found.replace(**(changes or {}))
+        own = load_recipe(out / "recipe.yaml")
+    if own is not None and recipe is None:
+        name = f" ({printable(own.based_on)})" if own.based_on else ""
+        taken["recipe"] = f"its recipe{name}"
+    settled = None if own is None else own.replace(**changes)
     if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
-        settled, kept_geometry = _with_geometry_of(
-            load_recipe(out / "recipe.yaml"), settled, changes or {}
-        )
-        if kept_geometry:
-            taken["evaluation"] = f"its evaluation ({kept_geometry})"
+        settled, geometry = _keep_geometry(load_recipe(out / "recipe.yaml"), settled, changes)
+        if geometry:
+            taken["evaluation"] = f"its evaluation ({geometry})"
     if data is None:
-        data = _last_data(out)
+        data = _find_last_data(out)
         taken["data"] = f"its images ({printable(str(data))})"
     if execution is None:
+        last = last_execution(out) if "recipe" in taken else {}
         kept = {name: value for name, value in last.items() if name not in (how or {})}
         execution = Execution.of(kept | dict(how or {}))
-        unusual = [
-            f"{name}={value}" for name, value in kept.items() if value != Execution().fields()[name]
-        ]
+        defaults = Execution().fields()
+        unusual = [f"{name}={value}" for name, value in kept.items() if value != defaults[name]]
         if unusual:
             taken["execution"] = ", ".join(unusual)
-    return Asked(settled, Path(data), execution, taken)
+    return RunSettings(out, settled, changes, Path(data), execution, taken)
 
 
-def _with_geometry_of(
-    there: Recipe, asked: Recipe, changes: Mapping[str, Any]
-) -> tuple[Recipe, str]:
-    """Return a recipe with the geometry of evaluation of the run's recipe, `there`, and what
+def _keep_geometry(there: Recipe, new: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, str]:
+    """Return the new recipe with the geometry of evaluation of the run's recipe, `there`, and what
     differs, in words.
 
     Fields that `changes` set stay as they are. So do all if the run cannot resume with this recipe
     for another reason.
     """
     free = {"eval_antialias", *GEOMETRY} - changes.keys() - eval_fields(dict(changes)).keys()
-    changed = difference(there, asked)
-    kept = {name: old for name, (old, _) in changed.items() if name in free}
+    changed = difference(there, new)
+    kept = {name: before for name, (before, _) in changed.items() if name in free}
     if changed.keys() - kept.keys() - set(SCHEDULE):
-        return asked, ""
-    return asked.replace(**kept), ", ".join(f"{name}={value}" for name, value in kept.items())
+        return new, ""
+    return new.replace(**kept), ", ".join(f"{name}={value}" for name, value in kept.items())
 
 
 def last_execution(out: Path) -> dict[str, Any]:
@@ -136,15 +133,15 @@ def last_execution(out: Path) -> dict[str, Any]:
 
     Fields that this version does not know, and fields that concern a single command, are left out.
     """
-    found = read_environment(out).get("execution")
-    known = [name for name in Execution.model_fields if name not in _OF_ONE_COMMAND]
-    fields = (
-        {name: found[name] for name in known if name in found} if isinstance(found, dict) else {}
-    )
+    recorded = read_environment(out).get("execution", {})
+    fields = {
+        name: value
+        for name, value in recorded.items()
+        if name in Execution.model_fields and name not in _COMMAND_FIELDS
+    }
     try:
-        return {
-            name: value for name, value in Execution.of(fields).fields().items() if name in fields
-        }
+        settled = Execution.of(fields).fields()
+        return {name: value for name, value in settled.items() if name in fields}
     except RecipeError as error:
         raise CheckpointError(
             f"{out / 'environment.json'}: execution: {error}; restore it or remove it"
@@ -172,42 +169,44 @@ def keep_parts(execution: Execution, out: Path, ranks: int) -> Execution:
     return execution.replace(accumulation_steps=parts // ranks)
 
 
-def _last_data(out: Path) -> Path:
+def _find_last_data(out: Path) -> Path:
     if not holds_run(out):
         raise DataError(f"there is no run in {out}; a new run needs images: --data DATA")
-    found = read_environment(out).get("data")
-    if not isinstance(found, str):
+    data = read_environment(out).get("data")
+    if not isinstance(data, str):
         raise DataError(f"{out} does not say which images it was trained on; add --data DATA")
-    if not Path(found).exists():
+    if not Path(data).exists():
         raise DataError(
-            f"{out} was trained on {found}, which does not exist; give the path of its images:"
+            f"{out} was trained on {data}, which does not exist; give the path of its images:"
             " --data DATA"
         )
-    return Path(found)
+    return Path(data)
 
 
-def explain_refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
+def explain_refusal(out: Path, there: Recipe, new: Recipe, images: int) -> str | None:
     """Return why the run in `out` cannot resume with another recipe, in sentences; None if it can.
 
-    `there` is the run's recipe, `asked` the new one, `images` the number of training images. An
+    `there` is the run's recipe, `new` the other one, `images` the number of training images. An
     empty string means that fields other than the schedule differ.
     """
-    changed = difference(there, asked)
+    changed = difference(there, new)
     if set(changed) - set(SCHEDULE):
         return ""
     per_epoch = steps_per_epoch(there, images)
     done = max(checkpoint.steps(out / "checkpoints"), default=0)
-    if asked.epochs * per_epoch < done:
+    if new.epochs * per_epoch < done:
         return (
-            f"It has done {done} steps, but epochs={asked.epochs} ends at step"
-            f" {asked.epochs * per_epoch}."
+            f"It has done {done} steps, but epochs={new.epochs} ends at step"
+            f" {new.epochs * per_epoch}."
         )
-    before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, asked))
+    before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, new))
     if before.tobytes() == after.tobytes():
         return None
     step = int(np.flatnonzero(before != after)[0])
     run = shlex.quote(str(out))
-    settings = [f"{name}={json.dumps(new, allow_nan=False)}" for name, (_, new) in changed.items()]
+    settings = [
+        f"{name}={json.dumps(value, allow_nan=False)}" for name, (_, value) in changed.items()
+    ]
     return (
         f"It has done {done} steps, and the new schedule changes their learning rates: step {step}"
         f" had {before[step]:.6g}, and would have {after[step]:.6g}.\nTo start a new run from its"

@@ -17,13 +17,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from lockstep.models.architectures import model_spec, tensors
+from lockstep.models import architectures
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.initial_weights import initial_state, initial_tensors
@@ -56,125 +57,129 @@ class Start:
         return "--weights" if self.resumed is None else "--resume-from"
 
 
-def open_given(weights: Path, *, resumes: bool = False) -> Weights:
-    """Return the weights that a run is given, with velocities and moving average if it resumes from
-    them.
+class StartSource:
+    """The file or folder that a new run starts from."""
 
-    Raises `CheckpointError` if they cannot be read.
-    """
-    return open_weights(weights, momentum=resumes, needs_classifier=False)
+    def __init__(self, path: Path, *, resumes: bool = False) -> None:
+        """With `resumes`, the run resumes where the program of a checkpoint stopped."""
+        self.path = path
+        self.resumes = resumes
 
+    @cached_property
+    def weights(self) -> Weights:
+        """The opened weights, with velocities and moving average if the run resumes from them.
+        Raises `CheckpointError` if they cannot be read."""
+        return open_weights(self.path, momentum=self.resumes, needs_classifier=False)
 
-def fit_start(
-    weights: Path | Weights | None, recipe: Recipe, run: Path, *, resumes: bool = False
-) -> Start | None:
-    """Return the given weights in the shapes of the recipe's model; None if none are given.
-
-    `weights` are a path, or what `open_given` returns for it with the same `resumes`. If they have
-    another number of logits, the classifier is the recipe's initial one. With `resumes`, the run
-    resumes where the weights' program stopped, which such a classifier forbids. Raises
-    `CheckpointError` if the weights cannot be read or do not fit, `RecipeError` if none are given
-    and `run` cannot start without them.
-    """
-    needed = _needs_trained_weights(recipe)
-    if weights is None:
-        if needed is not None and not checkpoint.steps(run / "checkpoints"):
-            field, does = needed
-            raise RecipeError(
-                f"{field} {getattr(recipe, field)} {does} trained weights, but none are given:"
-                f" train with {field}=none first, then pass that run as --weights"
-            )
-        return None
-    if resumes and needed is not None:
-        field, does = needed
-        raise RecipeError(
-            f"{field} {getattr(recipe, field)} {does} trained weights before the first step, so a"
-            " run with it cannot resume from a checkpoint: give it as --weights"
-        )
-    found = weights if isinstance(weights, Weights) else open_given(weights, resumes=resumes)
-    if found.is_folded:
-        raise CheckpointError(
-            f"{found.source} has batch norms that are folded into convolutions, which serves"
-            " inference only: start from the weights that it was made from"
-        )
-    given = {name: np.ascontiguousarray(value, np.float32) for name, value in found.tensors.items()}
-    changed = difference(found.recipe, recipe)
-    notes = [
-        *found.remarks,
-        f"{'resumes from' if resumes else 'starts from the weights of'} {found.source.name}",
-    ]
-    notes += [
-        f"the weights have {name} {changed[name][0]}, not {changed[name][1]}"
-        for name in _UNSEEN
-        if name in changed
-    ]
-    fitted = _with_classifier(given, recipe)
-    outputs = given["fc.bias"].size if "fc.bias" in given else 0
-    if fitted is not given and resumes:
-        raise CheckpointError(
-            f"{found.source} has {outputs} logits, but the recipe has {recipe.logits}, so training"
-            " cannot resume from it: set logits, or start from its weights with --weights"
-        )
-    if fitted is not given:
-        notes.append(
-            "the weights have"
-            f" {f'{outputs} logits, not {recipe.logits}' if outputs else 'no classifier'}: the"
-            " classifier starts from the recipe's initial values"
-        )
-    expected = {
-        tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)
-    }
-    if isinstance(found.recipe.model, str) and expected.keys() != fitted.keys():
-        raise CheckpointError(
-            f"{found.source} holds {found.recipe.model}, which does not fit the recipe's model "
-            f"{recipe.fields()['model']}: --set model={found.recipe.model}"
-        )
-    check_fit(expected, fitted, f"the weights {found.source} do not fit the recipe's model")
-    parts = {"velocity": found.state.momentum, "average": found.state.ema} if resumes else {}
-    everything = given | {
-        f"{part} {name}": value for part, values in parts.items() for name, value in values.items()
-    }
-    return Start(
-        found.source.name,
-        hash_tensors(everything),
-        fitted,
-        tuple(notes),
-        found if resumes else None,
-    )
+    def read_recipe_fields(self) -> dict[str, Any]:
+        """Return the fields of a recipe that the weights decide, as plain values: the network, and
+        mean, standard deviation and interpolation of its images."""
+        fields = self.weights.recipe.fields()
+        return {name: fields[name] for name in _INVISIBLE_FIELDS}
 
 
-def _needs_trained_weights(recipe: Recipe) -> tuple[str, str] | None:
-    """Return the field of a recipe that needs trained weights, and what it does with them; None if
-    there is none."""
-    verbs = {"sparsity": "prunes", "quantisation": "calibrates"}
-    return next(
-        ((field, verb) for field, verb in verbs.items() if getattr(recipe, field) != "none"), None
-    )
-
-
-_UNSEEN = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
+_INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
 """Fields that can differ although the tensors have the same shapes: of the network (v1 and v1.5),
 and of preprocessing."""
 
 
-def fields_of(weights: Weights) -> dict[str, Any]:
-    """Return the fields of a recipe that given weights decide: the network, and mean, standard
-    deviation and interpolation of its images, as plain values.
+def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | None:
+    """Return the weights of a source in the shapes of the recipe's model; None without a source.
+
+    If the weights have another number of logits, the classifier is the recipe's initial one; a run
+    cannot resume with such a classifier. Raises `CheckpointError` if the weights cannot be read or
+    do not fit, `RecipeError` if there are none and the run in folder `run` cannot start without
+    them.
     """
-    fields = weights.recipe.fields()
-    return {name: fields[name] for name in _UNSEEN}
+    _check_need(source, recipe, run)
+    if source is None:
+        return None
+    weights = source.weights
+    if weights.is_folded:
+        raise CheckpointError(
+            f"{weights.source} has batch norms that are folded into convolutions, which serves"
+            " inference only: start from the weights that it was made from"
+        )
+    verb = "resumes from" if source.resumes else "starts from the weights of"
+    notes = [*weights.remarks, f"{verb} {weights.source.name}"]
+    changed = difference(weights.recipe, recipe)
+    for name in _INVISIBLE_FIELDS:
+        if name in changed:
+            before, after = changed[name]
+            notes.append(f"the weights have {name} {before}, not {after}")
+    tensors = _convert_to_float32(weights.tensors)
+    fitted = _fit_classifier(source, tensors, recipe, notes)
+    _check_shapes(weights, fitted, recipe)
+    hashed = dict(tensors)
+    if source.resumes:
+        hashed |= {f"velocity {name}": value for name, value in weights.state.momentum.items()}
+        hashed |= {f"average {name}": value for name, value in weights.state.ema.items()}
+    return Start(
+        weights.source.name,
+        hash_tensors(hashed),
+        fitted,
+        tuple(notes),
+        weights if source.resumes else None,
+    )
 
 
-def _with_classifier(given: dict[str, np.ndarray], recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return the given weights, with the recipe's initial classifier if theirs has another number
-    of logits."""
-    if "fc.bias" in given and given["fc.bias"].size == recipe.logits:
-        return given
+def _check_need(source: StartSource | None, recipe: Recipe, run: Path) -> None:
+    """Raise `RecipeError` if the recipe needs trained weights before the first step, and the source
+    is none or a checkpoint to resume from."""
+    for field, verb in (("sparsity", "prunes"), ("quantisation", "calibrates")):
+        value = getattr(recipe, field)
+        if value == "none":
+            continue
+        if source is None and not checkpoint.steps(run / "checkpoints"):
+            raise RecipeError(
+                f"{field} {value} {verb} trained weights, but none are given: train with"
+                f" {field}=none first, then pass that run as --weights"
+            )
+        if source is not None and source.resumes:
+            raise RecipeError(
+                f"{field} {value} {verb} trained weights before the first step, so a run with it"
+                " cannot resume from a checkpoint: give it as --weights"
+            )
+
+
+def _fit_classifier(
+    source: StartSource, tensors: dict[str, np.ndarray], recipe: Recipe, notes: list[str]
+) -> dict[str, np.ndarray]:
+    """Return the tensors, with the recipe's initial classifier if theirs has another number of
+    logits or is missing. Then add a note, or raise `CheckpointError` if the run resumes."""
+    outputs = tensors["fc.bias"].size if "fc.bias" in tensors else 0
+    if outputs == recipe.logits:
+        return tensors
+    if source.resumes:
+        raise CheckpointError(
+            f"{source.weights.source} has {outputs} logits, but the recipe has {recipe.logits}, so"
+            " training cannot resume from it: set logits, or start from its weights with --weights"
+        )
+    problem = f"{outputs} logits, not {recipe.logits}" if outputs else "no classifier"
+    notes.append(
+        f"the weights have {problem}: the classifier starts from the recipe's initial values"
+    )
     initial = initial_tensors(recipe)
-    return given | {name: initial[name] for name in ("fc.weight", "fc.bias")}
+    return tensors | {name: initial[name] for name in ("fc.weight", "fc.bias")}
 
 
-def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray], list[str]]:
+def _check_shapes(weights: Weights, fitted: dict[str, np.ndarray], recipe: Recipe) -> None:
+    """Raise `CheckpointError` if tensors do not have the names and shapes of the recipe's model."""
+    spec = architectures.model_spec(recipe.model)
+    expected = {tensor.name: tensor.shape for tensor in architectures.tensors(spec, recipe.logits)}
+    if isinstance(weights.recipe.model, str) and expected.keys() != fitted.keys():
+        raise CheckpointError(
+            f"{weights.source} holds {weights.recipe.model}, which does not fit the recipe's model "
+            f"{recipe.fields()['model']}: --set model={weights.recipe.model}"
+        )
+    check_fit(expected, fitted, f"the weights {weights.source} do not fit the recipe's model")
+
+
+def _convert_to_float32(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.ascontiguousarray(value, np.float32) for name, value in values.items()}
+
+
+def write_start(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray], list[str]]:
     """Write to a run's folder what it starts from, and its masks if the recipe is sparse.
 
     Returns the pruned tensors that it starts from, and notes for the user. Raises `CheckpointError`
@@ -209,7 +214,7 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
     return start_values, notes
 
 
-def first_state(
+def build_first_state(
     recipe: Recipe, values: dict[str, np.ndarray], start: Start, per_epoch: int
 ) -> tuple[State, list[str]]:
     """Return the state before the first step of a run from given weights, and notes for the user.
@@ -219,12 +224,12 @@ def first_state(
     scale and step are its. Raises `CheckpointError` if it does not say how many steps are done, or
     if the run ends before.
     """
-    begun = initial_state(recipe, values)
+    initial = initial_state(recipe, values)
     if start.resumed is None:
-        return begun, []
+        return initial, []
     source = start.resumed
-    found = start.resumed.state
-    step = found.step or (source.epochs or 0) * per_epoch
+    state = source.state
+    step = state.step or (source.epochs or 0) * per_epoch
     if not step:
         raise CheckpointError(
             f"{source.source} does not say how many steps or epochs are done, so training cannot"
@@ -238,43 +243,31 @@ def first_state(
         )
     is_scaled = recipe.loss_scaling == "dynamic"
     notes = [f"step {step} of {total} is done, {step / per_epoch:g} of {recipe.epochs} epochs"]
-    if not found.momentum and not any("velocities" in remark for remark in source.remarks):
+    if not state.momentum and not any("velocities" in remark for remark in source.remarks):
         notes.append("there are no velocities: they start at 0")
-    notes += (
-        ["there is no moving average: it starts at the weights"]
-        if recipe.ema_decay and not found.ema
-        else []
-    )
-    notes += (
-        ["the moving average was left out: the recipe has none"]
-        if found.ema and not recipe.ema_decay
-        else []
-    )
-    notes += (
-        ["there is no loss scale: it starts at the recipe's"]
-        if is_scaled and not found.scaler
-        else []
-    )
-    momentum = {
-        name: np.ascontiguousarray(value, np.float32) for name, value in found.momentum.items()
-    } or begun.momentum
-    average = found.ema if recipe.ema_decay and found.ema else begun.ema
-    return State(step, begun.tensors, momentum, average, found.scaler if is_scaled else {}), notes
+    if recipe.ema_decay and not state.ema:
+        notes.append("there is no moving average: it starts at the weights")
+    if state.ema and not recipe.ema_decay:
+        notes.append("the moving average was left out: the recipe has none")
+    if is_scaled and not state.scaler:
+        notes.append("there is no loss scale: it starts at the recipe's")
+    momentum = _convert_to_float32(state.momentum) or initial.momentum
+    average = state.ema if recipe.ema_decay and state.ema else initial.ema
+    scaler = state.scaler if is_scaled else {}
+    return State(step, initial.tensors, momentum, average, scaler), notes
 
 
-def forget(run: Path) -> None:
+def remove_unstarted(run: Path) -> None:
     """Remove the files of a command that was killed before its run was started."""
     for name in ("start.json", "masks.safetensors"):
-        for left in (
-            name,
-            f".{name}.partial",
-            f"{name}.partial",
-        ):  # the last is how older versions wrote
-            (run / left).unlink(missing_ok=True)
+        # older versions wrote to the last of these names
+        for leftover in (name, f".{name}.partial", f"{name}.partial"):
+            (run / leftover).unlink(missing_ok=True)
 
 
-def refuse_others(run: Path, start: Start | None) -> None:
-    """Raise `CheckpointError` if weights are given and the run to resume was not started from them."""
+def refuse_other_weights(run: Path, start: Start | None) -> None:
+    """Raise `CheckpointError` if weights are given and the run to resume was not started from
+    them."""
     if start is None:
         return
     if not (run / "start.json").is_file():
@@ -282,7 +275,7 @@ def refuse_others(run: Path, start: Start | None) -> None:
             f"{run} was started from its recipe's initial weights, not from {start.name}: leave out"
             f" {start.option}, or use another --out"
         )
-    noted = _description(run)
+    noted = _read_description(run)
     if noted["weights_sha256"] != start.digest:
         raise CheckpointError(
             f"{run} was started from other weights ({noted['weights']}) than those of {start.name}:"
@@ -294,14 +287,14 @@ def read_masks(run: Path) -> dict[str, np.ndarray]:
     """Return the masks of a sparse run. Raises `CheckpointError` if they are missing or damaged."""
     path = run / "masks.safetensors"
     kept, _ = checkpoint.read_weights(path)
-    if hash_tensors(kept) != _description(run).get("masks_sha256"):
+    if hash_tensors(kept) != _read_description(run).get("masks_sha256"):
         raise CheckpointError(
             f"{path} is damaged: its SHA-256 differs from the one in start.json; restore it"
         )
     return kept
 
 
-def _description(run: Path) -> dict[str, Any]:
+def _read_description(run: Path) -> dict[str, Any]:
     path = run / "start.json"
     try:
         noted = json.loads(read_regular_text(path, TEXT))

@@ -10,7 +10,7 @@ from lockstep.recipes.order import centre_plan
 from lockstep.runs.loggers import Picture
 
 
-def worst(scores: Scores, count: int) -> np.ndarray:
+def find_worst(scores: Scores, count: int) -> np.ndarray:
     """Return the rows of the wrong predictions with the highest losses, the worst first: int64 [at
     most count]."""
     wrong = np.flatnonzero(scores.ranks > 0)
@@ -30,24 +30,15 @@ def load_worst_mistakes(
 ) -> list[Picture]:
     """Return the worst mistakes as the model gets them, with class names. Row i of the scores is
     sample i."""
-    samples = worst(scores, count)
+    samples = find_worst(scores, count)
     if not len(samples):
         return []
     images = load_evaluated_images(index, recipe, samples)
     names = dict(enumerate(index.classes))
-    return [
-        Picture(
-            f"mistakes/{number:02d}",
-            f"{names[label]} taken for {names.get(taken, str(taken))}",
-            pixels,
-        )
-        for number, (label, taken, pixels) in enumerate(
-            zip(
-                scores.labels[samples].tolist(),
-                scores.predictions[samples].tolist(),
-                images,
-                strict=True,
-            ),
-            start=1,
-        )
-    ]
+    pictures = []
+    for number, (sample, pixels) in enumerate(zip(samples, images, strict=True), start=1):
+        label = int(scores.labels[sample])
+        prediction = int(scores.predictions[sample])
+        caption = f"{names[label]} taken for {names.get(prediction, str(prediction))}"
+        pictures.append(Picture(f"mistakes/{number:02d}", caption, pixels))
+    return pictures

@@ -7,12 +7,12 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.weights.formats import nvidia_mxnet
 
-AfterSaving = Callable[[State], None]
+Hook = Callable[[State], None]
 """A function that is called with each saved state. When a run resumes, it is called again with the
 newest one."""
 
 
-def after_saving(recipe: Recipe, execution: Execution, per_epoch: int) -> list[AfterSaving]:
+def make_hooks(recipe: Recipe, execution: Execution, steps_per_epoch: int) -> list[Hook]:
     """Return the hooks that an execution asks for. Raises `CheckpointError` if one cannot work."""
     if not execution.model_prefix:
         return []
@@ -20,7 +20,7 @@ def after_saving(recipe: Recipe, execution: Execution, per_epoch: int) -> list[A
     nvidia_mxnet.check_prefix(prefix, recipe)
 
     def write_epoch_for_mxnet(state: State) -> None:
-        epoch, step = divmod(state.step, per_epoch)
+        epoch, step = divmod(state.step, steps_per_epoch)
         if epoch and step == 0:
             nvidia_mxnet.write_epoch(prefix, epoch, recipe, state)
 

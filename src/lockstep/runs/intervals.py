@@ -7,7 +7,7 @@ from lockstep.recipes import Execution
 
 
 @dataclass(frozen=True)
-class Span:
+class IntervalPlan:
     """The consecutive steps first to stop - 1, and what happens after them."""
 
     first: int
@@ -17,40 +17,37 @@ class Span:
     traced: bool = False
 
 
-def spans(
+def plan_intervals(
     first: int, total: int, per_epoch: int, execution: Execution, end: int | None = None
-) -> Iterator[Span]:
+) -> Iterator[IntervalPlan]:
     """Yield the intervals of a run of `total` steps from step `first` on, up to step `end`
     (default: all). Their borders do not depend on `first`. The last one is saved.
 
-    >>> [span.stop for span in spans(3, 20, 8, Execution(log_every_steps=5))]
+    >>> [plan.stop for plan in plan_intervals(3, 20, 8, Execution(log_every_steps=5))]
     [5, 8, 10, 15, 16, 20]
-    >>> [(span.stop, span.saves) for span in spans(3, 20, 8, Execution(log_every_steps=5), end=9)]
+    >>> plans = plan_intervals(3, 20, 8, Execution(log_every_steps=5), end=9)
+    >>> [(plan.stop, plan.saves) for plan in plans]
     [(5, False), (8, True), (9, True)]
     """
     end = total if end is None else end
+    traced = execution.traced_steps
     while first < end:
         epoch = first // per_epoch + 1
-        traced = execution.traced_steps
-        borders = [
-            epoch * per_epoch,
-            end,
-            *(border for border in (traced.start, traced.stop) if border > first),
-        ]
+        borders = [epoch * per_epoch, end]
+        borders += [border for border in (traced.start, traced.stop) if border > first]
         if first not in traced:
             borders.append(_next_multiple(first, execution.log_every_steps))
         if execution.save_every_steps:
             borders.append(_next_multiple(first, execution.save_every_steps))
         stop = min(borders)
         epoch_ends = stop == epoch * per_epoch
-        asked = execution.save_every_steps > 0 and stop % execution.save_every_steps == 0
-        evaluates = epoch_ends and (epoch % execution.evaluate_every_epochs == 0 or stop == total)
-        evaluates = evaluates and not execution.train_only
-        yield Span(
+        save_is_due = execution.save_every_steps > 0 and stop % execution.save_every_steps == 0
+        evaluation_is_due = epoch % execution.evaluate_every_epochs == 0 or stop == total
+        yield IntervalPlan(
             first,
             stop,
-            saves=epoch_ends or asked or stop == end,
-            evaluates=evaluates,
+            saves=epoch_ends or save_is_due or stop == end,
+            evaluates=epoch_ends and evaluation_is_due and not execution.train_only,
             traced=first in traced,
         )
         first = stop

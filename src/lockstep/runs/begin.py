@@ -1,0 +1,140 @@
+"""How a run begins or resumes: its first state, its log, and notes for the user."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.data.split import UNREAD, same_images
+from lockstep.models.state import State
+from lockstep.recipes.initial_weights import initial_state
+from lockstep.runs import starting_weights
+from lockstep.runs.calibration import calibrate, quantise
+from lockstep.runs.context import RunContext
+from lockstep.runs.environment import describe_environment
+from lockstep.runs.evaluate import evaluate, lacks_evaluation
+from lockstep.runs.notes import collect_notes
+from lockstep.runs.report import find_changed_fields
+from lockstep.runs.save import call_hooks, open_hooks, write_checkpoint
+from lockstep.runs.starting_weights import Start
+from lockstep.system.errors import CheckpointError
+from lockstep.system.files import write_json
+from lockstep.system.ranks import restarted
+from lockstep.weights import checkpoint
+
+
+def find_state(run: RunContext) -> tuple[State, list[str]]:
+    """Return the state that a run begins or resumes with, and the reasons why newer checkpoints
+    were skipped."""
+    if run.leads:
+        open_hooks(run)
+        _write_first_checkpoint(run, run.start)
+    run.world.wait()  # wait: the other ranks read what rank 0 has written
+    state, damaged = _read_state(run)
+    if not run.world.same(state.step):
+        raise CheckpointError(
+            f"ranks find different checkpoints in {run.out}; all ranks must share this folder"
+        )
+    return state, damaged
+
+
+def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
+    """Write what a new run starts from given weights; of a resumed run, refuse weights it was not
+    started from."""
+    if checkpoint.steps(run.checkpoints):
+        starting_weights.refuse_other_weights(run.out, start)
+        return
+    starting_weights.remove_unstarted(run.out)
+    if start is None:
+        return
+    values, notes = starting_weights.write_start(run.out, run.recipe, start)
+    state, more_notes = starting_weights.build_first_state(
+        run.recipe, values, start, run.steps_per_epoch
+    )
+    run.notes += notes + more_notes
+    if run.recipe.quantisation != "none":
+        run.engine.write(state)
+        run.scales = calibrate(run)
+    write_checkpoint(run, state)
+
+
+def _read_state(run: RunContext) -> tuple[State, list[str]]:
+    """Return the newest intact checkpoint's state, or the initial one, and the reasons why newer
+    ones were skipped."""
+    state, digest, damaged = checkpoint.newest_intact(run.checkpoints)
+    if state is None:
+        return initial_state(run.recipe), damaged
+    if not same_images(digest, run.data_digest):
+        raise CheckpointError(
+            f"{run.out} was trained or evaluated on other images than those in"
+            f" {run.sets.training.source.named}. Restore its images, or use another --out."
+        )
+    if run.data_digest.endswith(f" {UNREAD}"):
+        # so that later checkpoints still say which validation images the run had
+        run.data_digest = digest
+    return state, damaged
+
+
+def begin(run: RunContext, state: State, damaged: list[str]) -> None:
+    """Give the engine its state, open the log, and make up for an evaluation that was interrupted.
+
+    `damaged` are the reasons why checkpoints were skipped.
+    """
+    if run.leads:
+        (run.out / "report.json").unlink(missing_ok=True)  # this file marks the run as finished
+        call_hooks(run, state)  # again, in case the run ended between a checkpoint and this
+    run.engine.write(state)
+    if run.recipe.sparsity != "none":
+        run.engine.mask(starting_weights.read_masks(run.out))
+    run.scales = quantise(run, state.step)
+    evaluates_again = run.world.any(run.leads and lacks_evaluation(run, state.step))
+    _open_log(run, state.step, damaged, evaluates_again)
+    if evaluates_again:
+        evaluate(run, state.step)
+
+
+def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: bool) -> None:
+    """Open the log and record where training starts."""
+    environment = _describe(run)
+    if run.leads:
+        about = {name: environment[name] for name in ("recipe", "device", "ranks", "data")}
+        run.recorder.open(
+            run.out,
+            step,
+            run.rates,
+            evaluates_again=evaluates_again,
+            about=run.recipe.fields() | about,
+        )
+        write_json(run.out / "environment.json", environment)
+    run.recorder.log(
+        {
+            "kind": "start",
+            "step": step,
+            "total": run.total_steps,
+            "steps_per_epoch": run.steps_per_epoch,
+            "damaged": damaged,
+            "notes": collect_notes(run, step),
+            "changed": find_changed_fields(run.recipe),
+            "environment": environment,
+        }
+    )
+    restart = restarted()
+    if restart is not None:
+        number, reason = restart
+        run.recorder.log({"kind": "restart", "step": step, "restart": number, "reason": reason})
+
+
+def _describe(run: RunContext) -> dict[str, Any]:
+    """Return the contents of environment.json."""
+    training = run.sets.training
+    validation = run.sets.validation
+    return describe_environment(run.execution.backend) | {
+        "recipe": run.recipe.based_on,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "device": run.world.device,
+        "ranks": run.world.ranks,
+        "execution": run.execution.fields(),
+        "data": str(run.sets.data.resolve()),
+        "classes": len(training.classes),
+        "train": {"images": len(training), "quarantined": training.listed_quarantine()},
+        "val": {"images": len(validation), "quarantined": validation.listed_quarantine()},
+    }

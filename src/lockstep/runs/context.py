@@ -1,0 +1,121 @@
+"""The context of a run: what its parts (begin, loop, evaluate, save and finish) work on."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from lockstep.backends import Engine, World
+from lockstep.data import Batch
+from lockstep.data.split import Sets
+from lockstep.models.metrics import Scores, Throughput
+from lockstep.models.quantisation import Scales
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import steps_per_epoch
+from lockstep.runs.hooks import Hook
+from lockstep.runs.recorder import Recorder
+from lockstep.runs.starting_weights import Start
+from lockstep.system.errors import DivergedError, Interrupted
+from lockstep.system.event_log import DivergedEvent
+from lockstep.system.signals import StopRequests
+
+
+@dataclass
+class RunContext:
+    """One rank's part of a run: what it was opened with, and what is known of it so far."""
+
+    recipe: Recipe
+    execution: Execution
+    world: World
+    engine: Engine
+    sets: Sets
+    out: Path
+    stop: StopRequests
+    recorder: Recorder
+    rates: np.ndarray
+    """The learning rates of all steps."""
+    start: Start | None = None
+    """The weights that a new run starts from, on rank 0; None if they are the recipe's."""
+    notes: list[str] = field(default_factory=list)
+    """Notes for the user on how the run begins."""
+    hooks: list[Hook] = field(default_factory=list)
+    """Rank 0 calls them after each checkpoint."""
+    scales: Scales = field(default_factory=dict)
+    """The scales of a quantised run's inputs."""
+    scores: dict[str, Scores] = field(default_factory=dict)
+    """The newest evaluation in this process, by weights."""
+    throughput: Throughput = field(default_factory=Throughput)
+    is_stopping: bool = False
+    """Whether any rank was asked to stop."""
+    waited_sec: float = 0.0
+    """Seconds that the current interval or evaluation has waited for batches."""
+    data_digest: str = field(init=False)
+    """Identifies the images; stored in checkpoints."""
+    steps_per_epoch: int = field(init=False)
+    total_steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data_digest = self.sets.digest
+        self.steps_per_epoch = steps_per_epoch(self.recipe, len(self.sets.training))
+        self.total_steps = self.recipe.epochs * self.steps_per_epoch
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which alone logs and saves."""
+        return self.world.rank == 0
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.out / "checkpoints"
+
+    @property
+    def part_images(self) -> int:
+        """Images that a rank computes at once."""
+        parts = self.world.ranks * self.execution.accumulation_steps
+        return self.recipe.global_batch_images // parts
+
+    @property
+    def evaluated_weights(self) -> list[str]:
+        """The kinds of weights that are evaluated."""
+        return ["trained", "ema"] if self.recipe.ema_decay else ["trained"]
+
+    def should_stop(self) -> bool:
+        """Return whether any rank was asked to stop; every rank asks before every batch."""
+        self.is_stopping = self.is_stopping or self.world.any(self.stop.requested)
+        return self.is_stopping
+
+    def interrupt(self, step: int) -> NoReturn:
+        """Raise `Interrupted`. The state must be saved already."""
+        raise Interrupted(
+            f"stopped by {self.stop.name} after step {step} of {self.total_steps}, saved in"
+            f" {self.out}; the same command resumes from there",
+            self.stop.exit_code,
+        )
+
+    def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
+        """Log that something is not finite and raise `DivergedError`."""
+        event: DivergedEvent = {"kind": "diverged", "step": step, "message": message, **figures}  # type: ignore[typeddict-item]
+        self.recorder.log(event)
+        raise DivergedError(message)
+
+    def time_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield all batches, and add the time that is waited for each to `waited_sec`."""
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self.waited_sec += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+
+def stop_before_training(stop: StopRequests, activity: str) -> None:
+    """Raise `Interrupted` if a stop is requested during an activity before the first step."""
+    if stop.requested:
+        raise Interrupted(
+            f"stopped by {stop.name} while {activity}; nothing is trained yet", stop.exit_code
+        )

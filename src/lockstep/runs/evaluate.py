@@ -1,0 +1,98 @@
+"""Evaluate a run's weights on its validation images."""
+
+import math
+import time
+from collections.abc import Iterator
+
+from lockstep.data import Batch
+from lockstep.data.loading.loaders import loader_of
+from lockstep.recipes.order import evaluation_plans
+from lockstep.runs import divergence
+from lockstep.runs.context import RunContext
+from lockstep.runs.finish import explain_early_stop
+from lockstep.runs.intervals import plan_intervals
+from lockstep.system import heartbeat
+from lockstep.system.event_log import EvaluateEvent, read_log
+
+
+def evaluate(run: RunContext, step: int) -> None:
+    """Evaluate the trained weights and, if there is one, their moving average. The state must be
+    saved already.
+
+    Raises `DivergedError` if the loss of an image is not a finite number.
+    """
+    for weights in run.evaluated_weights:
+        _evaluate_weights(run, step, weights)
+
+
+def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
+    count = math.ceil(len(run.sets.validation) / (run.part_images * run.world.ranks))
+    began = time.perf_counter()
+    run.waited_sec = 0.0
+    scores = run.engine.evaluate(_load_batches(run, weights, count), ema=weights == "ema")
+    if run.is_stopping:
+        run.interrupt(step)
+    seconds = time.perf_counter() - began
+    summary = scores.counts().summary()
+    message = divergence.describe_bad_scores(scores, step, run.recipe, run.checkpoints)
+    if message is not None:
+        run.diverge(step, message, weights=weights, **summary)
+    run.scores[weights] = scores
+    event: EvaluateEvent = {
+        "kind": "evaluate",
+        "step": step,
+        "weights": weights,
+        "loss": summary["loss"],
+        "top1_percent": summary["top1_percent"],
+        "top5_percent": summary["top5_percent"],
+        "images": summary["images"],
+        "images_per_sec": summary["images"] / seconds,
+        "batches": count,
+        "data_wait_share": run.waited_sec / seconds,
+    }
+    run.recorder.log(event)
+
+
+def _load_batches(run: RunContext, weights: str, count: int) -> Iterator[Batch]:
+    """Yield this rank's share of the validation images; end early once any rank was asked to stop.
+
+    `count` is the number of batches.
+    """
+    validation = run.sets.validation
+    plans = evaluation_plans(
+        run.recipe,
+        validation.sizes_for(run.recipe),
+        run.part_images,
+        rank=run.world.rank,
+        ranks=run.world.ranks,
+    )
+    with loader_of(
+        validation, run.recipe, run.execution, size=run.recipe.eval_crop, evaluation=True
+    ) as loader:
+        batches = run.time_batches(loader.batches(plans))
+        watched = run.recorder.watch(f"evaluating {weights} weights", batches, count)
+        for number, batch in enumerate(watched):
+            if run.should_stop():
+                return
+            heartbeat.note("evaluating" if number else "compiling", moved=True)
+            yield batch
+
+
+def lacks_evaluation(run: RunContext, step: int) -> bool:
+    """Return whether an evaluation is due at this step that is not complete in the log, since the
+    run was stopped.
+
+    The last evaluation is due until there is a report: the report needs more than the log holds.
+    The same is true where early stopping ends the run.
+    """
+    intervals = plan_intervals(
+        max(step - 1, 0), run.total_steps, run.steps_per_epoch, run.execution
+    )
+    interval = next(intervals, None)
+    if step == 0 or interval is None or interval.stop != step or not interval.evaluates:
+        return False
+    log = read_log(run.out / "log.jsonl", whole=True)
+    if step == run.total_steps or explain_early_stop(run, log, step) is not None:
+        return True
+    logged = [e["weights"] for e in log if e["kind"] == "evaluate" and e["step"] == step]
+    return logged != run.evaluated_weights

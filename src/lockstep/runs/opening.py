@@ -1,0 +1,109 @@
+"""Open what a run needs: recipe, images, starting weights, folder and engine."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from lockstep import backends
+from lockstep.backends import World
+from lockstep.data.split import Sets, open_sets
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.my_images import check_given_fields
+from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
+from lockstep.recipes.schedule import learning_rates
+from lockstep.runs import resuming
+from lockstep.runs.context import RunContext, stop_before_training
+from lockstep.runs.folder import RunFolder, refuse_another_recipe
+from lockstep.runs.loggers import check_installed
+from lockstep.runs.recipe_from_images import choose_from_images
+from lockstep.runs.recorder import Recorder
+from lockstep.runs.resuming import RunSettings
+from lockstep.runs.starting_weights import Start, StartSource, fit_start
+from lockstep.system.errors import DataError
+from lockstep.system.signals import StopRequests
+
+
+@contextmanager
+def open_run(
+    settings: RunSettings,
+    source: StartSource | None,
+    world: World,
+    recorder: Recorder,
+    stop: StopRequests,
+) -> Iterator[RunContext]:
+    """Open a run on this rank. Errors of settings come before the images are indexed."""
+    out = settings.out
+    execution = resuming.keep_parts(settings.execution, out, world.ranks)
+    recipe = settings.recipe
+    if world.rank == 0:
+        if recipe is not None:
+            refuse_another_recipe(out, recipe, resuming.SCHEDULE)
+        check_installed(execution.loggers_used)
+    if recipe is not None:
+        start = _check_start(recipe, source, execution, world, out)
+        share = recipe.validation_share
+        sets = _open_sets(settings.data, share, recorder, stop, execution)
+    else:
+        fields = source.read_recipe_fields() if source else {}
+        share = check_given_fields(settings.changes).validation_share
+        sets = _open_sets(settings.data, share, recorder, stop, execution)
+        recipe = choose_from_images(
+            sets.training, settings.changes, execution, world, recorder, out, fields
+        )
+        start = _check_start(recipe, source, execution, world, out)
+    _check_logits(recipe, sets)
+    images = len(sets.training)
+    rates = learning_rates(recipe, steps_per_epoch(recipe, images))
+    folder = RunFolder(
+        out, recipe, lambda there: resuming.explain_refusal(out, there, recipe, images)
+    )
+    with folder if world.rank == 0 else nullcontext():
+        world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
+        with backends.load(execution.backend).engine(recipe, rates, world, execution) as engine:
+            run = RunContext(
+                recipe, execution, world, engine, sets, out, stop, recorder, rates, start
+            )
+            run.notes += sets.notes
+            for name, (before, after) in folder.changed.items():
+                run.notes.append(f"{name} is {after} from here on; until here it was {before}")
+            yield run
+
+
+def _check_start(
+    recipe: Recipe, source: StartSource | None, execution: Execution, world: World, out: Path
+) -> Start | None:
+    """Return the weights to start from, on rank 0. Raises an error if this recipe cannot run so."""
+    check_shares(recipe, world.ranks * execution.accumulation_steps)
+    check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
+    backends.refuse_quantisation(recipe, execution.backend)
+    return fit_start(source, recipe, out) if world.rank == 0 else None
+
+
+def _open_sets(
+    data: Path, share: float, recorder: Recorder, stop: StopRequests, execution: Execution
+) -> Sets:
+    """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
+
+    Raises `Interrupted` if a stop is requested while they are indexed.
+    """
+
+    def progress(activity: str) -> Callable[[int, int], None]:
+        show = recorder.progress(activity)
+
+        def advance(done: int, total: int) -> None:
+            show(done, total)
+            stop_before_training(stop, activity)
+
+        return advance
+
+    return open_sets(data, share, progress, validates=not execution.train_only)
+
+
+def _check_logits(recipe: Recipe, sets: Sets) -> None:
+    """Raise `DataError` if the recipe has too few logits for the classes."""
+    count = len(sets.training.classes)
+    if count > recipe.logits:
+        raise DataError(
+            f"{sets.data} has {count} classes, but the recipe has {recipe.logits} logits: --set"
+            f" logits={count}"
+        )
