@@ -85,6 +85,7 @@ def complete_settings(
     """
     changes = changes or {}
     taken: dict[str, str] = {}
+    last: dict[str, Any] = {}
     own: Recipe | None = None
     if recipe is not None and recipe != NAME:
         own = load_recipe(recipe)
@@ -93,6 +94,7 @@ def complete_settings(
     if own is not None and recipe is None:
         name = f" ({printable(own.based_on)})" if own.based_on else ""
         taken["recipe"] = f"its recipe{name}"
+        last = last_execution(out) if execution is None else {}
     settled = None if own is None else own.replace(**changes)
     if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
         settled, geometry = _keep_geometry(load_recipe(out / "recipe.yaml"), settled, changes)
@@ -102,7 +104,6 @@ def complete_settings(
         data = _find_last_data(out)
         taken["data"] = f"its images ({printable(str(data))})"
     if execution is None:
-        last = last_execution(out) if "recipe" in taken else {}
         kept = {name: value for name, value in last.items() if name not in (how or {})}
         execution = Execution.of(kept | dict(how or {}))
         defaults = Execution().fields()
