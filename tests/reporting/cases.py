@@ -113,8 +113,8 @@ def write_run(
     if keeps_results:
         write_results(folder, Results(STEPS, digest, scores))
     final = {
-        name: found.counts().summary() | {"step": STEPS, "images_per_sec": 300.0}
-        for name, found in scores.items()
+        name: results.counts().summary() | {"step": STEPS, "images_per_sec": 300.0}
+        for name, results in scores.items()
     }
     report = {
         "steps": STEPS,
@@ -122,7 +122,7 @@ def write_run(
         "best": final["trained"],
         "quarantined": 0,
         "classes": classes,
-        "per_class": {name: found.per_class(len(classes)) for name, found in scores.items()},
+        "per_class": {name: results.per_class(len(classes)) for name, results in scores.items()},
         "images_per_sec": 105.0,
         "train_sec": 61.0,
     }

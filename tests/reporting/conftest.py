@@ -30,7 +30,9 @@ def recipe() -> Recipe:
 @pytest.fixture(scope="session")
 def run(data: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, with a moving average."""
-    return finished(data, recipe.replace(ema_decay=0.99), tmp_path_factory.mktemp("one") / "run")
+    return write_finished_run(
+        data, recipe.replace(ema_decay=0.99), tmp_path_factory.mktemp("one") / "run"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -39,11 +41,12 @@ def four(data: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -
     root = tmp_path_factory.mktemp("four")
     engines = ("torch", "tensorflow", "paddle", "mxnet")
     return [
-        finished(data, recipe, root / name, seed=i, backend=name) for i, name in enumerate(engines)
+        write_finished_run(data, recipe, root / name, seed=i, backend=name)
+        for i, name in enumerate(engines)
     ]
 
 
-def finished(
+def write_finished_run(
     data: Path, recipe: Recipe, folder: Path, *, seed: int = 0, backend: str = "torch"
 ) -> Path:
     index = open_index(data / "val")

@@ -151,11 +151,11 @@ def test_the_pointer_shows_the_values_of_its_step(show: Show, page_of_one: Path,
     page = show(page_of_one)
     page.mouse.move(*middle(plot(page, 0)))
     text = page.locator("#tip").inner_text()
-    found = re.match(r"step (\d+) · epoch ([\d.]+)\n", text)
-    assert found is not None
+    match = re.match(r"step (\d+) · epoch ([\d.]+)\n", text)
+    assert match is not None
     losses = [loss for entry in read_log(run / "log.jsonl") for loss in entry.get("losses", [])]
-    assert f"{float(f'{losses[int(found[1]) - 1]:.4g}'):g}" in text
-    assert float(found[2]) == pytest.approx(int(found[1]) * 4 / 120, abs=0.005)
+    assert f"{float(f'{losses[int(match[1]) - 1]:.4g}'):g}" in text
+    assert float(match[2]) == pytest.approx(int(match[1]) * 4 / 120, abs=0.005)
     page.mouse.move(5, 5)
     assert page.locator("#tip").is_hidden()
 
@@ -367,9 +367,9 @@ def test_the_epoch_is_told_where_all_runs_shown_are_in_the_same(
     for hidden, steps in (("other", 120), ("one", 60)):
         page.locator("#legend button", has_text=hidden).click()
         page.mouse.move(*middle(plot(page, 0)))
-        found = re.fullmatch(r"step (\d+) · epoch ([\d.]+)", page.locator("#tip b").inner_text())
-        assert found is not None
-        assert float(found[2]) == pytest.approx(int(found[1]) * 4 / steps, abs=0.006)
+        match = re.fullmatch(r"step (\d+) · epoch ([\d.]+)", page.locator("#tip b").inner_text())
+        assert match is not None
+        assert float(match[2]) == pytest.approx(int(match[1]) * 4 / steps, abs=0.006)
         page.locator("#legend button", has_text=hidden).click()
 
 

@@ -12,45 +12,49 @@ from lockstep.system.errors import CheckpointError
 from tests.reporting.cases import STEPS, write_run
 
 
-def opened(folder: Path) -> Run:
+def open_run(folder: Path) -> Run:
     [run] = open_runs([folder])
     return run
 
 
 def test_a_finished_run_has_its_results(run: Path) -> None:
-    found = opened(run)
-    assert (found.name, found.backend, found.step, found.steps, found.trouble) == (
+    opened = open_run(run)
+    assert (opened.name, opened.backend, opened.step, opened.steps, opened.trouble) == (
         "run",
         "torch",
         STEPS,
         STEPS,
         None,
     )
-    assert set(found.final) == {"trained", "ema"}
-    assert found.results is not None
-    assert len(found.results.scores["ema"].labels) == 400
+    assert set(opened.final) == {"trained", "ema"}
+    assert opened.results is not None
+    assert len(opened.results.scores["ema"].labels) == 400
 
 
 def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    found = opened(write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=65))
-    assert found.trouble == "not finished: at step 65 of 120"
-    assert found.final["trained"]["step"] == 60
-    assert found.results is None
+    opened = open_run(write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=65))
+    assert opened.trouble == "not finished: at step 65 of 120"
+    assert opened.final["trained"]["step"] == 60
+    assert opened.results is None
 
 
 def test_a_run_that_diverged_says_so(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=10)
     with (folder / "log.jsonl").open("a") as log:
         log.write('{"kind": "diverged", "step": 15, "message": "the loss is nan"}\n')
-    assert opened(folder).trouble == "diverged: the loss is nan"
+    assert open_run(folder).trouble == "diverged: the loss is nan"
 
 
 def test_a_run_that_never_began_is_a_run(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(recipe.format_yaml())
-    found = opened(tmp_path)
-    assert (found.trouble, found.final, found.backend) == ("not finished: at step 0", {}, "unknown")
+    opened = open_run(tmp_path)
+    assert (opened.trouble, opened.final, opened.backend) == (
+        "not finished: at step 0",
+        {},
+        "unknown",
+    )
 
 
 def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
@@ -70,7 +74,7 @@ def test_runs_are_called_by_as_much_of_their_paths_as_tells_them_apart(
 
 
 def test_the_nearest_published_recipe_is_the_one_with_the_fewest_other_fields(run: Path) -> None:
-    name, fields = opened(run).published
+    name, fields = open_run(run).nearest_recipe
     assert name == "demo"
     assert fields == {"epochs": (load_recipe("demo").epochs, 4), "ema_decay": (0.0, 0.99)}
 
@@ -81,10 +85,13 @@ def test_a_run_is_compared_with_the_published_recipe_that_it_is_based_on(
     shutil.copytree(run, tmp_path / "named")
     note = "based_on: resnet50-mxnet-90ep\n"
     (tmp_path / "named" / "recipe.yaml").write_text(note + (run / "recipe.yaml").read_text())
-    found = opened(tmp_path / "named")
-    assert (found.recipe_name, found.published[0]) == ("resnet50-mxnet-90ep", "resnet50-mxnet-90ep")
+    opened = open_run(tmp_path / "named")
+    assert (opened.recipe_name, opened.nearest_recipe[0]) == (
+        "resnet50-mxnet-90ep",
+        "resnet50-mxnet-90ep",
+    )
     (tmp_path / "named" / "recipe.yaml").write_text(
         "based_on: my pets\n" + (run / "recipe.yaml").read_text()
     )
-    found = opened(tmp_path / "named")
-    assert (found.recipe_name, found.published[0]) == ("my pets", "demo")
+    opened = open_run(tmp_path / "named")
+    assert (opened.recipe_name, opened.nearest_recipe[0]) == ("my pets", "demo")

@@ -7,46 +7,46 @@ import pytest
 
 from lockstep.recipes import Recipe
 from lockstep.reporting.collect import open_runs
-from lockstep.reporting.curves import Chart, charts, thinned
+from lockstep.reporting.curves import Chart, build_charts, thin_curve
 from lockstep.system.event_log import read_log
 from tests.reporting.cases import EPOCHS, STEPS, write_run
 
 
-def charts_of(folders: list[Path]) -> dict[str, Chart]:
-    return {chart.name: chart for chart in charts(open_runs(folders))}
+def draw_charts(folders: list[Path]) -> dict[str, Chart]:
+    return {chart.name: chart for chart in build_charts(open_runs(folders))}
 
 
 def test_few_points_stay_as_they_are_and_gaps_stay_gaps() -> None:
-    assert thinned(np.array([1, 2, 5]), np.array([0.5, np.nan, np.inf])) == (
+    assert thin_curve(np.array([1, 2, 5]), np.array([0.5, np.nan, np.inf])) == (
         [1, 2, 5],
         [0.5, None, None],
     )
 
 
 def test_many_points_become_means_of_neighbours_at_the_last_step_of_each() -> None:
-    steps, values = thinned(np.arange(1, 8), np.array([1.0, 3, 5, 7, 9, 11, 100]), most=4)
+    steps, values = thin_curve(np.arange(1, 8), np.array([1.0, 3, 5, 7, 9, 11, 100]), most=4)
     assert (steps, values) == ([2, 4, 6, 7], [2.0, 6.0, 10.0, 100.0])
 
 
 @pytest.mark.parametrize("count", [0, 1, 1500, 1501, 56_000])
 def test_no_curve_has_more_points_than_a_plot_can_show(count: int) -> None:
-    steps, values = thinned(np.arange(count), np.zeros(count))
+    steps, values = thin_curve(np.arange(count), np.zeros(count))
     assert len(steps) == len(values) <= 1500
     assert not count or steps[-1] == count - 1
 
 
 def test_a_run_has_the_loss_of_every_step_and_the_accuracy_of_every_evaluation(run: Path) -> None:
-    found = charts_of([run])
-    assert list(found) == ["loss", "accuracy", "lr", "throughput", "wait"]
+    drawn = draw_charts([run])
+    assert list(drawn) == ["loss", "accuracy", "lr", "throughput", "wait"]
     losses = [loss for entry in read_log(run / "log.jsonl") for loss in entry.get("losses", [])]
-    training, validation, average = found["loss"].curves
+    training, validation, average = drawn["loss"].curves
     assert (training.steps, training.values) == (list(range(1, STEPS + 1)), losses)
     assert [curve.kind for curve in (validation, average)] == ["validation", "moving average"]
     assert validation.steps == [STEPS // EPOCHS * epoch for epoch in range(1, EPOCHS + 1)]
 
 
 def test_the_difference_is_that_of_the_losses_from_the_first_run(four: list[Path]) -> None:
-    curves = charts_of(four)["difference"].curves
+    curves = draw_charts(four)["difference"].curves
     assert [curve.run for curve in curves] == [1, 2, 3]
     first, third = (
         [loss for e in read_log(four[i] / "log.jsonl") for loss in e.get("losses", [])]
@@ -61,7 +61,7 @@ def test_runs_of_other_lengths_are_compared_where_both_have_steps(
     recipe: Recipe, run: Path, tmp_path: Path
 ) -> None:
     part = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=20)
-    assert charts_of([run, part])["difference"].curves[0].steps == list(range(1, 21))
+    assert draw_charts([run, part])["difference"].curves[0].steps == list(range(1, 21))
 
 
 def test_a_loss_scale_is_drawn_where_there_is_one(
@@ -70,5 +70,5 @@ def test_a_loss_scale_is_drawn_where_there_is_one(
     folder = write_run(tmp_path / "scaled", recipe=recipe, classes=["a", "b"], steps=20)
     log = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log.replace('"loss_scale": 1.0', '"loss_scale": 128.0'))
-    [curve] = charts_of([folder])["scale"].curves
+    [curve] = draw_charts([folder])["scale"].curves
     assert curve.values == [128.0] * 4

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from lockstep.reporting.image_statistics import (
-    confused_pairs,
-    confusion,
-    expected_calibration_error,
-    grouped,
-    most_confident_mistakes,
-    most_taken_for,
-    reliability,
+    bin_confidences,
+    count_confusions,
+    find_confident_mistakes,
+    find_confused_pairs,
+    find_frequent_mistakes,
+    group_classes,
+    measure_calibration_error,
 )
 
 CONFIDENCES = np.array([0.1, 0.5, 0.5, 0.6, 0.9, 1.0], np.float32)
@@ -18,7 +18,7 @@ RIGHT = np.array([True, False, True, False, True, True])
 
 
 def test_bins_hold_their_upper_borders() -> None:
-    low, high = reliability(CONFIDENCES, RIGHT, bins=2)
+    low, high = bin_confidences(CONFIDENCES, RIGHT, bins=2)
     assert (low.images, low.right, high.images, high.right) == (3, 2, 3, 2)
     assert low.confidence == pytest.approx(1.1 / 3)
     assert high.confidence == pytest.approx(2.5 / 3)
@@ -26,22 +26,22 @@ def test_bins_hold_their_upper_borders() -> None:
 
 def test_the_calibration_error_is_the_one_computed_by_hand() -> None:
     # |2/3 - 1.1/3| and |2/3 - 2.5/3|, half of the images each
-    assert expected_calibration_error(reliability(CONFIDENCES, RIGHT, bins=2)) == pytest.approx(
+    assert measure_calibration_error(bin_confidences(CONFIDENCES, RIGHT, bins=2)) == pytest.approx(
         (0.9 / 3 + 0.5 / 3) / 2
     )
 
 
 def test_a_model_as_sure_as_it_is_right_has_no_calibration_error() -> None:
     confidences = np.full(100, 0.75, np.float32)
-    assert expected_calibration_error(
-        reliability(confidences, np.arange(100) < 75)
+    assert measure_calibration_error(
+        bin_confidences(confidences, np.arange(100) < 75)
     ) == pytest.approx(0)
 
 
 def test_confidences_that_are_no_numbers_are_in_no_bin() -> None:
-    bins = reliability(np.array([np.nan, 0.3]), np.array([True, True]), bins=4)
-    assert [each.images for each in bins] == [0, 1, 0, 0]
-    assert expected_calibration_error(reliability(np.array([np.nan]), np.array([True]))) is None
+    bins = bin_confidences(np.array([np.nan, 0.3]), np.array([True, True]), bins=4)
+    assert [group.images for group in bins] == [0, 1, 0, 0]
+    assert measure_calibration_error(bin_confidences(np.array([np.nan]), np.array([True]))) is None
 
 
 LABELS = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
@@ -50,22 +50,22 @@ MATRIX = np.array([[1, 2, 0], [0, 1, 1], [3, 0, 1]])
 
 
 def test_confusion_counts_which_class_was_taken_for_which() -> None:
-    np.testing.assert_array_equal(confusion(LABELS, PREDICTIONS, 3), MATRIX)
+    np.testing.assert_array_equal(count_confusions(LABELS, PREDICTIONS, 3), MATRIX)
 
 
 def test_pairs_are_the_most_frequent_mistakes_and_leave_out_what_did_not_happen() -> None:
-    assert confused_pairs(MATRIX, 10) == [(2, 0, 3), (0, 1, 2), (1, 2, 1)]
-    assert confused_pairs(MATRIX, 1) == [(2, 0, 3)]
+    assert find_confused_pairs(MATRIX, 10) == [(2, 0, 3), (0, 1, 2), (1, 2, 1)]
+    assert find_confused_pairs(MATRIX, 1) == [(2, 0, 3)]
 
 
 def test_a_class_is_most_taken_for_its_most_frequent_mistake() -> None:
-    others, times = most_taken_for(MATRIX)
+    others, times = find_frequent_mistakes(MATRIX)
     assert (others.tolist(), times.tolist()) == ([1, 2, 0], [2, 1, 3])
 
 
 def test_neighbouring_classes_are_added_up_to_groups() -> None:
     matrix = np.arange(25).reshape(5, 5)
-    cells, size = grouped(matrix, 3)
+    cells, size = group_classes(matrix, 3)
     assert size == 2
     assert cells.tolist() == [
         [matrix[:2, :2].sum(), matrix[:2, 2:4].sum(), matrix[:2, 4:].sum()],
@@ -75,7 +75,7 @@ def test_neighbouring_classes_are_added_up_to_groups() -> None:
 
 
 def test_few_classes_stay_by_themselves() -> None:
-    cells, size = grouped(MATRIX, 3)
+    cells, size = group_classes(MATRIX, 3)
     assert size == 1
     np.testing.assert_array_equal(cells, MATRIX)
 
@@ -83,4 +83,4 @@ def test_few_classes_stay_by_themselves() -> None:
 def test_the_surest_mistakes_come_first() -> None:
     confidences = np.array([0.9, 0.2, np.nan, 0.8, 0.95, 0.8])
     right = np.array([True, False, False, False, False, False])
-    assert most_confident_mistakes(confidences, right, 3) == [4, 3, 5]
+    assert find_confident_mistakes(confidences, right, 3) == [4, 3, 5]

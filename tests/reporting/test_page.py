@@ -46,12 +46,12 @@ class Page(HTMLParser):
         return {attributes.get("id") for _, attributes in self.tags}
 
 
-def page_of(folders: Path | list[Path], out: Path) -> Page:
+def write_page(folders: Path | list[Path], out: Path) -> Page:
     return Page(lockstep.report(folders, out))
 
 
 def test_a_page_has_all_of_a_run(run: Path, tmp_path: Path) -> None:
-    page = page_of(run, tmp_path / "page.html")
+    page = write_page(run, tmp_path / "page.html")
     assert {
         "summary",
         "curves",
@@ -76,7 +76,7 @@ def test_a_page_has_all_of_a_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_page_names_no_other_file_and_no_address(run: Path, tmp_path: Path) -> None:
-    page = page_of(run, tmp_path / "page.html")
+    page = write_page(run, tmp_path / "page.html")
     named = [
         attributes.get(name)
         for _, attributes in page.tags
@@ -94,8 +94,8 @@ def test_top_5_of_five_classes_or_fewer_is_left_out(
     folders = [
         write_run(tmp_path / name, recipe=recipe, classes=list(classes)) for name in ("a", "b")
     ]
-    for given in (folders[:1], folders):
-        page = page_of(given, tmp_path / "page.html")
+    for shown_folders in (folders[:1], folders):
+        page = write_page(shown_folders, tmp_path / "page.html")
         assert (
             page.text.count("Top-5") - 1 == shown
         )  # one is in the table of classes, and the script hides it
@@ -103,7 +103,7 @@ def test_top_5_of_five_classes_or_fewer_is_left_out(
 
 
 def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path) -> None:
-    page = page_of(four, tmp_path / "page.html")
+    page = write_page(four, tmp_path / "page.html")
     assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1, 2, 3}
     assert {"results", "agreement"} <= page.ids()
     assert "the recipes differ in seed" in page.text
@@ -123,13 +123,13 @@ def test_a_run_stands_beside_the_published_figures_of_its_recipe_and_hardware(
         "ranks": 8,
     }
     (folder / "environment.json").write_text(json.dumps(about))
-    page = page_of(folder, tmp_path / "page.html")
+    page = write_page(folder, tmp_path / "page.html")
     assert "Not compared with the accuracies published for resnet50-paddle-90ep" in page.text
     assert "published-speeds" in page.ids()
     assert "published-accuracies" not in page.ids()
     monkeypatch.setattr("lockstep.recipes.published_accuracies.CLASSES", 10)
     monkeypatch.setattr("lockstep.recipes.published_accuracies.IMAGES", 400)
-    page = page_of([folder], tmp_path / "page.html")
+    page = write_page([folder], tmp_path / "page.html")
     assert "published-accuracies" in page.ids()
     assert "PaddlePaddle, 8 x A100 80GB, 90 epochs, mixed precision" in page.text
     assert "The recipe differs from resnet50-paddle-90ep in logits, epochs." in page.text
@@ -137,7 +137,7 @@ def test_a_run_stands_beside_the_published_figures_of_its_recipe_and_hardware(
 
 def test_a_run_that_is_not_finished_has_a_page(recipe: Recipe, tmp_path: Path) -> None:
     part = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=35)
-    page = page_of(part, tmp_path / "page.html")
+    page = write_page(part, tmp_path / "page.html")
     assert "not finished: at step 35 of 120" in page.text
     assert "curves" in page.ids()
     assert "confusion" not in page.ids()
@@ -145,14 +145,14 @@ def test_a_run_that_is_not_finished_has_a_page(recipe: Recipe, tmp_path: Path) -
 
 def test_a_run_that_never_began_has_a_page(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(recipe.format_yaml())
-    page = page_of(tmp_path, tmp_path / "page.html")
+    page = write_page(tmp_path, tmp_path / "page.html")
     assert "recipe" in page.ids()
     assert "the run never started" in page.text
 
 
 def test_a_run_of_an_older_lockstep_has_a_page_with_a_note(recipe: Recipe, tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", recipe=recipe, classes=["a", "b"], keeps_results=False)
-    assert "no results of single images" in page_of(old, tmp_path / "page.html").text
+    assert "no results of single images" in write_page(old, tmp_path / "page.html").text
 
 
 @pytest.mark.parametrize("log", [None, ""])
@@ -180,7 +180,7 @@ def test_names_are_texts_and_never_tags(recipe: Recipe, tmp_path: Path) -> None:
         classes=["<img src=x onerror=alert(1)>", NASTY, "a & b"],
         data=Path(NASTY),
     )
-    page = page_of(folder, tmp_path / "page.html")
+    page = write_page(folder, tmp_path / "page.html")
     assert [tag for tag, _ in page.tags].count("script") == 2
     assert [row[0] for row in page.data["views"][0]["classes"]] == [
         "<img src=x onerror=alert(1)>",
@@ -196,7 +196,8 @@ def test_numbers_that_are_none_are_no_invalid_json(recipe: Recipe, tmp_path: Pat
     log = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log.replace('"losses": [', '"losses": [NaN, ', 1))
     assert (
-        page_of(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0] is None
+        write_page(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0]
+        is None
     )
 
 
@@ -210,7 +211,7 @@ def test_losses_that_are_not_finite_are_said_in_words(
     lines[2] = re.sub(r'"losses": \[[^,]*, [^,]*', f'"losses": [{word}, {word}', lines[2])
     last = re.sub(r'"loss": [^,]*', f'"loss": {word}', last)
     (folder / "log.jsonl").write_text("\n".join([*lines, last, ""]))
-    page = page_of(folder, tmp_path / "page.html")
+    page = write_page(folder, tmp_path / "page.html")
     assert (
         "The loss is not finite in training at 2 steps, the first of them 6 and in the evaluation"
         " at step 30 (trained)" in page.text
@@ -223,9 +224,9 @@ def test_losses_that_are_not_finite_are_said_in_words(
 def test_one_of_a_thing_is_no_plural(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe.replace(epochs=7), classes=["a", "b"])
     text = (folder / "recipe.yaml").read_text()
-    assert "· 4 epochs ·" in re.sub(r"\s+", " ", page_of(folder, tmp_path / "page.html").text)
+    assert "· 4 epochs ·" in re.sub(r"\s+", " ", write_page(folder, tmp_path / "page.html").text)
     (folder / "recipe.yaml").write_text(text.replace("epochs: 4\n", "epochs: 1\n"))
-    assert "· 1 epoch ·" in re.sub(r"\s+", " ", page_of(folder, tmp_path / "page.html").text)
+    assert "· 1 epoch ·" in re.sub(r"\s+", " ", write_page(folder, tmp_path / "page.html").text)
 
 
 def test_the_command_is_shown_as_it_is_typed_and_in_full(recipe: Recipe, tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_the_command_is_shown_as_it_is_typed_and_in_full(recipe: Recipe, tmp_pat
         *(part for i in range(9) for part in ("--set", f"mean=[{i}, 1, 2]")),
     ]
     (folder / "environment.json").write_text(json.dumps(about | {"command": command}))
-    text = page_of(folder, tmp_path / "page.html").text
+    text = write_page(folder, tmp_path / "page.html").text
     assert "lockstep train --set 'mean=[0, 1, 2]' --set" in text
     assert "--set 'mean=[8, 1, 2]'" in text
 
@@ -245,7 +246,7 @@ def test_the_command_is_shown_as_it_is_typed_and_in_full(recipe: Recipe, tmp_pat
 def test_names_that_are_not_utf_8_are_written_all_the_same(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run\udcff", recipe=recipe, classes=["a", "b"])
     assert (
-        page_of(folder, tmp_path / "page.html").data["runs"][0]["name"]
+        write_page(folder, tmp_path / "page.html").data["runs"][0]["name"]
         == "run\N{REPLACEMENT CHARACTER}"
     )
 
@@ -271,5 +272,5 @@ def test_a_page_names_the_recipe_of_a_run(name: str, shown: str, run: Path, tmp_
     shutil.copytree(run, tmp_path / "named")
     note = yaml.safe_dump({"based_on": name}) if name else ""
     (tmp_path / "named" / "recipe.yaml").write_text(note + (run / "recipe.yaml").read_text())
-    page = page_of(tmp_path / "named", tmp_path / "page.html")
+    page = write_page(tmp_path / "named", tmp_path / "page.html")
     assert shown in page.text

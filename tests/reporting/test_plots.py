@@ -13,7 +13,7 @@ import lockstep
 from lockstep.recipes import Recipe
 from lockstep.reporting import plots
 from lockstep.reporting.collect import open_runs
-from lockstep.reporting.curves import charts
+from lockstep.reporting.curves import build_charts
 from lockstep.system.errors import UserError
 from tests.reporting.cases import write_run
 
@@ -63,9 +63,11 @@ def test_names_are_no_formulas_and_all_runs_are_in_the_legend(
     assert {*classes, f"Confusion, {names[1]}"} <= set(re.findall("<!-- (.*) -->", matrix))
 
 
-def figure_of(runs: list[Path], name: str) -> Any:
+def draw_figure(runs: list[Path], name: str) -> Any:
     opened = open_runs(runs)
-    return plots._of_chart(next(chart for chart in charts(opened) if chart.name == name), opened)
+    return plots._draw_chart(
+        next(chart for chart in build_charts(opened) if chart.name == name), opened
+    )
 
 
 def test_a_share_has_no_axis_below_0_nor_above_100(recipe: Recipe, tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_a_share_has_no_axis_below_0_nor_above_100(recipe: Recipe, tmp_path: Pat
         (folder / "log.jsonl").write_text(
             re.sub(r'"data_wait_share": [^,]*', f'"data_wait_share": {share}', log)
         )
-        low, high = figure_of([folder], "wait").axes[0].get_ylim()
+        low, high = draw_figure([folder], "wait").axes[0].get_ylim()
         assert 0 <= low < high <= 100
         assert low <= 100 * share <= high
 
@@ -84,14 +86,14 @@ def test_a_point_without_neighbours_has_a_mark_and_others_have_none(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=5)
-    assert figure_of([folder], "lr").axes[0].lines[0].get_markevery() == [0]
-    losses = figure_of([folder], "loss").axes[0].lines[0]
+    assert draw_figure([folder], "lr").axes[0].lines[0].get_markevery() == [0]
+    losses = draw_figure([folder], "loss").axes[0].lines[0]
     assert (len(losses.get_xdata()), losses.get_markevery()) == (5, [])
     log = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(
         re.sub(r'"losses": \[.*?\]', '"losses": [1, null, 1, null, 1]', log)
     )
-    assert figure_of([folder], "loss").axes[0].lines[0].get_markevery() == [0, 2, 4]
+    assert draw_figure([folder], "loss").axes[0].lines[0].get_markevery() == [0, 2, 4]
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(run: Path, tmp_path: Path) -> None:

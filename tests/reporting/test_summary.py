@@ -10,14 +10,14 @@ from lockstep.models.metrics import wilson
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting import summary
 from lockstep.reporting.collect import open_runs
-from lockstep.reporting.curves import charts
+from lockstep.reporting.curves import build_charts
 from lockstep.runs.image_results import read_results
 from lockstep.system.event_log import read_log
 from tests.reporting.cases import write_run
 
 
 def test_results_are_counts_of_images_with_their_intervals(run: Path) -> None:
-    trained, average = summary.results(open_runs([run]))
+    trained, average = summary.list_results(open_runs([run]))
     scores = read_results(run).scores["trained"]  # type: ignore[union-attr]
     hits = int((scores.ranks == 0).sum())
     assert (trained.weights, average.weights) == ("trained", "ema")
@@ -27,20 +27,20 @@ def test_results_are_counts_of_images_with_their_intervals(run: Path) -> None:
 
 
 def test_agreement_is_the_share_of_images_with_the_same_prediction(four: list[Path]) -> None:
-    found = summary.agreement(open_runs(four))
+    shares = summary.compare_predictions(open_runs(four))
     a, b = (read_results(folder).scores["trained"].predictions for folder in four[:2])  # type: ignore[union-attr]
-    assert found[0][1] == found[1][0] == np.mean(a == b)
-    assert found[2][2] == 1.0
+    assert shares[0][1] == shares[1][0] == np.mean(a == b)
+    assert shares[2][2] == 1.0
 
 
 def test_runs_on_other_images_have_no_agreement(run: Path, recipe: Recipe, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", recipe=recipe, classes=["a", "b"], digest="of others")
-    assert summary.agreement(open_runs([run, other])) == [[1.0, None], [None, 1.0]]
+    assert summary.compare_predictions(open_runs([run, other])) == [[1.0, None], [None, 1.0]]
 
 
 def test_speed_leaves_out_the_first_steps_of_every_process(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=60)
-    [speed] = summary.speeds(open_runs([folder]))
+    [speed] = summary.measure_speeds(open_runs([folder]))
     entries = [
         entry
         for entry in read_log(folder / "log.jsonl")
@@ -61,12 +61,12 @@ def test_steps_under_a_profiler_are_no_speed(recipe: Recipe, tmp_path: Path) -> 
     traced = [entry | slow if entry.get("first_step") == 30 else entry for entry in entries]
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in traced))
     [run] = open_runs([folder])
-    [speed] = summary.speeds([run])
+    [speed] = summary.measure_speeds([run])
     assert speed.intervals == 9
     assert speed.images_per_sec is not None
     assert speed.images_per_sec > 99  # log_of draws 100 to 110
     assert max(speed.step_ms.values()) < 1000 * 32 / 99
-    drawn = {chart.name: chart.curves[0].steps for chart in charts([run])}
+    drawn = {chart.name: chart.curves[0].steps for chart in build_charts([run])}
     assert 35 in drawn["loss"]
     assert 35 in drawn["lr"]
     assert 35 not in drawn["throughput"]
@@ -74,7 +74,7 @@ def test_steps_under_a_profiler_are_no_speed(recipe: Recipe, tmp_path: Path) -> 
 
 
 def paddle_run(folder: Path, **about: object) -> Path:
-    """Return the folder of a run of Paddle's recipe at 2048 images a step and 100 to 110 images/s."""
+    """Return the folder of a run of Paddle's recipe: 2048 images a step, 100 to 110 images/s."""
     write_run(folder, recipe=load_recipe("resnet50-paddle-90ep"), classes=list("abcdefghij"))
     (folder / "recipe.yaml").write_text(
         "based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text()
@@ -88,11 +88,11 @@ def test_a_speed_stands_beside_those_published_for_the_same_hardware(tmp_path: P
     # NGC 22.05.1 prints 20267 images/s on 8 A100 with 256 images each; PyTorch's 16621 has no
     # batch.
     runs = open_runs([paddle_run(tmp_path / "run", device="NVIDIA A100-SXM4-80GB", ranks=8)])
-    speeds = summary.speeds(runs)
-    found = {row.images_per_sec: ratio for _, row, ratio in summary.published_speeds(runs, speeds)}
-    assert found.keys() == {26673.72, 20267, 20144, 23874, 16621}
-    assert found[20267] == pytest.approx(speeds[0].images_per_sec / 20267)  # type: ignore[operator]
-    assert (found[26673.72], found[16621]) == (None, None)
+    speeds = summary.measure_speeds(runs)
+    ratios = {row.images_per_sec: ratio for _, row, ratio in summary.compare_speeds(runs, speeds)}
+    assert ratios.keys() == {26673.72, 20267, 20144, 23874, 16621}
+    assert ratios[20267] == pytest.approx(speeds[0].images_per_sec / 20267)  # type: ignore[operator]
+    assert (ratios[26673.72], ratios[16621]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -108,20 +108,22 @@ def test_a_speed_on_hardware_of_which_nothing_is_published_stands_alone(
     about: dict[str, object], tmp_path: Path
 ) -> None:
     runs = open_runs([paddle_run(tmp_path / "run", **about)])
-    assert summary.published_speeds(runs, summary.speeds(runs)) == []
+    assert summary.compare_speeds(runs, summary.measure_speeds(runs)) == []
 
 
 def test_a_run_that_is_all_warm_up_has_no_speed(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=10)
-    [speed] = summary.speeds(open_runs([folder]))
+    [speed] = summary.measure_speeds(open_runs([folder]))
     assert (speed.images_per_sec, speed.data_wait_share, speed.step_ms) == (None, None, {})
 
 
 def test_fields_and_environments_tell_where_runs_differ(four: list[Path]) -> None:
     runs = open_runs(four[:2])
-    differing = [name for name, _, _, differ in summary.recipe_fields(runs) if differ]
+    differing = [name for name, _, _, differ in summary.list_recipe_fields(runs) if differ]
     assert differing == ["seed"]
-    environments = {name: (values, differ) for name, values, differ in summary.environments(runs)}
+    environments = {
+        name: (values, differ) for name, values, differ in summary.list_environments(runs)
+    }
     assert environments["execution.backend"] == (["torch", "tensorflow"], True)
     assert environments["memory"] == (["16.0 GiB", "16.0 GiB"], False)
     assert environments["tensorflow"] == (["", "1.2.3"], True)
@@ -129,5 +131,5 @@ def test_fields_and_environments_tell_where_runs_differ(four: list[Path]) -> Non
 
 def test_differences_from_the_published_recipe_say_what_the_field_means(run: Path) -> None:
     [opened] = open_runs([run])
-    [epochs, _] = summary.published_differences(opened)
+    [epochs, _] = summary.list_published_differences(opened)
     assert (epochs[0], epochs[2], epochs[3]) == ("epochs", f"{load_recipe('demo').epochs}", "4")

@@ -17,41 +17,41 @@ from lockstep.inference.explanation import overlaid
 from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
-from lockstep.reporting.views import MOST_CELLS, View, image_key, views, with_images
+from lockstep.reporting.views import MOST_CELLS, View, add_images, build_views, image_key
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
 from tests.inference.cases import random_tensors
 from tests.reporting.cases import STEPS, write_run
-from tests.reporting.conftest import finished
+from tests.reporting.conftest import write_finished_run
 
 
-def opened(folder: Path) -> Run:
+def open_run(folder: Path) -> Run:
     [run] = open_runs([folder])
     return run
 
 
-def view_of(folder: Path) -> tuple[View, dict[str, str]]:
+def open_view(folder: Path) -> tuple[View, dict[str, str]]:
     runs = open_runs([folder])
-    found, images = with_images(runs, views(runs))
-    return found[0], images
+    views, images = add_images(runs, build_views(runs))
+    return views[0], images
 
 
 def test_mistakes_are_explained_with_the_weights_that_made_them(
     data: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    folder = finished(data, recipe, tmp_path / "run")
+    folder = write_finished_run(data, recipe, tmp_path / "run")
     trained, average = (random_tensors(recipe, seed) for seed in (1, 2))
     about = {"recipe": recipe.fields(), "classes": [f"{i}" for i in range(10)]}
     checkpoint.save(
         folder / "checkpoints", State(STEPS, trained, {}, average), data_digest="", about=about
     )
     runs = open_runs([folder])
-    found, images = with_images(runs, views(runs), explain=True)
+    views, images = add_images(runs, build_views(runs), explain=True)
     index = open_index(data / "val")
-    for view, tensors in zip(found, (trained, average), strict=True):
+    for view, tensors in zip(views, (trained, average), strict=True):
         mistake = view.mistakes[3]
         pixels = load_evaluated_images(index, runs[0].recipe, np.array([mistake.sample]))
         # Between an average of features and a linear layer, Grad-CAM is the class activation map.
@@ -69,18 +69,18 @@ def test_mistakes_are_explained_with_the_weights_that_made_them(
         )
         [wanted] = overlaid(pixels, heat)
         assert np.abs(np.asarray(shown).astype(int) - wanted).mean() < 8  # JPEG
-    assert found[0].mistakes[3].explanation != found[1].mistakes[3].explanation
-    assert all(mistake.explanation in images for view in found for mistake in view.mistakes)
+    assert views[0].mistakes[3].explanation != views[1].mistakes[3].explanation
+    assert all(mistake.explanation in images for view in views for mistake in view.mistakes)
 
 
 def test_a_checkpoint_that_is_gone_cannot_explain(run: Path) -> None:
     runs = open_runs([run])
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        with_images(runs, views(runs), explain=True)
+        add_images(runs, build_views(runs), explain=True)
 
 
 def test_there_is_a_view_for_each_run_and_its_weights(run: Path, four: list[Path]) -> None:
-    assert [(view.run, view.weights) for view in views(open_runs([run, four[1]]))] == [
+    assert [(view.run, view.weights) for view in build_views(open_runs([run, four[1]]))] == [
         (0, "trained"),
         (0, "ema"),
         (1, "trained"),
@@ -88,17 +88,17 @@ def test_there_is_a_view_for_each_run_and_its_weights(run: Path, four: list[Path
 
 
 def test_classes_are_counted_as_the_report_counts_them(run: Path) -> None:
-    view, _ = view_of(run)
-    counts = opened(run).report["per_class"]["trained"]  # type: ignore[index]
+    view, _ = open_view(run)
+    counts = open_run(run).report["per_class"]["trained"]  # type: ignore[index]
     assert [row.top1 for row in view.classes] == counts["top1"]
     assert [row.images for row in view.classes] == [40] * 10
     assert [row.accuracy for row in view.worst] == sorted(top1 / 40 for top1 in counts["top1"])
 
 
 def test_a_matrix_of_few_classes_has_a_cell_for_each_pair(run: Path) -> None:
-    view, _ = view_of(run)
+    view, _ = open_view(run)
     assert view.matrix is not None
-    scores = opened(run).results.scores["trained"]  # type: ignore[union-attr]
+    scores = open_run(run).results.scores["trained"]  # type: ignore[union-attr]
     expected = np.zeros((10, 10), int)
     for label, prediction in zip(scores.labels, scores.predictions, strict=True):
         expected[label, prediction] += 1
@@ -119,43 +119,43 @@ def test_a_matrix_of_a_thousand_classes_is_of_groups(recipe: Recipe, tmp_path: P
     folder = write_run(
         tmp_path / "run", recipe=recipe, classes=[f"class {i}" for i in range(1000)], images=5000
     )
-    matrix = views(open_runs([folder]))[0].matrix
+    matrix = build_views(open_runs([folder]))[0].matrix
     assert matrix is not None
     assert (len(matrix.cells), matrix.group_classes, matrix.names[1]) == (
         MOST_CELLS,
         20,
         "class 20 … class 39",
     )
-    scores = opened(folder).results.scores["trained"]  # type: ignore[union-attr]
+    scores = open_run(folder).results.scores["trained"]  # type: ignore[union-attr]
     inside = (scores.labels // 20 == 1) & (scores.predictions // 20 == 1)
     assert matrix.cells[1][1] == inside.sum()
     assert matrix.wrong_inside[1] == (inside & (scores.labels != scores.predictions)).sum()
 
 
 def test_a_prediction_beyond_the_classes_has_a_name_too(run: Path) -> None:
-    found = opened(run)
-    assert found.results is not None
-    trained = found.results.scores["trained"]
+    opened = open_run(run)
+    assert opened.results is not None
+    trained = opened.results.scores["trained"]
     predictions = trained.predictions.copy()
     predictions[0] = 10
-    other = replace(found.results, scores={"trained": replace(trained, predictions=predictions)})
-    [view] = views([replace(found, results=other)])
+    other = replace(opened.results, scores={"trained": replace(trained, predictions=predictions)})
+    [view] = build_views([replace(opened, results=other)])
     assert view.matrix is not None
     assert view.matrix.names[-1] == "no class (10)"
     assert len(view.classes) == 10
 
 
 def test_mistakes_are_the_wrong_images_the_model_was_surest_of(run: Path) -> None:
-    view, _ = view_of(run)
-    scores = opened(run).results.scores["trained"]  # type: ignore[union-attr]
+    view, _ = open_view(run)
+    scores = open_run(run).results.scores["trained"]  # type: ignore[union-attr]
     wrong = [i for i in range(400) if scores.labels[i] != scores.predictions[i]]
     surest = sorted(wrong, key=lambda i: -scores.confidences[i])[:24]
     assert [mistake.sample for mistake in view.mistakes] == surest
-    assert sum(each.right for each in view.bins) == 400 - len(wrong)
+    assert sum(group.right for group in view.bins) == 400 - len(wrong)
 
 
 def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None:
-    view, images = view_of(run)
+    view, images = open_view(run)
     assert view.note == ""
     confidences = [mistake.confidence for mistake in view.mistakes]
     assert confidences == sorted(confidences, reverse=True)
@@ -182,22 +182,22 @@ def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None
 
 def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
     runs = open_runs(four[:2])
-    found, images = with_images(runs, views(runs))
-    samples = {mistake.sample for view in found for mistake in view.mistakes}
-    assert len(images) == len(samples) < sum(len(view.mistakes) for view in found)
+    views, images = add_images(runs, build_views(runs))
+    samples = {mistake.sample for view in views for mistake in view.mistakes}
+    assert len(images) == len(samples) < sum(len(view.mistakes) for view in views)
 
 
 def test_runs_that_resized_images_differently_do_not_share_them(run: Path) -> None:
-    found = opened(run)
-    assert image_key(found, 3) == image_key(replace(found), 3)
+    opened = open_run(run)
+    assert image_key(opened, 3) == image_key(replace(opened), 3)
     resizes = (
         {"interpolation": "bicubic"},
         {"eval_antialias": True},
         {"eval_sampling": "asymmetric"},
     )
     for changes in (*resizes, {"exif_orientation": True}):
-        other = replace(found, recipe=found.recipe.replace(**changes))
-        assert image_key(found, 3) != image_key(other, 3)
+        other = replace(opened, recipe=opened.recipe.replace(**changes))
+        assert image_key(opened, 3) != image_key(other, 3)
 
 
 @pytest.fixture
@@ -205,14 +205,14 @@ def own(data: Path, recipe: Recipe, tmp_path: Path) -> tuple[Path, Path]:
     """A run and its images, which tests may change."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)  # with its times, and so with its index
-    return finished(copy, recipe, tmp_path / "run"), copy
+    return write_finished_run(copy, recipe, tmp_path / "run"), copy
 
 
 def test_images_that_are_gone_are_not_shown_and_all_else_is(own: tuple[Path, Path]) -> None:
     folder, copy = own
-    assert view_of(folder)[1]
+    assert open_view(folder)[1]
     shutil.rmtree(copy)
-    view, images = view_of(folder)
+    view, images = open_view(folder)
     assert "there is no folder" in view.note
     assert (len(view.mistakes), images) == (24, {})
 
@@ -220,16 +220,16 @@ def test_images_that_are_gone_are_not_shown_and_all_else_is(own: tuple[Path, Pat
 def test_other_images_are_not_shown_for_those_evaluated(own: tuple[Path, Path]) -> None:
     folder, copy = own
     next((copy / "val" / "dots").iterdir()).unlink()
-    view, images = view_of(folder)
+    view, images = open_view(folder)
     assert "has changed since" in view.note
     assert images == {}
 
 
 def test_an_image_written_over_is_noticed(own: tuple[Path, Path]) -> None:
     folder, copy = own
-    place = view_of(folder)[0].mistakes[0].place
+    place = open_view(folder)[0].mistakes[0].place
     (copy / "val" / place).write_bytes(b"something else")
-    view, images = view_of(folder)
+    view, images = open_view(folder)
     assert "is not the image that was indexed" in view.note
     assert images == {}
 
@@ -239,14 +239,14 @@ def test_images_indexed_anew_with_other_contents_are_told_by_their_digest(
 ) -> None:
     folder, copy = own
     shutil.rmtree(copy / "val" / "dots")
-    finished(copy, opened(folder).recipe, copy.parent / "other")  # indexes what is left
-    view, _ = view_of(folder)
+    write_finished_run(copy, open_run(folder).recipe, copy.parent / "other")  # indexes what is left
+    view, _ = open_view(folder)
     assert "holds other images" in view.note
 
 
 def test_old_runs_have_classes_alone_and_say_why(run: Path, recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "old", recipe=recipe, classes=["a", "b"], keeps_results=False)
-    [view] = views(open_runs([folder]))
+    [view] = build_views(open_runs([folder]))
     assert "validation.npz" in view.note
     assert [row.images for row in view.classes] == [200, 200]
     assert (view.matrix, view.mistakes, view.bins) == (None, [], [])

@@ -33,11 +33,11 @@ def report(
     from lockstep.reporting.collect import open_runs
     from lockstep.reporting.page import render
 
-    given = [runs] if isinstance(runs, str | Path) else runs
-    if not given:
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    if not folders:
         raise UserError("expected the folder of at least one run, found none")
     out = Path(out)
-    opened = open_runs([Path(run) for run in given])
+    opened = open_runs(list(map(Path, folders)))
     page = render(opened, explain=explain)
     try:
         write_text(out, page)

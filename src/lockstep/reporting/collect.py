@@ -1,4 +1,4 @@
-"""Open the runs that a page shows, each with a name of its own."""
+"""Open the runs that a page shows, each with a separate name."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from lockstep.system.errors import CheckpointError
 def open_runs(folders: list[Path]) -> list[Run]:
     """Return the runs in some folders. Raises `CheckpointError` if one holds no run, or if its
     content cannot be read."""
-    return [read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    return list(map(read_run, folders, _choose_names(folders)))
 
 
-def _names(folders: list[Path]) -> list[str]:
+def _choose_names(folders: list[Path]) -> list[str]:
     """Return the last parts of the paths, as many as make the names different."""
     whole = [folder.resolve() for folder in folders]
     longest = max(len(path.parts) for path in whole)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,8 @@ MOST_POINTS = 1500
 """A curve is thinned to at most this many points; a plot is about 1000 pixels wide."""
 
 Kind = Literal["training", "validation", "moving average"]
+Points = dict[Kind, list[tuple[int, float]]]
+"""Steps done and values of a run, for each curve."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Curve:
     """Number of the run on the page."""
     kind: Kind
     steps: list[int]
-    """Optimizer steps done when the value was found."""
+    """Optimizer steps done at each value."""
     values: list[float | None]
 
 
@@ -40,36 +43,33 @@ class Chart:
     """Written in a plot that has no points."""
 
 
-Of = Callable[[int, Run], list[Curve]]
-"""The curves of one run, given its number on the page."""
-
 _DIFFERENCE = "Training loss: relative difference from the first run"
 _EQUAL = "No difference in these steps."
 
 
-def charts(runs: Sequence[Run]) -> list[Chart]:
+def build_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and
     others if there is data."""
-    found = [
-        Chart("loss", "Loss", "", [*_each(runs, _losses), *_each(runs, _evaluated("loss"))]),
-        Chart(
-            "accuracy",
-            "Top-1 accuracy",
-            " %",
-            [*_each(runs, _logged("top1_percent")), *_each(runs, _evaluated("top1_percent"))],
-        ),
-        Chart("difference", _DIFFERENCE, "", _differences(runs), logarithmic=True, note=_EQUAL),
-        Chart("lr", "Learning rate", "", _each(runs, _logged("lr"))),
-        Chart(
-            "throughput", "Training throughput", " images/s", _each(runs, _timed("images_per_sec"))
-        ),
-        Chart("wait", "Waiting for data", " %", _each(runs, _timed("data_wait_share", 100))),
-        Chart("scale", "Loss scale", "", _each(runs, _scales), logarithmic=True),
-    ]
-    return [chart for chart in found if chart.curves]
+    build = partial(_build_curves, runs)
+    loss = build(_read_losses, partial(_read_evaluations, "loss"))
+    top1 = build(partial(_read_field, "top1_percent"), partial(_read_evaluations, "top1_percent"))
+    rates = build(partial(_read_field, "lr"))
+    speeds = build(partial(_read_speeds, "images_per_sec", 1))
+    waits = build(partial(_read_speeds, "data_wait_share", 100))
+    scales = build(_read_scales)
+    charts = (
+        Chart("loss", "Loss", "", loss),
+        Chart("accuracy", "Top-1 accuracy", " %", top1),
+        Chart("difference", _DIFFERENCE, "", _compare_losses(runs), logarithmic=True, note=_EQUAL),
+        Chart("lr", "Learning rate", "", rates),
+        Chart("throughput", "Training throughput", " images/s", speeds),
+        Chart("wait", "Waiting for data", " %", waits),
+        Chart("scale", "Loss scale", "", scales, logarithmic=True),
+    )
+    return [chart for chart in charts if chart.curves]
 
 
-def thinned(
+def thin_curve(
     steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS
 ) -> tuple[list[int], list[float | None]]:
     """Return at most `most` points: means of groups of neighbours, at the last step of each. Few
@@ -80,84 +80,71 @@ def thinned(
         counts = np.diff([*first, len(steps)])
         values = np.add.reduceat(values, first) / counts
         steps = steps[first + counts - 1]
-    return steps.tolist(), [value if np.isfinite(value) else None for value in values.tolist()]
+    return steps.tolist(), np.where(np.isfinite(values), values, np.array(None)).tolist()
 
 
-def step_losses(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training loss of every logged step: steps done, int64, and losses, float64."""
-    losses = [
-        (entry["first_step"] + i + 1, loss)
-        for entry in run.training
-        for i, loss in enumerate(entry["losses"])
-    ]
-    return np.array([step for step, _ in losses], np.int64), np.array(
-        [loss for _, loss in losses], np.float64
-    )
+def _build_curves(runs: Sequence[Run], *readers: Callable[[Run], Points]) -> list[Curve]:
+    curves = []
+    for read in readers:
+        for number, run in enumerate(runs):
+            for kind, points in read(run).items():
+                if points:
+                    curves.append(Curve(number, kind, *thin_curve(*_split_points(points))))
+    return curves
 
 
-def _curve(number: int, kind: Kind, points: Sequence[tuple[int, float]]) -> list[Curve]:
-    if not points:
-        return []
-    steps, values = (np.array(column) for column in zip(*points, strict=True))
-    return [Curve(number, kind, *thinned(steps, values.astype(np.float64)))]
+def _split_points(points: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps, int64, and the values, float64, of points."""
+    steps, values = np.array(points, np.float64).reshape(-1, 2).T
+    return steps.astype(np.int64), values
 
 
-def _each(runs: Sequence[Run], of: Of) -> list[Curve]:
-    return [curve for number, run in enumerate(runs) for curve in of(number, run)]
+def _read_losses(run: Run) -> Points:
+    """Return the training loss of every logged step."""
+    losses: list[tuple[int, float]] = []
+    for entry in run.training:
+        losses += enumerate(entry["losses"], entry["first_step"] + 1)
+    return {"training": losses}
 
 
-def _losses(number: int, run: Run) -> list[Curve]:
-    steps, losses = step_losses(run)
-    return [Curve(number, "training", *thinned(steps, losses))] if len(steps) else []
+def _read_field(field: Literal["top1_percent", "lr"], run: Run) -> Points:
+    return {"training": [(entry["step"], entry[field]) for entry in run.training if field in entry]}
 
 
-def _logged(field: Literal["top1_percent", "lr"]) -> Of:
-    return lambda number, run: _curve(
-        number,
-        "training",
-        [(entry["step"], entry[field]) for entry in run.training if field in entry],
-    )
+def _read_speeds(
+    field: Literal["images_per_sec", "data_wait_share"], factor: float, run: Run
+) -> Points:
+    """Return a speed figure of every interval. Profiled steps are left out."""
+    entries = [entry for entry in run.training if "traced" not in entry]
+    return {"training": [(entry["step"], factor * entry[field]) for entry in entries]}
 
 
-def _timed(field: Literal["images_per_sec", "data_wait_share"], factor: float = 1) -> Of:
-    """Return the curves of a speed figure. Profiled steps are left out."""
-    return lambda number, run: _curve(
-        number,
-        "training",
-        [(entry["step"], factor * entry[field]) for entry in run.training if "traced" not in entry],
-    )
+def _read_evaluations(field: Literal["loss", "top1_percent"], run: Run) -> Points:
+    points: Points = {"validation": [], "moving average": []}
+    for entry in run.evaluations:
+        kind: Kind = "moving average" if entry["weights"] == "ema" else "validation"
+        points[kind].append((entry["step"], entry[field]))
+    return points
 
 
-def _evaluated(field: Literal["loss", "top1_percent"]) -> Of:
-    kinds: dict[str, Kind] = {"trained": "validation", "ema": "moving average"}
-    return lambda number, run: [
-        curve
-        for weights, kind in kinds.items()
-        for curve in _curve(
-            number,
-            kind,
-            [(e["step"], e[field]) for e in run.evaluations if e["weights"] == weights],
-        )
-    ]
+def _read_scales(run: Run) -> Points:
+    """Return the loss scales of a run; nothing if all are 1."""
+    scales = [(entry["step"], entry["loss_scale"]) for entry in run.training]
+    return {} if set(dict(scales).values()) == {1} else {"training": scales}
 
 
-def _scales(number: int, run: Run) -> list[Curve]:
-    points = [(entry["step"], entry["loss_scale"]) for entry in run.training]
-    return _curve(number, "training", points) if any(scale != 1 for _, scale in points) else []
-
-
-def _differences(runs: Sequence[Run]) -> list[Curve]:
+def _compare_losses(runs: Sequence[Run]) -> list[Curve]:
     """Return how far the loss of every step is from the first run's, relative to it, for steps that
     both have."""
     if len(runs) < 2:
         return []
-    steps, expected = step_losses(runs[0])
-    found = []
+    steps, expected = _split_points(_read_losses(runs[0])["training"])
+    curves = []
     for number, run in enumerate(runs[1:], start=1):
-        own_steps, losses = step_losses(run)
+        own_steps, losses = _split_points(_read_losses(run)["training"])
         common, left, right = np.intersect1d(steps, own_steps, return_indices=True)
         with np.errstate(all="ignore"):
             differences = np.abs(losses[right] / expected[left] - 1)
         if len(common):
-            found.append(Curve(number, "training", *thinned(common, differences)))
-    return found
+            curves.append(Curve(number, "training", *thin_curve(common, differences)))
+    return curves

@@ -23,10 +23,10 @@ class Bin:
     @property
     def accuracy(self) -> float:
         """The share of images that are right; 0 if there are none."""
-        return self.right / self.images if self.images else 0.0
+        return self.right / max(self.images, 1)
 
 
-def reliability(
+def bin_confidences(
     confidences: np.ndarray, right: np.ndarray, bins: int = CALIBRATION_BINS
 ) -> list[Bin]:
     """Return bins of equal width over the confidences, [images], with how many of each bin are
@@ -39,32 +39,28 @@ def reliability(
     hits = right[known]
     numbers = np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
     images = np.bincount(numbers, minlength=bins)
-    of_right = np.bincount(numbers[hits], minlength=bins)
-    sums = np.bincount(numbers, weights=values, minlength=bins)
-    return [
-        Bin(
-            i / bins,
-            (i + 1) / bins,
-            int(images[i]),
-            int(of_right[i]),
-            float(sums[i] / images[i]) if images[i] else 0.0,
-        )
-        for i in range(bins)
-    ]
+    right_images = np.bincount(numbers[hits], minlength=bins)
+    means = np.bincount(numbers, weights=values, minlength=bins) / np.maximum(images, 1)
+    edges = np.arange(bins + 1) / bins
+    columns = (edges[:-1], edges[1:], images, right_images, means)
+    return list(map(Bin, *(column.tolist() for column in columns)))
 
 
-def expected_calibration_error(bins: list[Bin]) -> float | None:
-    """Return the mean over images of the gap between a bin's accuracy and mean confidence; None if
-    there are no images."""
-    total = sum(each.images for each in bins)
-    return (
-        sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / total
-        if total
-        else None
-    )
+def measure_calibration_error(bins: list[Bin]) -> float | None:
+    """Return the expected calibration error: the mean over images of the gap between a bin's
+    accuracy and mean confidence.
+
+    Return None if there are no images.
+    """
+    images = 0
+    gaps = 0.0
+    for group in bins:
+        images += group.images
+        gaps += group.images * abs(group.accuracy - group.confidence)
+    return gaps / images if images else None
 
 
-def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
+def count_confusions(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
     """Return how many images of each class (row) were taken for each class (column): int64
     [classes, classes]."""
     return np.bincount(
@@ -72,7 +68,7 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.n
     ).reshape(classes, classes)
 
 
-def grouped(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
+def group_classes(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
     """Return a square matrix with neighbouring classes added up to at most `most` groups, and the
     classes in each group."""
     size = -(-len(matrix) // most)
@@ -80,28 +76,24 @@ def grouped(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
     return np.add.reduceat(np.add.reduceat(matrix, first, axis=0), first, axis=1), size
 
 
-def most_taken_for(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_frequent_mistakes(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each class the other class its images were most often taken for, and how often:
     int64 [classes] each."""
-    mistakes = _mistakes(matrix)
+    mistakes = matrix - np.diag(np.diag(matrix))
     return mistakes.argmax(axis=1), mistakes.max(axis=1)
 
 
-def _mistakes(matrix: np.ndarray) -> np.ndarray:
-    return matrix - np.diag(np.diag(matrix))
-
-
-def confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+def find_confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
     """Return at most `count` of the most frequent mistakes as (class, taken for, images), the most
     frequent first."""
-    mistakes = _mistakes(matrix)
+    mistakes = matrix - np.diag(np.diag(matrix))
     order = np.argsort(-mistakes, axis=None, kind="stable")[:count]
     rows, columns = np.unravel_index(order, mistakes.shape)
-    found = zip(rows.tolist(), columns.tolist(), mistakes[rows, columns].tolist(), strict=True)
-    return [pair for pair in found if pair[2] > 0]
+    pairs = zip(rows.tolist(), columns.tolist(), mistakes[rows, columns].tolist(), strict=True)
+    return [pair for pair in pairs if pair[2] > 0]
 
 
-def most_confident_mistakes(confidences: np.ndarray, right: np.ndarray, count: int) -> list[int]:
+def find_confident_mistakes(confidences: np.ndarray, right: np.ndarray, count: int) -> list[int]:
     """Return at most `count` wrong images, the most confident first. Images of equal confidence
     keep their order."""
     wrong = np.flatnonzero(~right & np.isfinite(confidences))

@@ -58,17 +58,17 @@ def open_images(run: Run) -> Index:
     return index
 
 
-def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
+def encode_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
     """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was
     overwritten."""
     try:
         images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
     except DataError as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
-    return {sample: _as_address(pixels) for sample, pixels in zip(samples, images, strict=True)}
+    return dict(zip(samples, map(_encode_image, images), strict=True))
 
 
-def explained_images(run: Run, weights: str, index: Index, samples: list[int]) -> dict[int, str]:
+def explain_images(run: Run, weights: str, index: Index, samples: list[int]) -> dict[int, str]:
     """Return images with what speaks for the predicted class over them (Grad-CAM), as `data:`
     addresses.
 
@@ -88,10 +88,10 @@ def explained_images(run: Run, weights: str, index: Index, samples: list[int]) -
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     finally:
         world.close()
-    return {sample: _as_address(pixels) for sample, pixels in zip(samples, pictures, strict=True)}
+    return dict(zip(samples, map(_encode_image, pictures), strict=True))
 
 
-def _as_address(pixels: np.ndarray) -> str:
+def _encode_image(pixels: np.ndarray) -> str:
     image = Image.fromarray(pixels)
     image.thumbnail((LARGEST_PIXELS, LARGEST_PIXELS))
     file = io.BytesIO()

@@ -1,6 +1,7 @@
-"""Write runs as one page of HTML that needs nothing else: style, script, data and images are in it."""
+"""Write runs as one page of HTML, which holds its style, script, data and images."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 
 from jinja2 import DictLoader, Environment, StrictUndefined
@@ -8,8 +9,8 @@ from markupsafe import Markup
 
 from lockstep.models.metrics import format_loss
 from lockstep.reporting import summary
-from lockstep.reporting.curves import charts
-from lockstep.reporting.views import as_data, image_key, views, with_images
+from lockstep.reporting.curves import build_charts
+from lockstep.reporting.views import add_images, build_views, image_key, select_data
 from lockstep.runs.reading import Run
 from lockstep.system.html import allowed, colours
 from lockstep.system.version import version
@@ -29,52 +30,48 @@ def render(runs: Sequence[Run], *, explain: bool = False) -> str:
     lets the browser run only the one script whose hash it names, and lets it fetch nothing and send
     nothing.
     """
-    found, images = with_images(runs, views(runs), explain=explain)
-    script = "".join(map(_file, SCRIPTS))
-    style = colours() + _file("report.css")
-    speeds = summary.speeds(runs)
+    views, images = add_images(runs, build_views(runs), explain=explain)
+    script = "".join(map(_read_template, SCRIPTS))
+    style = colours() + _read_template("report.css")
+    results = summary.list_results(runs)
+    speeds = summary.measure_speeds(runs)
+    charts = build_charts(runs)
     data = {
         "runs": [
             {"name": run.name, "steps": run.steps, "epochs": run.recipe.epochs} for run in runs
         ],
-        "charts": [
-            vars(chart) | {"curves": [vars(curve) for curve in chart.curves]}
-            for chart in charts(runs)
-        ],
-        "views": [as_data(view) for view in found],
+        "charts": list(map(asdict, charts)),
+        "views": list(map(select_data, views)),
         "images": images,
     }
-    return (
-        _environment()
-        .get_template(TEMPLATE)
-        .render(
-            runs=runs,
-            results=summary.results(runs),
-            agreement=summary.agreement(runs),
-            speeds=speeds,
-            published_accuracies=summary.published_accuracies(runs),
-            published_speeds=summary.published_speeds(runs, speeds),
-            percentiles=summary.PERCENTILES,
-            recipe=summary.recipe_fields(runs),
-            environments=summary.environments(runs),
-            published_differences=summary.published_differences,
-            charts=data["charts"],
-            views=found,
-            image_key=image_key,
-            data=data,
-            style=Markup(style),
-            script=Markup(script),
-            script_source=Markup(allowed(script)),
-            lockstep_version=version(),
-            framework_version=_framework_version,
-            interval_scale=_interval_scale(summary.results(runs)),
-        )
+    template = _prepare_environment().get_template(TEMPLATE)
+    return template.render(
+        runs=runs,
+        results=results,
+        agreement=summary.compare_predictions(runs),
+        speeds=speeds,
+        published_accuracies=summary.compare_accuracies(runs),
+        published_speeds=summary.compare_speeds(runs, speeds),
+        percentiles=summary.PERCENTILES,
+        recipe=summary.list_recipe_fields(runs),
+        environments=summary.list_environments(runs),
+        published_differences=summary.list_published_differences,
+        charts=charts,
+        views=views,
+        image_key=image_key,
+        data=data,
+        style=Markup(style),
+        script=Markup(script),
+        script_source=Markup(allowed(script)),
+        lockstep_version=version(),
+        framework_version=_name_framework,
+        interval_scale=_choose_scale(results),
     )
 
 
-def _environment() -> Environment:
+def _prepare_environment() -> Environment:
     environment = Environment(
-        loader=DictLoader({TEMPLATE: _file(TEMPLATE)}),
+        loader=DictLoader({TEMPLATE: _read_template(TEMPLATE)}),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -82,44 +79,42 @@ def _environment() -> Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= {
-        "percent": _percent,
-        "number": _number,
-        "duration": _duration,
+        "percent": _format_percent,
+        "number": _format_number,
+        "duration": _format_duration,
         "loss": format_loss,
-        "counted": _counted,
+        "counted": _format_count,
     }
     return environment
 
 
-def _file(name: str) -> str:
+def _read_template(name: str) -> str:
     return (files("lockstep.reporting") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _percent(share: float | None, digits: int = 2) -> str:
+def _format_percent(share: float | None, digits: int = 2) -> str:
     return MISSING if share is None else f"{100 * share:.{digits}f}"
 
 
-def _counted(count: int, what: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     """Return a number with its noun, in the plural if needed.
 
-    >>> _counted(1, "epoch"), _counted(90, "epoch")
+    >>> _format_count(1, "epoch"), _format_count(90, "epoch")
     ('1 epoch', '90 epochs')
     """
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return (
-        MISSING
-        if value is None
-        else f"{value:,.{digits}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-    )
+def _format_number(value: float | None, digits: int = 1) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,.{digits}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Return a time for a person to read.
 
-    >>> _duration(5.25), _duration(75), _duration(3 * 3600 + 125)
+    >>> _format_duration(5.25), _format_duration(75), _format_duration(3 * 3600 + 125)
     ('5.2 s', '1 min 15 s', '3 h 2 min')
     """
     if seconds < 60:
@@ -129,18 +124,17 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"
 
 
-def _framework_version(run: Run) -> str:
-    """Return the framework of a run and its version; NumPy's for the reference engine."""
+def _name_framework(run: Run) -> str:
+    """Return the framework of a run and its version; NumPy's for the reference."""
     name = "numpy" if run.backend == "reference" else run.backend
-    found = run.environment.get(name)
-    return f"{name} {found}" if found else name
+    return f"{name} {run.environment.get(name, '')}".rstrip()
 
 
-def _interval_scale(found: list[summary.Result]) -> tuple[float, float]:
+def _choose_scale(results: list[summary.Result]) -> tuple[float, float]:
     """Return the range of shares in which all intervals of top-1 are drawn."""
-    if not found:
+    if not results:
         return 0.0, 1.0
-    low = min(each.top1_interval[0] for each in found)
-    high = max(each.top1_interval[1] for each in found)
+    low = min(result.top1_interval[0] for result in results)
+    high = max(result.top1_interval[1] for result in results)
     margin = (high - low) / 20
     return max(low - margin, 0.0), min(high + margin, 1.0)

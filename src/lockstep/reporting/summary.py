@@ -2,7 +2,8 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,40 +42,39 @@ class Result:
     """None if the run kept no results of single images."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Speed:
-    """How fast a run was trained and evaluated."""
+    """How fast a run was trained and evaluated. None if it was not, or if all was warm-up."""
 
     run: int
-    images_per_sec: float | None
-    data_wait_share: float | None
     train_sec: float
-    step_ms: dict[int, float]
-    """Percentiles of the milliseconds of a step. Each value is the mean of a log interval. Empty if
-    all was warm-up."""
     intervals: int
-    evaluated_images_per_sec: float | None
+    images_per_sec: float | None = None
+    data_wait_share: float | None = None
+    step_ms: dict[int, float] = field(default_factory=dict)
+    """Percentiles of the milliseconds of a step. Each value is the mean of a log interval."""
+    evaluated_images_per_sec: float | None = None
 
 
-def results(runs: Sequence[Run]) -> list[Result]:
+def list_results(runs: Sequence[Run]) -> list[Result]:
     """Return the newest evaluation of every run and its weights."""
-    return [
-        _result(number, run, weights, entry)
-        for number, run in enumerate(runs)
-        for weights, entry in run.final.items()
-    ]
+    results = []
+    for number, run in enumerate(runs):
+        for weights, entry in run.final.items():
+            results.append(_build_result(number, run, weights, entry))
+    return results
 
 
-def _result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
+def _build_result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
     images = entry["images"]
-    top1, top5 = (round(entry[name] * images / 100) for name in ("top1_percent", "top5_percent"))
+    top1 = round(entry["top1_percent"] * images / 100)
+    top5 = round(entry["top5_percent"] * images / 100)
     tells = run.class_count is None or is_top5_informative(run.class_count)
-    scores = run.results.scores.get(weights) if run.results else None
     error = None
-    if scores is not None:
-        error = image_statistics.expected_calibration_error(
-            image_statistics.reliability(scores.confidences, scores.ranks < 1)
-        )
+    if run.results is not None and weights in run.results.scores:
+        scores = run.results.scores[weights]
+        bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
+        error = image_statistics.measure_calibration_error(bins)
     return Result(
         run=number,
         weights=weights,
@@ -89,73 +89,75 @@ def _result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEve
     )
 
 
-def agreement(runs: Sequence[Run]) -> list[list[float | None]]:
+def compare_predictions(runs: Sequence[Run]) -> list[list[float | None]]:
     """Return the share of validation images that two runs' trained weights put into the same class,
     for all pairs.
 
     None if a run has no results of single images, or if they are of other images.
     """
-    return [[_agreement(a, b) for b in runs] for a in runs]
+    return [[_compare_pair(a, b) for b in runs] for a in runs]
 
 
-def _agreement(a: Run, b: Run) -> float | None:
+def _compare_pair(a: Run, b: Run) -> float | None:
     if a.results is None or b.results is None or a.results.digest != b.results.digest:
         return None
-    left, right = (run.results.scores["trained"].predictions for run in (a, b) if run.results)
+    left = a.results.scores["trained"].predictions
+    right = b.results.scores["trained"].predictions
     return float((left == right).mean())
 
 
-def speeds(runs: Sequence[Run]) -> list[Speed]:
+def measure_speeds(runs: Sequence[Run]) -> list[Speed]:
     """Return the speed of every run that has started training. First steps of a process and
     profiled steps are left out."""
-    return [_speed(number, run) for number, run in enumerate(runs) if run.training]
+    return [_measure_speed(number, run) for number, run in enumerate(runs) if run.training]
 
 
-def _speed(number: int, run: Run) -> Speed:
-    entries = _after_warmup(run)
-    images = sum(e["images"] for e in entries)
-    seconds = sum(seconds_of(e) for e in entries)
-    times = [1000 * seconds_of(entry) / (entry["step"] - entry["first_step"]) for entry in entries]
-    evaluated = [entry["images_per_sec"] for entry in run.evaluations]
-    return Speed(
-        run=number,
-        images_per_sec=images / seconds if entries else None,
-        data_wait_share=sum(e["data_wait_share"] * seconds_of(e) for e in entries) / seconds
-        if entries
-        else None,
-        train_sec=sum(seconds_of(entry) for entry in run.training),
-        step_ms={p: float(np.percentile(times, p)) for p in PERCENTILES} if times else {},
-        intervals=len(entries),
-        evaluated_images_per_sec=float(np.median(evaluated)) if evaluated else None,
-    )
+def _measure_speed(number: int, run: Run) -> Speed:
+    images = waited_sec = 0.0
+    times = []
+    step_ms = []
+    for entry in _select_warm(run):
+        times.append(seconds_of(entry))
+        images += entry["images"]
+        waited_sec += entry["data_wait_share"] * times[-1]
+        step_ms.append(1000 * times[-1] / (entry["step"] - entry["first_step"]))
+    speed = Speed(run=number, train_sec=sum(map(seconds_of, run.training)), intervals=len(times))
+    if times:
+        speed.images_per_sec = images / sum(times)
+        speed.data_wait_share = waited_sec / sum(times)
+        percentiles = np.percentile(step_ms, PERCENTILES).tolist()
+        speed.step_ms = dict(zip(PERCENTILES, percentiles, strict=True))
+    if run.evaluations:
+        rates = [entry["images_per_sec"] for entry in run.evaluations]
+        speed.evaluated_images_per_sec = float(np.median(rates))
+    return speed
 
 
-def _after_warmup(run: Run) -> list[TrainEvent]:
-    found = []
+def _select_warm(run: Run) -> list[TrainEvent]:
+    entries = []
     warm_from = WARMUP_STEPS
     for entry in run.log:
         if entry["kind"] == "start":
             warm_from = entry["step"] + WARMUP_STEPS
-        elif (
-            entry["kind"] == "train" and entry["first_step"] >= warm_from and "traced" not in entry
-        ):
-            found.append(entry)
-    return found
+        elif entry["kind"] == "train" and entry["first_step"] >= warm_from:
+            entries.append(entry)
+    return [entry for entry in entries if "traced" not in entry]
 
 
-def published_accuracies(runs: Sequence[Run]) -> list[tuple[int, Comparison]]:
+def compare_accuracies(runs: Sequence[Run]) -> list[tuple[int, Comparison]]:
     """Return, for every finished run whose recipe has published accuracies, its number and its
     top-1 next to them."""
-    found = [
-        (number, compare_with_published(run.recipe, run.report))
-        for number, run in enumerate(runs)
-        if run.report is not None
-    ]
-    return [(number, comparison) for number, comparison in found if comparison is not None]
+    comparisons = []
+    for number, run in enumerate(runs):
+        if run.report is not None:
+            comparison = compare_with_published(run.recipe, run.report)
+            if comparison is not None:
+                comparisons.append((number, comparison))
+    return comparisons
 
 
-def published_speeds(
-    runs: Sequence[Run], measured: Sequence[Speed]
+def compare_speeds(
+    runs: Sequence[Run], speeds: Sequence[Speed]
 ) -> list[tuple[int, Row, float | None]]:
     """Return the number of each run with every published speed of its model, precision and
     hardware, and with the quotient.
@@ -163,20 +165,24 @@ def published_speeds(
     The quotient is the run's images per second divided by the published ones. It is None unless
     batch and image size are the same too. Rows with another number of accelerators are left out.
     """
-    found = [(speed.run, _measured(runs[speed.run], speed)) for speed in measured]
-    return [
-        (number, row, ours.ratio(row))
-        for number, ours in found
-        if ours is not None
-        for row in read_speeds()
-        if row.images_per_sec
-        and ours.is_of_same_model(row)
+    rows = []
+    for speed in speeds:
+        ours = _describe_speed(runs[speed.run], speed)
+        if ours is not None:
+            like = [row for row in read_speeds() if row.images_per_sec and _is_like(ours, row)]
+            rows += [(speed.run, row, ours.ratio(row)) for row in like]
+    return rows
+
+
+def _is_like(ours: Measured, row: Row) -> bool:
+    return (
+        ours.is_of_same_model(row)
         and ours.is_on_same_hardware(row)
         and ours.is_in_same_precision(row)
-    ]
+    )
 
 
-def _measured(run: Run, speed: Speed) -> Measured | None:
+def _describe_speed(run: Run, speed: Speed) -> Measured | None:
     """Return the speed of a run in training; None if there is none, or if its model or number of
     ranks is unknown."""
     recipe = run.recipe
@@ -201,54 +207,59 @@ def _measured(run: Run, speed: Speed) -> Measured | None:
     )
 
 
-def recipe_fields(runs: Sequence[Run]) -> list[tuple[str, str, list[str], bool]]:
+def list_recipe_fields(runs: Sequence[Run]) -> list[tuple[str, str, list[str], bool]]:
     """Return every field of the recipes: name, what it means, the runs' values, and whether they
     differ."""
-    every = [run.recipe.fields() for run in runs]
-    return [
-        (
-            name,
-            _meaning(name),
-            [str(fields[name]) for fields in every],
-            any(f[name] != every[0][name] for f in every),
-        )
-        for name in every[0]
-    ]
+    recipes = [run.recipe.fields() for run in runs]
+    rows = []
+    for name in recipes[0]:
+        values = [fields[name] for fields in recipes]
+        differ = values != [values[0]] * len(values)
+        rows.append((name, _explain_field(name), list(map(str, values)), differ))
+    return rows
 
 
-def published_differences(run: Run) -> list[tuple[str, str, str, str]]:
+def list_published_differences(run: Run) -> list[tuple[str, str, str, str]]:
     """Return the fields in which a run differs from its nearest published recipe: name, meaning,
     published, the run's."""
     _, fields = run.nearest_recipe
-    return [(name, _meaning(name), str(theirs), str(own)) for name, (theirs, own) in fields.items()]
+    rows = []
+    for name, (theirs, own) in fields.items():
+        rows.append((name, _explain_field(name), str(theirs), str(own)))
+    return rows
 
 
-def _meaning(name: str) -> str:
+def _explain_field(name: str) -> str:
     return (Recipe.model_fields[name].description or "").replace("\n", " ")
 
 
-def environments(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
+def list_environments(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
     """Return what environment.json says of every run: name, values ("" if a run has none), and
     whether they differ."""
-    every = [_flat(run.environment) for run in runs]
-    names = dict.fromkeys(name for values in every for name, value in values.items() if value)
-    rows = [(name, [values.get(name, "") for values in every]) for name in names]
-    return [(name, values, len(set(values)) > 1) for name, values in rows]
+    columns = [_flatten(run.environment) for run in runs]
+    rows = []
+    for name in dict.fromkeys(chain(*columns)):
+        values = [column.get(name, "") for column in columns]
+        if any(values):
+            rows.append((name, values, len(set(values)) > 1))
+    return rows
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in values.items():
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return values within values as texts, with names such as execution.backend."""
+    texts: dict[str, str] = {}
+    for key, value in values.items():
+        name = prefix + key
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        elif name == "command" and isinstance(value, list):
-            found[f"{prefix}{name}"] = printable(shlex.join(map(str, value)))
+            texts |= _flatten(value, f"{name}.")
+        elif key == "command" and isinstance(value, list):
+            texts[name] = printable(shlex.join(map(str, value)))
         elif isinstance(value, list):
-            found[f"{prefix}{name}"] = printable(", ".join(map(str, value[:5]))) + (
-                f" and {len(value) - 5} more" if len(value) > 5 else ""
-            )
-        elif name.endswith("_bytes"):
-            found[prefix + name.removesuffix("_bytes")] = f"{value / 2**30:.1f} GiB"
+            texts[name] = printable(", ".join(map(str, value[:5])))
+            if len(value) > 5:
+                texts[name] += f" and {len(value) - 5} more"
+        elif key.endswith("_bytes"):
+            texts[name.removesuffix("_bytes")] = f"{value / 2**30:.1f} GiB"
         else:
-            found[f"{prefix}{name}"] = printable(str(value))
-    return found
+            texts[name] = printable(str(value))
+    return texts

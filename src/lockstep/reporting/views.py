@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.index import Index
 from lockstep.data.listing import printable
 from lockstep.models.metrics import ClassCounts, Scores, is_top5_informative, wilson
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
-from lockstep.reporting.images import ImagesGone, encoded_images, explained_images, open_images
+from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
 from lockstep.runs.reading import Run
 
 MOST_CELLS = 50
@@ -40,7 +39,7 @@ class ClassRow:
     @property
     def accuracy(self) -> float:
         """The share of top-1 hits; 0 without images."""
-        return self.top1 / self.images if self.images else 0.0
+        return self.top1 / max(self.images, 1)
 
 
 @dataclass(frozen=True)
@@ -94,54 +93,52 @@ class View:
 
     @property
     def worst(self) -> list[ClassRow]:
-        """The classes with the lowest top-1, the lowest first; those without images are left out."""
+        """The classes with images of the lowest top-1, the lowest first."""
         known = [row for row in self.classes if row.images]
         return sorted(known, key=lambda row: row.accuracy)[:WORST_CLASSES]
 
 
-def views(runs: Sequence[Run]) -> list[View]:
+def build_views(runs: Sequence[Run]) -> list[View]:
     """Return the views of all finished runs, without the names and images of mistakes."""
-    found: list[View] = []
+    views = []
     for number, run in enumerate(runs):
         if run.results is not None:
-            found += [
-                _view(run, number, weights, scores)
-                for weights, scores in run.results.scores.items()
-            ]
+            for weights, scores in run.results.scores.items():
+                views.append(_build_view(run, number, weights, scores))
         elif run.report is not None:
-            note = (
-                "The run has no results of single images (validation.npz): its version of Lockstep"
-                " did not write them."
-            )
-            counts = run.report["per_class"].items()
-            found += [
-                View(number, weights, _rows(run, of_weights), note=note)
-                for weights, of_weights in counts
-            ]
-    return found
+            for weights, counts in run.report["per_class"].items():
+                rows = _count_classes(run, counts, [""] * len(run.classes))
+                views.append(View(number, weights, rows, note=_WITHOUT_RESULTS))
+    return views
 
 
-def with_images(
-    runs: Sequence[Run], found: Sequence[View], *, explain: bool = False
+_WITHOUT_RESULTS = (
+    "The run has no results of single images (validation.npz): its version of Lockstep did not"
+    " write them."
+)
+
+
+def add_images(
+    runs: Sequence[Run], views: Sequence[View], *, explain: bool = False
 ) -> tuple[list[View], dict[str, str]]:
     """Return the views with the names of mistaken images, and these images as `data:` addresses by
     `image_key`.
 
     With `explain`, there is also an explanation of each
-    (`lockstep.reporting.images.explained_images`). If images cannot be read, the note of the view
+    (`lockstep.reporting.images.explain_images`). If images cannot be read, the note of the view
     says why.
     """
     images: dict[str, str] = {}
-    placed: list[View] = []
+    complete: list[View] = []
     for number, run in enumerate(runs):
-        own = [view for view in found if view.run == number]
+        own = [view for view in views if view.run == number]
         try:
-            own, addresses = _with_images(run, own, explain=explain)
+            own, addresses = _add_images(run, own, explain=explain)
             images |= addresses
         except ImagesGone as gone:
             own = [replace(view, note=str(gone)) for view in own]
-        placed += own
-    return placed, images
+        complete += own
+    return complete, images
 
 
 def image_key(run: Run, sample: int) -> str:
@@ -150,73 +147,76 @@ def image_key(run: Run, sample: int) -> str:
     assert run.results is not None
     recipe = run.recipe
     how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.eval_antialias:d}{recipe.dct_scaling:d}"
-    how += ".turned" if recipe.exif_orientation else ""
-    how += "" if recipe.interpolation == "bilinear" else f".{recipe.interpolation}"
-    how += "".join(f".{name}.{value}" for name, value in own_geometry(recipe).items())
+    if recipe.exif_orientation:
+        how += ".turned"
+    if recipe.interpolation != "bilinear":
+        how += f".{recipe.interpolation}"
+    for name, value in own_geometry(recipe).items():
+        how += f".{name}.{value}"
     return f"{run.results.digest[:12]}.{how}.{sample}"
 
 
-def _rows(run: Run, counts: ClassCounts, taken_for: Sequence[str] | None = None) -> list[ClassRow]:
-    columns = (
-        run.classes,
-        counts["images"],
-        counts["top1"],
-        counts["top5"],
-        taken_for or [""] * len(run.classes),
-    )
-    return [
-        ClassRow(name, images, top1, top5, *wilson(top1, images), other)
-        for name, images, top1, top5, other in zip(*columns, strict=True)
-    ]
+def _count_classes(run: Run, counts: ClassCounts, taken_for: Sequence[str]) -> list[ClassRow]:
+    columns = (run.classes, counts["images"], counts["top1"], counts["top5"], taken_for)
+    rows = []
+    for name, images, top1, top5, other in zip(*columns, strict=True):
+        rows.append(ClassRow(name, images, top1, top5, *wilson(top1, images), other))
+    return rows
 
 
-def _view(run: Run, number: int, weights: str, scores: Scores) -> View:
+def _build_view(run: Run, number: int, weights: str, scores: Scores) -> View:
     # A model may have more logits than the data has classes, and predict one of the extra ones.
     known = len(run.classes)
     count = max(known, int(scores.predictions.max(initial=0)) + 1)
-    names = [*run.classes, *(f"no class ({i})" for i in range(known, count))]
-    matrix = image_statistics.confusion(scores.labels, scores.predictions, count)
+    names = [*run.classes, *map("no class ({})".format, range(known, count))]
+    matrix = image_statistics.count_confusions(scores.labels, scores.predictions, count)
     images = matrix.sum(axis=1)
-    others, times = image_statistics.most_taken_for(matrix)
-    taken_for = [
-        f"{names[i]} ({n})" if n else ""
-        for i, n in zip(others.tolist(), times.tolist(), strict=True)
-    ]
-    right = scores.ranks < 1
-    bins = image_statistics.reliability(scores.confidences, right)
+    others, times = image_statistics.find_frequent_mistakes(matrix)
+    taken_for = [""] * known
+    for i in np.flatnonzero(times[:known]):
+        taken_for[i] = f"{names[others[i]]} ({times[i]})"
+    pairs = []
+    for row, column, mistakes in image_statistics.find_confused_pairs(matrix, MOST_PAIRS):
+        pairs.append((names[row], names[column], mistakes, mistakes / int(images[row])))
+    bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
     return View(
         run=number,
         weights=weights,
-        classes=_rows(run, scores.per_class(known), taken_for[:known]),
-        matrix=_matrix(matrix, names),
-        pairs=[
-            (names[row], names[column], times, times / int(images[row]))
-            for row, column, times in image_statistics.confused_pairs(matrix, MOST_PAIRS)
-        ],
+        classes=_count_classes(run, scores.per_class(known), taken_for),
+        matrix=_build_matrix(matrix, names),
+        pairs=pairs,
         bins=bins,
-        calibration_error=image_statistics.expected_calibration_error(bins),
-        mistakes=[
-            Mistake(
-                sample=sample,
-                place="",
-                label=names[scores.labels[sample]],
-                prediction=names[scores.predictions[sample]],
-                confidence=float(scores.confidences[sample]),
-                rank=int(scores.ranks[sample]),
-            )
-            for sample in image_statistics.most_confident_mistakes(
-                scores.confidences, right, MOST_MISTAKES
-            )
-        ],
+        calibration_error=image_statistics.measure_calibration_error(bins),
+        mistakes=_list_mistakes(scores, names),
     )
 
 
-def _matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
-    cells, size = image_statistics.grouped(matrix, MOST_CELLS)
-    right, _ = image_statistics.grouped(np.diag(np.diag(matrix)), MOST_CELLS)
-    groups = [names[first : first + size] for first in range(0, len(names), size)]
+def _list_mistakes(scores: Scores, names: list[str]) -> list[Mistake]:
+    samples = image_statistics.find_confident_mistakes(
+        scores.confidences, scores.ranks < 1, MOST_MISTAKES
+    )
+    return [
+        Mistake(
+            sample=sample,
+            place="",
+            label=names[scores.labels[sample]],
+            prediction=names[scores.predictions[sample]],
+            confidence=float(scores.confidences[sample]),
+            rank=int(scores.ranks[sample]),
+        )
+        for sample in samples
+    ]
+
+
+def _build_matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
+    cells, size = image_statistics.group_classes(matrix, MOST_CELLS)
+    right, _ = image_statistics.group_classes(np.diag(np.diag(matrix)), MOST_CELLS)
+    groups = []
+    for first in range(0, len(names), size):
+        last = min(first + size, len(names)) - 1
+        groups.append(names[first] if first == last else f"{names[first]} … {names[last]}")
     return Matrix(
-        names=[group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}" for group in groups],
+        names=groups,
         group_classes=size,
         images=cells.sum(axis=1).tolist(),
         cells=cells.tolist(),
@@ -224,55 +224,44 @@ def _matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
     )
 
 
-def _with_images(run: Run, own: list[View], *, explain: bool) -> tuple[list[View], dict[str, str]]:
+def _add_images(run: Run, views: list[View], *, explain: bool) -> tuple[list[View], dict[str, str]]:
     """Return the views with the names of their mistakes, and the mistaken images as `data:`
     addresses by key."""
-    samples = sorted({mistake.sample for view in own for mistake in view.mistakes})
+    samples = sorted({mistake.sample for view in views for mistake in view.mistakes})
     if not samples:
-        return own, {}
+        return views, {}
     index = open_images(run)
-    encoded = encoded_images(run, index, samples)
-    placed = [
-        replace(view, mistakes=[_placed(mistake, index) for mistake in view.mistakes])
-        for view in own
-    ]
-    images = {image_key(run, sample): address for sample, address in encoded.items()}
-    for number, view in enumerate(placed if explain else []):
-        explained = explained_images(
-            run, view.weights, index, [mistake.sample for mistake in view.mistakes]
-        )
-        keys = {
-            sample: f"{image_key(run, sample)}.{view.run}.{view.weights}" for sample in explained
-        }
-        images |= {keys[sample]: address for sample, address in explained.items()}
-        mistakes = [replace(mistake, explanation=keys[mistake.sample]) for mistake in view.mistakes]
-        placed[number] = replace(view, mistakes=mistakes)
-    return placed, images
+    images = {}
+    for sample, address in encode_images(run, index, samples).items():
+        images[image_key(run, sample)] = address
+    complete = []
+    for view in views:
+        mistakes = []
+        for mistake in view.mistakes:
+            name = index.name(mistake.sample) or index.place(mistake.sample)
+            mistakes.append(replace(mistake, place=printable(name)))
+        if explain:
+            wrong = [mistake.sample for mistake in mistakes]
+            pictures = explain_images(run, view.weights, index, wrong)
+            for number, mistake in enumerate(mistakes):
+                key = f"{image_key(run, mistake.sample)}.{view.run}.{view.weights}"
+                images[key] = pictures[mistake.sample]
+                mistakes[number] = replace(mistake, explanation=key)
+        complete.append(replace(view, mistakes=mistakes))
+    return complete, images
 
 
-def _placed(mistake: Mistake, index: Index) -> Mistake:
-    name = index.name(mistake.sample) or index.place(mistake.sample)
-    return replace(mistake, place=printable(name))
-
-
-def as_data(view: View) -> dict[str, Any]:
+def select_data(view: View) -> dict[str, Any]:
     """Return the part of a view that the page's script draws, as plain values."""
+    classes = []
+    for row in view.classes:
+        counts = (row.images, row.top1, row.top5)
+        classes.append([row.name, *counts, round(row.low, 6), round(row.high, 6), row.taken_for])
     return {
         "run": view.run,
         "weights": view.weights,
         "top5": is_top5_informative(len(view.classes)),
-        "classes": [
-            [
-                row.name,
-                row.images,
-                row.top1,
-                row.top5,
-                round(row.low, 6),
-                round(row.high, 6),
-                row.taken_for,
-            ]
-            for row in view.classes
-        ],
+        "classes": classes,
         "matrix": vars(view.matrix) if view.matrix else None,
-        "bins": [vars(each) for each in view.bins],
+        "bins": list(map(vars, view.bins)),
     }
