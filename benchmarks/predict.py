@@ -64,7 +64,7 @@ def main() -> None:
         write_weights(
             source, initial_state(RECIPE).tensors, {"recipe": RECIPE.fields(), "classes": []}
         )
-        with lockstep.Predictor(source, batch_images=BATCH) as predictor:
+        with lockstep.Predictor(source, batch=BATCH) as predictor:
 
             def predict() -> None:
                 list(predictor.predict(paths))

@@ -192,12 +192,14 @@ def test_a_file_that_fits_two_models_is_converted_as_the_named_one(
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     target = tmp_path / "b.safetensors"
     assert (
-        answer("convert", tmp_path / "a.pth", target, "--as", "resnet50-v1", "--no-certificate")[0]
+        answer("convert", tmp_path / "a.pth", target, "--model", "resnet50-v1", "--no-certificate")[
+            0
+        ]
         == 0
     )
     assert open_weights(target).recipe.model == "resnet50-v1"
     code, _, errors = answer(
-        "convert", tmp_path / "a.pth", tmp_path / "c.safetensors", "--as", "resnet51"
+        "convert", tmp_path / "a.pth", tmp_path / "c.safetensors", "--model", "resnet51"
     )
     assert (
         code,

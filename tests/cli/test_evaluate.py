@@ -79,11 +79,13 @@ def test_names_of_classes_come_from_a_file(
     assert json.loads(output)["classes"] == names
 
 
-@pytest.mark.parametrize("which", ["8", "latest"])
+@pytest.mark.parametrize("checkpoint", ["8", "latest"])
 def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
-    which: str, answer: Run, run_folder: Path, textures: Path
+    checkpoint: str, answer: Run, run_folder: Path, textures: Path
 ) -> None:
-    code, output, errors = answer("evaluate", run_folder, "--data", textures, "--checkpoint", which)
+    code, output, errors = answer(
+        "evaluate", run_folder, "--data", textures, "--checkpoint", checkpoint
+    )
     assert (code, output) == (2, "")
     assert (
         errors

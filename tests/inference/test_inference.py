@@ -256,8 +256,8 @@ def test_a_run_is_loaded_at_the_step_asked_for(
 ) -> None:
     for seed in (1, 2, 3):
         run = save_weights(seed=seed).parents[1]
-    for which, seed in (("newest", 3), ("2", 2)):
-        kernel = lockstep.load(run, which=which).conv1.weight.detach().numpy()
+    for name, seed in (("newest", 3), ("2", 2)):
+        kernel = lockstep.load(run, checkpoint=name).conv1.weight.detach().numpy()
         np.testing.assert_array_equal(kernel, random_tensors(tiny_recipe, seed)["conv1.weight"])
 
 
@@ -372,7 +372,7 @@ def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(
             taken.append(path)
             yield path
 
-    with lockstep.Predictor(save_weights(), batch_images=4) as predictor:
+    with lockstep.Predictor(save_weights(), batch=4) as predictor:
         results = predictor.predict(endless())
         assert [next(results).path for _ in range(5)] == [path] * 5
     assert len(taken) <= 4 * 4
@@ -383,7 +383,7 @@ def test_a_predictor_gives_the_modules_logits(
 ) -> None:
     paths = [image_file(tmp_path, 40, 30 + i) for i in range(5)]
     source = save_weights()
-    with lockstep.Predictor(source, batch_images=2) as predictor, torch.inference_mode():
+    with lockstep.Predictor(source, batch=2) as predictor, torch.inference_mode():
         found = np.stack(list(predictor.logits(paths)))
         expected = lockstep.load(source)(
             torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in paths]))
@@ -406,7 +406,7 @@ def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
         tmp_path / "scans.jpg",
         good[2],
     ]
-    with lockstep.Predictor(save_weights(), batch_images=2) as predictor:
+    with lockstep.Predictor(save_weights(), batch=2) as predictor:
         found = list(
             predictor.predict(images, on_error=lambda name, reason: told.append((name, reason)))
         )
@@ -430,8 +430,8 @@ def test_a_strip_that_would_become_a_huge_image_is_refused(save_weights: SaveWei
 
 
 def test_a_batch_has_at_least_one_image(save_weights: SaveWeights, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="batch_images is 0; expected at least 1"):
-        lockstep.predict(save_weights(), image_file(tmp_path, 40, 40), batch_images=0)
+    with pytest.raises(UserError, match="batch is 0; expected at least 1"):
+        lockstep.predict(save_weights(), image_file(tmp_path, 40, 40), batch=0)
 
 
 def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:
@@ -470,14 +470,12 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
     }
 
 
-@pytest.mark.parametrize("batch_images", [1, 7, 19, 20, 21, 64])
+@pytest.mark.parametrize("batch", [1, 7, 19, 20, 21, 64])
 def test_every_image_counts_once_whatever_the_batch(
-    batch_images: int, save_weights: SaveWeights, textures: Path
+    batch: int, save_weights: SaveWeights, textures: Path
 ) -> None:
     source = save_weights()
-    whole, parts = (
-        lockstep.evaluate(source, textures, batch_images=batch) for batch in (20, batch_images)
-    )
+    whole, parts = (lockstep.evaluate(source, textures, batch=images) for images in (20, batch))
     assert parts["images"] == 20
     assert parts["per_class"] == whole["per_class"]
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)
@@ -577,6 +575,6 @@ def test_labels_follow_given_names(save_weights: SaveWeights, textures: Path) ->
 
 def test_progress_of_an_evaluation_is_told(save_weights: SaveWeights, textures: Path) -> None:
     heard: list[dict[str, object]] = []
-    lockstep.evaluate(save_weights(), textures, batch_images=8, listener=heard.append)
+    lockstep.evaluate(save_weights(), textures, batch=8, listener=heard.append)
     told = [(event["done"], event["total"]) for event in heard if event["what"] == "evaluating"]
     assert told == [(1, 3), (2, 3), (3, 3)]

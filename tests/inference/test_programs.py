@@ -57,7 +57,7 @@ def test_a_program_is_evaluated_on_whole_photos_as_its_weights_are(
     if importlib.util.find_spec("openvino") is None and target == "openvino":
         pytest.skip("openvino is not installed")
     lockstep.export(weights, tmp_path / "model", to=target, compare=False)
-    result = lockstep.evaluate(tmp_path / "model", photos, batch_images=2, runtime="program")
+    result = lockstep.evaluate(tmp_path / "model", photos, batch=2, runtime="program")
     assert result["runtime"].startswith(f"{target} (")
     assert (result["images"], result["top1_percent"]) == (
         expected["images"],
@@ -71,7 +71,7 @@ def test_a_program_of_squares_gets_squares(
     weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     lockstep.export(weights, tmp_path / "model", to="triton", bare=True, compare=False)
-    result = lockstep.evaluate(tmp_path / "model", photos, batch_images=4)
+    result = lockstep.evaluate(tmp_path / "model", photos, batch=4)
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 

@@ -81,7 +81,7 @@ def converted(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
     def convert(to: str, step: int = 2) -> Path:
         target = tmp_path_factory.mktemp(to) / NAMES[to]
-        lockstep.convert(whole, target, to=to, which=str(step), certificate=False)
+        lockstep.convert(whole, target, to=to, checkpoint=str(step), certificate=False)
         return target
 
     return convert

@@ -151,16 +151,16 @@ def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
         assert [words in remark for remark in result["remarks"]].count(True) == 1
 
 
-@pytest.mark.parametrize(("which", "ema", "bias"), [("3", False, 3), ("newest", True, 8)])
+@pytest.mark.parametrize(("checkpoint", "ema", "bias"), [("3", False, 3), ("newest", True, 8)])
 def test_which_weights_are_meant_is_said_as_for_evaluation(
-    which: str, ema: bool, bias: int, run: Path
+    checkpoint: str, ema: bool, bias: int, run: Path
 ) -> None:
     prefix = run.parent / "model"
-    result = converted(run, prefix, to="nvidia-tensorflow", which=which, ema=ema)
+    result = converted(run, prefix, to="nvidia-tensorflow", checkpoint=checkpoint, ema=ema)
     assert Bundle(prefix).read("resnet/output/dense/bias").tolist() == [bias] * 10
     assert any("no velocities were written" in remark for remark in result["remarks"]) == ema
     file = run.parent / "file.safetensors"
-    converted(run, file, which=which, ema=ema)
+    converted(run, file, checkpoint=checkpoint, ema=ema)
     assert open_weights(file).tensors["fc.bias"].tolist() == [bias] * 10
     assert open_weights(file).classes == ("cat", "owl")
 

@@ -77,11 +77,13 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(("which", "step"), [("newest", 24), ("best", 16), ("8", 8), ("16", 16)])
+@pytest.mark.parametrize(
+    ("checkpoint", "step"), [("newest", 24), ("best", 16), ("8", 8), ("16", 16)]
+)
 def test_a_run_gives_the_checkpoint_asked_for(
-    which: str, step: int, run: Path, tiny_recipe: Recipe
+    checkpoint: str, step: int, run: Path, tiny_recipe: Recipe
 ) -> None:
-    weights = open_weights(run, which=which)
+    weights = open_weights(run, checkpoint=checkpoint)
     assert weights.tensors["fc.bias"].tolist() == [step] * 3
     assert weights.recipe == tiny_recipe
     assert weights.classes == CLASSES
@@ -191,13 +193,17 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
         ),
     ),
     ("fresh", {}, "fresh has no checkpoint yet"),
-    ("fresh", {"which": "best"}, "fresh has no checkpoint yet"),
-    ("unscored", {"which": "best"}, "unscored was never evaluated, so it has no best checkpoint"),
-    ("run", {"which": "9"}, r"no checkpoint '9'; it has newest, best and steps \[8, 16, 24\]"),
-    ("run", {"which": "latest"}, "no checkpoint 'latest'"),
+    ("fresh", {"checkpoint": "best"}, "fresh has no checkpoint yet"),
+    (
+        "unscored",
+        {"checkpoint": "best"},
+        "unscored was never evaluated, so it has no best checkpoint",
+    ),
+    ("run", {"checkpoint": "9"}, r"no checkpoint '9'; it has newest, best and steps \[8, 16, 24\]"),
+    ("run", {"checkpoint": "latest"}, "no checkpoint 'latest'"),
     (
         "run",
-        {"which": "8", "ema": True},
+        {"checkpoint": "8", "ema": True},
         "step-00000008 has no moving average; the recipe's ema_decay is 0",
     ),
 ]
@@ -461,7 +467,7 @@ def test_a_file_that_fits_two_models_is_the_one_that_is_named(
     expected = (
         ()
         if model == "resnet50"
-        else (f"computes as {model}, as requested; without --as it is resnet50",)
+        else (f"computes as {model}, as requested; without --model it is resnet50",)
     )
     assert found.remarks == (*without.remarks, *expected)
 
@@ -616,4 +622,4 @@ def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None)
         CheckpointError,
         match=r"a\.pth is no run, so it has no checkpoint 'best' to choose; name the file",
     ):
-        open_weights(tmp_path / "a.pth", which="best")
+        open_weights(tmp_path / "a.pth", checkpoint="best")

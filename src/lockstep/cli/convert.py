@@ -27,7 +27,7 @@ def command(
             )
         ),
     ] = "safetensors",
-    which: options.Which = "newest",
+    checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     classes: options.Classes = None,
     model: options.Model = None,
@@ -51,7 +51,7 @@ def command(
                 "--inspect shows SOURCE as it is; leave out TARGET, --classes, --ema, --set,"
                 " --recipe"
             )
-        _inspect(source, which, model, as_json)
+        _inspect(source, checkpoint, model, as_json)
         return
     if as_json:
         raise typer.BadParameter(
@@ -61,7 +61,7 @@ def command(
         raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
     from lockstep import convert
 
-    how: dict[str, Any] = {"which": which, "ema": ema, "classes": classes, "model": model}
+    how: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes, "model": model}
     how |= options.for_writing(assignments, like)
     result = convert(source, target, to=to, certificate=certificate, **how)
     for path in result["written"]:
@@ -79,10 +79,10 @@ def command(
         )
 
 
-def _inspect(source: Path, which: str, model: str | None, as_json: bool) -> None:
+def _inspect(source: Path, checkpoint: str, model: str | None, as_json: bool) -> None:
     from lockstep.weights.inspection import by_kind, inspect
 
-    found = inspect(source, which=which, model=model)
+    found = inspect(source, checkpoint=checkpoint, model=model)
     if as_json:
         print_json(found)
         return

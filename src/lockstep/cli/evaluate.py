@@ -18,7 +18,7 @@ def command(
     data: Annotated[
         Path, typer.Option(help="Validation images in any storage format, or a folder of images.")
     ],
-    which: options.Which = "newest",
+    checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
@@ -74,10 +74,10 @@ def command(
             "model": model,
             "classes": classes,
             "split": split,
-            "batch_images": batch,
+            "batch": batch,
             "listener": listener,
         }
-        result = evaluate(source, data, which=which, ema=ema, **how)
+        result = evaluate(source, data, checkpoint=checkpoint, ema=ema, **how)
     if not is_leading():
         return
     if as_json:

@@ -22,7 +22,7 @@ def command(
             )
         ),
     ] = "savedmodel",
-    which: options.Which = "newest",
+    checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
@@ -81,7 +81,7 @@ def command(
     from lockstep.cli.console import Reporter
 
     how: dict[str, Any] = {
-        "which": which,
+        "checkpoint": checkpoint,
         "ema": ema,
         "model": model,
         "classes": classes,

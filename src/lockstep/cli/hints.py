@@ -11,7 +11,12 @@ from lockstep.cli.terminal import print
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import is_leading
 
-OLD_SPELLINGS = {"--engine": ["--runtime"]}
+OLD_SPELLINGS = {
+    "--engine": ["--runtime"],
+    "--as": ["--model"],
+    "--xla": ["--compile", "on"],
+    "--output": ["--out"],
+}
 """Options that this release still accepts, and what replaces them."""
 
 

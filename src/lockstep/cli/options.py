@@ -69,14 +69,12 @@ AsRecipe = Annotated[
         help="Prepare images as in the evaluation of this recipe; --set takes precedence.",
     ),
 ]
-Which = Annotated[
-    str, typer.Option("--checkpoint", help="Checkpoint of a run: newest, best or a step's number.")
+Checkpoint = Annotated[
+    str, typer.Option(help="Checkpoint of a run: newest, best or a step's number.")
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--as", metavar="MODEL", help="The model of a file that fits several, such as resnet50-v1."
-    ),
+    typer.Option(help="The model of a file that fits several, such as resnet50-v1."),
 ]
 WEIGHTS = "A run's folder, a checkpoint, or weights of another program (docs/weights.md)."
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]

@@ -31,7 +31,7 @@ def command(
     images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES", help=_IMAGES)] = None,
     source: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
     top: Annotated[int, typer.Option(help="Classes to show for each image.", min=1)] = 5,
-    which: options.Which = "newest",
+    checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
@@ -86,7 +86,13 @@ def command(
         run, given = source, [run, *given]
     shown = chosen("json" if as_json and form is None else form, output)
     named = _named(given)
-    how |= {"which": which, "ema": ema, "model": model, "classes": classes, "batch_images": batch}
+    how |= {
+        "checkpoint": checkpoint,
+        "ema": ema,
+        "model": model,
+        "classes": classes,
+        "batch": batch,
+    }
     _check_files(output, embeddings, explain, len(named))
     how |= {"features": embeddings is not None, "explain": explain is not None, "runtime": runtime}
     with ExitStack() as open_files:

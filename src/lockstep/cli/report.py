@@ -12,7 +12,7 @@ def command(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")
     ],
-    out: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
     ),
     plots: Annotated[

@@ -68,7 +68,7 @@ def command(
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Leave requests that succeed out of the log.")
     ] = False,
-    which: options.Which = "newest",
+    checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
@@ -86,7 +86,7 @@ def command(
     from lockstep.inference.serving import Limits
 
     how = options.for_inference(assignments, backend, like) | {"runtime": runtime}
-    how |= {"which": which, "ema": ema, "model": model, "classes": classes}
+    how |= {"checkpoint": checkpoint, "ema": ema, "model": model, "classes": classes}
     limits = Limits(
         batch_images=max_batch,
         wait_ms=max_wait_ms,
@@ -102,7 +102,7 @@ def command(
         "host": host,
         "port": port,
         "token": token,
-        "without_token": no_token,
+        "no_token": no_token,
         "allow_hosts": allow_host or (),
     }
     serve(source, **access, name=name, limits=limits, quiet=quiet, **how)

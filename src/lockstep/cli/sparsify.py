@@ -26,7 +26,7 @@ def command(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,
-    which: options.Which = "newest",
+    checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
 ) -> None:
@@ -34,7 +34,7 @@ def command(
     if checked:
         if target is not None:
             raise typer.BadParameter("--check shows SOURCE as it is; leave out TARGET")
-        _check(source, which, ema, model, as_json)
+        _check(source, checkpoint, ema, model, as_json)
         return
     if as_json:
         raise typer.BadParameter("it prints what --check finds; add --check", param_hint="--json")
@@ -42,7 +42,7 @@ def command(
         raise typer.BadParameter("expected a file to write to, or --check", param_hint="TARGET")
     from lockstep.weights.pruning import prune
 
-    done = prune(source, target, algorithm, which=which, ema=ema, model=model)
+    done = prune(source, target, algorithm, checkpoint=checkpoint, ema=ema, model=model)
     print(
         f"wrote {done['written']}: {algorithm} set {done['zeros']:,} weights in {done['tensors']}"
         " tensors to 0"
@@ -55,10 +55,10 @@ def command(
     )
 
 
-def _check(source: Path, which: str, ema: bool, model: str | None, as_json: bool) -> None:
+def _check(source: Path, checkpoint: str, ema: bool, model: str | None, as_json: bool) -> None:
     from lockstep.weights.pruning import check
 
-    found = check(source, which=which, ema=ema, model=model)
+    found = check(source, checkpoint=checkpoint, ema=ema, model=model)
     if as_json:
         print_json(found)
     else:

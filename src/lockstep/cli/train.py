@@ -55,9 +55,10 @@ def command(
         str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")
     ] = None,
     loader: options.Loader = None,
-    xla: Annotated[
-        bool, typer.Option("--xla", help="Compile the step: TensorFlow's XLA, or torch.compile.")
-    ] = False,
+    compile: Annotated[
+        str | None,
+        typer.Option(help="Compile the step with torch.compile or XLA: auto, on or off."),
+    ] = None,
     distributed: options.Distributed = None,
     model_prefix: Annotated[
         str | None,
@@ -131,7 +132,7 @@ def command(
         backend=backend,
         **options.traced_steps(profile),
         loader=loader,
-        compile="on" if xla else None,
+        compile=compile,
         distributed=distributed,
         model_prefix=model_prefix,
         train_only=train_only or None,

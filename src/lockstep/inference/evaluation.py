@@ -40,18 +40,18 @@ from lockstep.weights import LOCKSTEP, Classes, Preprocessing, Weights
 from lockstep.weights.class_names import assumed_classes, imagenet_synsets
 
 
-@accept_old_names(engine="runtime")
+@accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
 def evaluate(
     source: str | Path,
     data: str | Path,
     *,
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     model: str | None = None,
     classes: Classes | None = None,
     precision: str | None = None,
     split: float | None = None,
-    batch_images: int = 32,
+    batch: int = 32,
     runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
@@ -95,12 +95,12 @@ def evaluate(
     do not fit the weights.
 
     >>> import lockstep
-    >>> result = lockstep.evaluate("run", "data", which="best")
+    >>> result = lockstep.evaluate("run", "data", checkpoint="best")
     >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
     (20, True)
     """
     execution = execution or Execution()
-    runs_files = which == "newest" and not ema and model is None and preprocessing is None
+    runs_files = checkpoint == "newest" and not ema and model is None and preprocessing is None
     if runtime == PROGRAM and not runs_files:
         raise BackendError(
             f"an exported program holds what it computes; leave out --runtime {PROGRAM}, or what"
@@ -120,13 +120,13 @@ def evaluate(
         how: dict[str, Any] = {
             "classes": classes,
             "split": split,
-            "batch_images": batch_images,
+            "batch": batch,
             "listener": listener,
         }
         return _evaluate_program(program, Path(data), execution, precision, **how)
     name = runtime or (NATIVE if exported is None else AUTO)
     chosen: dict[str, Any] = {
-        "which": which,
+        "checkpoint": checkpoint,
         "ema": ema,
         "model": model,
         "preprocessing": preprocessing,
@@ -137,7 +137,7 @@ def evaluate(
     images, share = _evaluated(data, opened.recipe, split)
     pace = Pace()
     with computing(
-        name, opened, precision, execution, listener, most_images=batch_images, exported=exported
+        name, opened, precision, execution, listener, most_images=batch, exported=exported
     ) as found:
         weights = found.weights
         recorder = found.recorder
@@ -145,9 +145,9 @@ def evaluate(
         index, remarks = _indexed(images, share, weights, recorder)
         if exported is None:
             remarks += remarks_on_weights(Path(source), runtime)
-        total = math.ceil(len(index) / (batch_images * found.ranks))
+        total = math.ceil(len(index) / (batch * found.ranks))
         plans = evaluation_plans(
-            recipe, index.sizes_for(recipe), batch_images, rank=found.rank, ranks=found.ranks
+            recipe, index.sizes_for(recipe), batch, rank=found.rank, ranks=found.ranks
         )
         with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
             batches = recorder.watch("evaluating", loader.batches(plans), total)
@@ -159,7 +159,7 @@ def evaluate(
             recipe.evaluation_recipe().precision if found.runtime == NATIVE else recipe.precision
         ),
         **_described(scores, opened, images, index),
-        "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
+        "speed": pace.speed(batch_images=batch, on_gpu=found.on_gpu),
     }
 
 
@@ -171,7 +171,7 @@ def _evaluate_program(
     *,
     classes: Classes | None,
     split: float | None,
-    batch_images: int,
+    batch: int,
     listener: Listener | None,
 ) -> dict[str, Any]:
     """Return what `evaluate` does, from a program in its own runtime. It gets whole photos if it
@@ -188,12 +188,12 @@ def _evaluate_program(
     pace = Pace()
     images, share = _evaluated(data, recipe, split)
     index, remarks = _indexed(images, share, weights, recorder)
-    groups = group_photos(index.sizes_for(recipe), batch_images)
-    total = len(groups) if program.takes_photos else math.ceil(len(index) / batch_images)
+    groups = group_photos(index.sizes_for(recipe), batch)
+    total = len(groups) if program.takes_photos else math.ceil(len(index) / batch)
     if program.takes_photos:
         batches = load_photos(index, recipe, groups)
     else:
-        batches = _load_squares(index, recipe, execution, batch_images)
+        batches = _load_squares(index, recipe, execution, batch)
     with program.load() as runtime:
         scores = scores_of(runtime, pace.watched(recorder.watch("evaluating", batches, total)))
     return {
@@ -201,15 +201,15 @@ def _evaluate_program(
         "runtime": program.runtime,
         "precision": program.precision,
         **_described(scores, weights, images, index),
-        "speed": pace.speed(batch_images=batch_images, on_gpu=False),
+        "speed": pace.speed(batch_images=batch, on_gpu=False),
     }
 
 
 def _load_squares(
-    index: Index, recipe: Recipe, execution: Execution, batch_images: int
+    index: Index, recipe: Recipe, execution: Execution, batch: int
 ) -> Iterator[Batch]:
     """Yield the squares of all images."""
-    plans = evaluation_plans(recipe, index.sizes_for(recipe), batch_images)
+    plans = evaluation_plans(recipe, index.sizes_for(recipe), batch)
     with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
         yield from loader.batches(plans)
 

@@ -11,6 +11,7 @@ from lockstep.inference.quantising import Calibration, quantised
 from lockstep.inference.targets import PRECISIONS, Target, Wanted, in_float, target_of
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
+from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
 from lockstep.weights import Classes, Preprocessing, Weights, open_weights
@@ -19,12 +20,13 @@ _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph")
 """Formats that can compute in bf16 and fp16, too."""
 
 
+@accept_old_names(which="checkpoint")
 def export(
     source: str | Path,
     folder: str | Path,
     *,
     to: str = "savedmodel",
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     model: str | None = None,
     classes: Classes | None = None,
@@ -94,7 +96,7 @@ def export(
         raise CheckpointError(f"{folder} already exists; name a new folder")
     _check_options(target, precision, batch=batch, bare=bare)
     chosen: dict[str, Any] = {
-        "which": which,
+        "checkpoint": checkpoint,
         "ema": ema,
         "model": model,
         "preprocessing": preprocessing,

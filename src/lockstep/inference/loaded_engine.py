@@ -14,17 +14,19 @@ from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.deprecation import accept_old_names
 from lockstep.weights import Weights, open_weights
 
 ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or an earlier step."
 """What to do if results are not finite numbers."""
 
 
+@accept_old_names(which="checkpoint")
 def load(
     source: str | Path,
     *,
     backend: str = DEFAULT_BACKEND,
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     model: str | None = None,
 ) -> Any:
@@ -32,7 +34,7 @@ def load(
     program's file (docs/weights.md).
 
     For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode.
-    It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest",
+    It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. `checkpoint` is "newest",
     "best" or a step's number; `ema` loads the moving average. `model` names the model of a file
     that fits several, such as resnet50 and resnet50-v1. The module computes without quantisation,
     also if the weights were trained with it.
@@ -42,7 +44,7 @@ def load(
     >>> module(torch.zeros(2, 3, 64, 64)).shape
     torch.Size([2, 10])
     """
-    weights = open_weights(source, which=which, ema=ema, model=model)
+    weights = open_weights(source, checkpoint=checkpoint, ema=ema, model=model)
     return backends.load(backend).load_module(weights.recipe, weights.tensors)
 
 

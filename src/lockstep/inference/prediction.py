@@ -66,22 +66,22 @@ class Predictor:
     (3, (10,))
 
     An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
-    of Pillow. One image or any number of them may be given. Threads decode `batch_images` at a
+    of Pillow. One image or any number of them may be given. Threads decode `batch` images at a
     time, while the runtime computes the batch before. Images are taken, and results given, as they
     are asked for: at most three batches are in memory.
     """
 
-    @accept_old_names(engine="runtime")
+    @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
     def __init__(
         self,
         source: str | Path,
         *,
-        which: str = "newest",
+        checkpoint: str = "newest",
         ema: bool = False,
         model: str | None = None,
         classes: Classes | None = None,
         precision: str | None = None,
-        batch_images: int = BATCH,
+        batch: int = BATCH,
         features: bool = False,
         explain: bool = False,
         runtime: str | None = None,
@@ -95,18 +95,23 @@ class Predictor:
         picture of what speaks for the likeliest class. Raises `BackendError` if the backend cannot
         explain, or another runtime would predict.
         """
-        if batch_images < 1:
-            raise UserError(f"batch_images is {batch_images}; expected at least 1")
+        if batch < 1:
+            raise UserError(f"batch is {batch}; expected at least 1")
         execution = execution or Execution()
         start_import(runtime or NATIVE, execution)  # while weights are read, on another core
         recorder = Recorder(listener if is_leading() else None)
-        chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "classes": classes}
+        chosen: dict[str, Any] = {
+            "checkpoint": checkpoint,
+            "ema": ema,
+            "model": model,
+            "classes": classes,
+        }
         chosen["preprocessing"] = preprocessing
         weights, exported = to_predict(
             source, runtime, execution, recorder, **chosen, as_exported=not (features or explain)
         )
         self._weights = weights
-        self._batch_images = batch_images
+        self._batch_size = batch
         self.features = width(weights) if features else 0
         """The number of features of an image; 0 if predictions have none."""
         name = runtime or (AUTO if exported else NATIVE)
@@ -118,7 +123,7 @@ class Predictor:
                 precision,
                 execution,
                 listener,
-                most_images=batch_images,
+                most_images=batch,
                 exported=exported,
             )
             found = opened.enter_context(how)
@@ -192,8 +197,8 @@ class Predictor:
     ) -> Iterator["_Batch"]:
         """Yield batches of images that could be read, decoded ahead."""
         given = each_image(images)
-        numbers = count(0, self._batch_images)
-        groups = iter(lambda: list(islice(given, self._batch_images)), [])
+        numbers = count(0, self._batch_size)
+        groups = iter(lambda: list(islice(given, self._batch_size)), [])
         started = deque(self._start(group, next(numbers)) for group in islice(groups, _AHEAD))
         try:
             while started:
@@ -261,18 +266,18 @@ class _Batch:
         )
 
 
-@accept_old_names(engine="runtime")
+@accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
 def predict(
     source: str | Path,
     images: Image | Iterable[Image],
     *,
     top: int = 5,
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     model: str | None = None,
     classes: Classes | None = None,
     precision: str | None = None,
-    batch_images: int = BATCH,
+    batch: int = BATCH,
     runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
@@ -305,12 +310,12 @@ def predict(
     """
     with Predictor(
         source,
-        which=which,
+        checkpoint=checkpoint,
         ema=ema,
         model=model,
         classes=classes,
         precision=precision,
-        batch_images=batch_images,
+        batch=batch,
         runtime=runtime,
         execution=execution,
         preprocessing=preprocessing,
@@ -325,7 +330,7 @@ def to_predict(
     execution: Execution,
     recorder: Recorder,
     *,
-    which: str,
+    checkpoint: str,
     ema: bool,
     model: str | None,
     classes: Classes | None,
@@ -338,10 +343,10 @@ def to_predict(
     Such a model has no weights. Notes tell remarks on the weights, and names that are assumed. The
     arguments and errors are those of `predict`.
     """
-    runs_file = as_exported and which == "newest" and not (ema or model or preprocessing)
+    runs_file = as_exported and checkpoint == "newest" and not (ema or model or preprocessing)
     exported = export_to_run(Path(source), runtime, execution) if runs_file else None
     opened: dict[str, Any] = {
-        "which": which,
+        "checkpoint": checkpoint,
         "ema": ema,
         "model": model,
         "preprocessing": preprocessing,

@@ -77,7 +77,7 @@ def explain_images(run: Run, weights: str, index: Index, samples: list[int]) -> 
     framework that computes Grad-CAM is installed.
     """
     assert run.results is not None
-    opened = open_weights(run.folder, which=str(run.results.step), ema=weights == "ema")
+    opened = open_weights(run.folder, checkpoint=str(run.results.step), ema=weights == "ema")
     backend = next(name for name, framework in backends.FRAMEWORKS.items() if framework.explains)
     world = backends.load(backend).world(Execution(backend=backend))
     try:

@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights import checkpoint
@@ -35,12 +36,13 @@ from lockstep.weights.opening import open_weights
 from lockstep.weights.preprocessing import CERTIFICATE, FIELDS, Preprocessing
 
 
+@accept_old_names(which="checkpoint")
 def convert(
     source: str | Path,
     target: str | Path,
     *,
     to: str = "safetensors",
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     classes: Classes | None = None,
     model: str | None = None,
@@ -94,7 +96,7 @@ def convert(
             f"{to} holds no names of classes; leave them out, or convert to {named}"
         )
     chosen: dict[str, Any] = {
-        "which": which,
+        "checkpoint": checkpoint,
         "ema": ema,
         "model": model,
         "preprocessing": preprocessing,

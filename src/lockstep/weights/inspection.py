@@ -20,7 +20,7 @@ _LONGEST = 80
 
 
 def inspect(
-    source: str | Path, *, which: str = "newest", model: str | None = None
+    source: str | Path, *, checkpoint: str = "newest", model: str | None = None
 ) -> dict[str, Any]:
     """Return what a run, a checkpoint or another program's file holds, as plain values that JSON
     can hold.
@@ -31,7 +31,9 @@ def inspect(
 
     Raises `CheckpointError` if it cannot be read.
     """
-    opened = open_weights(source, which=which, momentum=True, model=model, needs_classifier=False)
+    opened = open_weights(
+        source, checkpoint=checkpoint, momentum=True, model=model, needs_classifier=False
+    )
     state = opened.state
     return {
         "source": str(opened.source),

@@ -25,7 +25,7 @@ from lockstep.weights.run_checkpoints import find_checkpoint
 def open_weights(
     path: str | Path,
     *,
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     momentum: bool = False,
     model: str | None = None,
@@ -52,7 +52,7 @@ def open_weights(
     settings = check_preprocessing(preprocessing)
     path = Path(path)
     try:
-        path = find_checkpoint(path, which)
+        path = find_checkpoint(path, checkpoint)
         # float64 values beyond float32 become infinite, as --inspect shows.
         with np.errstate(over="ignore"):
             weights = _make_printable(_read(path, settings, ema=ema, momentum=momentum))
@@ -145,7 +145,7 @@ def _compute_as(weights: Weights, model: str) -> Weights:
         )
     name = recipe.model if isinstance(recipe.model, str) else "another model"
     return replace(weights, recipe=recipe.replace(model=model)).with_remarks(
-        f"computes as {model}, as requested; without --as it is {name}"
+        f"computes as {model}, as requested; without --model it is {name}"
     )
 
 

@@ -15,7 +15,7 @@ from lockstep.weights.sparsity import ALGORITHMS, Zeros, masks, pruned, zeros_of
 
 
 def check(
-    source: str | Path, *, which: str = "newest", ema: bool = False, model: str | None = None
+    source: str | Path, *, checkpoint: str = "newest", ema: bool = False, model: str | None = None
 ) -> dict[str, Any]:
     """Return whether weights are 2:4 sparse, and the zeros of every tensor, as plain values that
     JSON can hold.
@@ -35,7 +35,9 @@ def check(
 
     Raises `CheckpointError` if the weights cannot be read.
     """
-    weights = open_weights(source, which=which, ema=ema, model=model, needs_classifier=False)
+    weights = open_weights(
+        source, checkpoint=checkpoint, ema=ema, model=model, needs_classifier=False
+    )
     counted = {
         name: {
             "groups": found.groups,
@@ -81,7 +83,7 @@ def prune(
     target: str | Path,
     algorithm: str = "mask_1d",
     *,
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     model: str | None = None,
 ) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def prune(
         raise CheckpointError(
             f"there is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}"
         )
-    weights = open_weights(source, which=which, ema=ema, model=model)
+    weights = open_weights(source, checkpoint=checkpoint, ema=ema, model=model)
     recipe = weights.recipe.replace(sparsity=algorithm)
     kept = masks(weights.tensors, algorithm, recipe.sparsity_excluded, recipe.stem_channels)
     tensors = weights.tensors | pruned(weights.tensors, kept)

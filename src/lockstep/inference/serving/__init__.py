@@ -30,19 +30,19 @@ INSTALL = (
 _MOST_PORT = 65535
 
 
-@accept_old_names(engine="runtime")
+@accept_old_names(engine="runtime", which="checkpoint", without_token="no_token")
 def serve(
     source: str | Path,
     *,
     host: str = HOST,
     port: int = PORT,
     token: str | None = None,
-    without_token: bool = False,
+    no_token: bool = False,
     allow_hosts: Iterable[str] = (),
     name: str | None = None,
     limits: Limits | None = None,
     quiet: bool = False,
-    which: str = "newest",
+    checkpoint: str = "newest",
     ema: bool = False,
     model: str | None = None,
     classes: Classes | None = None,
@@ -56,7 +56,7 @@ def serve(
 
     It listens on the loopback interface, unless `host` is another address. There a `token` of at
     least 16 characters is needed, which clients send as `Authorization: Bearer TOKEN`, or
-    `without_token`. `port` 0 takes a free port. On loopback, the Host header of requests must be a
+    `no_token`. `port` 0 takes a free port. On loopback, the Host header of requests must be a
     name of this machine; `allow_hosts` adds names, such as that of a proxy. `name` is that of the
     model in addresses; by default that of its architecture. `limits` are sizes and times. `quiet`
     leaves requests that succeed out of the log, which is lines of JSON on standard error. The other
@@ -75,10 +75,12 @@ def serve(
         raise UserError(f"port is {port}; expected 0 to {_MOST_PORT}")
     if name is not None and (not name or "/" in name):
         raise UserError(f"the model's name is {name!r}; expected a name without slashes")
-    given = Source(source, which, ema, model, classes, precision, runtime, execution, preprocessing)
+    given = Source(
+        source, checkpoint, ema, model, classes, precision, runtime, execution, preprocessing
+    )
     with bound(host, port) as sock:
         address = str(sock.getsockname()[0])
-        access = access_for(host, address, token, without_token=without_token, hosts=allow_hosts)
+        access = access_for(host, address, token, no_token=no_token, hosts=allow_hosts)
         server = importlib.import_module(f"{__name__}.server")
         server.run(
             given, sock, access, limits or Limits(), name=name, listener=listener, quiet=quiet

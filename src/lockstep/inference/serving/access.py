@@ -107,7 +107,7 @@ def is_loopback(address: str) -> bool:
 
 
 def access_for(
-    host: str, address: str, token: str | None, *, without_token: bool, hosts: Iterable[str] = ()
+    host: str, address: str, token: str | None, *, no_token: bool, hosts: Iterable[str] = ()
 ) -> Access:
     """Return the rules for a server that listens on `address`, which is that of `host`.
 
@@ -119,7 +119,7 @@ def access_for(
             f" ASCII without spaces. Make one: {MAKES_TOKEN}"
         )
     local = is_loopback(address)
-    if not local and token is None and not without_token:
+    if not local and token is None and not no_token:
         raise UserError(
             f"everyone who reaches {host} could use this server; expected a token. Set"
             " LOCKSTEP_SERVE_TOKEN or --token-file, listen on 127.0.0.1, or add --no-token if the"

@@ -31,7 +31,7 @@ class Source:
     """What to serve, and how to compute. The fields are the arguments of `lockstep.predict`."""
 
     source: str | Path
-    which: str = "newest"
+    checkpoint: str = "newest"
     ema: bool = False
     model: str | None = None
     classes: Classes | None = None
@@ -98,7 +98,7 @@ def opened(
     execution = given.execution or Execution()
     recorder = Recorder(listener)
     chosen: dict[str, Any] = {
-        "which": given.which,
+        "checkpoint": given.checkpoint,
         "ema": given.ema,
         "model": given.model,
         "classes": given.classes,

@@ -125,8 +125,8 @@ class Command:
             return name in _USED_SLOTS[self.kind] or (name != "@unit" and text in words)
         if name == "--out" and text in (".", "./"):
             return self.kind == "train"
-        if name == "--xla":
-            return not {"--xla", "--compile", "compile=on"}.isdisjoint(words)
+        if name == "--compile":
+            return not {"--compile", "compile=on"}.isdisjoint(words)
         if name.startswith("-"):
             return (text or name) in words
         return self.kind == "train" or name in _USED_FIELDS[self.kind]
@@ -209,7 +209,7 @@ class Command:
         words += ["-n", slots.get("benchmark_ranks", str(self.request.ranks // self.request.nodes))]
         words += ["-b", slots.get("benchmark_batches", self._batch())]
         words += ["--dtype", recipe.precision, "--data", data, *_iterations(slots)]
-        if "--xla" in options:
+        if "--compile" in options:
             words += ["--compile", "on"]
         if "layout" in execution:
             words += ["--layout", execution["layout"]]
@@ -233,7 +233,7 @@ class Command:
         """Return the settings of an execution that matter without training."""
         execution = self.request.execution
         settings = {name: value for name, value in execution.items() if name in names}
-        if "--xla" in self.request.options and self.kind != "benchmark":
+        if "--compile" in self.request.options and self.kind != "benchmark":
             settings["compile"] = "on"
         return _write_sets(settings)
 

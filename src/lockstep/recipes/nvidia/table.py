@@ -4,7 +4,7 @@ An option is carried by a *template*: words such as `lr={value}`. A word names o
 followed by "=" and a value:
 
 - a field of `Recipe` or `Execution`: `momentum={value}`;
-- an option of the command of Lockstep: `--data={value}`, or `--xla`;
+- an option of the command of Lockstep: `--data={value}`, or `--train-only`;
 - a part of the command that is no option, in `SLOTS`: `@ranks={value}`.
 
 `PLACEHOLDERS` are what a value can contain.
@@ -322,8 +322,8 @@ def fill_template(template: str, value: str, ranks: int) -> list[tuple[str, str]
 
     Raises `ValueError` if the value is not of the kind that a placeholder takes.
 
-    >>> fill_template("lr={times_ranks} lr_scaling=none --xla", "0.25", 8)
-    [('lr', '2'), ('lr_scaling', 'none'), ('--xla', '')]
+    >>> fill_template("lr={times_ranks} lr_scaling=none --train-only", "0.25", 8)
+    [('lr', '2'), ('lr_scaling', 'none'), ('--train-only', '')]
     """
     words = [word.partition("=") for word in template.split()]
     try:
