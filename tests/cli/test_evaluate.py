@@ -89,7 +89,7 @@ def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
     assert (code, output) == (2, "")
     assert (
         errors
-        == f"lockstep: {run_folder} has no checkpoint '{which}'; it has newest, best and steps"
+        == f"lockstep: {run_folder} has no checkpoint '{checkpoint}'; it has newest, best and steps"
         " [7]\n"
     )
 

@@ -71,7 +71,7 @@ def test_a_port_in_use_is_named(answer: Run, run_folder: Path) -> None:
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--port", 70000], "port is 70000; expected 0 to 65535"),
         (["--name", "a/b"], "a name without slashes"),
-        (["--max-batch", 64, "--max-queue", 32], "queue_images is 32, but a batch has 64"),
+        (["--max-batch", 64, "--max-queue", 32], "max_queue is 32, but a batch has 64"),
         (["--runtime", "onnxrun"], "Did you mean onnxruntime?"),
         (["--set", "epochs=3"], "epochs cannot be set for trained weights"),
         (["--set", "eval_crop=99"], "eval_crop (99) must fit into eval_resize (36)"),

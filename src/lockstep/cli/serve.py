@@ -88,13 +88,13 @@ def command(
     how = options.for_inference(assignments, backend, like) | {"runtime": runtime}
     how |= {"checkpoint": checkpoint, "ema": ema, "model": model, "classes": classes}
     limits = Limits(
-        batch_images=max_batch,
-        wait_ms=max_wait_ms,
-        queue_images=max_queue,
-        body_mb=max_body_mb,
-        megapixels=max_megapixels,
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        max_queue=max_queue,
+        max_body_mb=max_body_mb,
+        max_megapixels=max_megapixels,
         timeout_sec=timeout_sec,
-        connections=max_connections,
+        max_connections=max_connections,
         drain_sec=drain_sec,
     )
     token = _token(token_file)

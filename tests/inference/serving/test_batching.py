@@ -91,7 +91,7 @@ def blocked(batcher: Batcher, sums: Sums) -> "Future[Computed]":
 def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_own_results(
     start: Start,
 ) -> None:
-    batcher, sums = start(batch_images=8)
+    batcher, sums = start(max_batch=8)
     first = blocked(batcher, sums)
     others = [put(batcher, 1), put(batcher, 2, 3), put(batcher, 4)]
     sums.gate.set()
@@ -106,7 +106,7 @@ def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_ow
 
 
 def test_batches_are_at_most_as_large_as_allowed_and_no_request_is_divided(start: Start) -> None:
-    batcher, sums = start(batch_images=4)
+    batcher, sums = start(max_batch=4)
     blocked(batcher, sums)
     found = [put(batcher, *range(count)) for count in (3, 2, 2, 1, 4)]
     sums.gate.set()
@@ -115,7 +115,7 @@ def test_batches_are_at_most_as_large_as_allowed_and_no_request_is_divided(start
 
 
 def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -> None:
-    batcher, sums = start(batch_images=8, wait_ms=10_000 * PATIENCE_SEC)
+    batcher, sums = start(max_batch=8, max_wait_ms=10_000 * PATIENCE_SEC)
     put(batcher, 1).result(PATIENCE_SEC)  # nothing else is on its way
     with batcher.expect() as late:
         late.admit(1)
@@ -133,13 +133,13 @@ def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -
 
 
 def test_a_batch_waits_no_longer_than_allowed(start: Start) -> None:
-    batcher, _ = start(batch_images=8, wait_ms=1)
+    batcher, _ = start(max_batch=8, max_wait_ms=1)
     with batcher.expect():
         assert put(batcher, 1).result(PATIENCE_SEC).batch_images == 1
 
 
 def test_the_queue_is_bounded_and_its_places_come_back(start: Start) -> None:
-    batcher, _ = start(batch_images=2, queue_images=3)
+    batcher, _ = start(max_batch=2, max_queue=3)
     with batcher.expect() as first, batcher.expect() as second, batcher.expect() as third:
         assert batcher.admitted == 0  # what is being received takes no place
         first.admit(1)
@@ -198,7 +198,7 @@ def test_an_explanation_is_of_the_likeliest_class(start: Start) -> None:
 
 
 def test_what_is_queued_is_computed_before_the_end() -> None:
-    batcher = Batcher(Limits(batch_images=2))
+    batcher = Batcher(Limits(max_batch=2))
     sums = Sums()
     found = [put(batcher, value) for value in range(5)]
     batcher.close()
@@ -210,7 +210,7 @@ def test_what_is_queued_is_computed_before_the_end() -> None:
 
 
 def test_many_threads_get_their_own_results(start: Start) -> None:
-    batcher, sums = start(batch_images=16)
+    batcher, sums = start(max_batch=16)
     wrong: list[int] = []
 
     def client(value: int) -> None:
@@ -233,12 +233,12 @@ def test_many_threads_get_their_own_results(start: Start) -> None:
 @pytest.mark.parametrize(
     "limits",
     [
-        {"batch_images": 0},
-        {"wait_ms": -1},
-        {"wait_ms": float("nan")},
-        {"queue_images": 8},
+        {"max_batch": 0},
+        {"max_wait_ms": -1},
+        {"max_wait_ms": float("nan")},
+        {"max_queue": 8},
         {"timeout_sec": 0},
-        {"body_mb": 10**10},
+        {"max_body_mb": 10**10},
     ],
 )
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, float]) -> None:

@@ -222,8 +222,8 @@ def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
             "--bind-to socket",
             "the system places",
         ),
-        ("python main.py --batch_size 8 --mode training_benchmark --xla", "--xla", "--xla"),
-        ("python main.py --batch_size 8 --mode predict --xla", "--xla", "--xla"),
+        ("python main.py --batch_size 8 --mode training_benchmark --xla", "--xla", "--compile on"),
+        ("python main.py --batch_size 8 --mode predict --xla", "--xla", "--compile on"),
         (
             "torchrun --nnodes 2 --nproc-per-node 4 main.py --prof 9 D",
             "--nnodes 2",

@@ -72,7 +72,7 @@ class Parts:
     @property
     def shapes(self) -> oip.Shapes:
         """The sizes of the model's tensors."""
-        return oip.Shapes(self.about.recipe.logits, self.limits.batch_images)
+        return oip.Shapes(self.about.recipe.logits, self.limits.max_batch)
 
 
 def application(parts: Parts) -> FastAPI:
@@ -112,7 +112,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _full(parts: Parts, request: Request, error: Exception) -> Response:
     reason = (
         f"{parts.batcher.admitted} images are in the server, which takes"
-        f" {parts.limits.queue_images}; send it again later"
+        f" {parts.limits.max_queue}; send it again later"
     )
     return _error(429, reason, parts.batcher.retry_after_sec())
 
@@ -153,7 +153,7 @@ def _add_pages(app: FastAPI, parts: Parts) -> None:
                 "classes": about.recipe.logits,
                 "size": about.recipe.eval_crop,
                 "explains": about.explains,
-                "body_mb": parts.limits.body_mb,
+                "body_mb": parts.limits.max_body_mb,
                 "lockstep": version(),
             }
         )

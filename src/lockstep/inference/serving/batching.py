@@ -99,7 +99,7 @@ class Batcher:
     @property
     def is_full(self) -> bool:
         """Whether not one image more can be admitted."""
-        return self._admitted >= self._limits.queue_images
+        return self._admitted >= self._limits.max_queue
 
     def expect(self) -> "Ticket":
         """Return a ticket for a request whose body is being received. It has no places in the queue
@@ -131,7 +131,7 @@ class Batcher:
 
     def _enter(self, images: int) -> None:
         with self._changed:
-            if self._admitted + images > self._limits.queue_images:
+            if self._admitted + images > self._limits.max_queue:
                 raise Full
             self._admitted += images
 
@@ -152,12 +152,12 @@ class Batcher:
     def _next(self) -> list[_Job] | None:
         """Wait for images; return the requests of a batch, which were not cancelled, or None if
         there will be no more."""
-        most = self._limits.batch_images
+        most = self._limits.max_batch
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if not self._jobs:
                 return None
-            until = time.monotonic() + self._limits.wait_ms / 1000
+            until = time.monotonic() + self._limits.max_wait_ms / 1000
             while (
                 self._waiting < most and self._coming > 0 and (left := until - time.monotonic()) > 0
             ):

@@ -125,4 +125,6 @@ class Reading:
         return b"".join(parts)
 
     def _too_large(self, found: str) -> Refused:
-        return Refused(413, f"the body has {found}; expected at most {self._limits.body_mb} MiB")
+        return Refused(
+            413, f"the body has {found}; expected at most {self._limits.max_body_mb} MiB"
+        )

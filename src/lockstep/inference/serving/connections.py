@@ -39,7 +39,7 @@ class Connection(H11Protocol):
         self._waits_since = time.monotonic()
         self._head_since: float | None = self._waits_since
         self._unsent_since: float | None = None
-        if len(self.connections) >= self.limits.connections and not self._make_room():
+        if len(self.connections) >= self.limits.max_connections and not self._make_room():
             transport.abort()
         super().connection_made(transport)
 
@@ -53,7 +53,7 @@ class Connection(H11Protocol):
             if other.waits_for_client() and not other.transport.is_closing()
         ]
         closing = sum(other.transport.is_closing() for other in others)
-        if len(others) - closing < self.limits.connections:
+        if len(others) - closing < self.limits.max_connections:
             return True
         if waiting:
             now = time.monotonic()

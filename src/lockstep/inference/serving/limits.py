@@ -29,20 +29,20 @@ not a reset."""
 class Limits:
     """What a server takes at most. Raises `UserError` for a value out of range."""
 
-    batch_images: int = 32
+    max_batch: int = 32
     """The largest batch that the runtime gets, and the most images of one request."""
-    wait_ms: float = 2.0
+    max_wait_ms: float = 2.0
     """How long a batch waits for images that are being received or decoded. Without such images it
     does not wait."""
-    queue_images: int = 256
+    max_queue: int = 256
     """Images that are decoded, waiting or computed at the same time. More are refused with 429."""
-    body_mb: int = 32
+    max_body_mb: int = 32
     """Size of a request's body."""
-    megapixels: float = 50.0
+    max_megapixels: float = 50.0
     """Size of an image, decoded."""
     timeout_sec: float = 30.0
     """The time to send a request's body, and the time to decode and compute its images."""
-    connections: int = 512
+    max_connections: int = 512
     """Open connections. For another one, the one that has waited longest for its client is closed.
     """
     drain_sec: float = 1.0
@@ -52,19 +52,19 @@ class Limits:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            least = 0 if each.name in ("wait_ms", "drain_sec") else 1
+            least = 0 if each.name in ("max_wait_ms", "drain_sec") else 1
             if not least <= value <= 1e9:  # false for NaN
                 raise UserError(f"{each.name} is {value}; expected at least {least}")
-        if self.queue_images < self.batch_images:
+        if self.max_queue < self.max_batch:
             raise UserError(
-                f"queue_images is {self.queue_images}, but a batch has {self.batch_images}; use a"
+                f"max_queue is {self.max_queue}, but a batch has {self.max_batch}; use a"
                 " longer queue"
             )
 
     @property
     def body_bytes(self) -> int:
         """Size of a request's body in bytes."""
-        return self.body_mb * MB
+        return self.max_body_mb * MB
 
     @property
     def held_bytes(self) -> int:
@@ -79,4 +79,4 @@ class Limits:
     @property
     def pixels(self) -> int:
         """Pixels of an image."""
-        return int(self.megapixels * 1e6)
+        return int(self.max_megapixels * 1e6)

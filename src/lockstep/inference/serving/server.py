@@ -104,7 +104,7 @@ def _working(
 
     def work() -> None:
         try:
-            with opened(given, name, listener, most_images=limits.batch_images) as model:
+            with opened(given, name, listener, most_images=limits.max_batch) as model:
                 ready.set_result(model.about)
                 batcher.run(model)
         except BaseException as error:
