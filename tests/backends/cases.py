@@ -10,7 +10,6 @@ from lockstep.data import Batch
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrow_model, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.system.machine import arithmetic
 from tests.backends import oracle
 
 Arrays = dict[str, np.ndarray]
@@ -33,21 +32,6 @@ RATES = (3e-4, 6e-5, 9e-4, 1.5e-4, 6e-4, 3e-5, 4.5e-4, 2.4e-4, 7.5e-4, 9e-5, 3.6
 """Learning rates that change with every step, so that the rate of another step, or a rate inside
 the velocity, is noticed. They are small, because at ordinary rates a ReLU that rounding switches
 leads to another trajectory."""
-
-
-def lacks(framework: str, precision: str) -> str | None:
-    """Return why a framework cannot compute in a precision on this processor; None if it can."""
-    found = arithmetic()
-    if precision != "bf16" or "AVX-512" in found.extensions:
-        return None
-    if framework == "mxnet":
-        return "MXNet computes in bf16 only on processors with AVX-512"
-    if framework == "tensorflow" and found.limit:
-        return (
-            f"TensorFlow asks oneDNN for what {found.limit} forbids it; without that limit it"
-            " computes bf16 itself"
-        )
-    return None
 
 
 def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:

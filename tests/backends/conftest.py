@@ -15,55 +15,51 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Backend, Engine, World
+from lockstep.backends import FRAMEWORKS, Engine, Framework, LoadedBackend, World
 from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from tests.backends import native as natives
-from tests.backends.cases import RATES, lacks, random_state
+from tests.backends.cases import RATES, random_state
+from tests.backends.native.threads import ONE_THREAD
 
-DEFAULT = "paddle,reference,tensorflow,torch"
+DEFAULT = ",".join(sorted(name for name, row in FRAMEWORKS.items() if not row.is_separate))
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
 DEVICE = os.environ.get("LOCKSTEP_TEST_DEVICE", "auto")
 """The device of the engines, unless a test is for one device."""
-COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
-"""Whether engines are compiled if a test does not choose. Only MXNet builds a graph very quickly.
-"""
 
-of_frameworks = pytest.mark.parametrize(
-    "backend", [name for name in BACKENDS if name != "reference"], indirect=True
-)
-"""Runs a test for every engine except the reference, which has no framework."""
-of_quantising = pytest.mark.parametrize(
-    "backend",
-    [name for name, each in backends.FRAMEWORKS.items() if name in BACKENDS and each.quantises],
-    indirect=True,
-)
-"""Runs a test for every engine that supports quantisation."""
 
-collect_ignore_glob = [
-    f"test_{name}*.py"
-    for name in ("mxnet", "paddle", "tensorflow", "torch")
-    if name not in BACKENDS
-]
-if "torch" not in BACKENDS:  # its autograd is the oracle there
-    collect_ignore_glob += ["test_reference.py"]
-if BACKENDS == ("mxnet",):  # the other environment has run them, and they are alike for all engines
+def for_backends(supports: Callable[[Framework], object]) -> pytest.MarkDecorator:
+    """Return a mark that runs a test for every backend whose row fulfils a condition."""
+    names = [name for name in BACKENDS if name in FRAMEWORKS and supports(FRAMEWORKS[name])]
+    return pytest.mark.parametrize("backend", names, indirect=True)
+
+
+for_frameworks = for_backends(lambda row: row.module)
+for_gpus = for_backends(lambda row: row.on_gpu)
+for_ranks = for_backends(lambda row: row.addresses)
+for_quantising = for_backends(lambda row: row.quantises)
+
+collect_ignore_glob = [f"test_{name}*.py" for name in FRAMEWORKS if name not in BACKENDS]
+if all(FRAMEWORKS[name].is_separate for name in BACKENDS if name in FRAMEWORKS):
+    # The other environment has run them, and they are the same for all engines.
     collect_ignore_glob += ["test_host_memory.py", "test_interpreter.py"]
 
 Start = Callable[..., Engine]
-OF_LAUNCHERS = (
-    *(
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "HOROVOD_RANK",
-        "TF_CONFIG",
-        "DMLC_PS_ROOT_URI",
-    ),
-    *("LOCKSTEP_TORCH_STORE", "MASTER_ADDR", "MASTER_PORT"),
-    *("PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS", "TF_NUM_INTRAOP_THREADS"),
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "HOROVOD_RANK",
+    "TF_CONFIG",
+    "DMLC_PS_ROOT_URI",
+    "LOCKSTEP_TORCH_STORE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PADDLE_TRAINER_ID",
+    "PADDLE_TRAINER_ENDPOINTS",
+    "TF_NUM_INTRAOP_THREADS",
 )
 """Variables that launchers set for their ranks."""
 
@@ -72,32 +68,22 @@ OF_LAUNCHERS = (
 def one_thread() -> Iterator[None]:
     """Use one thread: threads make models this small slower, and much slower if other work needs
     the cores."""
-    os.environ["TF_NUM_INTRAOP_THREADS"] = "1"  # read when TensorFlow first computes
-    if "paddle" in BACKENDS:
-        backends.load("paddle")
-        import paddle
-
-        paddle.base.core.set_num_threads(1)
-    if "torch" not in BACKENDS:
+    with ExitStack() as stack:
+        for name in BACKENDS:
+            if name in ONE_THREAD:
+                stack.enter_context(ONE_THREAD[name]())
         yield
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request: pytest.FixtureRequest) -> LoadedBackend:
     return backends.load(request.param)
 
 
 @pytest.fixture
-def native(backend: Backend) -> ModuleType:
+def native(backend: LoadedBackend) -> ModuleType:
     """What the tests need of the framework itself: a module of the folder `native`."""
-    return natives.of(backend)
+    return natives.find(backend.name)
 
 
 class Kept:
@@ -114,16 +100,20 @@ class Kept:
 
     @contextmanager
     def lent(
-        self, backend: Backend, recipe: Recipe, rates: np.ndarray, world: World, how: Execution
+        self,
+        backend: LoadedBackend,
+        recipe: Recipe,
+        rates: np.ndarray,
+        world: World,
+        how: Execution,
     ) -> Iterator[Engine]:
         """Yield an engine that no other test uses, and keep it afterwards."""
-        key = repr((id(backend), recipe, rates.tobytes(), how))
+        key = repr((backend.name, recipe, rates.tobytes(), how))
         free = self._free.setdefault(key, [])
-        engine = (
-            free.pop()
-            if free
-            else self._stack.enter_context(backend.engine(recipe, rates, world, how))
-        )
+        if free:
+            engine = free.pop()
+        else:
+            engine = self._stack.enter_context(backend.engine(recipe, rates, world, how))
         yield engine
         if isinstance(recipe.model, ModelSpec):
             engine.mask({})
@@ -134,7 +124,9 @@ class Kept:
         self._stack.close()
 
 
-def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None = None) -> Start:
+def starter(
+    backend: LoadedBackend, world: World, stack: ExitStack, kept: Kept | None = None
+) -> Start:
     """Return a function that returns an engine with a state (by default `random_state`) and the
     rates `RATES`.
 
@@ -151,10 +143,11 @@ def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None 
         new: bool = False,
         **execution: Any,
     ) -> Engine:
-        if why := lacks(natives.name_of(backend), recipe.precision):
-            pytest.skip(why)
+        native = natives.find(backend.name)
+        if obstacle := native.find_obstacle(recipe.precision):
+            pytest.skip(obstacle)
         how = Execution.of(
-            {"compile": COMPILE, "device": DEVICE, "reference_dtype": "float32"} | execution
+            {"compile": native.COMPILE, "device": DEVICE, "reference_dtype": "float32"} | execution
         )
         table = np.asarray(rates, np.float64)
         if new or kept is None:
@@ -167,38 +160,38 @@ def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None 
     return start
 
 
-Grounds = Callable[[Backend], tuple[World, Kept]]
+Grounds = Callable[[LoadedBackend], tuple[World, Kept]]
 
 
 @pytest.fixture(scope="session")
 def grounds() -> Iterator[Grounds]:
     """Return a function that returns a backend's world and its kept engines. All modules of tests
     share them."""
-    found: dict[int, tuple[World, Kept]] = {}
+    grounds: dict[str, tuple[World, Kept]] = {}
 
-    def ground(backend: Backend) -> tuple[World, Kept]:
-        if id(backend) not in found:
-            found[id(backend)] = backend.world(Execution.of({"device": DEVICE})), Kept()
-        return found[id(backend)]
+    def find_ground(backend: LoadedBackend) -> tuple[World, Kept]:
+        if backend.name not in grounds:
+            grounds[backend.name] = backend.world(Execution.of({"device": DEVICE})), Kept()
+        return grounds[backend.name]
 
-    yield ground
-    for world, kept in found.values():
+    yield find_ground
+    for world, kept in grounds.values():
         kept.close()
         world.close()
 
 
 @pytest.fixture(scope="module")  # not the session's: the tests of single engines replace `backend`
-def world(backend: Backend, grounds: Grounds) -> World:
+def world(backend: LoadedBackend, grounds: Grounds) -> World:
     return grounds(backend)[0]
 
 
 @pytest.fixture(scope="module")
-def kept(backend: Backend, grounds: Grounds) -> Kept:
+def kept(backend: LoadedBackend, grounds: Grounds) -> Kept:
     return grounds(backend)[1]
 
 
 @pytest.fixture
-def start(backend: Backend, world: World, kept: Kept) -> Iterator[Start]:
+def start(backend: LoadedBackend, world: World, kept: Kept) -> Iterator[Start]:
     with ExitStack() as stack:
         yield starter(backend, world, stack, kept)
 
@@ -206,6 +199,6 @@ def start(backend: Backend, world: World, kept: Kept) -> Iterator[Start]:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Unset the variables of all launchers."""
-    for name in OF_LAUNCHERS:
+    for name in RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch

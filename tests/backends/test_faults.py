@@ -545,7 +545,7 @@ HANDED_OVER = {
 
 def of(build: Build) -> Any:
     """Return the part of a backend that is needed to start an engine."""
-    return SimpleNamespace(engine=build)
+    return SimpleNamespace(name="reference", engine=build)
 
 
 def carry_out(test: Test, build: Build, tiny_recipe: Recipe) -> None:

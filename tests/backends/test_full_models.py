@@ -26,12 +26,12 @@ from tests.backends.cases import (
     statistics,
     steady_state,
 )
-from tests.backends.conftest import Start, of_frameworks
+from tests.backends.conftest import Start, for_frameworks
 from tests.soak import SOAK, in_a_soak
 
 pytestmark = [
     pytest.mark.slow,
-    of_frameworks,
+    for_frameworks,
 ]  # the reference is compared with itself in float64 on narrow models
 
 MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer4.0.downsample.0.weight", "fc.weight")

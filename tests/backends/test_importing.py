@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.backends import Backend
-from tests.backends.conftest import of_frameworks
-from tests.backends.native import name_of, of
+from lockstep.backends import FRAMEWORKS, LoadedBackend
+from tests.backends.conftest import for_frameworks
 from tests.processes import python
 
-pytestmark = [of_frameworks, pytest.mark.usefixtures("alone")]
+pytestmark = [for_frameworks, pytest.mark.usefixtures("alone")]
 
 LOAD = """
 import os, sys
@@ -37,26 +36,28 @@ def loaded(name: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_a_framework_is_imported_without_a_word(backend: Backend) -> None:
-    code, output, errors = loaded(name_of(backend))
+def test_a_framework_is_imported_without_a_word(backend: LoadedBackend) -> None:
+    code, output, errors = loaded(backend.name)
     assert (code, output) == (0, "")
     assert errors.startswith("before\nafter\n")
 
 
 @pytest.mark.slow
-def test_after_the_import_errors_are_heard_again(backend: Backend) -> None:
-    assert loaded(name_of(backend))[2].endswith("after\nbelow")
+def test_after_the_import_errors_are_heard_again(backend: LoadedBackend) -> None:
+    assert loaded(backend.name)[2].endswith("after\nbelow")
 
 
-def test_a_framework_that_cannot_be_imported_tells_why(backend: Backend, tmp_path: Path) -> None:
+def test_a_framework_that_cannot_be_imported_tells_why(
+    backend: LoadedBackend, tmp_path: Path
+) -> None:
     # Output of its libraries, and output of Python.
     broken = (
         "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot"
         " be loaded')"
     )
-    (tmp_path / f"{of(backend).FRAMEWORK}.py").write_text(broken)
+    (tmp_path / f"{FRAMEWORKS[backend.name].module}.py").write_text(broken)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    code, output, errors = load(name_of(backend), PYTHONPATH=path)
+    code, output, errors = load(backend.name, PYTHONPATH=path)
     assert (code, output) == (1, "")
     assert errors.startswith("before\nlibcudart.so: undefined symbol\n")
     assert errors.endswith("ImportError: it cannot be loaded\n")

@@ -1,6 +1,7 @@
 """What every engine must do with its inputs: arrays of any layout, batches that are filled again,
 no images at all."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import random_images
 from tests.backends.conftest import Start
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_lent, check_refilled
-from tests.backends.native import name_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,12 +29,10 @@ def test_a_batch_may_be_filled_again_when_the_next_is_asked_for(
 
 
 def test_lent_images_are_taken_and_given_back(
-    backend: Backend, world: World, start: Start, tiny_recipe: Recipe
+    native: ModuleType, world: World, start: Start, tiny_recipe: Recipe
 ) -> None:
     # They are in main memory. Engines on a GPU copy them there as other images.
-    check_lent(
-        start, tiny_recipe, borrows=name_of(backend) in ("paddle", "torch") and not world.on_gpu
-    )
+    check_lent(start, tiny_recipe, borrows=native.BORROWS and not world.on_gpu)
 
 
 @pytest.mark.parametrize("mixup", ["none", "sample"])

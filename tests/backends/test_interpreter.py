@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import backends
-from lockstep.backends import FRAMEWORKS, Framework, interpreter
+from lockstep.backends import FRAMEWORKS, Framework, find_interpreter
 from lockstep.system.errors import BackendError
 
 MISSING = Framework(("no-such-distribution",), "pip install it")
@@ -18,14 +17,14 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_python_runs_what_is_installed_here() -> None:
-    assert interpreter("reference") == Path(sys.executable)
+    assert find_interpreter("reference") == Path(sys.executable)
 
 
 def test_a_variable_names_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = tmp_path / "python"
     named.touch(mode=0o700)
     monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(named))
-    assert interpreter("torch") == named
+    assert find_interpreter("torch") == named
 
 
 @pytest.mark.parametrize("kind", ["missing", "a folder", "no program"])
@@ -40,16 +39,16 @@ def test_a_variable_that_names_nothing_to_run_is_refused(
         BackendError,
         match=r"LOCKSTEP_TORCH_PYTHON is .*expected a Python that has lockstep and torch",
     ):
-        interpreter("torch")
+        find_interpreter("torch")
 
 
 def test_an_environment_beside_this_one_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FRAMEWORKS, "torch", MISSING)
-    monkeypatch.setattr(backends.sys, "prefix", str(tmp_path / ".venv"))
-    assert interpreter("torch") is None
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert find_interpreter("torch") is None
     python = tmp_path / ".venv-torch" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    assert interpreter("torch") == python
+    assert find_interpreter("torch") == python

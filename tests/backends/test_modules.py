@@ -13,7 +13,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import Arrays, normalised, parameters, random_images, random_state
-from tests.backends.conftest import Start, of_frameworks
+from tests.backends.conftest import Start, for_frameworks
 
 
 class Loaded:
@@ -95,14 +95,14 @@ def test_a_loaded_module_has_memory_of_its_own(
     assert module(images).tobytes() == before.tobytes()
 
 
-@of_frameworks
+@for_frameworks
 def test_running_statistics_of_a_loaded_module_are_not_for_training(
     loaded: Loaded, native: ModuleType, tiny_recipe: Recipe
 ) -> None:
-    assert native.trained(loaded.module) == parameters(random_state(tiny_recipe)).keys()
+    assert native.find_trained(loaded.module) == parameters(random_state(tiny_recipe)).keys()
 
 
-@of_frameworks
+@for_frameworks
 def test_gradients_reach_every_weight_of_a_loaded_module(
     loaded: Loaded, native: ModuleType, tiny_recipe: Recipe
 ) -> None:

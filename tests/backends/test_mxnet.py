@@ -291,9 +291,9 @@ def test_ranks_that_do_not_come_are_not_waited_for_without_end(
 
 LAUNCH = """
 import os, sys, time
-from lockstep.backends.mxnet.launching import starting
+from lockstep.backends.mxnet.launching import prepare_ranks
 from lockstep.launch.nodes import one_machine
-with starting(one_machine(2), "native"):
+with prepare_ranks(one_machine(2), "native"):
     rank = os.fork()
     if rank == 0:
         sys.stdin.read()  # as long as somebody listens
@@ -388,7 +388,7 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
         "import sys; from lockstep import backends; from lockstep.launch import launcher, nodes\n"
     )
     program += (
-        f"starting = lambda: backends.load('mxnet').starting(nodes.one_machine({ranks}),"
+        f"starting = lambda: backends.load('mxnet').prepare_ranks(nodes.one_machine({ranks}),"
         f" {distributed!r})\n"
     )
     program += (

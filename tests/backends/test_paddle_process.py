@@ -246,7 +246,7 @@ def test_paddle_is_not_imported_after_tensorflow() -> None:
 
 SUMS = """
 import sys
-from lockstep.backends.paddle.launching import starting
+from lockstep.backends.paddle.launching import prepare_ranks
 from lockstep.launch.launcher import launch_ranks
 from lockstep.launch.nodes import one_machine
 
@@ -265,7 +265,7 @@ for megabytes in (0, 1, 2, 100):
     assert found.numpy().tobytes() == (own + other).tobytes(), megabytes
 world.close()
 '''
-sys.exit(launch_ranks(["-c", program], lambda: starting(one_machine(2), "native")))
+sys.exit(launch_ranks(["-c", program], lambda: prepare_ranks(one_machine(2), "native")))
 """
 
 

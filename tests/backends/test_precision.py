@@ -2,6 +2,7 @@
 (`oracle`)."""
 
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,12 @@ from tests.backends.cases import (
     random_images,
     random_state,
 )
-from tests.backends.conftest import BACKENDS, Start
+from tests.backends.conftest import Start
 from tests.soak import SOAK
 
 OVERFLOWING = 2.0**60
 """A loss scale with which every gradient exceeds fp16's largest number, 65,504."""
 
-
-COMPILED = ("paddle", "tensorflow") if SOAK else ("paddle",)
-"""Engines that compile what depends on the loss scale. PyTorch's compiles only the loss before it
-is scaled, and MXNet's is compiled in all tests. XLA needs half a minute, so that it is in a soak.
-"""
 
 FEW = 4
 """Images of a batch in tests where more are not needed. In fp16 a full model takes a CPU a second
@@ -147,8 +143,11 @@ def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in COMPILED], indirect=True)
-def test_a_compiled_step_backs_off_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
+def test_a_compiled_step_backs_off_after_an_overflow(
+    start: Start, native: ModuleType, tiny_recipe: Recipe
+) -> None:
+    if not (SOAK or native.COMPILES_QUICKLY):
+        pytest.skip("compiling takes up to a minute, even for tiny models")
     # With basic blocks, which have two convolutions: XLA takes long for every convolution.
     recipe = dynamic(tiny_recipe, model=replace(BASIC, layers=(1, 1, 1, 1)))
     state = with_scaler(recipe, OVERFLOWING)

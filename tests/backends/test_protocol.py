@@ -1,24 +1,25 @@
 """Finding a backend. Nothing is loaded before a backend is requested."""
 
-import importlib
 import importlib.util
 import inspect
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import FRAMEWORKS, Backend, Framework
+from lockstep.backends import FRAMEWORKS, Backend, Framework, LoadedBackend, Options
+from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from tests.backends.conftest import BACKENDS, DEFAULT
+from tests.backends.cases import random_images
+from tests.backends.conftest import BACKENDS, Start, for_backends
 
-FOREIGN = ("torch", "tensorflow", "paddle", "mxnet", "jax")
+FOREIGN = [row.module for row in FRAMEWORKS.values() if row.module is not None]
 """Frameworks that the core never imports."""
 
 REPORT = f"""
@@ -45,11 +46,6 @@ assert "lockstep.runs.train" in sys.modules and "lockstep.backends.shared.host_m
 )
 
 
-def test_every_framework_is_tested_unless_others_are_named() -> None:
-    # MXNet is tested in a separate environment, where LOCKSTEP_BACKENDS names it (Makefile).
-    assert {*DEFAULT.split(","), "mxnet"} == set(FRAMEWORKS)
-
-
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_framework_has_a_module(name: str) -> None:
     assert importlib.util.find_spec(f"lockstep.backends.{name}") is not None
@@ -72,7 +68,8 @@ def test_a_named_engine_that_cannot_be_imported_fails(
         "functions_of_the_protocol",
         __file__,
     ]
-    environment = os.environ | {"LOCKSTEP_BACKENDS": name, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"LOCKSTEP_BACKENDS": name, "PYTHONPATH": path}
     done = subprocess.run(
         command,
         cwd=pytestconfig.rootpath,
@@ -85,78 +82,93 @@ def test_a_named_engine_that_cannot_be_imported_fails(
     assert "1 error" in done.stdout
 
 
-def test_a_backend_has_the_functions_of_the_protocol(backend: Backend) -> None:
+def test_a_backend_has_the_functions_of_the_protocol(backend: LoadedBackend) -> None:
+    assert backend.name in BACKENDS
     for name, function in inspect.getmembers(Backend, inspect.isfunction):
         if not name.startswith("_"):
-            expected = [
-                parameter
-                for parameter in inspect.signature(function).parameters
-                if parameter != "self"
-            ]
+            signature = inspect.signature(function)
+            expected = [parameter for parameter in signature.parameters if parameter != "self"]
             assert list(inspect.signature(getattr(backend, name)).parameters) == expected
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_backend_is_found_by_its_name(name: str) -> None:
-    assert backends.load(name) is importlib.import_module(f"lockstep.backends.{name}")
-
-
-@pytest.mark.parametrize(("given", "taken"), [(None, "2000"), ("7", "7")])
-def test_threads_of_a_framework_give_way_unless_told_otherwise(
-    given: str | None, taken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_a_framework_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    if given is not None:
-        monkeypatch.setenv("GOMP_SPINCOUNT", given)
     backends.load("reference")
-    assert os.environ["GOMP_SPINCOUNT"] == taken
+    assert os.environ["GOMP_SPINCOUNT"] == "2000"
 
 
-LAYOUTS_ON_A_CPU = {"torch": ["nhwc", "nchw"], "reference": ["nhwc"], "tensorflow": ["nhwc"]}
-LAYOUTS_ON_A_CPU |= {"paddle": ["nchw"], "mxnet": ["nchw"]}
+def test_a_user_may_choose_how_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    backends.load("reference")
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
-def test_a_cuda_graph_is_refused_on_a_cpu(backend: Backend, tiny_recipe: Recipe) -> None:
-    execution = Execution(device="cpu", cuda_graph="on")
-    with pytest.raises(BackendError, match=r"cuda_graph is on, but .*; leave out cuda_graph"):
-        backend.engine(tiny_recipe, np.zeros(1), backend.world(execution), execution)
+VALUES = {
+    "distributed": ("horovod",),
+    "layout": ("nhwc", "nchw"),
+    "fused": ("on",),
+    "cuda_graph": ("on",),
+    "recompute": ("blocks",),
+    "all_reduce_precision": ("bf16", "fp16"),
+    "quantisation": ("int8",),
+}
+"""Values of options that not every backend supports."""
 
 
-def test_a_layout_that_an_engine_does_not_have_is_refused(backend: Any) -> None:
-    found = []
-    for layout in ("nhwc", "nchw"):
-        try:
-            backend.world(Execution(device="cpu", layout=layout)).close()
-            found.append(layout)
-        except BackendError as error:
-            assert f"layout is {layout}, but this engine computes in" in str(error)  # noqa: PT017 - some have both
-    assert found == LAYOUTS_ON_A_CPU[backend.__name__.rpartition(".")[2]]
+def test_the_values_of_all_options_are_tested() -> None:
+    assert VALUES.keys() == {option.name for option in fields(Options)}
 
 
-def test_fused_kernels_are_refused_by_engines_that_have_none(backend: Any) -> None:
-    found = ""
-    try:
-        backend.world(Execution(device="cpu", fused="on")).close()
-    except BackendError as error:
-        found = str(error)
-    has_kernels = backend.__name__.endswith(".torch")
-    assert found == (
-        ""
-        if has_kernels
-        else "fused is on, but this engine has no fused kernels; use --backend torch"
-    )
+def _list_refused() -> list[tuple[str, str, str]]:
+    refused = []
+    for name in BACKENDS:
+        for option, values in VALUES.items():
+            supported = getattr(FRAMEWORKS[name].on_cpu, option) if name in FRAMEWORKS else ()
+            refused += [(name, option, value) for value in values if value not in supported]
+    return refused
 
 
-def test_recomputation_that_an_engine_does_not_have_is_refused(backend: Any) -> None:
-    name = backend.__name__.rpartition(".")[2]
-    execution = Execution(device="cpu", recompute="blocks")
-    if name in ("tensorflow", "torch"):
-        backend.world(execution).close()
-        return
-    with pytest.raises(
-        BackendError, match=r"keeps all activations.* --backend tensorflow or torch"
-    ):
-        backend.world(execution)
+@pytest.mark.parametrize(("backend", "option", "value"), _list_refused(), indirect=["backend"])
+def test_an_option_that_a_backend_does_not_support_is_refused_with_those_that_do(
+    backend: LoadedBackend, tiny_recipe: Recipe, option: str, value: str
+) -> None:
+    able = [name for name, row in FRAMEWORKS.items() if value in getattr(row.on_cpu, option)]
+    execution = Execution(device="cpu")
+    recipe = tiny_recipe
+    if option == "quantisation":
+        recipe = tiny_recipe.replace(quantisation=value)
+    else:
+        execution = execution.replace(**{option: value})
+    message = f"{option} is {value}, but the {backend.name} backend supports only"
+    if able:
+        message += f".*, or --backend {' or '.join(able)}"
+    with pytest.raises(BackendError, match=message):
+        backend.engine(recipe, np.zeros(1), backend.world(execution), execution)
+
+
+@for_backends(lambda row: "auto" in row.on_cpu.layout and len(row.on_cpu.layout) > 2)
+def test_a_backend_with_several_layouts_computes_in_each(
+    backend: LoadedBackend, start: Start, tiny_recipe: Recipe
+) -> None:
+    for layout in FRAMEWORKS[backend.name].on_cpu.layout:
+        assert start(tiny_recipe, layout=layout).predict(random_images(1)).shape == (1, 10)
+
+
+@for_backends(lambda row: row.on_gpu is None)
+def test_a_backend_without_gpus_refuses_one(backend: LoadedBackend) -> None:
+    with pytest.raises(BackendError, match=r"device is cuda, but .*--set device=auto.*--backend"):
+        backend.world(Execution(device="cuda"))
+
+
+@for_backends(lambda row: row.addresses is None)
+def test_a_backend_of_one_process_refuses_ranks(
+    backend: LoadedBackend, alone: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BackendError, match="trains in one process"):
+        backend.prepare_ranks(one_machine(2), "native")
+    alone.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BackendError, match="trains in one process"):
+        backend.world(Execution())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +190,7 @@ def test_a_missing_framework_is_refused_with_how_to_install_it(
 
 
 @pytest.mark.parametrize(
-    ("distributions", "found"),
+    ("distributions", "is_installed"),
     [
         (("numpy",), True),
         (("no-such-distribution", "numpy"), True),
@@ -186,8 +198,10 @@ def test_a_missing_framework_is_refused_with_how_to_install_it(
         ((), False),
     ],
 )
-def test_one_distribution_of_several_is_enough(distributions: tuple[str, ...], found: bool) -> None:
-    assert (Framework(distributions, "").version() is not None) == found
+def test_one_distribution_of_several_is_enough(
+    distributions: tuple[str, ...], is_installed: bool
+) -> None:
+    assert (Framework(distributions, "").version() is not None) == is_installed
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import backends
-from lockstep.backends import Backend, World
 from lockstep.models.quantisation import SMALLEST_SCALE, Scales, input_scales, layers
 from lockstep.models.state import State
-from lockstep.recipes import Execution, Recipe
-from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import (
@@ -23,7 +21,7 @@ from tests.backends.cases import (
     random_images,
     random_state,
 )
-from tests.backends.conftest import Start, of_frameworks, of_quantising
+from tests.backends.conftest import Start, for_quantising
 
 MODELS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -54,7 +52,7 @@ def begin(
     )
 
 
-@of_quantising
+@for_quantising
 @every_model
 @pytest.mark.parametrize("factor", [COARSE, LIMITING])
 def test_quantised_logits_are_those_of_float64(
@@ -67,7 +65,7 @@ def test_quantised_logits_are_those_of_float64(
     assert distance(engine.predict(images), expected) < BOUNDS["quantised"].value
 
 
-@of_quantising
+@for_quantising
 def test_quantised_logits_in_bf16_are_near(start: Start, tiny_recipe: Recipe) -> None:
     (recipe, state, scales), images = begin(tiny_recipe, factor=1.0), random_images(4)
     engine = start(recipe.replace(precision="bf16"), state)
@@ -76,7 +74,7 @@ def test_quantised_logits_in_bf16_are_near(start: Start, tiny_recipe: Recipe) ->
     assert BOUNDS["quantised"].value < off < BOUNDS["bf16 quantised"].value
 
 
-@of_quantising
+@for_quantising
 @every_model
 def test_a_quantised_step_is_that_of_float64(start: Start, tiny_recipe: Recipe, model: str) -> None:
     (recipe, state, scales), batch = begin(tiny_recipe, model), random_batch(tiny_recipe, 8)
@@ -89,7 +87,7 @@ def test_a_quantised_step_is_that_of_float64(start: Start, tiny_recipe: Recipe, 
     assert angle(end.momentum, expected.state.momentum) < BOUNDS["quantised direction"].value
 
 
-@of_quantising
+@for_quantising
 def test_no_gradient_passes_where_an_input_is_limited(start: Start, tiny_recipe: Recipe) -> None:
     # No feature is negative. With the smallest scale, those above 0 are limited; a ReLU stops the
     # gradient of those of 0.
@@ -102,7 +100,7 @@ def test_no_gradient_passes_where_an_input_is_limited(start: Start, tiny_recipe:
     assert not any(value.any() for name, value in velocity.items() if not name.startswith("fc."))
 
 
-@of_quantising
+@for_quantising
 def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
     start: Start, tiny_recipe: Recipe
 ) -> None:
@@ -120,7 +118,7 @@ def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
     )
 
 
-@of_quantising
+@for_quantising
 def test_calibrating_and_evaluating_change_nothing_that_is_trained(
     start: Start, tiny_recipe: Recipe
 ) -> None:
@@ -133,7 +131,7 @@ def test_calibrating_and_evaluating_change_nothing_that_is_trained(
     assert all_bits(engine.read()) == all_bits(state)
 
 
-@of_quantising
+@for_quantising
 def test_the_moving_average_is_evaluated_with_quantisation(
     start: Start, tiny_recipe: Recipe
 ) -> None:
@@ -147,7 +145,7 @@ def test_the_moving_average_is_evaluated_with_quantisation(
     )
 
 
-@of_quantising
+@for_quantising
 def test_rounding_does_not_hide_what_is_no_number(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, scales = begin(tiny_recipe)
     state.tensors["conv1.weight"][0, 0, 0, 0] = np.nan
@@ -157,7 +155,7 @@ def test_rounding_does_not_hide_what_is_no_number(start: Start, tiny_recipe: Rec
     assert np.isnan(engine.fetch(engine.train([random_batch(recipe)], 0)).losses).all()
 
 
-@of_quantising
+@for_quantising
 def test_scales_that_do_not_fit_are_refused(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, scales = begin(tiny_recipe)
     engine = start(recipe, state)
@@ -165,18 +163,3 @@ def test_scales_that_do_not_fit_are_refused(start: Start, tiny_recipe: Recipe) -
         CheckpointError, match=r"missing \['fc'\], unknown \['fc2'\]. Did you mean fc"
     ):
         engine.quantise({name.replace("fc", "fc2"): scale for name, scale in scales.items()})
-
-
-@of_frameworks
-def test_an_engine_that_cannot_quantise_refuses_the_recipe(
-    backend: Backend, world: World, tiny_recipe: Recipe
-) -> None:
-    name = backend.__name__.rpartition(".")[2]
-    if not backends.FRAMEWORKS[name].quantises:
-        with pytest.raises(
-            BackendError,
-            match=f"the {name} engine cannot quantise, .* use --backend reference or torch",
-        ):
-            backend.engine(
-                tiny_recipe.replace(quantisation="int8"), np.zeros(1), world, Execution()
-            )

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import FRAMEWORKS, Backend, World
+from lockstep.backends import FRAMEWORKS, LoadedBackend, World
 from lockstep.models.state import State
 from lockstep.recipes import Execution
 from lockstep.recipes.order import order_evaluation_samples
 from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import native as natives
 from tests.backends.cases import (
     RATES,
     Arrays,
     all_bits,
     bits,
-    lacks,
     moved,
     parameters,
     random_state,
     statistics,
 )
 from tests.backends.conftest import Start
-from tests.backends.launchers import LAUNCHED, LAUNCHERS, WITHOUT, named
+from tests.backends.launchers import LAUNCHED, split_launcher
 from tests.backends.ranks import (
     LABELS,
     RECIPE,
@@ -45,10 +45,6 @@ pytestmark = pytest.mark.slow
 
 Found = dict[str, Any]
 
-AUTOMATIC = tuple(name for name in LAUNCHED if name.startswith(("mxnet", "paddle")))
-"""Launchers whose ranks are compiled by default. Compiling the others takes up to a minute, even
-for tiny models."""
-
 
 def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Found]:
     """Run scenarios in two processes and return the results of each. A warning in either process is
@@ -62,9 +58,11 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
             sys.executable,
             "-W",
             "error",
-            *LAUNCHERS[name],
+            "-m",
+            "tests.backends.workers",
+            *split_launcher(name),
             "tests.backends.ranks",
-            *named(name),
+            *split_launcher(name),
             folder,
             *scenarios,
         ],
@@ -80,17 +78,17 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
 
 @pytest.fixture(scope="session", params=LAUNCHED)
 def launched(request: pytest.FixtureRequest) -> str:
-    """Return one of `LAUNCHERS`. All engines of this file use it."""
+    """Return one of `LAUNCHED`. All engines of this file use it."""
     return request.param
 
 
 @pytest.fixture(scope="session")
-def backend(launched: str) -> Backend:
-    return backends.load(named(launched)[0])
+def backend(launched: str) -> LoadedBackend:
+    return backends.load(split_launcher(launched)[0])
 
 
 @pytest.fixture(scope="session")
-def world(backend: Backend) -> Iterator[World]:
+def world(backend: LoadedBackend) -> Iterator[World]:
     world = backend.world(Execution(device="cpu"))
     yield world
     world.close()
@@ -100,28 +98,26 @@ def world(backend: Backend) -> Iterator[World]:
 def ranks(
     launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Found]:
-    possible = tuple(name for name in UNCOMPILED if not _lacks(launched, name))
+    possible = tuple(name for name in UNCOMPILED if not find_obstacle(launched, name))
     return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), possible)
 
 
 @pytest.fixture(params=UNCOMPILED)
 def name(request: pytest.FixtureRequest, launched: str) -> str:
     """Return each scenario that is not compiled."""
-    if why := _lacks(launched, request.param):
-        pytest.skip(why)
+    if obstacle := find_obstacle(launched, request.param):
+        pytest.skip(obstacle)
     return request.param
 
 
-def _lacks(launched: str, scenario: str) -> str:
-    """Return why an engine cannot carry out a scenario; "" if it can."""
-    backend = named(launched)[0]
-    if scenario == "sent in bf16" and backend == "mxnet":
-        return "MXNet's engine adds up gradients in fp32 only"
-    return lacks(backend, SCENARIOS[scenario].recipe.precision)
-
-
-def test_every_framework_that_has_ranks_has_a_launcher() -> None:
-    assert {named(launcher)[0] for launcher in LAUNCHERS} == set(FRAMEWORKS) - WITHOUT
+def find_obstacle(launched: str, name: str) -> str | None:
+    """Return why an engine cannot carry out a scenario; None if it can."""
+    backend = split_launcher(launched)[0]
+    scenario = SCENARIOS[name]
+    sent = scenario.execution.get("all_reduce_precision", "fp32")
+    if sent not in FRAMEWORKS[backend].on_cpu.all_reduce_precision:
+        return f"the engine does not add up gradients in {sent}"
+    return natives.find(backend).find_obstacle(scenario.recipe.precision)
 
 
 def way(found: Found) -> Arrays:
@@ -157,14 +153,14 @@ def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
 
 
 def test_synchronised_ranks_go_where_one_process_goes(
-    ranks: list[Found], backend: Backend, world: World
+    ranks: list[Found], backend: LoadedBackend, world: World
 ) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
     assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["trajectory"].value
 
 
 def test_synchronised_ranks_have_the_statistics_of_one_process(
-    ranks: list[Found], backend: Backend, world: World
+    ranks: list[Found], backend: LoadedBackend, world: World
 ) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
     for rank in ranks:
@@ -175,8 +171,8 @@ def test_synchronised_ranks_have_the_statistics_of_one_process(
 
 
 def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Found], launched: str) -> None:
-    if why := _lacks(launched, "sent in bf16"):
-        pytest.skip(why)
+    if obstacle := find_obstacle(launched, "sent in bf16"):
+        pytest.skip(obstacle)
     rounded = distance(way(ranks[0]["sent in bf16"]), way(ranks[0]["local"]))
     assert (
         1e-5 < rounded < 4 * 2**-8
@@ -187,7 +183,7 @@ def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Found], launched: s
     ("name", "parts"), [("local", 2), *([("local in parts", 4)] if SOAK else [])]
 )
 def test_ranks_are_as_many_parts_of_one_process(
-    ranks: list[Found], backend: Backend, world: World, name: str, parts: int
+    ranks: list[Found], backend: LoadedBackend, world: World, name: str, parts: int
 ) -> None:
     # Except running statistics, which one process updates once for every part.
     one = carry_out(SCENARIOS[name], backend, world, accumulation_steps=parts)
@@ -195,7 +191,7 @@ def test_ranks_are_as_many_parts_of_one_process(
 
 
 def test_an_interval_sums_over_the_ranks(
-    ranks: list[Found], backend: Backend, world: World
+    ranks: list[Found], backend: LoadedBackend, world: World
 ) -> None:
     one = carry_out(SCENARIOS["local"], backend, world, accumulation_steps=2)
     for a, b in zip(ranks[0]["local"]["intervals"], one["intervals"], strict=True):
@@ -249,10 +245,11 @@ def test_a_question_to_all_ranks_has_one_answer(
     assert [rank["asked"][question] for rank in ranks] == [answer, answer]
 
 
-@pytest.mark.parametrize("launched", LAUNCHED if SOAK else AUTOMATIC, indirect=True)
 def test_compiled_ranks_go_where_one_uncompiled_process_goes(
-    launched: str, pytestconfig: pytest.Config, tmp_path: Path, backend: Backend, world: World
+    launched: str, pytestconfig: pytest.Config, tmp_path: Path, backend: LoadedBackend, world: World
 ) -> None:
+    if not (SOAK or natives.find(backend.name).COMPILES_QUICKLY):
+        pytest.skip("compiling takes up to a minute, even for tiny models")
     found = run_ranks(launched, pytestconfig.rootpath, tmp_path, ("compiled",))
     one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
     assert distance(way(found[0]["compiled"]), way(one)) < BOUNDS["trajectory"].value

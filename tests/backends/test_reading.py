@@ -3,36 +3,29 @@ a conversion."""
 
 import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from lockstep.backends import Backend
+from lockstep.backends import LoadedBackend
 from lockstep.recipes import Recipe
 from lockstep.weights import Weights
 from lockstep.weights.conversion import TARGETS
 from lockstep.weights.fingerprints import compute_fingerprints
 from tests.backends.cases import random_state
-from tests.backends.conftest import of_frameworks
-
-FORMATS = {
-    "mxnet": ("nvidia-mxnet", "a"),
-    "paddle": ("nvidia-paddle", "a"),
-    "tensorflow": ("nvidia-tensorflow", "a"),
-    "torch": ("nvidia-pytorch", "a.pth"),
-}
+from tests.backends.conftest import for_frameworks
 
 
-@of_frameworks
+@for_frameworks
 def test_a_framework_reads_the_bits_that_were_written(
-    backend: Backend, tiny_recipe: Recipe, tmp_path: Path
+    backend: LoadedBackend, native: ModuleType, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    name = str(backend.__name__).rpartition(".")[2]  # type: ignore[attr-defined]
-    to, target = FORMATS[name]
+    to, target = native.WEIGHTS
     state = random_state(tiny_recipe)
     weights = Weights(tiny_recipe, state, (), tmp_path, "Lockstep")
     written = TARGETS[to].write(tmp_path / target, weights, True, tmp_path)
-    read: Any = importlib.import_module(f"lockstep.backends.{name}.reading").read
+    read: Any = importlib.import_module(f"lockstep.backends.{backend.name}.reading").read
     stored: set[str] = set()
     for path in written.arrays:
         found = compute_fingerprints(read(path, tiny_recipe))

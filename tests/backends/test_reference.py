@@ -11,12 +11,10 @@ import torch
 from lockstep import backends
 from lockstep.backends import Engine
 from lockstep.backends.reference import functions as f
-from lockstep.launch.nodes import one_machine
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.quantisation import weight_scales
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import autograd
 from tests.backends.cases import (
@@ -284,17 +282,6 @@ def test_the_dtype_is_that_asked_for(
     exact = autograd.train(tiny_recipe, state, [batch], RATES).losses
     assert (np.abs(loss / exact - 1) < 1e-12) == (bits == 52)
     assert loss == pytest.approx(exact, rel=1e-5)
-
-
-def test_there_is_no_gpu_and_no_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = backends.load("reference")
-    with pytest.raises(BackendError, match="leave device at auto"):
-        backend.world(Execution(device="cuda"))
-    with pytest.raises(BackendError, match="runs in one process"):
-        backend.starting(one_machine(2), "native")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BackendError, match="runs in one process"):
-        backend.world(Execution())
 
 
 # Int8

@@ -10,24 +10,18 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from lockstep.backends import Backend, World
-from lockstep.launch.nodes import one_machine
+from lockstep.backends import LoadedBackend, World
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.backends.cases import RATES, all_bits, random_batch, random_batches, random_state
-from tests.backends.conftest import BACKENDS, COMPILE, Start, of_frameworks
-from tests.backends.native import name_of
-
-SWITCHES = ("mxnet", "tensorflow", "torch")
-"""Engines with switches for TensorFloat-32 that are there without a GPU. Paddle's are only in its
-package for GPUs."""
+from tests.backends.conftest import Start, for_backends, for_gpus
 
 # The device
 
 
-@of_frameworks
+@for_gpus
 def test_a_gpu_that_is_not_there_is_an_error(
-    backend: Backend, native: ModuleType, alone: pytest.MonkeyPatch
+    backend: LoadedBackend, native: ModuleType, alone: pytest.MonkeyPatch
 ) -> None:
     native.set_gpus(alone, 0)
     with pytest.raises(
@@ -36,10 +30,10 @@ def test_a_gpu_that_is_not_there_is_an_error(
         backend.world(Execution(device="cuda"))
 
 
-@of_frameworks
+@for_gpus
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_without_a_gpu_the_cpu_is_used(
-    backend: Backend, native: ModuleType, device: Any, alone: pytest.MonkeyPatch
+    backend: LoadedBackend, native: ModuleType, device: Any, alone: pytest.MonkeyPatch
 ) -> None:
     native.set_gpus(alone, 0)
     world = backend.world(Execution(device=device))
@@ -49,9 +43,9 @@ def test_without_a_gpu_the_cpu_is_used(
     world.close()
 
 
-@of_frameworks
+@for_gpus
 def test_a_local_rank_without_a_gpu_of_its_own_is_refused(
-    backend: Backend, native: ModuleType, alone: pytest.MonkeyPatch
+    backend: LoadedBackend, native: ModuleType, alone: pytest.MonkeyPatch
 ) -> None:
     native.set_gpus(alone, 2)
     alone.setenv("LOCAL_RANK", "2")
@@ -65,17 +59,19 @@ def test_a_local_rank_without_a_gpu_of_its_own_is_refused(
 def switch(native: ModuleType) -> Iterator[ModuleType]:
     """What has the switches for TensorFloat-32. They and the environment variables are restored
     afterwards."""
+    if not hasattr(native, "tensorfloat"):
+        pytest.skip("without a GPU there are no switches for TensorFloat-32")
     with patch.dict(os.environ):
         before = native.tensorfloat()
         yield native
         native.set_tensorfloat(before)
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in SWITCHES], indirect=True)
+@for_gpus
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("before", [False, True])
 def test_tensorfloat_products_are_used_in_tf32_alone(
-    backend: Backend,
+    backend: LoadedBackend,
     switch: ModuleType,
     world: World,
     tiny_recipe: Recipe,
@@ -94,36 +90,25 @@ def test_tensorfloat_products_are_used_in_tf32_alone(
 
 
 @pytest.mark.parametrize(
-    "told", [{"RANK": "0", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "2"}], ids=",".join
+    "variables", [{"RANK": "0", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "2"}], ids=",".join
 )
 def test_several_ranks_that_do_not_know_each_other_are_refused(
-    backend: Backend, told: dict[str, str], alone: pytest.MonkeyPatch
+    backend: LoadedBackend, variables: dict[str, str], alone: pytest.MonkeyPatch
 ) -> None:
-    for name, value in told.items():
+    for name, value in variables.items():
         alone.setenv(name, value)
     with pytest.raises(BackendError, match="`lockstep launch`"):
         backend.world(Execution(device="cpu"))
 
 
-HAVE_HOROVOD = ("mxnet", "tensorflow")
-
-
-def test_horovod_that_does_not_work_or_is_missing_is_refused(
-    backend: Backend, alone: pytest.MonkeyPatch
+@for_backends(lambda row: "horovod" in row.on_cpu.distributed)
+def test_horovod_that_is_missing_is_refused(
+    backend: LoadedBackend, alone: pytest.MonkeyPatch
 ) -> None:
-    name = name_of(backend)
     alone.setitem(sys.modules, "horovod", None)
-    alone.delitem(sys.modules, f"lockstep.backends.{name}.horovod_world", raising=False)
-    message = (
-        rf"`make {name}-horovod`"
-        if name in HAVE_HOROVOD
-        else "Horovod works only with TensorFlow's and MXNet's"
-    )
-    with pytest.raises(BackendError, match=message):
+    alone.delitem(sys.modules, f"lockstep.backends.{backend.name}.horovod_world", raising=False)
+    with pytest.raises(BackendError, match=f"`make {backend.name}-horovod`"):
         backend.world(Execution(distributed="horovod"))
-    if name not in HAVE_HOROVOD:
-        with pytest.raises(BackendError, match=rf"{message}|the {name} engine runs in one process"):
-            backend.starting(one_machine(2), "horovod").__enter__()
 
 
 # Memory
@@ -140,7 +125,7 @@ def test_too_little_memory_is_told_with_what_to_do_and_not_laid_to_a_peer(
 ) -> None:
     engine: Any = start(tiny_recipe, accumulation_steps=2)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, native.STEP, native.exhausted)
+        patched.setattr(engine, native.STEP, native.exhaust_host)
         patched.setattr(world, "ranks", ranks)
         with pytest.raises(BackendError) as refused:
             engine.train([random_batch(tiny_recipe)], 0)
@@ -150,13 +135,13 @@ def test_too_little_memory_is_told_with_what_to_do_and_not_laid_to_a_peer(
     assert advice == "Compute a step in more parts: --set accumulation_steps=4"
 
 
-@of_frameworks
+@for_gpus
 def test_too_little_memory_of_a_gpu_is_told_with_what_to_do(
     start: Start, native: ModuleType, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine: Any = start(tiny_recipe, accumulation_steps=2)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, native.STEP, native.full)
+        patched.setattr(engine, native.STEP, native.exhaust_gpu)
         with pytest.raises(BackendError) as refused:
             engine.train([random_batch(tiny_recipe)], 0)
     first, advice = str(refused.value).splitlines()
@@ -169,7 +154,7 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
 ) -> None:
     engine: Any = start(tiny_recipe)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, native.STEP, native.exhausted)
+        patched.setattr(engine, native.STEP, native.exhaust_host)
         with pytest.raises(BackendError, match="too little memory"):
             engine.train([random_batch(tiny_recipe)], 0)
     engine.train([random_batch(tiny_recipe)], 0)
@@ -183,14 +168,14 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
 
 
 def test_closing_an_engine_changes_no_other(
-    backend: Backend, start: Start, world: World, tiny_recipe: Recipe
+    backend: LoadedBackend, native: ModuleType, start: Start, world: World, tiny_recipe: Recipe
 ) -> None:
     batches = random_batches(tiny_recipe, 2)
     disturbed = start(tiny_recipe)
     undisturbed = start(tiny_recipe)
     disturbed.train(batches[:1], 0)
     with backend.engine(
-        tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": COMPILE})
+        tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": native.COMPILE})
     ) as other:
         other.write(random_state(tiny_recipe, seed=1))
     disturbed.train(batches[1:], 1)
@@ -199,17 +184,17 @@ def test_closing_an_engine_changes_no_other(
 
 
 def test_an_error_within_an_engine_gets_out_of_it(
-    backend: Backend, world: World, tiny_recipe: Recipe
+    backend: LoadedBackend, native: ModuleType, world: World, tiny_recipe: Recipe
 ) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        backend.engine(tiny_recipe, np.zeros(1), world, Execution.of({"compile": COMPILE})),
+        backend.engine(tiny_recipe, np.zeros(1), world, Execution.of({"compile": native.COMPILE})),
     ):
         raise ZeroDivisionError
 
 
 def test_a_world_may_be_closed_and_another_opened(
-    backend: Backend, alone: pytest.MonkeyPatch
+    backend: LoadedBackend, alone: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         world = backend.world(Execution(device="cpu"))

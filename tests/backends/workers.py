@@ -11,5 +11,5 @@ if __name__ == "__main__":
     name, distributed, *arguments = sys.argv[1:]
     backend = backends.load(name)
     sys.exit(
-        launch_ranks(["-m", *arguments], lambda: backend.starting(one_machine(2), distributed))
+        launch_ranks(["-m", *arguments], lambda: backend.prepare_ranks(one_machine(2), distributed))
     )

@@ -245,7 +245,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], Ended]
 def test_a_backend_that_is_nowhere_is_missing_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     (entry,) = benchmark(cells(backends=["mxnet"]), PLAN)["cells"]
     assert entry["status"] == "missing"
     assert "make mxnet-env" in entry["reason"]

@@ -91,7 +91,7 @@ def test_a_missing_framework_is_told_before_anything_is_drawn(
         "torch",
         backends.Framework(("no-such-distribution",), "pip install it"),
     )
-    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     code, output, errors = answer("demo", "--out", tmp_path / "demo")
     assert (code, output) == (2, "")
     assert errors == "lockstep: backend 'torch' needs no-such-distribution: pip install it\n"

@@ -120,7 +120,7 @@ def test_a_gpu_is_shown_with_what_it_multiplies(
     answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", arithmetic_of_gpu((7, 5))))
-    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     monkeypatch.setattr(
         doctor, "found_here", lambda name: ""
     )  # this needs no framework to be loaded

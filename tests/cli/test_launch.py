@@ -29,7 +29,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
     def load(name: str) -> SimpleNamespace:
         return SimpleNamespace(
-            starting=lambda table, distributed: nullcontext((name, table.ranks, distributed))
+            prepare_ranks=lambda table, distributed: nullcontext((name, table.ranks, distributed))
         )
 
     def launch_ranks(arguments: list[str], starting: Callable[[], Any], *_: object) -> int:
@@ -54,7 +54,7 @@ def test_the_launch_ends_with_the_code_of_its_ranks(
     answer: Run, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(
-        backends, "load", lambda name: SimpleNamespace(starting=lambda *_: nullcontext())
+        backends, "load", lambda name: SimpleNamespace(prepare_ranks=lambda *_: nullcontext())
     )
     monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", lambda *_: code)
     assert answer("launch", "-n", 2, "--", "train")[0] == code
@@ -239,16 +239,18 @@ def test_an_unknown_way_to_add_up_is_refused_with_those_there_are(
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_horovod_is_refused_to_pytorch_with_what_to_do() -> None:
     with pytest.raises(
-        BackendError, match=r"engines; leave out distributed, or use --backend tensorflow or mxnet"
+        BackendError, match="--set distributed=native, or --backend mxnet or tensorflow"
     ):
-        backends.load("torch").starting(one_machine(2), "horovod").__enter__()
+        backends.load("torch").prepare_ranks(one_machine(2), "horovod").__enter__()
 
 
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_horovod_is_refused_to_pytorch_without_a_traceback(answer: Run) -> None:
     code, output, errors = answer("launch", "-n", 2, "--distributed", "horovod", "--", "train")
     assert (code, output) == (2, "")
-    assert errors.startswith("lockstep: Horovod works only with TensorFlow's and MXNet's engines")
+    assert errors.startswith(
+        "lockstep: distributed is horovod, but the torch backend supports only native"
+    )
 
 
 tensorflow_tests = pytest.mark.skipif(

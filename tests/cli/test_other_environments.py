@@ -131,7 +131,7 @@ def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(
     answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LOCKSTEP_MXNET_PYTHON", raising=False)
-    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     code, _, errors = answer("launch", "-n", 2, "--backend", "mxnet", "--", "train")
     assert code == 2
     assert "make mxnet-env" in errors
@@ -241,7 +241,7 @@ def test_mxnets_recipe_learns_the_same_from_files_of_lockstep_and_of_im2rec(
 
 def im2rec(images: Path, folder: Path) -> None:
     """Pack images with MXNet's own tool, in MXNet's environment."""
-    python = backends.interpreter("mxnet")
+    python = backends.find_interpreter("mxnet")
     assert python is not None, "make mxnet-env"
     find = (
         "import importlib.util;"

@@ -105,7 +105,7 @@ def test_ranks_are_launched_on_the_engine_that_the_run_had(
 
     def load(name: str) -> SimpleNamespace:
         launched.append(name)
-        return SimpleNamespace(starting=lambda *_: nullcontext())
+        return SimpleNamespace(prepare_ranks=lambda *_: nullcontext())
 
     monkeypatch.setattr(backends, "load", load)
     monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", lambda *_: 0)

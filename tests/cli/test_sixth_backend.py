@@ -1,6 +1,7 @@
 """A backend is a folder and a row of `FRAMEWORKS`: a copy of the reference works with every
-command."""
+command and passes the conformance suite."""
 
+import ast
 import json
 import os
 import re
@@ -13,8 +14,10 @@ import pytest
 
 import lockstep
 from lockstep.backends import FRAMEWORKS
+from tests.soak import SOAK
 
 SOURCE = Path(lockstep.__file__).parent
+TESTS = Path(__file__).parent.parent
 MAY_NAME_THEM = {
     "backends/frameworks.py",
     "system/defaults.py",
@@ -30,7 +33,7 @@ after them."""
 
 def test_no_frameworks_name_stands_outside_its_folder() -> None:
     names = "|".join(name for name in FRAMEWORKS if name != "reference")
-    found = {}
+    places = {}
     for path in SOURCE.rglob("*.py"):
         place = path.relative_to(SOURCE)
         code = re.sub(
@@ -38,32 +41,44 @@ def test_no_frameworks_name_stands_outside_its_folder() -> None:
         )
         own = {*NAME_THEM_BY_NATURE, *(("backends", name) for name in FRAMEWORKS)}
         if str(place) not in MAY_NAME_THEM and place.parts[:2] not in own:
-            found[str(place)] = re.findall(rf"""["']({names})["']""", code)
-    assert {place: named for place, named in found.items() if named} == {}
+            places[str(place)] = re.findall(rf"""["']({names})["']""", code)
+    assert {place: names for place, names in places.items() if names} == {}
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package with a sixth backend, `sixth`."""
+    """The package and its tests with a sixth backend, `sixth`: a copy of the reference, with a copy
+    of its row and of what its tests need."""
     root = tmp_path_factory.mktemp("tree")
-    shutil.copytree(SOURCE, root / "lockstep", ignore=shutil.ignore_patterns("__pycache__"))
+    no_caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(SOURCE, root / "lockstep", ignore=no_caches)
+    shutil.copytree(TESTS, root / "tests", ignore=no_caches)
+    shutil.copy(TESTS.parent / "pyproject.toml", root)
     folder = root / "lockstep" / "backends"
     shutil.copytree(folder / "reference", folder / "sixth")
     for path in (folder / "sixth").glob("*.py"):
         path.write_text(
             path.read_text().replace("lockstep.backends.reference", "lockstep.backends.sixth")
         )
+    natives = root / "tests" / "backends" / "native"
+    shutil.copy(natives / "reference.py", natives / "sixth.py")
     table = folder / "frameworks.py"
-    row = '    "sixth": Framework(("numpy",), "pip install numpy"),\n'
-    text = table.read_text()
-    table.write_text(
-        text.replace('    "tensorflow": Framework(', row + '    "tensorflow": Framework(', 1)
-    )
-    assert row in table.read_text()
+    table.write_text(copy_row(table.read_text(), "reference", "sixth"))
     return root
 
 
-EACH = """
+def copy_row(text: str, name: str, copy: str) -> str:
+    """Return the source of `FRAMEWORKS` with a copy of a row."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Dict):
+            for key, row in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == name:
+                    source = f'"{name}": {ast.get_source_segment(text, row)},\n'
+                    return text.replace(source, source + source.replace(name, copy, 1))
+    raise AssertionError(f"there is no row {name}")
+
+
+COMMANDS = """
 import contextlib, io, json, sys
 from lockstep import cli
 outputs = []
@@ -84,7 +99,7 @@ def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     given = json.dumps([[str(argument) for argument in command] for command in commands])
     done = subprocess.run(
-        [sys.executable, "-P", "-c", EACH],
+        [sys.executable, "-P", "-c", COMMANDS],
         input=given,
         capture_output=True,
         text=True,
@@ -140,3 +155,20 @@ def test_a_copied_backend_does_all_that_commands_do(
         assert all(line.startswith("DLLL {") for line in lines)
         assert lines
     assert "sixth" in (tree / "page.html").read_text()
+
+
+def test_a_copied_backend_passes_the_conformance_suite(tree: Path) -> None:
+    chosen = [] if SOAK else ["-k", "sixth", "-m", "not slow"]
+    pytest_command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*pytest_command, *chosen, "tests/backends"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tree), "LOCKSTEP_BACKENDS": "sixth"},
+        cwd=tree,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 200

@@ -147,7 +147,7 @@ def test_a_quantised_recipe_needs_trained_weights_and_an_engine_that_quantises(
         match=r"calibrates trained weights, but none.*quantisation=none first.*--weights",
     ):
         lockstep.train(recipe, textures, tmp_path / "run")
-    with pytest.raises(BackendError, match="the paddle engine cannot quantise"):
+    with pytest.raises(BackendError, match="quantisation is int8, but the paddle backend"):
         lockstep.train(
             recipe, textures, tmp_path / "run", weights=given, execution=Execution(backend="paddle")
         )

@@ -337,7 +337,7 @@ def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
     failing = tmp_path / "source" / "python"
     failing.write_text("#!/bin/sh\necho some framework broke >&2\nexit 3\n")
     failing.chmod(0o755)
-    monkeypatch.setattr(backends, "interpreter", lambda name: failing)
+    monkeypatch.setattr(backends, "find_interpreter", lambda name: failing)
     with pytest.raises(
         CheckpointError, match=r"torch cannot compute the certificate: some framework broke"
     ):
@@ -422,7 +422,7 @@ def test_a_format_whose_framework_is_missing_is_computed_by_the_reference(
 ) -> None:
     assert certificate.own_engine("NVIDIA Paddle") == "paddle"
     assert certificate.own_engine("ONNX") == "reference"
-    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     assert certificate.own_engine("NVIDIA Paddle") == "reference"
 
 

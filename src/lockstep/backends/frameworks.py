@@ -2,14 +2,31 @@
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lockstep.system import rank_variables
 
 
 @dataclass(frozen=True)
+class Options:
+    """The values that a backend supports, of options that not every backend supports in full.
+
+    A field has the name of a field of `Execution` or `Recipe`, where its values are explained. The
+    defaults here are what every backend supports.
+    """
+
+    distributed: tuple[str, ...] = ("native",)
+    layout: tuple[str, ...] = ("auto", "nhwc")
+    fused: tuple[str, ...] = ("auto", "off")
+    cuda_graph: tuple[str, ...] = ("auto", "off")
+    recompute: tuple[str, ...] = ("off",)
+    all_reduce_precision: tuple[str, ...] = ("fp32",)
+    quantisation: tuple[str, ...] = ("none",)
+
+
+@dataclass(frozen=True)
 class Framework:
-    """One backend, as far as it can be told without its framework."""
+    """One backend, as far as it can be described without importing its framework."""
 
     distributions: tuple[str, ...]
     """Distributions of which one must be installed."""
@@ -18,6 +35,18 @@ class Framework:
     exports: Mapping[str, str] = field(default_factory=dict)
     """Formats that `lockstep export` writes, each with the function of the backend's module
     `export` that writes it."""
+    module: str | None = None
+    """The framework's module, which is imported only in the backend's folder. None: it computes
+    with NumPy."""
+    is_separate: bool = False
+    """Whether it cannot share an environment with the other frameworks."""
+    on_cpu: Options = field(default_factory=Options)
+    """The options that its engine supports on CPUs."""
+    on_gpu: Options | None = None
+    """The options that its engine supports on GPUs. None: it computes on CPUs only."""
+    addresses: str | None = None
+    """The environment variable in which a launcher gives a rank the addresses of other ranks. None:
+    the backend trains in one process only."""
     rank_variables: Mapping[str, str] = field(default_factory=dict)
     """The environment variables of the framework's own launchers, by the usual names: RANK,
     WORLD_SIZE, LOCAL_RANK."""
@@ -33,14 +62,24 @@ class Framework:
     origins: tuple[str, ...] = ()
     """Origins of the weights files that are the framework's own; see
     `lockstep.weights.Weights.origin`."""
-    quantises: bool = False
-    """Whether its engine is a `QuantisingEngine`."""
-    recomputes: bool = False
-    """Whether its engine supports every value of the execution's `recompute`."""
     explains: bool = False
     """Whether its module `explaining` has an `Explainer`, for `lockstep predict --explain`."""
     nvidia_example: str = "PyTorch"
     """Which of NVIDIA's examples names the keys of `lockstep benchmark convert --form dlll`."""
+
+    @property
+    def quantises(self) -> bool:
+        """Whether its engine is a `QuantisingEngine`."""
+        return "int8" in self.on_cpu.quantisation
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether its engine can compute residual blocks again to save memory."""
+        return "blocks" in self.on_cpu.recompute
+
+    def options(self, on_gpu: bool) -> Options:
+        """Return the options that its engine supports on a kind of device."""
+        return self.on_gpu if on_gpu and self.on_gpu is not None else self.on_cpu
 
     def version(self) -> str | None:
         """Return the installed version, without importing it; None if it is missing."""
@@ -59,12 +98,31 @@ _HOROVOD = {
     "LOCAL_WORLD_SIZE": "HOROVOD_LOCAL_SIZE",
 }
 
+_FLOATS = ("fp32", "bf16", "fp16")
+_TENSORFLOW = Options(
+    distributed=("native", "horovod"),
+    recompute=("off", "blocks"),
+    all_reduce_precision=_FLOATS,
+)
+_TORCH = Options(
+    layout=("auto", "nhwc", "nchw"),
+    fused=("auto", "on", "off"),
+    recompute=("off", "blocks"),
+    all_reduce_precision=_FLOATS,
+    quantisation=("none", "int8"),
+)
+
 FRAMEWORKS: dict[str, Framework] = {
     "mxnet": Framework(
         ("mxnet",),
         "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet"
         " && .venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is a separate environment, found next"
         " to this one or by LOCKSTEP_MXNET_PYTHON",
+        module="mxnet",
+        is_separate=True,
+        on_cpu=Options(distributed=("native", "horovod"), layout=("auto", "nchw")),
+        on_gpu=Options(distributed=("native", "horovod"), layout=("auto", "nhwc")),
+        addresses="DMLC_PS_ROOT_URI",
         rank_variables=_HOROVOD,
         slower={"fp16": "10 times"},
         always_emulates=("fp16",),
@@ -74,7 +132,12 @@ FRAMEWORKS: dict[str, Framework] = {
     "paddle": Framework(
         ("paddlepaddle", "paddlepaddle-gpu"),
         "pip install paddlepaddle==3.3.1",
+        module="paddle",
         exports={"paddle-inference": "export"},
+        # On a CPU, gloo adds up Paddle's fp16 as if it were integers.
+        on_cpu=Options(layout=("auto", "nchw"), all_reduce_precision=("fp32", "bf16")),
+        on_gpu=Options(layout=("auto", "nhwc"), all_reduce_precision=_FLOATS),
+        addresses="PADDLE_TRAINER_ENDPOINTS",
         rank_variables={
             "RANK": "PADDLE_TRAINER_ID",
             "WORLD_SIZE": "PADDLE_TRAINERS_NUM",
@@ -86,28 +149,35 @@ FRAMEWORKS: dict[str, Framework] = {
         origins=("NVIDIA Paddle", "PaddleClas", "paddle.vision"),
         nvidia_example="PaddlePaddle",
     ),
-    "reference": Framework(("numpy",), "pip install numpy", quantises=True),
+    "reference": Framework(
+        ("numpy",), "pip install numpy", on_cpu=Options(quantisation=("none", "int8"))
+    ),
     "tensorflow": Framework(
         ("tensorflow", "tensorflow-cpu"),
         "pip install tensorflow==2.21.0",
+        module="tensorflow",
         exports={"savedmodel": "export", "frozen-graph": "export_frozen_graph"},
+        on_cpu=_TENSORFLOW,
+        on_gpu=_TENSORFLOW,
+        addresses="TF_CONFIG",
         rank_variables=_HOROVOD,
         reads_tf_config=True,
         slower={"bf16": "several times"},
         always_emulates=("fp16",),
         origins=("NVIDIA TensorFlow", "TensorFlow", "Keras"),
-        recomputes=True,
         nvidia_example="TensorFlow",
     ),
     "torch": Framework(
         ("torch",),
         "pip install torch==2.13.0",
+        module="torch",
         exports={"torchscript": "export_torchscript", "torch-export": "export_program"},
+        on_cpu=_TORCH,
+        on_gpu=replace(_TORCH, cuda_graph=("auto", "on", "off")),
+        addresses="MASTER_ADDR",
         slower={"bf16": "7 to 16 times", "fp16": "9 times"},
         slower_with_avx_512={"bf16": "5 times"},
         origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision"),
-        quantises=True,
-        recomputes=True,
         explains=True,
     ),
 }

@@ -65,7 +65,7 @@ def work(folder: Path) -> int:
         backend = backends.load(cell.backend)
         return launch_ranks(
             [*LOCKSTEP, "benchmark", "cell", str(folder)],
-            lambda: backend.starting(one_machine(cell.ranks), execution.distributed),
+            lambda: backend.prepare_ranks(one_machine(cell.ranks), execution.distributed),
         )
     if cell.ranks == 1:
         end_with_parent()  # ranks end with their launcher

@@ -196,7 +196,7 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
     lengths = {name: getattr(plan, name) for name in ("iterations", "epochs", "warmup_epochs")}
     entry = cell.fields() | {"status": OK, "reason": None, "remarks": []} | lengths | NOTHING
     if cell.runtime == NATIVE:
-        python = backends.interpreter(cell.backend)
+        python = backends.find_interpreter(cell.backend)
         install = backends.FRAMEWORKS[cell.backend].install
     else:
         row = find_row(cell.runtime)

@@ -160,7 +160,7 @@ def _tried(
     """Take two steps in a new process."""
     task = recipe.replace(global_batch_images=images)
     how = execution.replace(accumulation_steps=parts)
-    python = backends.interpreter(execution.backend) or Path(sys.executable)
+    python = backends.find_interpreter(execution.backend) or Path(sys.executable)
     with tempfile.TemporaryDirectory(prefix="lockstep-find-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         kills = system_kills()

@@ -33,7 +33,7 @@ def command() -> None:
         print(f"{'gpu':<10} {found_gpu[0]}: {multiplies(found_gpu[1])}")
     for name, framework in backends.FRAMEWORKS.items():
         try:
-            python = backends.interpreter(name)
+            python = backends.find_interpreter(name)
         except BackendError as error:
             print(f"{name:<10} {error}")
             continue

@@ -151,7 +151,7 @@ def _machines(
 
     meeting = meeting_of(asked, os.environ)
     if meeting is None:
-        yield lambda: engine.starting(one_machine(processes), distributed), None
+        yield lambda: engine.prepare_ranks(one_machine(processes), distributed), None
         return
     with ExitStack() as stack:
         check = None
@@ -164,7 +164,7 @@ def _machines(
             ssh.end_with_input()
         link, address = stack.enter_context(met(meeting, watch.patience_sec / 2, check))
         yield (
-            lambda: engine.starting(
+            lambda: engine.prepare_ranks(
                 agree(link, meeting, address, processes, arguments), distributed
             ),
             link,

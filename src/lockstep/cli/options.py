@@ -165,7 +165,7 @@ def go_where_installed(backend: str) -> None:
     framework = backends.FRAMEWORKS.get(backend)
     if framework is None or framework.version() is not None or has_moved():
         return
-    python = backends.interpreter(backend)
+    python = backends.find_interpreter(backend)
     if python is None:
         return
     if subprocess.run(

@@ -83,7 +83,7 @@ def launch_ranks(
     """Run this Python with these arguments as this machine's ranks; return the exit code (see
     `code_of_ranks`).
 
-    `starting` comes from the engine (`Backend.starting`). `link` are the other machines, whose
+    `starting` comes from the engine (`Backend.prepare_ranks`). `link` are the other machines, whose
     ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank
     fails or hangs, the others are asked to stop, and killed if they do not. Then all are started
     again, at most `watch.restarts` times (`lockstep.launch.watching`).

@@ -75,7 +75,7 @@ def _check_start(
     """Return the weights to start from, on rank 0. Raises an error if this recipe cannot run so."""
     check_shares(recipe, world.ranks * execution.accumulation_steps)
     check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
-    backends.refuse_quantisation(recipe, execution.backend)
+    backends.check_options(execution.backend, recipe, on_gpu=world.on_gpu)
     return fit_start(source, recipe, out) if world.rank == 0 else None
 
 

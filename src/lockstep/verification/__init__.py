@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.backends import FRAMEWORKS, interpreter, load
+from lockstep.backends import FRAMEWORKS, find_interpreter, load
 from lockstep.recipes import Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -81,7 +81,7 @@ def _interpreters(names: Sequence[str] | None) -> dict[str, Path]:
     ]
     pythons: dict[str, Path] = {}
     for name in (REFERENCE, *asked):
-        python = interpreter(name) if name in FRAMEWORKS else None
+        python = find_interpreter(name) if name in FRAMEWORKS else None
         if python is not None:
             pythons[name] = python
         elif names is not None:

@@ -200,14 +200,14 @@ def own_engine(origin: str) -> str:
     """Return the engine of the framework that weights of an origin belong to, if it is installed;
     else the reference."""
     for name, framework in backends.FRAMEWORKS.items():
-        if origin in framework.origins and backends.interpreter(name) is not None:
+        if origin in framework.origins and backends.find_interpreter(name) is not None:
             return name
     return REFERENCE
 
 
 def _run(folder: Path, engine: str, parts: list[str]) -> str:
     """Compute the logits of some weights, and return the version of the engine's framework."""
-    python = backends.interpreter(engine) or Path(sys.executable)
+    python = backends.find_interpreter(engine) or Path(sys.executable)
     command: list[str | Path] = [
         python,
         "-P",

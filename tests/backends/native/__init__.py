@@ -1,41 +1,43 @@
 """What the suite needs of a framework itself: a module for each, with the same names in it.
 
-FRAMEWORK       the module that Python imports; None: there is none LOGITS          dtype of the
-logits of a loaded module ANY_SIZE        whether a loaded module with SAME padding takes images of
-any size, and not only of the recipe's `eval_crop` ADVICE          a pattern of what the engine
-advises where its framework finds no GPU REASON          what the framework says then, for the
-memory of the host STEP            an engine's attribute that is called in every step BATCH
-what the engine calls 16 images that do not fit into memory; MXNet does not know how many they were
-images          float32 [N, H, W, 3], normalised, as a loaded module takes them array           what
-a loaded module returns, as an array exhausted       a function to call instead of STEP: it fails as
-the framework does when memory is short
+| name | what it is |
+|---|---|
+| COMPILE | whether engines are compiled if a test does not choose: where a graph is built quickly |
+| COMPILES_QUICKLY | whether compiling a tiny model takes a second at most |
+| LOGITS | dtype of the logits of a loaded module |
+| ANY_SIZE | whether a loaded module with SAME padding takes images of any size |
+| BORROWS | whether the engine borrows the memory of lent images on a CPU |
+| REASON | what the framework reports if the host lacks memory |
+| STEP | an engine's attribute that is called in every step |
+| BATCH | the message's words for 16 images that do not fit into memory |
+| find_obstacle | why the engine cannot compute in a precision on this processor; None if it can |
+| images | float32 [N, H, W, 3], normalised, as a loaded module takes them |
+| array | what a loaded module returns, as an array |
+| exhaust_host | to call instead of STEP: fails as the framework does if the host lacks memory |
 
-and, except for the reference:
+If the backend's row has a module:
 
-full            the same for the memory of a GPU FULL            what the framework says then
-trained         names of the tensors of a loaded module that the framework trains gradients
-gradients, by such a tensor, of the sum of the squares of a loaded module's logits set_gpus
-make the framework find a number of GPUs loss_scale      the engine's loss scale stepped
-weights of 1 after a step of plain descent at a rate of 0.5, by gradients multiplied by the loss
-scale
+| name | what it is |
+|---|---|
+| ADVICE | a pattern of the advice where the framework finds no GPU |
+| FULL | what the framework reports if a GPU lacks memory |
+| WEIGHTS | a target of `lockstep convert` that is the framework's own format, and a file's name |
+| LAST_RANK | variables of the last rank in `test_starting` |
+| exhaust_gpu | to call instead of STEP: fails as the framework does if a GPU lacks memory |
+| find_trained | names of the tensors of a loaded module that the framework trains |
+| gradients | by such a tensor: gradients of the sum of the squares of a loaded module's logits |
+| set_gpus | makes the framework find a number of GPUs |
+| loss_scale | the engine's loss scale |
+| take_step | weights of 1 after a step of plain descent at a rate of 0.5, by scaled gradients |
 
-and, where the framework has switches for TensorFloat-32 that are there without a GPU:
-
-tensorfloat     the values of the switches
-set_tensorfloat set the switches
+If the framework has switches for TensorFloat-32 without a GPU: `tensorfloat` returns them and
+`set_tensorfloat` sets them.
 """
 
 import importlib
 from types import ModuleType
 
-from lockstep.backends import Backend
 
-
-def name_of(backend: Backend) -> str:
-    """Return the name by which a backend is loaded."""
-    return getattr(backend, "__name__", "").rpartition(".")[2]
-
-
-def of(backend: Backend) -> ModuleType:
+def find(name: str) -> ModuleType:
     """Return the module of this folder for a backend."""
-    return importlib.import_module(f"tests.backends.native.{name_of(backend)}")
+    return importlib.import_module(f"tests.backends.native.{name}")

@@ -4,15 +4,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends.mxnet.loss_scale import (
-    LossScale,
-)  # first, because it sets the number of threads
+# First, because it sets the number of threads
+from lockstep.backends.mxnet.loss_scale import LossScale
 from lockstep.recipes import Recipe
+from lockstep.system.machine import arithmetic
 
 # isort: split
 import mxnet as mx
 
-FRAMEWORK = "mxnet"
+COMPILE = "on"
+COMPILES_QUICKLY = True
+BORROWS = False
+WEIGHTS = ("nvidia-mxnet", "a")
 LOGITS = np.float32
 ANY_SIZE = False
 ADVICE = "mxnet-cu112"
@@ -20,6 +23,24 @@ REASON = "Failed to allocate CPU Memory"
 FULL = "cudaMalloc failed: out of memory"
 STEP = "_forward_and_back"
 BATCH = "a step"
+LAST_RANK = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "10.0.0.1",
+    "DMLC_PS_ROOT_PORT": "13",
+    "DMLC_NODE_HOST": "10.0.0.2",
+    "DMLC_USE_KUBERNETES": "0",
+    "DMLC_LOCAL": "0",
+    "DMLC_NUM_WORKER": "4",
+    "DMLC_NUM_SERVER": "1",
+    "LOCKSTEP_HOSTS_ADDRESS": "10.0.0.1:14",
+    "LOCKSTEP_HOSTS_KEY": "a secret of this start",
+}
+
+
+def find_obstacle(precision: str) -> str | None:
+    if precision == "bf16" and "AVX-512" not in arithmetic().extensions:
+        return "MXNet computes in bf16 only on processors with AVX-512"
+    return None
 
 
 def images(normalised: np.ndarray) -> Any:
@@ -30,16 +51,16 @@ def array(logits: Any) -> np.ndarray:
     return logits.asnumpy()
 
 
-def exhausted(*_: object) -> Any:
+def exhaust_host(*_: object) -> Any:
     # MXNet refuses an array of more than 2**31 values for another reason.
     raise mx.MXNetError("Traceback:\n  Failed to allocate CPU Memory")
 
 
-def full(*_: object) -> Any:
+def exhaust_gpu(*_: object) -> Any:
     raise mx.MXNetError(f"Traceback:\n  {FULL}")
 
 
-def trained(module: Any) -> set[str]:
+def find_trained(module: Any) -> set[str]:
     return {
         name for name, parameter in module.collect_params().items() if parameter.grad_req != "null"
     }
@@ -65,7 +86,7 @@ def loss_scale(recipe: Recipe) -> LossScale:
     return LossScale(recipe, mx.cpu())
 
 
-def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
     """Take the step as the engine does, which divides by a scale that does not adapt itself."""
     gradient = mx.nd.array(np.concatenate(gradients))
     unscaled = scale.step(gradient)[0] if scale.is_dynamic else gradient / scale.fixed

@@ -3,16 +3,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends.paddle.loss_scale import (
-    LossScale,
-)  # first, because it suppresses Paddle's greetings
+# First, because it suppresses Paddle's greetings
+from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.recipes import Recipe
 
 # isort: split
 import paddle
 
-FRAMEWORK = "paddle"
+COMPILE = "off"
+COMPILES_QUICKLY = True
+BORROWS = True
+WEIGHTS = ("nvidia-paddle", "a")
 LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "paddlepaddle-gpu"
@@ -20,6 +22,17 @@ REASON = "Fail to alloc memory"
 FULL = "Out of memory error on GPU 0. Cannot allocate 20.0GB memory on GPU 0"
 STEP = "_gradients_of_part"
 BATCH = "16 images"
+LAST_RANK = {
+    "PADDLE_MASTER": "10.0.0.1:13",
+    "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:11,10.0.0.1:12,10.0.0.2:21,10.0.0.2:22",
+    "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:22",
+    "PADDLE_TRAINERS_NUM": "4",
+    "PADDLE_TRAINER_ID": "3",
+}
+
+
+def find_obstacle(precision: str) -> str | None:
+    return None
 
 
 class OfTwo(PaddleWorld):
@@ -40,18 +53,18 @@ def array(logits: Any) -> np.ndarray:
     return logits.numpy()
 
 
-def exhausted(*_: object) -> Any:
+def exhaust_host(*_: object) -> Any:
     return paddle.empty([2**50])
 
 
-def full(*_: object) -> Any:
+def exhaust_gpu(*_: object) -> Any:
     raise MemoryError(
         f"\n\nResourceExhaustedError: \n\n{FULL}, 70.0GB memory has been allocated.\n\nPlease check"
         " it.\n"
     )
 
 
-def trained(module: Any) -> set[str]:
+def find_trained(module: Any) -> set[str]:
     return {name for name, parameter in module.named_parameters() if not parameter.stop_gradient}
 
 
@@ -73,7 +86,7 @@ def loss_scale(recipe: Recipe) -> LossScale:
     return LossScale(recipe)
 
 
-def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
     unscaled, _ = scale.step(paddle.to_tensor(np.concatenate(gradients).astype(np.float32)))
     ends = np.cumsum([len(gradient) for gradient in gradients])
     return [part.tolist() for part in np.split(1 - 0.5 * unscaled.numpy(), ends[:-1])]

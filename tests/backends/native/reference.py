@@ -1,12 +1,17 @@
 import numpy as np
 
-FRAMEWORK = None
+COMPILE = "off"
+COMPILES_QUICKLY = True
+BORROWS = False
 LOGITS = np.float64
 ANY_SIZE = True
-ADVICE = ""
 REASON = "Unable to allocate"
 STEP = "_gradients"
 BATCH = "16 images"
+
+
+def find_obstacle(precision: str) -> str | None:
+    return None
 
 
 def images(normalised: np.ndarray) -> np.ndarray:
@@ -17,5 +22,5 @@ def array(logits: np.ndarray) -> np.ndarray:
     return logits
 
 
-def exhausted(*_: object) -> np.ndarray:
+def exhaust_host(*_: object) -> np.ndarray:
     return np.empty(2**50)

@@ -1,18 +1,22 @@
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.backends.tensorflow.loss_scale import (
-    LossScale,
-)  # first, because it suppresses TensorFlow's greetings
+# First, because it suppresses TensorFlow's greetings
+from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.recipes import Recipe
+from lockstep.system.machine import arithmetic
 
 # isort: split
 import tensorflow as tf
 
-FRAMEWORK = "tensorflow"
+COMPILE = "off"
+COMPILES_QUICKLY = False
+BORROWS = False
+WEIGHTS = ("nvidia-tensorflow", "a")
 LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "TF_CPP_MIN_LOG_LEVEL=0"
@@ -20,6 +24,24 @@ REASON = "OOM when allocating"
 FULL = "OOM when allocating tensor with shape[64,112,112] and type float on GPU:0"
 STEP = "_train_step"
 BATCH = "16 images"
+LAST_RANK = {
+    "TF_CONFIG": json.dumps(
+        {
+            "cluster": {"worker": ["10.0.0.1:11", "10.0.0.1:12", "10.0.0.2:21", "10.0.0.2:22"]},
+            "task": {"type": "worker", "index": 3},
+        }
+    )
+}
+
+
+def find_obstacle(precision: str) -> str | None:
+    processor = arithmetic()
+    if precision == "bf16" and processor.limit and "AVX-512" not in processor.extensions:
+        return (
+            f"TensorFlow asks oneDNN for what {processor.limit} forbids it; without that limit it"
+            " computes bf16 itself"
+        )
+    return None
 
 
 class OfTwo(TensorflowWorld):
@@ -41,20 +63,20 @@ def array(logits: Any) -> np.ndarray:
     return logits.numpy()
 
 
-def exhausted(*_: object) -> Any:
+def exhaust_host(*_: object) -> Any:
     # TensorFlow would ask for memory again for ten seconds.
     raise tf.errors.ResourceExhaustedError(
         None, None, "OOM when allocating tensor with shape[64,112,112]\nand much more"
     )
 
 
-def full(*_: object) -> Any:
+def exhaust_gpu(*_: object) -> Any:
     raise tf.errors.ResourceExhaustedError(
         None, None, f"{FULL} by allocator GPU_0_bfc\nand much more"
     )
 
 
-def trained(module: Any) -> set[str]:
+def find_trained(module: Any) -> set[str]:
     return {variable.name.removesuffix(":0") for variable in module.trainable_variables}
 
 
@@ -81,7 +103,7 @@ def loss_scale(recipe: Recipe) -> LossScale:
     return LossScale(recipe)
 
 
-def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
     unscaled, _ = scale.step(
         {str(number): tf.constant(gradient) for number, gradient in enumerate(gradients)}
     )

@@ -5,7 +5,10 @@ import torch
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.recipes import Recipe
 
-FRAMEWORK = "torch"
+COMPILE = "off"
+COMPILES_QUICKLY = False
+BORROWS = True
+WEIGHTS = ("nvidia-pytorch", "a.pth")
 LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "doctor"
@@ -13,6 +16,11 @@ REASON = "can't allocate memory"
 FULL = "Tried to allocate 20 GiB"
 STEP = "_loss"
 BATCH = "16 images"
+LAST_RANK = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "13"}
+
+
+def find_obstacle(precision: str) -> str | None:
+    return None
 
 
 def images(normalised: np.ndarray) -> torch.Tensor:
@@ -23,15 +31,15 @@ def array(logits: torch.Tensor) -> np.ndarray:
     return logits.detach().numpy()
 
 
-def exhausted(*_: object) -> torch.Tensor:
+def exhaust_host(*_: object) -> torch.Tensor:
     return torch.empty(2**50)
 
 
-def full(*_: object) -> torch.Tensor:
+def exhaust_gpu(*_: object) -> torch.Tensor:
     raise torch.OutOfMemoryError(f"CUDA out of memory. {FULL}.")
 
 
-def trained(module: torch.nn.Module) -> set[str]:
+def find_trained(module: torch.nn.Module) -> set[str]:
     return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
@@ -53,7 +61,7 @@ def loss_scale(recipe: Recipe) -> LossScale:
     return LossScale(recipe, torch.device("cpu"))
 
 
-def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
     """Take the step with `torch.optim.SGD`, which divides by the scale itself and skips the step on
     an overflow."""
     weights = [torch.ones(len(gradient), requires_grad=True) for gradient in gradients]

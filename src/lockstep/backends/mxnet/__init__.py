@@ -1,37 +1,24 @@
 """MXNet, which is retired and needs a separate environment. The functions of
 `lockstep.backends.Backend`."""
 
-from lockstep.backends.mxnet import loading  # noqa: F401, I001 - before all modules that import MXNet
+from lockstep.backends.mxnet import loading  # before all modules that import the framework
 
+# isort: split
 import os
 
 import numpy as np
 
-from lockstep.backends import refuse_quantisation
 from lockstep.backends.mxnet.engine import MxnetEngine
+from lockstep.backends.mxnet.launching import prepare_ranks
 from lockstep.backends.mxnet.measuring import libraries, products
 from lockstep.backends.mxnet.module import load_module
 from lockstep.backends.mxnet.tracing import profile
-from lockstep.backends.mxnet.launching import starting
 from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
-from lockstep.backends.shared.joining import join
-
-__all__ = [
-    "devices",
-    "engine",
-    "libraries",
-    "load_module",
-    "products",
-    "profile",
-    "starting",
-    "world",
-]
 
 
 def world(execution: Execution) -> MxnetWorld:
     """Join the process group and choose the device."""
-    join("mxnet", starting, execution.distributed, "DMLC_PS_ROOT_URI")
     if execution.distributed == "horovod":
         from lockstep.backends.mxnet.horovod_world import HorovodWorld
 
@@ -43,5 +30,4 @@ def engine(
     recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution
 ) -> MxnetEngine:
     """Build the recipe's model and its compiled step."""
-    refuse_quantisation(recipe, "mxnet")
     return MxnetEngine(recipe, learning_rates, world, execution)

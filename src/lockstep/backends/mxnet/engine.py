@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends import Interval, refuse_exchange
+from lockstep.backends import Interval
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
@@ -76,7 +76,6 @@ class MxnetEngine:
             raise BackendError(
                 "a static graph has no batch norm over all ranks; leave compile at auto"
             )
-        refuse_exchange(execution.all_reduce_precision, "fp32")
         _configure(recipe, execution, world)
         self._layout = layout = Layout(recipe)
         self._values, self._velocity = self._zeros(layout.size), self._zeros(layout.trained)
@@ -325,7 +324,7 @@ class MxnetEngine:
         """Wait for the steps and return their results over all ranks."""
         table, finished_at = self._waited_for(handle.result)
         loss_scale = float(table[-1, 4]) if len(table) else float(self._scale.value.asscalar())
-        return Interval.of_table(handle.first, table, loss_scale, finished_at)
+        return Interval.from_table(handle.first, table, loss_scale, finished_at)
 
     def _waited_for(self, result: "Future[Result]") -> Result:
         with self._explained():

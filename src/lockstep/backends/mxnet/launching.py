@@ -14,7 +14,7 @@ from lockstep.system.ranks import OF_NETWORKS
 
 
 @contextmanager
-def starting(table: Table, distributed: str) -> Iterator[Start]:
+def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
     """Yield how this machine's ranks are started. Node 0 runs the scheduler and the server of all
     of them."""
     if distributed == "horovod":

@@ -11,13 +11,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from lockstep.backends import (
-    HostQuestions,
-    refuse_cuda_graph,
-    refuse_fused,
-    refuse_layout,
-    refuse_recompute,
-)
+from lockstep.backends import HostQuestions
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.shared.device import chosen_gpu
@@ -38,10 +32,6 @@ class MxnetWorld(HostQuestions):
     def __init__(self, execution: Execution) -> None:
         self.context = _context(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.on_gpu = self.context.device_type == "gpu"
-        refuse_fused(execution.fused)
-        refuse_layout(execution.layout, "nhwc" if self.on_gpu else "nchw")
-        refuse_cuda_graph(execution.cuda_graph)
-        refuse_recompute(execution.recompute)
         self.device = _name(self.context)
 
     @property

@@ -17,7 +17,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from lockstep.backends import Interval, refuse_exchange
+from lockstep.backends import Interval
 from lockstep.backends.paddle.lending import Borrower
 from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import COMPUTED_IN, Pass
@@ -72,10 +72,6 @@ class PaddleEngine:
         self._parts = execution.accumulation_steps
         self._all_reduce_mb = execution.all_reduce_mb
         self._done = 0
-        # On a CPU, gloo adds up Paddle's fp16 as if it were integers.
-        refuse_exchange(
-            execution.all_reduce_precision, *(["fp16"] if world.on_gpu else []), "bf16", "fp32"
-        )
         self._sent = COMPUTED_IN.get(execution.all_reduce_precision, "float32")
         _configure(recipe, execution, world)
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
@@ -304,7 +300,7 @@ class PaddleEngine:
         finished_at = handle.enqueued_at if handle.done is None else time.perf_counter()
         table = handle.table.numpy()
         loss_scale = float(table[-1, 4]) if len(table) else self._scale.value.item()
-        return Interval.of_table(handle.first, table, loss_scale, finished_at)
+        return Interval.from_table(handle.first, table, loss_scale, finished_at)
 
     # Inference
 

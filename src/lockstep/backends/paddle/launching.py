@@ -4,20 +4,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.backends import refuse_horovod
 from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
 
 
 @contextmanager
-def starting(table: Table, distributed: str) -> Iterator[Start]:
+def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
     """Yield how this machine's ranks are started. Each gets the addresses of all, as from Paddle's
     own launcher.
 
     Paddle's own launcher is not used: it writes the ranks' output to files and passes on only
     SIGTERM.
     """
-    refuse_horovod(distributed)
     yield Start(table, lambda local_rank: trainer(table, local_rank))
 
 

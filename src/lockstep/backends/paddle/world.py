@@ -8,14 +8,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from lockstep.backends import (
-    HostQuestions,
-    refuse_cuda_graph,
-    refuse_fused,
-    refuse_horovod,
-    refuse_layout,
-    refuse_recompute,
-)
+from lockstep.backends import HostQuestions
 from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import silenced
@@ -33,14 +26,9 @@ class PaddleWorld(HostQuestions):
     a single one."""
 
     def __init__(self, execution: Execution) -> None:
-        refuse_horovod(execution.distributed)
         self.rank = int(os.environ.get("RANK", "0"))
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
-        refuse_fused(execution.fused)
-        refuse_layout(execution.layout, "nhwc" if self.on_gpu else "nchw")
-        refuse_cuda_graph(execution.cuda_graph)
-        refuse_recompute(execution.recompute)
         self.device = _device_name(paddle.get_device())
         self._host_group: Any = None
         if self.ranks > 1:

@@ -15,14 +15,14 @@ from lockstep.launch.nodes import Start, Table
 from lockstep.launch.rendezvous import MEET_SEC, agree, met
 from lockstep.system.ranks import listen_address
 
-Starting = Callable[[Table, str], AbstractContextManager[Start]]
-"""The function `starting` of a backend."""
+PrepareRanks = Callable[[Table, str], AbstractContextManager[Start]]
+"""The function `prepare_ranks` of a backend."""
 
 _while_running = ExitStack()
 atexit.register(_while_running.close)
 
 
-def join(backend: str, starting: Starting, distributed: str, addresses: str) -> None:
+def join(backend: str, prepare_ranks: PrepareRanks, distributed: str, addresses: str) -> None:
     """Name this rank. If it is one of several that do not know each other's addresses, let them
     meet and set the variables.
 
@@ -43,7 +43,7 @@ def join(backend: str, starting: Starting, distributed: str, addresses: str) -> 
         return
     with met(meeting, MEET_SEC) as (link, address):
         table = agree(link, meeting, address, 1, [])
-    start = _while_running.enter_context(starting(table, distributed))
+    start = _while_running.enter_context(prepare_ranks(table, distributed))
     os.environ.update(
         {name: value for name, value in table.variables(0).items() if name not in os.environ}
     )

@@ -335,7 +335,7 @@ class TensorflowEngine:
         """Wait for the steps and return their results over all ranks."""
         table, finished_at = handle.result.result()
         loss_scale = float(table[-1, 4]) if len(table) else float(self._scale.value)
-        return Interval.of_table(handle.first, table, loss_scale, finished_at)
+        return Interval.from_table(handle.first, table, loss_scale, finished_at)
 
     # Inference
 

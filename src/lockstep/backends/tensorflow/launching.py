@@ -11,7 +11,7 @@ from lockstep.system.machine import cores
 
 
 @contextmanager
-def starting(table: Table, distributed: str) -> Iterator[Start]:
+def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
     """Yield how this machine's ranks are started. TensorFlow has no launcher: a worker finds the
     others in TF_CONFIG."""
     if distributed == "horovod":

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends import HostQuestions, refuse_cuda_graph, refuse_fused, refuse_layout
+from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import keeping_sigterm
 from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
@@ -28,9 +28,6 @@ class TensorflowWorld(HostQuestions):
 
     def __init__(self, execution: Execution) -> None:
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
-        refuse_fused(execution.fused)
-        refuse_layout(execution.layout, "nhwc")
-        refuse_cuda_graph(execution.cuda_graph)
         self.device = devices()[0]
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:

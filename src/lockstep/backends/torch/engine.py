@@ -29,7 +29,7 @@ from lockstep.backends.torch.inputs import Inputs
 from lockstep.backends.torch.kernels import wanted
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.quantisation import largest_inputs, set_scales
-from lockstep.backends.torch.step_graph import Capturer, StepGraph, capturer_of
+from lockstep.backends.torch.step_graph import Capturer, StepGraph, make_capturer
 from lockstep.backends.torch.updating import Update
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
@@ -85,7 +85,7 @@ class TorchEngine:
         self._scale = self._update.scale
         self._velocity = self._update.velocity
         self._ema = self._update.ema
-        capturer = capturer or capturer_of(execution, world)
+        capturer = capturer or make_capturer(execution, world)
         self._graph = StepGraph(self._compute, capturer, self._update.finish_capture)
         self._inputs = Inputs(self._device)
         self._end_times = EndTimes()
@@ -212,7 +212,7 @@ class TorchEngine:
         finished_at = handle.enqueued_at
         if handle.done is not None:
             finished_at = self._end_times.wait(handle.done)
-        return Interval.of_table(
+        return Interval.from_table(
             handle.first, handle.sums.numpy(), float(handle.loss_scale), finished_at
         )
 

@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.backends import refuse_horovod
 from lockstep.backends.torch.world import STORE
 from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
 
 
 @contextmanager
-def starting(table: Table, distributed: str) -> Iterator[Start]:
+def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
     """Yield how this machine's ranks are started. On one machine they meet through a file, on
     several at rank 0.
 
     torchrun is not used: its rendezvous listens on all interfaces and unpickles what it receives.
     """
-    refuse_horovod(distributed)
     threads = {
         "OMP_NUM_THREADS": os.environ.get(
             "OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1))

@@ -81,22 +81,21 @@ class CudaCapturer:
         torch.cuda.synchronize(self._device)
 
 
-def capturer_of(execution: Execution, world: TorchWorld) -> CudaCapturer | None:
+def make_capturer(execution: Execution, world: TorchWorld) -> CudaCapturer | None:
     """Return what captures the steps of an execution; None if they are not captured.
 
-    Raises `BackendError` if `cuda_graph` is "on" where steps cannot be captured.
+    Raises `BackendError` if `cuda_graph` is "on" with several ranks: their gradients are exchanged
+    by threads of DistributedDataParallel, whose bookkeeping a graph would leave out.
     """
-    asked = execution.cuda_graph
-    # Gradients are exchanged by threads of DistributedDataParallel, whose bookkeeping a graph would
-    # leave out.
-    reason = "" if world.on_gpu else "the device is a CPU"
-    reason = reason or ("gradients are added up over several ranks" if world.ranks > 1 else "")
-    if asked == "on" and reason:
+    if execution.cuda_graph == "on" and world.ranks > 1:
         raise BackendError(
-            f"cuda_graph is on, but {reason}; leave out cuda_graph, or use --set cuda_graph=off"
+            "cuda_graph is on, but gradients are added up over several ranks; leave out cuda_graph,"
+            " or use --set cuda_graph=off"
         )
-    is_wanted = asked == "on" or (asked == "auto" and AUTO)
-    return CudaCapturer(world.torch_device) if is_wanted and not reason else None
+    is_wanted = execution.cuda_graph == "on" or (execution.cuda_graph == "auto" and AUTO)
+    if is_wanted and world.on_gpu and world.ranks == 1:
+        return CudaCapturer(world.torch_device)
+    return None
 
 
 class StepGraph:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch.distributed.rendezvous import rendezvous
 
-from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.launch.nodes import address_towards, interface_between
@@ -29,7 +29,6 @@ class TorchWorld(HostQuestions):
     """This process: one of those of `lockstep launch` or `torchrun`, or a single one."""
 
     def __init__(self, execution: Execution) -> None:
-        refuse_horovod(execution.distributed)
         self.rank = int(os.environ.get("RANK", "0"))
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.torch_device = _device(execution, int(os.environ.get("LOCAL_RANK", "0")))
@@ -214,6 +213,12 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
+
+
+def devices() -> list[str]:
+    """Return the devices that PyTorch sees."""
+    gpus = [device_name(torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
+    return [*gpus, device_name(torch.device("cpu"))]
 
 
 STORE = "LOCKSTEP_TORCH_STORE"
