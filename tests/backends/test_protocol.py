@@ -32,7 +32,7 @@ IMPORT_THE_CORE = (
 import importlib, importlib.util, sys
 from pathlib import Path
 import lockstep
-serves = all(map(importlib.util.find_spec, ("fastapi", "uvicorn", "prometheus_client", "python_multipart")))
+serves = all(map(importlib.util.find_spec, ("starlette", "uvicorn", "prometheus_client", "python_multipart")))
 root = Path(lockstep.__file__).parent
 for file in root.rglob("*.py"):
     parts = file.relative_to(root.parent).with_suffix("").parts

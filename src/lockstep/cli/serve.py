@@ -47,7 +47,7 @@ def command(
         int, typer.Option(help="Largest batch, and most images of a request.", min=1)
     ] = 32,
     max_wait_ms: Annotated[
-        float, typer.Option(help="Longest wait of a batch for images on their way.", min=0)
+        float, typer.Option(help="Longest wait of a batch for images in progress.", min=0)
     ] = 2.0,
     max_queue: Annotated[
         int, typer.Option(help="Most images in the server at once; others get 429.", min=1)
@@ -63,7 +63,7 @@ def command(
         float, typer.Option(help="Time to send a body, and to wait for its result.", min=1)
     ] = 30.0,
     drain_sec: Annotated[
-        float, typer.Option(help="Time to go on, not ready, after a signal to stop.", min=0)
+        float, typer.Option(help="Time to accept requests after a signal to stop.", min=0)
     ] = 1.0,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Leave requests that succeed out of the log.")
@@ -79,8 +79,8 @@ def command(
 ) -> None:
     """Serve a model over HTTP, with a page.
 
-    Takes images at /predict, and requests of Triton's clients (docs/serve.md). Ends at SIGTERM or
-    Ctrl-C, with exit code 0 when all taken requests are answered.
+    Takes images at /predict, and requests of Triton's clients (docs/serve.md). On SIGTERM or
+    Ctrl-C, finishes accepted requests and exits with code 0.
     """
     from lockstep import serve
     from lockstep.inference.serving import Limits

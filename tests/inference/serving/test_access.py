@@ -2,12 +2,12 @@
 
 import pytest
 
-from lockstep.inference.serving.access import Access, access_for, is_loopback, name_of
+from lockstep.inference.serving.access import Access, get_host_name, is_loopback, make_access
 from lockstep.system.errors import UserError
 from tests.inference.serving.cases import TOKEN
 
-LOCAL = access_for("127.0.0.1", "127.0.0.1", None, no_token=False)
-SECRET = access_for("0.0.0.0", "0.0.0.0", TOKEN, no_token=False)
+LOCAL = make_access("127.0.0.1", "127.0.0.1", None, no_token=False)
+SECRET = make_access("0.0.0.0", "0.0.0.0", TOKEN, no_token=False)
 
 
 def status(
@@ -16,7 +16,7 @@ def status(
     given = {
         name.replace("_", "-").encode(): value.encode("latin-1") for name, value in headers.items()
     }
-    found = access.refusal(method, path, given)
+    found = access.find_refusal(method, path, given)
     return None if found is None else found[0]
 
 
@@ -37,7 +37,7 @@ def test_other_names_are_refused_on_loopback(host: str) -> None:
 
 
 def test_a_name_that_was_given_is_allowed() -> None:
-    access = access_for("127.0.0.1", "127.0.0.1", None, no_token=False, hosts=["api.example"])
+    access = make_access("127.0.0.1", "127.0.0.1", None, no_token=False, hosts=["api.example"])
     assert [
         status(access, host=host)
         for host in ("api.example", "API.example:443", "localhost", "www.example")
@@ -47,7 +47,7 @@ def test_a_name_that_was_given_is_allowed() -> None:
         None,
         403,
     ]
-    public = access_for("0.0.0.0", "0.0.0.0", TOKEN, no_token=False, hosts=["api.example"])
+    public = make_access("0.0.0.0", "0.0.0.0", TOKEN, no_token=False, hosts=["api.example"])
     assert status(public, host="localhost", authorization=f"Bearer {TOKEN}") == 403
 
 
@@ -102,16 +102,16 @@ def test_the_page_and_health_need_no_token() -> None:
 )
 def test_a_token_that_can_be_guessed_or_sent_wrong_is_refused(token: str) -> None:
     with pytest.raises(UserError, match="the token has"):
-        access_for("127.0.0.1", "127.0.0.1", token, no_token=False)
+        make_access("127.0.0.1", "127.0.0.1", token, no_token=False)
 
 
 def test_another_address_needs_a_token_or_the_users_word() -> None:
     with pytest.raises(
         UserError, match=r"everyone who reaches 0\.0\.0\.0 could use this server; expected a token"
     ):
-        access_for("0.0.0.0", "0.0.0.0", None, no_token=False)
-    assert access_for("0.0.0.0", "0.0.0.0", None, no_token=True) == Access(None, None)
-    assert access_for("::1", "::1", None, no_token=False).hosts is not None
+        make_access("0.0.0.0", "0.0.0.0", None, no_token=False)
+    assert make_access("0.0.0.0", "0.0.0.0", None, no_token=True) == Access(None, None)
+    assert make_access("::1", "::1", None, no_token=False).hosts is not None
 
 
 def test_addresses_and_names() -> None:
@@ -121,7 +121,7 @@ def test_addresses_and_names() -> None:
         *(True, True, True),
         *(False, False, False),
     ]
-    assert [name_of(each) for each in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == [
+    assert [get_host_name(each) for each in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == [
         "a",
         "::1",
         "::1",

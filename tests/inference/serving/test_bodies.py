@@ -13,7 +13,7 @@ from lockstep.inference.serving.limits import Limits
 def test_a_body_that_gives_way_as_its_last_bytes_come_is_refused() -> None:
     async def read() -> None:
         bodies = Bodies(Limits())
-        with bodies.held() as reading:
+        with bodies.hold() as reading:
 
             async def receive() -> Message:
                 reading.drop()

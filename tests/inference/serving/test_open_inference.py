@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from lockstep.inference.serving import open_inference as oip
 from lockstep.inference.serving.open_inference import (
-    Asked,
     BadRequest,
+    InferRequest,
     Output,
     Shapes,
-    answer,
-    request,
+    encode_answer,
+    parse_request,
 )
 from tests.inference.serving.cases import noise
 
 SHAPES = Shapes(logits=3, most_images=4)
 IMAGES = noise(2, 2)
-DEFAULT = (Output("classes", False), Output("probabilities", False))
+IN_TEXT = (Output("classes", False), Output("probabilities", False))
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -36,40 +36,42 @@ def body(**changes: Any) -> dict[str, Any]:
     return {"inputs": [tensor | changes.pop("tensor", {})], **changes}
 
 
-def read(value: Any, binary: bytes | None = None) -> Asked:
+def read(value: Any, binary: bytes | None = None) -> InferRequest:
     text = json.dumps(value).encode()
-    return (
-        request(text, None, SHAPES) if binary is None else request(text + binary, len(text), SHAPES)
-    )
+    if binary is None:
+        return parse_request(text, None, SHAPES)
+    return parse_request(text + binary, len(text), SHAPES)
 
 
-def in_binary(size: int, **changes: Any) -> dict[str, Any]:
+def body_in_binary(size: int, **changes: Any) -> dict[str, Any]:
     value = body(tensor={"parameters": {"binary_data_size": size}} | changes)
     del value["inputs"][0]["data"]
     return value
 
 
-def encoded(*files: bytes) -> bytes:
-    return b"".join(struct.pack("<I", len(each)) + each for each in files)
+def encode_files(*files: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(file)) + file for file in files)
 
 
 def test_the_same_images_as_a_flat_list_nested_lists_and_bytes() -> None:
     nested = body(tensor={"data": IMAGES.tolist()})
-    for found in (read(body(id="7")), read(nested), read(in_binary(24), IMAGES.tobytes())):
-        assert found.images is not None
-        assert found.images.dtype == np.uint8
-        np.testing.assert_array_equal(found.images, IMAGES)
-        assert found.outputs == DEFAULT
-        assert len(found) == 2
+    binary = read(body_in_binary(24), IMAGES.tobytes())
+    for request in (read(body(id="7")), read(nested), binary):
+        assert request.images is not None
+        assert request.images.dtype == np.uint8
+        np.testing.assert_array_equal(request.images, IMAGES)
+        assert request.outputs == IN_TEXT
+        assert len(request) == 2
     assert read(body(id="7")).id == "7"
     assert read(body()).id is None
 
 
 @pytest.mark.parametrize("shape", [[2], [2, 1]])
 def test_files_are_a_tensor_of_bytes_with_their_lengths(shape: list[int]) -> None:
-    data = encoded(b"first", b"")
-    found = read(in_binary(len(data), name="encoded", shape=shape, datatype="BYTES"), data)
-    assert (found.encoded, found.images, len(found)) == ((b"first", b""), None, 2)
+    data = encode_files(b"first", b"")
+    content = body_in_binary(len(data), name="encoded", shape=shape, datatype="BYTES")
+    request = read(content, data)
+    assert (request.encoded, request.images, len(request)) == ((b"first", b""), None, 2)
 
 
 def test_outputs_are_those_that_are_asked_for() -> None:
@@ -81,9 +83,8 @@ def test_outputs_are_those_that_are_asked_for() -> None:
         Output("logits", True),
         Output("probabilities", False, best=3),
     )
-    assert read(body(parameters={"binary_data_output": True})).outputs == tuple(
-        Output(each.name, True) for each in DEFAULT
-    )
+    in_binary = (Output("classes", True), Output("probabilities", True))
+    assert read(body(parameters={"binary_data_output": True})).outputs == in_binary
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_outputs_are_those_that_are_asked_for() -> None:
             body(outputs=[{"name": "logits", "parameters": {"classification": -1}}]),
             "classification of logits",
         ),
-        (in_binary(24), "binary_data_size is 24; 0 bytes"),
+        (body_in_binary(24), "binary_data_size is 24; 0 bytes"),
     ],
 )
 def test_a_wrong_request_is_refused_with_the_reason(value: Any, message: str) -> None:
@@ -149,22 +150,22 @@ def test_a_wrong_request_is_refused_with_the_reason(value: Any, message: str) ->
     ("value", "binary", "message"),
     [
         (body(), b"x", "bytes after the JSON"),
-        (in_binary(24), bytes(23), "24; 23 bytes"),
-        (in_binary(23), bytes(23), "has 23 bytes, expected 24"),
-        (in_binary(-1), bytes(24), "binary_data_size"),
+        (body_in_binary(24), bytes(23), "24; 23 bytes"),
+        (body_in_binary(23), bytes(23), "has 23 bytes, expected 24"),
+        (body_in_binary(-1), bytes(24), "binary_data_size"),
         (
-            in_binary(4, name="encoded", shape=[2], datatype="BYTES"),
-            encoded(b""),
+            body_in_binary(4, name="encoded", shape=[2], datatype="BYTES"),
+            encode_files(b""),
             "ends before element 1",
         ),
         (
-            in_binary(5, name="encoded", shape=[1], datatype="BYTES"),
+            body_in_binary(5, name="encoded", shape=[1], datatype="BYTES"),
             b"\xff\xff\xff\xffx",
             "longer than the tensor",
         ),
         (
-            in_binary(5, name="encoded", shape=[1], datatype="BYTES"),
-            encoded(b"") + b"x",
+            body_in_binary(5, name="encoded", shape=[1], datatype="BYTES"),
+            encode_files(b"") + b"x",
             "after its 1 elements",
         ),
     ],
@@ -180,18 +181,18 @@ def test_a_wrong_binary_tensor_is_refused(value: Any, binary: bytes, message: st
 )
 def test_what_is_not_json_is_refused(text: bytes, length: int | None) -> None:
     with pytest.raises(BadRequest):
-        request(text, length, SHAPES)
+        parse_request(text, length, SHAPES)
 
 
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 400), st.integers(-1, 500))
 def test_any_damage_is_refused_or_read(piece: bytes, start: int, end: int, length: int) -> None:
-    whole = json.dumps(in_binary(24)).encode() + IMAGES.tobytes()
+    whole = json.dumps(body_in_binary(24)).encode() + IMAGES.tobytes()
     data = whole[:start] + piece + whole[end:]
     try:
-        found = request(data, None if length < 0 else length, SHAPES)
+        request = parse_request(data, None if length < 0 else length, SHAPES)
     except BadRequest:
         return
-    assert 1 <= len(found) <= SHAPES.most_images
+    assert 1 <= len(request) <= SHAPES.most_images
 
 
 def test_answers_are_json_or_json_and_bytes() -> None:
@@ -206,7 +207,9 @@ def test_answers_are_json_or_json_and_bytes() -> None:
         Output("logits", True),
         Output("logits", True, best=2),
     )
-    parts, length = answer(Asked("7", outputs, images=IMAGES), "tiny", tensors, ["a", "b:c"])
+    parts, length = encode_answer(
+        InferRequest("7", outputs, images=IMAGES), "tiny", tensors, ["a", "b:c"]
+    )
     whole = b"".join(parts)
     assert length is not None
     head = json.loads(whole[:length])
@@ -236,16 +239,16 @@ def test_answers_are_json_or_json_and_bytes() -> None:
             "name": "logits",
             "datatype": "BYTES",
             "shape": [2, 2],
-            "parameters": {"binary_data_size": len(encoded(*texts))},
+            "parameters": {"binary_data_size": len(encode_files(*texts))},
         },
     ]
-    assert rest == struct.pack("<2q6f", 1, 0, 0, 1, 0, 2, 0, 0) + encoded(*texts)
-    parts, length = answer(Asked(None, DEFAULT, images=IMAGES), "tiny", tensors, [])
+    assert rest == struct.pack("<2q6f", 1, 0, 0, 1, 0, 2, 0, 0) + encode_files(*texts)
+    parts, length = encode_answer(InferRequest(None, IN_TEXT, images=IMAGES), "tiny", tensors, [])
     assert length is None
     assert "id" not in json.loads(b"".join(parts))
 
 
 def test_the_description_has_every_tensor_that_requests_and_answers_may_have() -> None:
-    found = oip.metadata("tiny", "lockstep_x", SHAPES)
-    assert found["inputs"][0] == {"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}
-    assert {each["name"] for each in found["outputs"]} == {"classes", "probabilities", "logits"}
+    model = oip.describe_model("tiny", "lockstep_x", SHAPES)
+    assert model["inputs"][0] == {"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}
+    assert {output["name"] for output in model["outputs"]} == {"classes", "probabilities", "logits"}

@@ -245,7 +245,7 @@ class Decoders:
         """Start all decoders. Raises `OSError` if none can be started, and `TimeoutError`."""
         self._settings = settings
         assert self._forker is not None
-        self._forker.send(settings.to_json())
+        self._forker.send(settings.encode())
         self._add(await self._fork())
         self._lacks.set()
         self._filling = asyncio.create_task(self._fill())
@@ -361,7 +361,7 @@ class Decoders:
             self._report(lines)
         try:
             self._forker = _Forker()
-            self._forker.send(self._settings.to_json())
+            self._forker.send(self._settings.encode())
         except OSError as error:  # no memory or descriptors: it is tried again
             self._report(f"the process that starts decoders could not be started: {error!r}")
 

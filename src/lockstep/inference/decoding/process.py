@@ -72,18 +72,16 @@ class Settings:
         """The size of the shared memory."""
         return self.body_place + self.body_bytes
 
-    def to_json(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the message."""
         return json.dumps(asdict(self), allow_nan=False).encode()
 
 
 def main(descriptor: int) -> None:
     """Carry out commands until the other side is closed."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # they may be sent to all processes; the server decides when to end
-        signal.signal(number, signal.SIG_IGN)
+    # They may be sent to all processes; the server decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     Image.init()
     control = socket.socket(fileno=descriptor)
@@ -96,21 +94,18 @@ def main(descriptor: int) -> None:
             return
         command, number = json.loads(message)
         if command == START:
-            with suppress(
-                BlockingIOError
-            ):  # there are too many processes; its socket is closed below, which says it
+            # If there are too many processes, the closed socket reports it.
+            with suppress(BlockingIOError):
                 process = os.fork()
                 if not process:
                     control.close()
                     _decode_on(descriptors[0], descriptors[1], settings, recipe)
                 decoders[number] = process
-            for each in descriptors:
-                os.close(each)
+            for opened in descriptors:
+                os.close(opened)
         elif command == END and number in decoders:
             process = decoders.pop(number)
-            os.kill(
-                process, signal.SIGKILL
-            )  # it was not waited for, so the number is still its own
+            os.kill(process, signal.SIGKILL)  # nobody has waited for it: the number is still valid
             os.waitpid(process, 0)
         elif command == YIELD and number in decoders:
             with suppress(ProcessLookupError):

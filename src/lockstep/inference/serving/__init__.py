@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lockstep.backends import Framework
-from lockstep.inference.serving.access import access_for
+from lockstep.inference.serving.access import make_access
 from lockstep.inference.serving.limits import Limits
 from lockstep.inference.serving.model import Source
 from lockstep.recipes import Execution
@@ -22,9 +22,9 @@ from lockstep.weights import Classes, Preprocessing
 
 HOST = "127.0.0.1"
 PORT = 8000
-PACKAGES = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
+PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 INSTALL = (
-    "pip install fastapi==0.165.0 uvicorn==0.54.0 prometheus-client==0.26.0"
+    "pip install starlette==1.10.0 uvicorn==0.54.0 prometheus-client==0.26.0"
     " python-multipart==0.0.34"
 )
 _MOST_PORT = 65535
@@ -62,32 +62,32 @@ def serve(
     leaves requests that succeed out of the log, which is lines of JSON on standard error. The other
     arguments are those of `lockstep.predict`; without a `listener`, notes go to the log.
 
-    Returns when the requests that were taken are answered. A second signal ends the process at
+    Returns when all accepted requests are answered. A second signal ends the process at
     once. Call it in the main thread, which is the one that gets signals.
 
     Raises `UserError` if the address is in use or the token is missing, `BackendError` if a package
     of the extra `serve` is missing, and what `lockstep.predict` raises.
     """
-    missing = [each for each in PACKAGES if Framework((each,), INSTALL).version() is None]
+    missing = [package for package in PACKAGES if not Framework((package,), INSTALL).version()]
     if missing:
         raise BackendError(f"serving needs {', '.join(missing)}: {INSTALL}")
     if not 0 <= port <= _MOST_PORT:
         raise UserError(f"port is {port}; expected 0 to {_MOST_PORT}")
     if name is not None and (not name or "/" in name):
         raise UserError(f"the model's name is {name!r}; expected a name without slashes")
-    given = Source(
+    served = Source(
         source, checkpoint, ema, model, classes, precision, runtime, execution, preprocessing
     )
-    with bound(host, port) as sock:
+    with bind_socket(host, port) as sock:
         address = str(sock.getsockname()[0])
-        access = access_for(host, address, token, no_token=no_token, hosts=allow_hosts)
+        access = make_access(host, address, token, no_token=no_token, hosts=allow_hosts)
         server = importlib.import_module(f"{__name__}.server")
         server.run(
-            given, sock, access, limits or Limits(), name=name, listener=listener, quiet=quiet
+            served, sock, access, limits or Limits(), name=name, listener=listener, quiet=quiet
         )
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket that has an address but does not listen yet. Raises `UserError` if the
     address is not free."""
     try:
@@ -98,17 +98,17 @@ def bound(host: str, port: int) -> socket.socket:
         raise UserError(
             f"there is no address {host!r}: {error}; use an address of this machine, such as {HOST}"
         ) from None
-    found = socket.socket(family, kind, protocol)
+    sock = socket.socket(family, kind, protocol)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
     except OSError as error:
-        found.close()
+        sock.close()
         raise UserError(
             f"cannot listen on {host} port {port}: {error.strerror}; stop the other server, or use"
             " --port (0: a free port)"
         ) from None
-    return found
+    return sock
 
 
 __all__ = ["HOST", "PORT", "Limits", "serve"]

@@ -15,7 +15,6 @@ OPEN = frozenset(("/", "/v2/health/live", "/v2/health/ready"))
 """Paths that need no token: the page, which asks for it, and what load balancers ask."""
 MAKES_TOKEN = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-_BEARER = b"bearer "
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Access:
     hosts: frozenset[str] | None = None
     """The names that the Host header may have, without port; None: any."""
 
-    def refusal(
+    def find_refusal(
         self, method: str, path: str, headers: Mapping[bytes, bytes]
     ) -> tuple[int, str] | None:
         """Return status and reason if a request is refused; None if it is allowed. Names of headers
@@ -38,39 +37,31 @@ class Access:
           Origin.
         """
         host = headers.get(b"host", b"").decode("latin-1")
-        if self.hosts is not None and name_of(host) not in self.hosts:
+        if self.hosts is not None and get_host_name(host) not in self.hosts:
             return (
                 403,
                 f"Host is {host!r:.80}, which this server does not expect; add --allow-host NAME",
             )
-        origin = headers.get(b"origin")
-        if (
-            origin is not None
-            and origin.decode("latin-1").partition("://")[2].lower() != host.lower()
-        ):
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if b"origin" in headers and origin.partition("://")[2].lower() != host.lower():
             return (
                 403,
-                (
-                    "the request comes from a page of another origin; only this server's own page"
-                    " may send requests"
-                ),
+                "the request comes from a page of another origin; only this server's own page"
+                " may send requests",
             )
-        if method not in ("GET", "HEAD") and headers.get(b"sec-fetch-site") in (
-            b"cross-site",
-            b"same-site",
-        ):
+        is_foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+        if is_foreign and method not in ("GET", "HEAD"):
             return (
                 403,
-                (
-                    "the request comes from a page of another site; only this server's own page may"
-                    " send requests"
-                ),
+                "the request comes from a page of another site; only this server's own page may"
+                " send requests",
             )
         if self.token is None or path in OPEN:
             return None
-        given = headers.get(b"authorization", b"")
-        sent = given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else b""
-        if not hmac.compare_digest(_digest(sent), _digest(self.token.encode())):
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            token = b""
+        if not hmac.compare_digest(_digest(token.strip()), _digest(self.token.encode())):
             return (
                 401,
                 "the token is missing or wrong; expected the header Authorization: Bearer TOKEN",
@@ -79,15 +70,14 @@ class Access:
 
 
 def _digest(secret: bytes) -> bytes:
-    return hashlib.sha256(
-        secret
-    ).digest()  # of equal length, so that the time of a comparison tells nothing
+    # Digests have equal length, so the time of a comparison reveals nothing.
+    return hashlib.sha256(secret).digest()
 
 
-def name_of(host: str) -> str:
+def get_host_name(host: str) -> str:
     """Return the name in a Host header, without port, in lower case.
 
-    >>> name_of("LocalHost:8000"), name_of("[::1]:8000"), name_of("::1")
+    >>> get_host_name("LocalHost:8000"), get_host_name("[::1]:8000"), get_host_name("::1")
     ('localhost', '::1', '::1')
     """
     bracketed = re.fullmatch(r"\[([^\]]*)\](?::\d*)?", host)
@@ -106,7 +96,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def access_for(
+def make_access(
     host: str, address: str, token: str | None, *, no_token: bool, hosts: Iterable[str] = ()
 ) -> Access:
     """Return the rules for a server that listens on `address`, which is that of `host`.
@@ -125,7 +115,7 @@ def access_for(
             " LOCKSTEP_SERVE_TOKEN or --token-file, listen on 127.0.0.1, or add --no-token if the"
             " network is private"
         )
-    names = {name_of(each) for each in hosts}
+    names = {get_host_name(allowed) for allowed in hosts}
     if local:
-        names |= {*_LOOPBACK_NAMES, name_of(host), address}
+        names |= {*_LOOPBACK_NAMES, get_host_name(host), address}
     return Access(token, frozenset(names) if names else None)

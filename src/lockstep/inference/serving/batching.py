@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -42,7 +42,7 @@ class Computed:
     logits: np.ndarray
     """float32 [N, logits]."""
     heat: np.ndarray | None
-    """Grad-CAM, float32 [N, height, width], if it was asked for."""
+    """Grad-CAM, float32 [N, height, width], if the request wants it."""
     waited_sec: float
     """From the request's arrival in the queue to the start of its batch."""
     computed_sec: float
@@ -162,49 +162,42 @@ class Batcher:
                 self._waiting < most and self._coming > 0 and (left := until - time.monotonic()) > 0
             ):
                 self._changed.wait(left)
-            taken = []
+            jobs = []
             images = 0
             while self._jobs and images + len(self._jobs[0].images) <= most:
                 job = self._jobs.popleft()
                 self._waiting -= len(job.images)
                 if job.result.set_running_or_notify_cancel():
-                    taken.append(job)
+                    jobs.append(job)
                     images += len(job.images)
-            return taken
+            return jobs
 
     def _compute(self, model: Computes, jobs: Sequence[_Job]) -> None:
         began = time.perf_counter()
         images = jobs[0].images if len(jobs) == 1 else np.concatenate([job.images for job in jobs])
         try:
             logits = model.predict(images)
-        except (
-            Exception
-        ) as error:  # whatever a library raises: this batch fails, and the server goes on
+        except Exception as error:  # of a library: this batch fails, and the server continues
             for job in jobs:
                 job.result.set_exception(error)
             return
         seconds = time.perf_counter() - began
         rate = len(images) / max(seconds, 1e-9)
-        self._rate = rate if not self._rate else (1 - _NEW) * self._rate + _NEW * rate
+        if self._rate:
+            rate = (1 - _NEW) * self._rate + _NEW * rate
+        self._rate = rate
         if self._watcher is not None:
             self._watcher(len(images), seconds)
-        starts = np.cumsum([0, *(len(job.images) for job in jobs)])
-        found = [
-            (
-                job,
-                Computed(
-                    logits[start : start + len(job.images)],
-                    None,
-                    began - job.since,
-                    seconds,
-                    len(images),
-                ),
-            )
-            for job, start in zip(jobs, starts, strict=False)
-        ]
-        for job, computed in sorted(
-            found, key=lambda each: each[0].explain
-        ):  # explanations take longer: they are last
+        answers = []
+        start = 0
+        for job in jobs:
+            stop = start + len(job.images)
+            waited = began - job.since
+            computed = Computed(logits[start:stop], None, waited, seconds, len(images))
+            answers.append((job, computed))
+            start = stop
+        # Explanations take longer, so they are last.
+        for job, computed in sorted(answers, key=lambda answer: answer[0].explain):
             _answer(model, job, computed)
 
 
@@ -217,9 +210,7 @@ def _answer(model: Computes, job: _Job, computed: Computed) -> None:
             began = time.perf_counter()
             heat = model.explain(job.images, computed.logits.argmax(axis=1))
             seconds = computed.computed_sec + time.perf_counter() - began
-            computed = Computed(
-                computed.logits, heat, computed.waited_sec, seconds, computed.batch_images
-            )
+            computed = replace(computed, heat=heat, computed_sec=seconds)
     except Exception as error:
         job.result.set_exception(error)
     else:
@@ -227,7 +218,8 @@ def _answer(model: Computes, job: _Job, computed: Computed) -> None:
 
 
 class Ticket:
-    """The right of a request to have images computed; a context manager that gives its places back."""
+    """The right of a request to have images computed; a context manager that gives its places
+    back."""
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
@@ -252,9 +244,7 @@ class Ticket:
 
         A future that is cancelled before its batch begins is not computed.
         """
-        assert len(images) == self._images, (
-            "a ticket is for the number of images that it has places for"
-        )
+        assert len(images) == self._images
         job = _Job(images, explain)
         self._batcher._put(job)
         self._submitted = True

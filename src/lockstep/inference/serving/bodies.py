@@ -20,27 +20,27 @@ class Refused(Exception):
 
 
 class Bodies:
-    """Reads bodies. Together they hold at most `Limits.held_bytes`."""
+    """Reads bodies. Together they hold at most `Limits.all_bodies_bytes`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held = 0
+        self._size = 0
         self._coming = set[Reading]()
 
     @property
-    def held_bytes(self) -> int:
+    def size(self) -> int:
         """Bytes of bodies in memory."""
-        return self._held
+        return self._size
 
     @contextmanager
-    def held(self) -> Iterator["Reading"]:
+    def hold(self) -> Iterator["Reading"]:
         """Yield what reads one body. What it holds counts until the block ends."""
         reading = Reading(self, self._limits)
         try:
             yield reading
         finally:
             self._coming.discard(reading)
-            self._held -= reading.size
+            self._size -= reading.size
 
     def begin(self, reading: "Reading") -> None:
         """Note that a body is coming."""
@@ -54,16 +54,13 @@ class Bodies:
         """Count bytes of a body. Raises `Refused` if there are too many together and none of the
         bodies is stalled."""
         reading.size += size
-        self._held += size
-        while self._held > self._limits.held_bytes:
+        self._size += size
+        while self._size > self._limits.all_bodies_bytes:
             stalled = min(self._coming - {reading}, key=lambda other: other.since, default=reading)
             if stalled is reading or time.monotonic() - stalled.since < STALLED_SEC:
-                raise Refused(
-                    429,
-                    "too many large requests at the same time; send it again",
-                    retry_after_sec=1,
-                )
-            self._held -= stalled.drop()
+                reason = "too many large requests at the same time; send it again"
+                raise Refused(429, reason, retry_after_sec=1)
+            self._size -= stalled.drop()
             self._coming.discard(stalled)
 
 
@@ -96,12 +93,11 @@ class Reading:
         limits = self._limits
         encoding = request.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
-            raise Refused(
-                415, f"the body is compressed ({encoding:.20}); send it without Content-Encoding"
-            )
+            reason = f"the body is compressed ({encoding:.20}); send it without Content-Encoding"
+            raise Refused(415, reason)
         length = request.headers.get("content-length", "0")
         if int(length) > limits.body_bytes:  # h11 has checked that it is a number
-            raise self._too_large(f"{int(length)} bytes")
+            raise self._refuse_size(f"{int(length)} bytes")
         self._bodies.begin(self)
         try:
             async with self._time:
@@ -109,7 +105,7 @@ class Reading:
                     self.since = time.monotonic()
                     self._bodies.take(self, len(part))
                     if self.size > limits.body_bytes:
-                        raise self._too_large("more")
+                        raise self._refuse_size("more")
                     self._parts.append(part)
                 if self._is_dropped:  # its last bytes came at that moment
                     raise TimeoutError
@@ -124,7 +120,5 @@ class Reading:
         self._parts = []
         return b"".join(parts)
 
-    def _too_large(self, found: str) -> Refused:
-        return Refused(
-            413, f"the body has {found}; expected at most {self._limits.max_body_mb} MiB"
-        )
+    def _refuse_size(self, size: str) -> Refused:
+        return Refused(413, f"the body has {size}; expected at most {self._limits.max_body_mb} MiB")

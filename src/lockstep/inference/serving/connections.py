@@ -17,9 +17,9 @@ from lockstep.inference.serving.limits import STALLED_SEC, Limits
 from lockstep.inference.serving.logs import log
 
 _REFUSING_TICKS = 5
-"""How long requests are refused, after they were still taken and before the server stops listening.
-These are ticks and no seconds: if the machine stalls, nothing is refused, and clients still come
-afterwards."""
+"""How long requests are refused, after they were still accepted and before the server stops
+listening. These are ticks and not seconds: if the machine stalls, nothing is refused, and clients
+still come afterwards."""
 _LAST_SEC = 0.5
 """How long requests are refused after that, on connections that were made before."""
 _ACCEPT_STEPS = 3
@@ -30,7 +30,7 @@ _SWEEP_TICKS = 10
 
 
 class Connection(H11Protocol):
-    """A connection. Use `connection_class` to make the class that knows the limits."""
+    """A connection. Use `make_connection_class` to make the class that knows the limits."""
 
     limits = Limits()
 
@@ -46,40 +46,36 @@ class Connection(H11Protocol):
     def _make_room(self) -> bool:
         """Close the connection that has waited longest for its client; one with an upload that
         makes progress only if there is no other. Return whether one could be closed."""
-        others = set[Any](self.connections)
-        waiting = [
-            other
-            for other in others
-            if other.waits_for_client() and not other.transport.is_closing()
-        ]
-        closing = sum(other.transport.is_closing() for other in others)
-        if len(others) - closing < self.limits.max_connections:
+        connections = set[Any](self.connections)
+        others = [other for other in connections if not other.transport.is_closing()]
+        if len(others) < self.limits.max_connections:
             return True
-        if waiting:
-            now = time.monotonic()
-            longest = min(waiting, key=lambda other: (other.is_uploading(now), other._waits_since))
-            transport = longest.transport
-            if transport.get_write_buffer_size():
-                _reset(transport)
-            else:
-                transport.abort()
-        return bool(waiting)
+        waiting = [other for other in others if other.waits_for_client()]
+        if not waiting:
+            return False
+        now = time.monotonic()
+        longest = min(waiting, key=lambda other: (other.is_uploading(now), other._waits_since))
+        if longest.transport.get_write_buffer_size():
+            _reset(longest.transport)
+        else:
+            longest.transport.abort()
+        return True
 
     def waits_for_client(self) -> bool:
         """Return whether a request, or the rest of one, has yet to come, or an answer has yet to be
         read."""
-        is_complete = self._in_request() and not self.cycle.more_body
+        is_complete = self._has_request() and not self.cycle.more_body
         return not is_complete or bool(self.transport.get_write_buffer_size())
 
     def is_uploading(self, now: float) -> bool:
         """Return whether a part of a request's body came a moment ago."""
-        is_incomplete = self._in_request() and self.cycle.more_body
+        is_incomplete = self._has_request() and self.cycle.more_body
         return is_incomplete and now - self._waits_since < STALLED_SEC
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, and note since when the rest of the headers or of the body has to come."""
         super().data_received(data)
-        if self._in_request():
+        if self._has_request():
             self._head_since = None
             self._waits_since = time.monotonic()
         elif self._head_since is None:
@@ -94,11 +90,7 @@ class Connection(H11Protocol):
     def check(self, now: float) -> None:
         """Close the connection if headers take too long to arrive, or an answer too long to be
         read."""
-        if (
-            self._head_since is not None
-            and not self._in_request()
-            and now - self._head_since > self.limits.head_sec
-        ):
+        if self._head_since is not None and now - self._head_since > self.limits.head_sec:
             self.transport.abort()
         if not self.transport.get_write_buffer_size():
             self._unsent_since = None
@@ -107,7 +99,7 @@ class Connection(H11Protocol):
         elif now - self._unsent_since > self.limits.timeout_sec:
             _reset(self.transport)
 
-    def _in_request(self) -> bool:
+    def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
 
@@ -120,17 +112,17 @@ def _reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
-def connection_class(limits: Limits) -> type[Connection]:
+def make_connection_class(limits: Limits) -> type[Connection]:
     """Return the class of connections with these limits."""
     return type("LimitedConnection", (Connection,), {"limits": limits})
 
 
 class Stopping:
-    """When the server stops: requests are taken as usual for a while, then refused, then it stops
-    listening."""
+    """When the server stops: requests are accepted as usual for a while, then refused, then it
+    stops listening."""
 
     def __init__(self, drain_sec: float, work_sec: float) -> None:
-        """`work_sec` is the time for the requests that were taken before."""
+        """`work_sec` is the time for the requests that were accepted before."""
         self._drain_sec = drain_sec
         self._work_sec = work_sec
         self.since: float | None = None
@@ -149,7 +141,7 @@ class Stopping:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time for the work that was taken is over."""
+        """Whether the time for the accepted work is over."""
         return (
             self.since is not None
             and time.monotonic() - self.since >= self._drain_sec + self._work_sec
@@ -186,9 +178,8 @@ class Server(uvicorn.Server):
         """Note the first signal; exit at the second one."""
         if self._stopping.begun:
             os._exit(128 + sig)
-        self._stopping.since = (
-            time.monotonic()
-        )  # nothing is logged here: the signal may have interrupted the log
+        # Nothing is logged here: the signal may have interrupted the log.
+        self._stopping.since = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop listening."""
@@ -206,26 +197,27 @@ class Server(uvicorn.Server):
 
     def _sweep(self) -> None:
         now = time.monotonic()
-        found = set[Any](self.server_state.connections)
-        for connection in found:
+        connections = set[Any](self.server_state.connections)
+        for connection in connections:
             connection.check(now)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Stop listening, close idle connections, and wait for the others. Their limits still hold."""
-        watch = asyncio.ensure_future(self._sweeps())
+        """Stop listening, close idle connections, and wait for the others. Their limits still
+        hold."""
+        watch = asyncio.ensure_future(self._keep_sweeping())
         try:
+            # A connection is reset if listening ends before it is accepted, or if it is closed
+            # before its request is read.
             for _ in range(_ACCEPT_STEPS):
-                await asyncio.sleep(
-                    0
-                )  # a connection that is not accepted when listening ends is reset
+                await asyncio.sleep(0)
             for server in self.servers:
                 server.close()
-            await asyncio.sleep(_LAST_SEC)  # one that is closed before its request is read, too
+            await asyncio.sleep(_LAST_SEC)
             await super().shutdown(sockets)
         finally:
             watch.cancel()
 
-    async def _sweeps(self) -> None:
+    async def _keep_sweeping(self) -> None:
         while True:
             await asyncio.sleep(1)
             self._sweep()

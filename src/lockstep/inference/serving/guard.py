@@ -17,13 +17,13 @@ from lockstep.inference.serving.logs import log
 from lockstep.inference.serving.metrics import Metrics
 
 _HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
 }
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 _CLIENT_LEFT = 499
@@ -60,7 +60,7 @@ class Guard:
         began = time.perf_counter()
         headers = dict(scope["headers"])
         exchange = _Exchange(receive, send, headers, self._closes)
-        refusal = self._access.refusal(scope["method"], scope["path"], headers)
+        refusal = self._access.find_refusal(scope["method"], scope["path"], headers)
         self.requests += 1
         try:
             if refusal is None:
@@ -74,7 +74,7 @@ class Guard:
             seconds = time.perf_counter() - began
             path = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.answered(method, path, exchange.status, seconds)
+            self._metrics.count_request(method, path, exchange.status, seconds)
             self._log(scope, exchange, seconds)
 
     def _log(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
@@ -127,16 +127,14 @@ class _Exchange:
         its receiver stalls."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            given = list(message.get("headers", []))
-            names = {name for name, _ in given}
-            given += [
-                (name.encode(), value.encode())
-                for name, value in _HEADERS.items()
-                if name.encode() not in names
-            ]
+            headers = list(message.get("headers", []))
+            names = {name for name, _ in headers}
+            for name, value in _HEADERS.items():
+                if name not in names:
+                    headers.append((name, value))
             if self._unread or self._closes():
-                given.append((b"connection", b"close"))
-            message = {**message, "headers": given}
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if not (last and self._unread and not self._waits):
             await self._send(message)

@@ -43,18 +43,18 @@ class Limits:
     timeout_sec: float = 30.0
     """The time to send a request's body, and the time to decode and compute its images."""
     max_connections: int = 512
-    """Open connections. For another one, the one that has waited longest for its client is closed.
-    """
+    """Open connections. For another one, the one that has waited longest for its client is
+    closed."""
     drain_sec: float = 1.0
-    """How long requests are still taken after a signal to stop, while the server reports that it is
-    not ready."""
+    """How long requests are still accepted after a signal to stop, while the server reports that it
+    is not ready."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            least = 0 if each.name in ("max_wait_ms", "drain_sec") else 1
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("max_wait_ms", "drain_sec") else 1
             if not least <= value <= 1e9:  # false for NaN
-                raise UserError(f"{each.name} is {value}; expected at least {least}")
+                raise UserError(f"{field.name} is {value}; expected at least {least}")
         if self.max_queue < self.max_batch:
             raise UserError(
                 f"max_queue is {self.max_queue}, but a batch has {self.max_batch}; use a"
@@ -67,7 +67,7 @@ class Limits:
         return self.max_body_mb * MB
 
     @property
-    def held_bytes(self) -> int:
+    def all_bodies_bytes(self) -> int:
         """Size of all bodies that are in memory at the same time."""
         return HELD_BODIES * self.body_bytes
 

@@ -28,11 +28,10 @@ class _Lines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
         }
-        about |= (
-            {"event": record.getMessage()[:_LONGEST]}
-            if fields is None
-            else {"event": record.msg, **fields}
-        )
+        if fields is None:
+            about["event"] = record.getMessage()[:_LONGEST]
+        else:
+            about |= {"event": record.msg, **fields}
         if record.exc_info:
             about["trace"] = self.formatException(record.exc_info)[-_LONGEST:]
         return json.dumps(about, ensure_ascii=True, allow_nan=False)
@@ -50,20 +49,20 @@ def json_logs() -> Iterator[None]:
     """While open, write the events of this server, of libraries, and warnings to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
-    loggers = {LOGGER: logging.INFO} | {
-        logging.getLogger(name): level for name, level in _OTHERS.items()
-    }
-    before = [(each, each.level, each.propagate) for each in loggers]
-    for each, level in loggers.items():
-        each.addHandler(handler)
-        each.propagate = False
-        each.setLevel(level)
+    levels = {LOGGER: logging.INFO}
+    for name, level in _OTHERS.items():
+        levels[logging.getLogger(name)] = level
+    before = [(logger, logger.level, logger.propagate) for logger in levels]
+    for logger, level in levels.items():
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(level)
     logging.captureWarnings(True)
     try:
         yield
     finally:
         logging.captureWarnings(False)
-        for each, level, propagate in before:
-            each.removeHandler(handler)
-            each.setLevel(level)
-            each.propagate = propagate
+        for logger, level, propagate in before:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate

@@ -67,13 +67,13 @@ class Metrics:
         """Add a figure that is read when it is asked for."""
         Gauge(name, what, registry=self._registry).set_function(value)
 
-    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+    def count_request(self, method: str, path: str, status: int, seconds: float) -> None:
         """Count a request. `method` and `path` must be of a small number, since each combination is
         kept."""
         self._requests.labels(method, path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
-    def computed(self, images: int, seconds: float) -> None:
+    def count_batch(self, images: int, seconds: float) -> None:
         """Count a batch."""
         self._images.inc(images)
         self._batches.observe(images)

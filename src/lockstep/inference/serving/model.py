@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -60,15 +59,15 @@ class About:
 class Served:
     """A model in its runtime. Only the thread that opened it may use it."""
 
-    def __init__(self, about: About, found: Computing, backend: str) -> None:
+    def __init__(self, about: About, runtime: Computing, backend: str) -> None:
         self.about = about
-        self._found = found
+        self._runtime = runtime
         self._backend = backend
         self._explainer: Explainer | None = None
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-        return self._found.predict(images)
+        return self._runtime.predict(images)
 
     def explain(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return Grad-CAM, float32 [N, height, width]. The first call takes longer: it copies the
@@ -77,13 +76,15 @@ class Served:
         Raises `BackendError` if the runtime cannot.
         """
         if self._explainer is None:
-            self._explainer = explainer_of(self._found.weights, self._backend, self._found.world)
+            self._explainer = explainer_of(
+                self._runtime.weights, self._backend, self._runtime.world
+            )
         return self._explainer.heat(images, classes)
 
 
 @contextmanager
-def opened(
-    given: Source, name: str | None, listener: Listener | None, *, most_images: int
+def open_model(
+    source: Source, name: str | None, listener: Listener | None, *, most_images: int
 ) -> Iterator[Served]:
     """Yield a model that has computed its first batches. `name` is None for the name of its
     architecture.
@@ -95,28 +96,40 @@ def opened(
             "a server computes in one process, but a launcher started several; start it without the"
             " launcher"
         )
-    execution = given.execution or Execution()
-    recorder = Recorder(listener)
-    chosen: dict[str, Any] = {
-        "checkpoint": given.checkpoint,
-        "ema": given.ema,
-        "model": given.model,
-        "classes": given.classes,
-    }
-    chosen["preprocessing"] = given.preprocessing
-    weights, exported = to_predict(given.source, given.runtime, execution, recorder, **chosen)
-    runtime = given.runtime or (AUTO if exported else NATIVE)
-    size: dict[str, Any] = {"most_images": most_images, "exported": exported, "shares_cores": True}
-    with computing(runtime, weights, given.precision, execution, listener, **size) as found:
-        recipe = found.weights.recipe
-        explains = found.world is not None and FRAMEWORKS[execution.backend].explains
+    execution = source.execution or Execution()
+    weights, exported = to_predict(
+        source.source,
+        source.runtime,
+        execution,
+        Recorder(listener),
+        checkpoint=source.checkpoint,
+        ema=source.ema,
+        model=source.model,
+        classes=source.classes,
+        preprocessing=source.preprocessing,
+    )
+    with computing(
+        source.runtime or (AUTO if exported else NATIVE),
+        weights,
+        source.precision,
+        execution,
+        listener,
+        most_images=most_images,
+        exported=exported,
+        shares_cores=True,
+    ) as runtime:
+        recipe = runtime.weights.recipe
         known = recipe.model if isinstance(recipe.model, str) and exported is None else _NAMELESS
-        classes = weights.classes
-        source = str(weights.source)
         about = About(
-            name or known, source, found.runtime, recipe.precision, recipe, classes, explains
+            name=name or known,
+            source=str(weights.source),
+            runtime=runtime.runtime,
+            precision=recipe.precision,
+            recipe=recipe,
+            classes=weights.classes,
+            explains=runtime.world is not None and FRAMEWORKS[execution.backend].explains,
         )
-        served = Served(about, found, execution.backend)
+        served = Served(about, runtime, execution.backend)
         for images in sorted({1, most_images}):
             served.predict(np.zeros((images, recipe.eval_crop, recipe.eval_crop, 3), np.uint8))
         yield served

@@ -47,7 +47,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that is asked for."""
+    """A tensor that a request wants."""
 
     name: str
     binary: bool
@@ -57,7 +57,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Asked:
+class InferRequest:
     """A request. Either `images` or `encoded` is there."""
 
     id: str | None
@@ -72,7 +72,7 @@ class Asked:
         return len(self.encoded) if self.images is None else len(self.images)
 
 
-def metadata(name: str, platform: str, shapes: Shapes) -> dict[str, Any]:
+def describe_model(name: str, platform: str, shapes: Shapes) -> dict[str, Any]:
     """Return the description of the model. -1 stands for any number."""
     logits = shapes.logits
     sizes = {CLASSES: [-1, 1], PROBABILITIES: [-1, logits], LOGITS: [-1, logits]}
@@ -85,39 +85,39 @@ def metadata(name: str, platform: str, shapes: Shapes) -> dict[str, Any]:
             {"name": ENCODED, "datatype": "BYTES", "shape": [-1]},
         ],
         "outputs": [
-            {"name": each, "datatype": _DATATYPES[each], "shape": sizes[each]} for each in sizes
+            {"name": tensor, "datatype": _DATATYPES[tensor], "shape": shape}
+            for tensor, shape in sizes.items()
         ],
     }
 
 
-def request(body: bytes, json_length: int | None, shapes: Shapes) -> Asked:
-    """Return what a request asks for. Raises `BadRequest`.
+def parse_request(body: bytes, json_length: int | None, shapes: Shapes) -> InferRequest:
+    """Return what a request wants. Raises `BadRequest`.
 
     `json_length` is the value of `HEADER_LENGTH`; None: all of the body is JSON.
     """
     if json_length is not None and not 0 < json_length <= len(body):
         raise BadRequest(f"{HEADER_LENGTH} is {json_length}, but the body has {len(body)} bytes")
     try:
-        found = parsed(body if json_length is None else body[:json_length])
+        content = parsed(body if json_length is None else body[:json_length])
     except ValueError as error:  # JSON, or UTF-8
         raise BadRequest(f"the request is not JSON: {error}") from None
-    _expect(isinstance(found, dict), "the request is not a JSON object")
-    identity = found.get("id")
+    _expect(isinstance(content, dict), "the request is not a JSON object")
+    identity = content.get("id")
     _expect(
         identity is None or (is_text(identity) and len(identity) <= _LONGEST_ID),
         "id is not a short text",
     )
-    inputs = found.get("inputs")
+    inputs = content.get("inputs")
     _expect(
         isinstance(inputs, list) and len(inputs) == 1, f"expected one input: {IMAGES} or {ENCODED}"
     )
-    [given] = inputs
     binary = memoryview(body)[json_length:] if json_length is not None else memoryview(b"")
-    outputs = _outputs(found, shapes)
-    name, shape, values = _input(given, binary, shapes)
+    outputs = _parse_outputs(content, shapes)
+    name, shape, values = _parse_input(inputs[0], binary, shapes)
     if name == ENCODED:
-        return Asked(identity, outputs, encoded=_texts(values, shape[0]))
-    return Asked(identity, outputs, images=_pixels(values, shape))
+        return InferRequest(identity, outputs, encoded=_split_files(values, shape[0]))
+    return InferRequest(identity, outputs, images=_parse_pixels(values, shape))
 
 
 def _expect(holds: bool, otherwise: str) -> None:
@@ -125,42 +125,45 @@ def _expect(holds: bool, otherwise: str) -> None:
         raise BadRequest(otherwise)
 
 
-def _parameters(owner: Any) -> dict[str, Any]:
-    found = owner.get("parameters", {})
-    _expect(isinstance(found, dict), "parameters is not a JSON object")
+def _get_parameters(owner: dict[str, Any]) -> dict[str, Any]:
+    parameters = owner.get("parameters", {})
+    _expect(isinstance(parameters, dict), "parameters is not a JSON object")
     _expect(
-        not any(name.startswith("shared_memory") for name in found),
+        not any(name.startswith("shared_memory") for name in parameters),
         "shared memory is not supported; send the tensor",
     )
-    return dict(found)
+    return dict(parameters)
 
 
-def _input(
-    given: Any, binary: memoryview, shapes: Shapes
+def _parse_input(
+    tensor: Any, binary: memoryview, shapes: Shapes
 ) -> tuple[str, list[int], memoryview | list[Any]]:
     """Return the name of an input, its shape, and its values: bytes, or a list of JSON."""
-    _expect(isinstance(given, dict), "an input is not a JSON object")
-    name = given.get("name")
-    shape = given.get("shape")
+    _expect(isinstance(tensor, dict), "an input is not a JSON object")
+    name = tensor.get("name")
+    shape = tensor.get("shape")
     datatype = {IMAGES: "UINT8", ENCODED: "BYTES"}.get(name) if is_text(name) else None
     _expect(datatype is not None, f"there is no such input; expected {IMAGES} or {ENCODED}")
-    _expect(given.get("datatype") == datatype, f"the datatype of {name} is not {datatype}")
+    _expect(tensor.get("datatype") == datatype, f"the datatype of {name} is not {datatype}")
     _expect(
         isinstance(shape, list) and all(map(is_count, shape)),
         f"the shape of {name} is not a list of whole numbers",
     )
-    is_of_photos = len(shape) == 4 and shape[3] == 3 and min(shape[1:]) > 0
-    fits = is_of_photos if name == IMAGES else bool(shape) and shape[1:] in ([], [1])
-    as_text = "[N, height, width, 3]" if name == IMAGES else "[N]"
-    _expect(fits, f"the shape of {name} is {shape!s:.60}, expected {as_text}")
+    if name == IMAGES:
+        fits = len(shape) == 4 and shape[3] == 3 and min(shape[1:]) > 0
+        expected = "[N, height, width, 3]"
+    else:
+        fits = bool(shape) and shape[1:] in ([], [1])
+        expected = "[N]"
+    _expect(fits, f"the shape of {name} is {shape!s:.60}, expected {expected}")
     count = shape[0]
     _expect(
         1 <= count <= shapes.most_images,
         f"a request has 1 to {shapes.most_images} images, not {count}",
     )
-    size = _parameters(given).get("binary_data_size")
+    size = _get_parameters(tensor).get("binary_data_size")
     if size is None:
-        values = given.get("data")
+        values = tensor.get("data")
         _expect(isinstance(values, list), f"{name} has no data")
         _expect(not binary, "the body has bytes after the JSON that no input names")
         return str(name), shape, values
@@ -171,7 +174,7 @@ def _input(
     return str(name), shape, binary
 
 
-def _pixels(values: memoryview | list[Any], shape: list[int]) -> np.ndarray:
+def _parse_pixels(values: memoryview | list[Any], shape: list[int]) -> np.ndarray:
     if isinstance(values, memoryview):
         _expect(
             len(values) == math.prod(shape),
@@ -179,61 +182,61 @@ def _pixels(values: memoryview | list[Any], shape: list[int]) -> np.ndarray:
         )
         return np.frombuffer(values, np.uint8).reshape(shape)
     try:
-        found = np.array(values)
+        pixels = np.array(values)
     except (ValueError, OverflowError):  # lists of different lengths
         raise BadRequest(f"the data of {IMAGES} are not numbers in lists of equal length") from None
-    _expect(found.dtype.kind in "iu", f"the data of {IMAGES} are not whole numbers")
+    _expect(pixels.dtype.kind in "iu", f"the data of {IMAGES} are not whole numbers")
     _expect(
-        found.shape in (tuple(shape), (math.prod(shape),)),
-        f"{IMAGES} has {found.size} numbers, expected {math.prod(shape)}",
+        pixels.shape in (tuple(shape), (math.prod(shape),)),
+        f"{IMAGES} has {pixels.size} numbers, expected {math.prod(shape)}",
     )
     _expect(
-        bool(((found >= 0) & (found <= 255)).all()),
+        bool(((pixels >= 0) & (pixels <= 255)).all()),
         f"the data of {IMAGES} are not all from 0 to 255",
     )
-    return found.astype(np.uint8).reshape(shape)
+    return pixels.astype(np.uint8).reshape(shape)
 
 
-def _texts(values: memoryview | list[Any], count: int) -> tuple[bytes, ...]:
+def _split_files(values: memoryview | list[Any], count: int) -> tuple[bytes, ...]:
     """Return the elements of a binary tensor of BYTES: each follows its length in four bytes, the
     lowest first."""
     if not isinstance(values, memoryview):
         raise BadRequest(
             f"{ENCODED} is JSON, which cannot hold files; send it in binary ({HEADER_LENGTH})"
         )
-    found: list[bytes] = []
+    files: list[bytes] = []
     start = 0
     for _ in range(count):
-        _expect(start + 4 <= len(values), f"{ENCODED} ends before element {len(found)}")
+        _expect(start + 4 <= len(values), f"{ENCODED} ends before element {len(files)}")
         [length] = struct.unpack_from("<I", values, start)
         start += 4
         _expect(
             start + length <= len(values),
-            f"element {len(found)} of {ENCODED} is longer than the tensor",
+            f"element {len(files)} of {ENCODED} is longer than the tensor",
         )
-        found.append(bytes(values[start : start + length]))
+        files.append(bytes(values[start : start + length]))
         start += length
     _expect(start == len(values), f"{ENCODED} has bytes after its {count} elements")
-    return tuple(found)
+    return tuple(files)
 
 
-def _outputs(found: dict[str, Any], shapes: Shapes) -> tuple[Output, ...]:
-    binary = _parameters(found).get("binary_data_output", False)
-    given = found.get("outputs", [])
-    _expect(isinstance(given, list), "outputs is not a list")
-    if not given:
-        return tuple(Output(name, binary is True) for name in (CLASSES, PROBABILITIES))
-    _expect(all(isinstance(each, dict) for each in given), "an output is not a JSON object")
-    names = [each.get("name") for each in given]
-    known = all(is_text(name) and name in _DATATYPES for name in names)
-    _expect(known, f"there is no such output; expected {', '.join(_DATATYPES)}")
+def _parse_outputs(content: dict[str, Any], shapes: Shapes) -> tuple[Output, ...]:
+    binary = _get_parameters(content).get("binary_data_output", False) is True
+    outputs = content.get("outputs", [])
+    _expect(isinstance(outputs, list), "outputs is not a list")
+    if not outputs:
+        return Output(CLASSES, binary), Output(PROBABILITIES, binary)
+    _expect(all(isinstance(output, dict) for output in outputs), "an output is not a JSON object")
+    names = [output.get("name") for output in outputs]
+    are_known = all(is_text(name) and name in _DATATYPES for name in names)
+    _expect(are_known, f"there is no such output; expected {', '.join(_DATATYPES)}")
     _expect(len(set(names)) == len(names), "an output is named twice")
-    return tuple(_output(each, binary is True, shapes) for each in given)
+    return tuple(_parse_output(output, binary, shapes) for output in outputs)
 
 
-def _output(given: dict[str, Any], binary: bool, shapes: Shapes) -> Output:
-    parameters = _parameters(given)
-    name = str(given["name"])
+def _parse_output(output: dict[str, Any], binary: bool, shapes: Shapes) -> Output:
+    parameters = _get_parameters(output)
+    name = str(output["name"])
     best = parameters.get("classification", 0)
     _expect(
         best == 0 or (is_positive(best) and name != CLASSES),
@@ -242,8 +245,8 @@ def _output(given: dict[str, Any], binary: bool, shapes: Shapes) -> Output:
     return Output(name, parameters.get("binary_data", binary) is True, min(best, shapes.logits))
 
 
-def answer(
-    asked: Asked, model: str, tensors: Mapping[str, np.ndarray], labels: Sequence[str]
+def encode_answer(
+    request: InferRequest, model: str, tensors: Mapping[str, np.ndarray], labels: Sequence[str]
 ) -> tuple[list[bytes], int | None]:
     """Return the parts of an answer's body, and the length of its JSON if binary tensors follow it;
     otherwise None.
@@ -251,9 +254,9 @@ def answer(
     `tensors` are `probabilities`, `logits`, float32 [N, logits], and `classes`, int64 [N, 1].
     `labels` are names of classes.
     """
-    described = []
+    descriptions = []
     parts = []
-    for output in asked.outputs:
+    for output in request.outputs:
         values = tensors[output.name]
         about: dict[str, Any] = {
             "name": output.name,
@@ -261,11 +264,10 @@ def answer(
             "shape": list(values.shape),
         }
         if output.best:
-            texts = _likeliest(values, output.best, labels)
+            texts = _list_likeliest(values, output.best, labels)
             about |= {"datatype": "BYTES", "shape": [len(values), output.best]}
-            data: Any = b"".join(
-                struct.pack("<I", len(text)) + text for text in map(str.encode, texts)
-            )
+            encoded = [text.encode() for text in texts]
+            data = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
         else:
             texts = []
             data = values.tobytes()
@@ -274,19 +276,19 @@ def answer(
             parts.append(data)
         else:
             about["data"] = texts or values.ravel().tolist()
-        described.append(about)
-    identity = {} if asked.id is None else {"id": asked.id}
-    head = {"model_name": model, "model_version": VERSION, **identity, "outputs": described}
+        descriptions.append(about)
+    identity = {} if request.id is None else {"id": request.id}
+    head = {"model_name": model, "model_version": VERSION, **identity, "outputs": descriptions}
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
     return [text, *parts], len(text) if parts else None
 
 
-def _likeliest(values: np.ndarray, count: int, labels: Sequence[str]) -> list[str]:
+def _list_likeliest(values: np.ndarray, count: int, labels: Sequence[str]) -> list[str]:
     """Return the largest values of each image as Triton writes them: "VALUE:CLASS:NAME"; without a
     name "VALUE:CLASS"."""
-    found = []
+    texts = []
     for row in values:
         for place in np.argsort(-row, kind="stable")[:count].tolist():
             name = f":{labels[place]}" if place < len(labels) else ""
-            found.append(f"{row[place]:f}:{place}{name}")
-    return found
+            texts.append(f"{row[place]:f}:{place}{name}")
+    return texts

@@ -18,10 +18,10 @@ class Page:
     """The page and its headers."""
 
     def __init__(self) -> None:
-        style = colours() + _file(_STYLE)
-        script = _file(_SCRIPT)
+        style = colours() + _read_template(_STYLE)
+        script = _read_template(_SCRIPT)
         environment = Environment(
-            loader=DictLoader({_TEMPLATE: _file(_TEMPLATE)}),
+            loader=DictLoader({_TEMPLATE: _read_template(_TEMPLATE)}),
             autoescape=True,
             undefined=StrictUndefined,
         )
@@ -37,5 +37,5 @@ class Page:
         self.headers = {"content-security-policy": policy}
 
 
-def _file(name: str) -> str:
+def _read_template(name: str) -> str:
     return (files("lockstep.inference.serving") / "templates" / name).read_text(encoding="utf-8")

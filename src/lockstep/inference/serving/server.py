@@ -15,15 +15,17 @@ import uvicorn
 from lockstep.inference.decoding.pool import Decoders
 from lockstep.inference.decoding.process import Settings
 from lockstep.inference.serving.access import Access, is_loopback
-from lockstep.inference.serving.app import Parts, application
+from lockstep.inference.serving.app import make_application
 from lockstep.inference.serving.batching import Batcher
 from lockstep.inference.serving.bodies import Bodies
-from lockstep.inference.serving.connections import Server, Stopping, connection_class
+from lockstep.inference.serving.computing_routes import Parts
+from lockstep.inference.serving.connections import Server, Stopping, make_connection_class
 from lockstep.inference.serving.guard import Guard
 from lockstep.inference.serving.limits import KEEP_ALIVE_SEC, Limits
 from lockstep.inference.serving.logs import json_logs, log
 from lockstep.inference.serving.metrics import Metrics
-from lockstep.inference.serving.model import About, Source, opened
+from lockstep.inference.serving.model import About, Source, open_model
+from lockstep.recipes import Execution
 from lockstep.runs.events import Event, Listener
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
@@ -34,7 +36,7 @@ _GRACE_SEC = 5
 
 
 def run(
-    given: Source,
+    source: Source,
     sock: socket.socket,
     access: Access,
     limits: Limits,
@@ -43,20 +45,24 @@ def run(
     listener: Listener | None,
     quiet: bool,
 ) -> None:
-    """Serve on a bound socket until a signal, or an error of the thread with the runtime, stops it."""
+    """Serve on a bound socket until a signal, or an error of the thread with the runtime, stops
+    it."""
     metrics = Metrics()
     stopping = Stopping(limits.drain_sec, limits.timeout_sec)
-    batcher = Batcher(limits, metrics.computed)
-    threads = (given.execution.loader_threads if given.execution else 0) or share_of_cores()
+    batcher = Batcher(limits, metrics.count_batch)
+    execution = source.execution or Execution()
+    threads = execution.loader_threads or share_of_cores()
     with (
         json_logs(),
         ThreadPoolExecutor(threads, thread_name_prefix="lockstep-parse") as pool,
         closing(Decoders(threads, _report)) as decoders,
-        _working(batcher, given, name, listener or _noted, limits) as about,
+        _compute_in_thread(batcher, source, name, listener or _log_note, limits) as about,
     ):
         parts = Parts(about, limits, batcher, metrics, stopping, Bodies(limits), decoders, pool)
         _describe(metrics, parts)
-        app = Guard(application(parts), access, metrics, closes=lambda: stopping.begun, quiet=quiet)
+        app = Guard(
+            make_application(parts), access, metrics, closes=lambda: stopping.begun, quiet=quiet
+        )
         settings = Settings(
             about.recipe.fields(), limits.pixels, about.recipe.eval_crop, limits.body_bytes
         )
@@ -69,19 +75,18 @@ def run(
                     f"the processes that decode images could not be started: {error!r}"
                 ) from None
 
-        server = Server(
-            _configured(app, limits), stopping, lambda: app.requests > 0, begin, decoders.mend
-        )
+        config = _configure(app, limits)
+        server = Server(config, stopping, lambda: app.requests > 0, begin, decoders.mend)
         _announce(sock, about, access)
         server.run(sockets=[sock])
         log("stopped")
 
 
-def _configured(app: Guard, limits: Limits) -> uvicorn.Config:
+def _configure(app: Guard, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=connection_class(limits),
+        http=make_connection_class(limits),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -95,22 +100,22 @@ def _configured(app: Guard, limits: Limits) -> uvicorn.Config:
 
 
 @contextmanager
-def _working(
-    batcher: Batcher, given: Source, name: str | None, listener: Listener, limits: Limits
+def _compute_in_thread(
+    batcher: Batcher, source: Source, name: str | None, listener: Listener, limits: Limits
 ) -> Iterator[About]:
-    """Open the model in a thread of its own, which computes until the block ends. Raises what
+    """Open the model in a separate thread, which computes until the block ends. Raises what
     opening raises."""
     ready: Future[About] = Future()
 
     def work() -> None:
         try:
-            with opened(given, name, listener, most_images=limits.max_batch) as model:
+            with open_model(source, name, listener, most_images=limits.max_batch) as model:
                 ready.set_result(model.about)
                 batcher.run(model)
         except BaseException as error:
             if ready.done():
                 log("error", logging.CRITICAL, trace=error)
-                os._exit(1)  # nothing could be computed any more
+                os._exit(1)  # nothing can be computed
             ready.set_exception(error)
 
     # If Ctrl-C comes while the model is opened, the process does not wait for it.
@@ -128,7 +133,7 @@ def _report(failure: str) -> None:
     log("error", logging.ERROR, message=failure)
 
 
-def _noted(event: Event) -> None:
+def _log_note(event: Event) -> None:
     if event["kind"] == "note":
         log("note", message=event["message"])
 
@@ -137,27 +142,16 @@ def _describe(metrics: Metrics, parts: Parts) -> None:
     about = parts.about
     batcher = parts.batcher
     metrics.describe(model=about.name, engine=about.runtime, precision=about.precision)
-    metrics.watch(
-        "lockstep_queue_images", "Images that wait for the runtime.", lambda: batcher.waiting
-    )
-    metrics.watch(
-        "lockstep_admitted_images",
-        "Images that are decoded, waiting or computed; at most the size of the queue.",
-        lambda: batcher.admitted,
-    )
-    metrics.watch(
-        "lockstep_coming_requests",
-        "Requests whose images are being received or decoded.",
-        lambda: batcher.coming,
-    )
-    metrics.watch(
-        "lockstep_held_bytes", "Bytes of bodies in memory.", lambda: parts.bodies.held_bytes
-    )
-    metrics.watch(
-        "lockstep_ready",
-        "1 if the server takes requests and can decode images.",
-        lambda: parts.is_ready,
-    )
+    queue = "Images that wait for the runtime."
+    metrics.watch("lockstep_queue_images", queue, lambda: batcher.waiting)
+    admitted = "Images that are decoded, waiting or computed; at most the size of the queue."
+    metrics.watch("lockstep_admitted_images", admitted, lambda: batcher.admitted)
+    coming = "Requests whose images are being received or decoded."
+    metrics.watch("lockstep_coming_requests", coming, lambda: batcher.coming)
+    held = "Bytes of bodies in memory."
+    metrics.watch("lockstep_held_bytes", held, lambda: parts.bodies.size)
+    ready = "1 if the server accepts requests and can decode images."
+    metrics.watch("lockstep_ready", ready, lambda: parts.is_ready)
 
 
 def _announce(sock: socket.socket, about: About, access: Access) -> None:
@@ -165,10 +159,10 @@ def _announce(sock: socket.socket, about: About, access: Access) -> None:
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     if access.token is None and not is_loopback(address):
         reason = (
-            "everyone who reaches this address can use the server, and nothing encrypts what is"
-            " sent"
+            "there is no token: everyone who reaches this address can use the server, and nothing"
+            " encrypts what is sent"
         )
-        log("note", logging.WARNING, message=f"there is no token: {reason}")
+        log("note", logging.WARNING, message=reason)
     fields: dict[str, Any] = {
         "url": url,
         "model": about.name,
