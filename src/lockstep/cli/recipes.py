@@ -24,7 +24,8 @@ def list_recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         width = max(map(len, RECIPES))
         for name, build in RECIPES.items():
-            print(f"{name:<{width}}  {inspect.getdoc(build).splitlines()[0]}")  # type: ignore[union-attr]
+            title, _, _ = str(inspect.getdoc(build)).partition("\n\n")
+            print(f"{name:<{width}}  {' '.join(title.split())}")
 
 
 @app.command("show")

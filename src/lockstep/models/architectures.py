@@ -108,20 +108,14 @@ def narrow_model(spec: ModelSpec) -> ModelSpec:
     >>> narrow_model(MODELS["resnext101-32x4d"]).widths
     (32, 32, 64, 128)
     """
-    first, second, third, fourth = (
-        max(spec.groups, width // 8 // spec.groups * spec.groups) for width in spec.widths
-    )
-    layers = (
-        min(spec.layers[0], 2),
-        min(spec.layers[1], 2),
-        min(spec.layers[2], 2),
-        min(spec.layers[3], 2),
-    )
+    groups = spec.groups
     return replace(
         spec,
-        layers=layers,
+        layers=tuple(min(layers, 2) for layers in spec.layers),  # type: ignore[arg-type]
         stem_width=max(spec.stem_width // 8, 1),
-        widths=(first, second, third, fourth),
+        widths=tuple(  # type: ignore[arg-type]
+            max(groups, width // 8 // groups * groups) for width in spec.widths
+        ),
     )
 
 
@@ -155,7 +149,7 @@ class Block:
 
 
 def stem(spec: ModelSpec) -> Conv:
-    """Return the first convolution (7x7, stride 2); ReLU and a 3x3 max pool of stride 2 follow it."""
+    """Return the first convolution (7x7, stride 2). ReLU and a 3x3 max pool of stride 2 follow."""
     return Conv("conv1", "bn1", 3, spec.stem_width, kernel=7, stride=2)
 
 
@@ -169,19 +163,10 @@ def blocks(spec: ModelSpec) -> Iterator[Block]:
             name = f"layer{stage}.{i}"
             outputs = width * spec.expansion
             convs = _convs(spec, name, inputs, width, outputs, stride)
-            needs_projection = stride != 1 or inputs != outputs
-            shortcut = (
-                Conv(
-                    f"{name}.downsample.0",
-                    f"{name}.downsample.1",
-                    inputs,
-                    outputs,
-                    kernel=1,
-                    stride=stride,
-                )
-                if needs_projection
-                else None
-            )
+            shortcut = None
+            if stride != 1 or inputs != outputs:
+                names = (f"{name}.downsample.0", f"{name}.downsample.1")
+                shortcut = Conv(*names, inputs, outputs, kernel=1, stride=stride)
             yield Block(name, convs, shortcut)
             inputs = outputs
 
@@ -235,7 +220,8 @@ class Tensor:
         """Return whether a list of roles includes it: by its role or, in a shortcut, by `shortcut_`
         and its role.
 
-        >>> Tensor("layer1.0.downsample.1.weight", (64,), "bn_scale").is_listed(["shortcut_bn_scale"])
+        >>> scale = Tensor("layer1.0.downsample.1.weight", (64,), "bn_scale")
+        >>> scale.is_listed(["shortcut_bn_scale"])
         True
         """
         return self.role in roles or (

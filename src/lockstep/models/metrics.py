@@ -51,7 +51,7 @@ class Counts:
 def format_loss(loss: float | None) -> str:
     """Return a loss as it is shown, or "not finite". Files have null for a loss that is not finite.
 
-    >>> as_text(0.34567), as_text(None), as_text(float("inf"))
+    >>> format_loss(0.34567), format_loss(None), format_loss(float("inf"))
     ('0.3457', 'not finite', 'not finite')
     """
     return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
@@ -125,7 +125,7 @@ class Scores:
         """Return the scores in the order of the index. `samples` is the sample of each row: int64
         [images]."""
         order = np.argsort(samples)
-        return Scores(*(getattr(self, each.name)[order] for each in fields(self)))
+        return Scores(*(getattr(self, field.name)[order] for field in fields(self)))
 
     def counts(self) -> Counts:
         """Return the sums over all images. They do not depend on the order of the images."""
@@ -156,13 +156,16 @@ def latency_ms(times_sec: Sequence[float]) -> dict[str, float]:
     A percentile is the smallest time that at least that percentage of the times do not exceed
     (nearest rank). It is a measured time, never a value between two.
 
-    >>> latency_ms([0.001, 0.002, 0.003, 0.006])["p50"], latency_ms([0.001, 0.002, 0.003, 0.006])["mean"]
+    >>> latencies = latency_ms([0.001, 0.002, 0.003, 0.006])
+    >>> latencies["p50"], latencies["mean"]
     (2.0, 3.0)
     """
     ordered = sorted(map(float, times_sec))
-    ranks = {f"p{percent}": math.ceil(percent * len(ordered) / 100) for percent in PERCENTILES}
-    mean = math.fsum(ordered) / len(ordered)
-    return {"mean": 1000 * mean} | {name: 1000 * ordered[rank - 1] for name, rank in ranks.items()}
+    latencies = {"mean": 1000 * (math.fsum(ordered) / len(ordered))}
+    for percent in PERCENTILES:
+        rank = math.ceil(percent * len(ordered) / 100)
+        latencies[f"p{percent}"] = 1000 * ordered[rank - 1]
+    return latencies
 
 
 WARMUP_STEPS = 10

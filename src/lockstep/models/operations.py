@@ -41,7 +41,7 @@ def layers(spec: ModelSpec, image_size: int, logits: int) -> Iterator[Layer]:
     finally the classifier."""
     first = stem(spec)
     yield _layer(first, image_size)
-    size = _halved(_after(first, image_size))  # the max pool
+    size = _halve(_after(first, image_size))  # the max pool
     for block in blocks(spec):
         entering = size
         for conv in block.convs:
@@ -60,10 +60,10 @@ def _layer(conv: Conv, size: int) -> Layer:
 
 
 def _after(conv: Conv, size: int) -> int:
-    return _halved(size) if conv.stride == 2 else size
+    return _halve(size) if conv.stride == 2 else size
 
 
-def _halved(size: int) -> int:
+def _halve(size: int) -> int:
     """Return the size after a stride of 2. It is the same with symmetric padding and with
     TensorFlow's."""
     return -(-size // 2)
@@ -93,33 +93,29 @@ def work(
 
     The batch shares the weights.
     """
-    found = list(layers(spec, image_size, logits))
-    convolutions = found[:-1]
-    classifier = found[-1]
-    macs = sum(layer.macs for layer in found)
-    weights = sum(layer.weights for layer in found)
-    added = sum(_added(spec, image_size))
+    all_layers = list(layers(spec, image_size, logits))
+    convolutions = all_layers[:-1]
+    classifier = all_layers[-1]
+    macs = sum(layer.macs for layer in all_layers)
+    weights = sum(layer.weights for layer in all_layers)
+    added = sum(_count_added(spec, image_size))
+    value_bytes = VALUE_BYTES[precision]
+    batch_bytes = weights * value_bytes
     if training:
         first = convolutions[0]
         macs = 3 * macs - first.macs
-        values = (
-            sum(3 * layer.inputs + 11 * layer.outputs for layer in convolutions)
-            - first.inputs
-            - first.outputs
-        )
+        values = sum(3 * layer.inputs + 11 * layer.outputs for layer in convolutions)
+        values -= first.inputs + first.outputs
         values += 3 * (classifier.inputs + classifier.outputs) + 2 * added
-        of_batch = 3 * weights * VALUE_BYTES[precision] + UPDATE_BYTES * parameter_count(
-            spec, logits
-        )
+        batch_bytes = 3 * batch_bytes + UPDATE_BYTES * parameter_count(spec, logits)
     else:
-        values = sum(layer.inputs + layer.outputs for layer in found) + added
-        of_batch = weights * VALUE_BYTES[precision]
-    return Work(2.0 * macs, values * VALUE_BYTES[precision] + of_batch / batch)
+        values = sum(layer.inputs + layer.outputs for layer in all_layers) + added
+    return Work(2.0 * macs, values * value_bytes + batch_bytes / batch)
 
 
-def _added(spec: ModelSpec, image_size: int) -> Iterator[int]:
+def _count_added(spec: ModelSpec, image_size: int) -> Iterator[int]:
     """Yield the number of values that each block's addition reads from the shortcut."""
-    size = _halved(_halved(image_size))
+    size = _halve(_halve(image_size))
     for block in blocks(spec):
         for conv in block.convs:
             size = _after(conv, size)

@@ -9,10 +9,10 @@ value x is
 and the layer computes with q * scale. Everything else stays as it is: batch norm, ReLU, pooling and
 the sum of a block.
 
-| what | scale |
-|---|---|
-| weights | one for each output channel: the largest magnitude of the channel's present weights / 127 |
-| input | one for each layer: the largest magnitude that it had in the calibration before the run / 127 |
+- Weights have one scale for each output channel: the largest magnitude of the channel's present
+  weights / 127.
+- The input has one scale for each layer: the largest magnitude that it had in the calibration
+  before the run / 127.
 
 Weights therefore use -127..127. The gradient with respect to x is that with respect to q * scale,
 and 0 where x / scale rounds to less than -128 or more than 127. Scales have no gradient.
@@ -28,7 +28,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from lockstep.models.architectures import ModelSpec, convolutions
-from lockstep.system.errors import CheckpointError, DivergedError, nearest
+from lockstep.models.state import check_names
+from lockstep.system.errors import CheckpointError, DivergedError
 
 LOWEST = -128
 LARGEST = 127
@@ -57,10 +58,8 @@ def input_scales(largest: Mapping[str, float]) -> Scales:
                 f"the calibration before training found {value} in the input of {name}; expected"
                 " finite numbers: start from other --weights, or --set precision=fp32"
             )
-    return {
-        name: float(np.float32(max(value / LARGEST, SMALLEST_SCALE)))
-        for name, value in largest.items()
-    }
+    scales = {name: max(value / LARGEST, SMALLEST_SCALE) for name, value in largest.items()}
+    return {name: float(np.float32(scale)) for name, scale in scales.items()}
 
 
 def weight_scales(weight: np.ndarray) -> np.ndarray:
@@ -73,16 +72,7 @@ def weight_scales(weight: np.ndarray) -> np.ndarray:
 def check_scales(spec: ModelSpec, scales: Mapping[str, float]) -> None:
     """Raise `CheckpointError` unless every quantised layer, and nothing else, has a finite scale
     above 0."""
-    expected = layers(spec)
-    missing, unknown = (
-        sorted(set(a) - set(b)) for a, b in ((expected, scales), (scales, expected))
-    )
-    if missing or unknown:
-        hint = nearest(unknown[0], expected) if unknown else ""
-        raise CheckpointError(
-            f"scales: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}."
-            f" {hint}"
-        )
+    check_names(layers(spec), scales, "scales")
     for name, scale in scales.items():
         if not (math.isfinite(scale) and scale >= SMALLEST_SCALE):
             raise CheckpointError(

@@ -1,7 +1,7 @@
 """The training state in canonical form: torchvision's names, OIHW kernels, (out, in) classifier,
 float32."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,18 +26,23 @@ class State:
     without dynamic scaling."""
 
 
-def check_fit(
-    expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str
-) -> None:
-    """Raise `CheckpointError` unless arrays have exactly these names and shapes."""
-    missing = sorted(expected.keys() - values.keys())
-    unknown = sorted(values.keys() - expected.keys())
+def check_names(expected: Iterable[str], values: Iterable[str], what: str) -> None:
+    """Raise `CheckpointError` unless two sets of names are the same."""
+    missing = sorted({*expected} - {*values})
+    unknown = sorted({*values} - {*expected})
     if missing or unknown:
         hint = nearest(unknown[0], expected) if unknown else ""
         raise CheckpointError(
             f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}."
             f" {hint}"
         )
+
+
+def check_fit(
+    expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str
+) -> None:
+    """Raise `CheckpointError` unless arrays have exactly these names and shapes."""
+    check_names(expected, values, what)
     for name, shape in expected.items():
         if values[name].shape != shape:
             raise CheckpointError(f"{what}: {name} is {values[name].shape}, expected {shape}")

@@ -131,16 +131,16 @@ class Execution(Settings):
     @property
     def loggers_used(self) -> tuple[str, ...]:
         """The loggers that are named, and those whose file is."""
-        files = {"dlll": self.dlll_file, "nvidia-report": self.nvidia_report_file}
-        return tuple(
-            dict.fromkeys([*self.loggers, *(name for name, file in files.items() if file)])
-        )
+        loggers: list[str] = [*self.loggers]
+        if self.dlll_file:
+            loggers.append("dlll")
+        if self.nvidia_report_file:
+            loggers.append("nvidia-report")
+        return tuple(dict.fromkeys(loggers))
 
     @property
     def traced_steps(self) -> range:
         """The steps that the profiler traces."""
-        return (
-            range(0)
-            if self.profile_step is None
-            else range(self.profile_step, self.profile_step + self.profile_steps)
-        )
+        if self.profile_step is None:
+            return range(0)
+        return range(self.profile_step, self.profile_step + self.profile_steps)

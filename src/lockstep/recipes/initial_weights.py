@@ -18,60 +18,59 @@ def initial_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return every tensor of the recipe's model at step 0: name -> float32 array, in the model's
     order."""
     spec = model_spec(recipe.model)
-    zeroed = (
-        {f"{block.convs[-1].bn_name}.weight" for block in blocks(spec)}
-        if recipe.zero_init_last_bn
-        else set()
-    )
-    return {
-        tensor.name: np.zeros(tensor.shape, np.float32)
-        if tensor.name in zeroed
-        else _values(recipe, tensor, i)
+    values = {
+        tensor.name: _draw_values(recipe, tensor, i)
         for i, tensor in enumerate(tensors(spec, recipe.logits))
     }
+    if recipe.zero_init_last_bn:
+        for block in blocks(spec):
+            values[f"{block.convs[-1].bn_name}.weight"][:] = 0
+    return values
 
 
 def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return a zero velocity for every trained tensor: name -> float32 array."""
-    trained = [
-        tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained
-    ]
-    return {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}
+    return {
+        tensor.name: np.zeros(tensor.shape, np.float32)
+        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        if tensor.is_trained
+    }
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
-    """Return the state before the first step, with these tensors or, if none are given, with the
-    recipe's initial ones."""
+    """Return the state before the first step, with these tensors, or else with the recipe's initial
+    ones."""
     values = values or initial_tensors(recipe)
     return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
 
-def _values(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
+def _draw_values(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
     if tensor.role in ("bn_scale", "bn_var"):
         return np.ones(tensor.shape, np.float32)
     if tensor.role == "conv_weight" or (tensor.role == "fc_weight" and recipe.fc_init == "as_conv"):
-        return _he(recipe, tensor, stream)
-    if tensor.role == "fc_weight":
-        return _uniform(recipe, tensor, features(model_spec(recipe.model)), stream)
-    if tensor.role == "fc_bias" and recipe.fc_bias_init == "uniform":
-        return _uniform(recipe, tensor, features(model_spec(recipe.model)), stream)
+        return _draw_he(recipe, tensor, stream)
+    if tensor.role == "fc_weight" or (
+        tensor.role == "fc_bias" and recipe.fc_bias_init == "uniform"
+    ):
+        return _draw_uniform(recipe, tensor, features(model_spec(recipe.model)), stream)
     return np.zeros(tensor.shape, np.float32)
 
 
-def _he(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
+def _draw_he(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
     outputs, inputs, *kernel = tensor.shape
-    inputs = recipe.stem_channels if tensor.name == STEM_KERNEL else inputs
+    if tensor.name == STEM_KERNEL:
+        inputs = recipe.stem_channels
     fan = (inputs if recipe.conv_init_fan == "in" else outputs) * math.prod(kernel)
     std = math.sqrt(2 / fan)
     count = math.prod(tensor.shape)
     if recipe.conv_init == "normal":
         values = normal(recipe.seed, Purpose.WEIGHT, count, stream=stream) * std
     else:
-        values = _truncated_normal(recipe.seed, count, stream) * (std / _TRUNCATED_STD)
+        values = _draw_truncated_normal(recipe.seed, count, stream) * (std / _TRUNCATED_STD)
     return values.reshape(tensor.shape).astype(np.float32)
 
 
-def _truncated_normal(seed: int, count: int, stream: int) -> np.ndarray:
+def _draw_truncated_normal(seed: int, count: int, stream: int) -> np.ndarray:
     # 4.6 % of normal numbers lie beyond two standard deviations. With 8 % more numbers drawn,
     # enough remain for any tensor.
     drawn = normal(seed, Purpose.WEIGHT, count + count // 12 + 256, stream=stream)
@@ -80,7 +79,7 @@ def _truncated_normal(seed: int, count: int, stream: int) -> np.ndarray:
     return kept
 
 
-def _uniform(recipe: Recipe, tensor: Tensor, fan_in: int, stream: int) -> np.ndarray:
+def _draw_uniform(recipe: Recipe, tensor: Tensor, fan_in: int, stream: int) -> np.ndarray:
     count = math.prod(tensor.shape)
     raw = draw(recipe.seed, Purpose.WEIGHT, 0, -(-count // 4), epoch=stream).reshape(-1)[:count]
     return ((2 * uniform(raw) - 1) / math.sqrt(fan_in)).reshape(tensor.shape).astype(np.float32)

@@ -50,36 +50,33 @@ _CPU = _Device(image_size=64, batch=32, passes=50_000, epochs=(10, 100))
 _GPU = _Device(image_size=224, batch=128, passes=2_000_000, epochs=(90, 200))
 
 
-def check_given_fields(changes: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with the given fields. Raises `RecipeError` if one is wrong.
+def check_changes(changes: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with these fields. Raises `RecipeError` if one is wrong.
 
     `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
     """
-    return Recipe.of(
-        {name: value for name, value in changes.items() if name not in ("eval_resize", "eval_crop")}
-    )
+    late = ("eval_resize", "eval_crop")
+    return Recipe.of({name: value for name, value in changes.items() if name not in late})
 
 
 def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe for some images and a device. Given fields are kept, and the others follow
-    from them.
+    """Return the recipe for some images and a device. Fields in `changes` are kept, and the others
+    follow from them.
 
-    Raises `RecipeError` if a given field is wrong.
+    Raises `RecipeError` if a changed field is wrong.
     """
     changes = dict(changes or {})
-    chosen = check_given_fields(changes)
+    checked = check_changes(changes)
     device = _GPU if facts.on_gpu else _CPU
 
     def choose(name: str, own: Any) -> Any:
-        return getattr(chosen, name) if name in changes else own
+        return getattr(checked, name) if name in changes else own
 
-    size = choose(
-        "image_size", min(max(32 * round(facts.shorter_side / 32), 64), device.image_size)
-    )
-    batch = choose("global_batch_images", _batch(facts, device))
-    epochs = choose(
-        "epochs", min(max(round(device.passes / facts.images), device.epochs[0]), device.epochs[1])
-    )
+    typical_size = max(32 * round(facts.shorter_side / 32), 64)
+    size = choose("image_size", min(typical_size, device.image_size))
+    batch = choose("global_batch_images", _choose_batch(facts, device))
+    passes = max(round(device.passes / facts.images), device.epochs[0])
+    epochs = choose("epochs", min(passes, device.epochs[1]))
     few = facts.images < _MANY
     return Recipe(
         logits=facts.classes,
@@ -100,7 +97,7 @@ def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Rec
     ).replace(**changes)
 
 
-def _batch(facts: Facts, device: _Device) -> int:
+def _choose_batch(facts: Facts, device: _Device) -> int:
     """Return the images of a step: a power of two that leaves an epoch several steps, rounded up to
     a multiple of units."""
     wanted = min(max(facts.images // _LEAST_STEPS, 8), device.batch, max(facts.images, 1))

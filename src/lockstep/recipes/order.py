@@ -85,7 +85,7 @@ STRIDE = 32
 
 
 def check_shares(recipe: Recipe, units: int) -> None:
-    """Raise `RecipeError` if the images of a step do not divide into this many units of equal size."""
+    """Raise `RecipeError` if the images of a step do not divide into this many equal units."""
     if recipe.global_batch_images % units:
         raise RecipeError(
             f"global_batch_images ({recipe.global_batch_images}) must be a multiple of ranks times"
@@ -99,7 +99,9 @@ def check_batch_norm(recipe: Recipe, ranks: int, parts: int) -> None:
     A step is computed on this many ranks, each in this many accumulation parts. Statistics over all
     ranks are still those of one part.
     """
-    images = recipe.global_batch_images // (parts * (ranks if recipe.batch_norm == "local" else 1))
+    images = recipe.global_batch_images // parts
+    if recipe.batch_norm == "local":
+        images //= ranks
     if images * math.ceil(recipe.image_size / STRIDE) ** 2 == 1:
         raise RecipeError(
             f"one image of {recipe.image_size} pixels leaves a single value of each channel, which"
@@ -126,16 +128,17 @@ def training_plans(
     units = ranks * parts
     check_shares(recipe, units)
     per_epoch = steps_per_epoch(recipe, len(sizes))
-    mine = [
-        unit_positions(unit, units, step_images) for unit in range(rank * parts, (rank + 1) * parts)
-    ]
+    own_units = range(rank * parts, (rank + 1) * parts)
+    positions = [unit_positions(unit, units, step_images) for unit in own_units]
     for epoch in range(first_step // per_epoch, recipe.epochs):
         order = epoch_order(recipe.seed, epoch, len(sizes))
         for step in range(max(first_step - epoch * per_epoch, 0), per_epoch):
             start = step * step_images
-            yield _joined(
-                [_training_unit(recipe, sizes, order, epoch, start, start + rows) for rows in mine]
-            )
+            plans = [
+                _training_unit(recipe, sizes, order, epoch, start, start + rows)
+                for rows in positions
+            ]
+            yield _join_units(plans)
 
 
 def _training_unit(
@@ -162,17 +165,19 @@ def _training_unit(
     )
 
 
-def _joined(units: list[BatchPlan]) -> BatchPlan:
+def _join_units(units: list[BatchPlan]) -> BatchPlan:
     if len(units) == 1:
         return units[0]
-    names = [field.name for field in fields(BatchPlan) if getattr(units[0], field.name) is not None]
-    return BatchPlan(
-        **{name: np.concatenate([getattr(unit, name) for unit in units]) for name in names}
-    )
+    arrays = {}
+    for field in fields(BatchPlan):
+        values = [getattr(unit, field.name) for unit in units]
+        if values[0] is not None:
+            arrays[field.name] = np.concatenate(values)
+    return BatchPlan(**arrays)
 
 
 class _Numbers:
-    """Random numbers for a list of positions. Numbers of consecutive positions are drawn together."""
+    """Random numbers for a list of positions. Those of consecutive positions are drawn together."""
 
     def __init__(self, seed: int, epoch: int, positions: np.ndarray) -> None:
         self.seed = seed
@@ -182,10 +187,9 @@ class _Numbers:
         self.runs = [(int(run[0]), len(run)) for run in runs]
 
     def __call__(self, purpose: Purpose, attempt: int = 0) -> np.ndarray:
-        drawn = [
-            draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs
-        ]
-        return np.concatenate(drawn)
+        return np.concatenate(
+            [draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs]
+        )
 
 
 def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.ndarray:
@@ -198,16 +202,14 @@ def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.n
     """
     heights = sizes[:, 0].astype(np.int64)
     widths = sizes[:, 1].astype(np.int64)
-    windows = _centred_windows(recipe, heights, widths)
+    windows = _centre_windows(recipe, heights, widths)
     waiting = np.ones(len(sizes), bool)
+    smallest, largest = recipe.crop_area
     low, high = np.log(recipe.crop_aspect)
     for attempt in range(recipe.crop_attempts):
         u = uniform(numbers(Purpose.CROP, attempt))
-        area = (
-            heights
-            * widths
-            * (recipe.crop_area[0] + (recipe.crop_area[1] - recipe.crop_area[0]) * u[:, 0])
-        )
+        share = smallest + (largest - smallest) * u[:, 0]
+        area = heights * widths * share
         # The last bit of exp can differ between NumPy builds. Rounded to float32, the value is the
         # same.
         aspect = np.exp(low + (high - low) * u[:, 1]).astype(np.float32).astype(np.float64)
@@ -223,7 +225,7 @@ def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.n
     return windows.astype(np.int32)
 
 
-def _centred_windows(recipe: Recipe, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
+def _centre_windows(recipe: Recipe, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
     narrowest, widest = recipe.crop_aspect
     height = np.minimum(heights, np.maximum(np.rint(widths / narrowest), 1)).astype(np.int64)
     width = np.minimum(widths, np.maximum(np.rint(heights * widest), 1)).astype(np.int64)
@@ -294,14 +296,13 @@ def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> Batch
     heights = sizes[:, 0].astype(np.int64)
     widths = sizes[:, 1].astype(np.int64)
     whole = np.stack([np.zeros_like(heights), np.zeros_like(heights), heights, widths], axis=1)
-    resized = _evaluated_sides(recipe, np.stack([heights, widths], axis=1))
+    resized = _resize_sides(recipe, np.stack([heights, widths], axis=1))
+    offsets = _OFFSETS[recipe.eval_offset_rounding]((resized - recipe.eval_crop) / 2)
     return BatchPlan(
         samples=samples,
         windows=whole.astype(np.int32),
         resized=resized.astype(np.int32),
-        offsets=_OFFSETS[recipe.eval_offset_rounding]((resized - recipe.eval_crop) / 2).astype(
-            np.int32
-        ),
+        offsets=offsets.astype(np.int32),
         flips=np.zeros(len(samples), bool),
     )
 
@@ -314,8 +315,8 @@ _OFFSETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """How `eval_offset_rounding` rounds numbers that are whole or have a half."""
 
 
-def _evaluated_sides(recipe: Recipe, sides: np.ndarray) -> np.ndarray:
-    """Return the heights and widths after the resize of an evaluation: int64 [N, 2], like `sides`."""
+def _resize_sides(recipe: Recipe, sides: np.ndarray) -> np.ndarray:
+    """Return heights and widths after the resize of an evaluation: int64 [N, 2], like `sides`."""
     shorter = sides.min(axis=1, keepdims=True)
     if recipe.eval_side_rounding == "down":
         return recipe.eval_resize * sides // shorter

@@ -27,7 +27,7 @@ ROWS = Path(__file__).with_suffix(".yaml")
 _OWN = ("seed", "precision")
 """Fields in which a run may differ from its recipe and still be a run of it. Precision selects the
 rows."""
-_OF_PRECISION = {"precision", "loss_scaling", "global_batch_images", "stem_channels"}
+_PRECISION_FIELDS = {"precision", "loss_scaling", "global_batch_images", "stem_channels"}
 """Fields in which the originals' variants in TF32 and FP32 differ from the recipe in mixed
 precision."""
 _HALF = {"fp16": True, "bf16": True, "mixed": True, "fp32": False, "tf32": False}
@@ -103,18 +103,19 @@ class Comparison(TypedDict):
 
 @cache
 def read_accuracies(path: Path = ROWS) -> tuple[Accuracy, ...]:
-    """Return all rows. Raises `DataError` for a wrong row; the message names the table and the row."""
-    found = []
+    """Return all rows. Raises `DataError` for a wrong row, with the table and the row."""
+    accuracies = []
     for table in read_yaml(path.read_text(encoding="utf-8")):
         shared = {name: value for name, value in table.items() if name not in ("columns", "rows")}
         for cells in table["rows"]:
             try:
-                found.append(Accuracy(**shared | dict(zip(table["columns"], cells, strict=True))))
+                fields = shared | dict(zip(table["columns"], cells, strict=True))
+                accuracies.append(Accuracy(**fields))
             except (ValueError, ValidationError) as error:
                 raise DataError(
                     f"published accuracies, table {table.get('table')!r}, row {cells}: {error}"
                 ) from None
-    return tuple(found)
+    return tuple(accuracies)
 
 
 @cache
@@ -126,16 +127,15 @@ def find_accuracies(name: str) -> tuple[Accuracy, ...]:
     recipe in mixed precision. A variant in another precision, such as `resnet50-paddle-tf32-90ep`,
     has those of these rows that are in its precision.
     """
-    own = tuple(row for row in read_accuracies() if row.recipe == name)
-    if own or name not in RECIPES:
-        return own
+    rows = tuple(row for row in read_accuracies() if row.recipe == name)
+    if rows or name not in RECIPES:
+        return rows
     recipe = RECIPES[name]()
-    others = {row.recipe for row in read_accuracies()}
-    same = {
-        other for other in others if difference(RECIPES[other](), recipe).keys() <= _OF_PRECISION
-    }
     return tuple(
-        row for row in read_accuracies() if row.recipe in same and row.precision == recipe.precision
+        row
+        for row in read_accuracies()
+        if row.precision == recipe.precision
+        and difference(RECIPES[row.recipe](), recipe).keys() <= _PRECISION_FIELDS
     )
 
 
@@ -156,66 +156,66 @@ def compare_top1(
     precision without rows, selects all rows. `epochs` are the whole epochs that the weights were
     trained for, if known.
     """
-    name = _published_name(recipe)
+    name = _find_published_name(recipe)
     if name is None:
         return None
-    changed = [field for field in difference(RECIPES[name](), recipe) if field not in _OWN]
-    found: Comparison = {
+    comparison: Comparison = {
         "recipe": name,
-        "changed": changed,
+        "changed": [field for field in difference(RECIPES[name](), recipe) if field not in _OWN],
         "interval_percent": [],
         "accuracies": [],
         "not_compared": "",
     }
     if (classes, images) != (CLASSES, IMAGES):
-        reason = (
+        comparison["not_compared"] = (
             f"published accuracies are of ImageNet's {CLASSES:,} classes and {IMAGES:,} validation"
             f" images; these are {classes:,} and {images:,}"
         )
-        return found | {"not_compared": reason}
+        return comparison
     if epochs is not None and epochs < recipe.epochs:
-        return found | {
-            "not_compared": f"these weights were trained for {epochs} of {recipe.epochs} epochs"
-        }
+        comparison["not_compared"] = (
+            f"these weights were trained for {epochs} of {recipe.epochs} epochs"
+        )
+        return comparison
     low, high = (100 * bound for bound in wilson(round(top1_percent * images / 100), images))
-    rows = [
-        row.model_dump(exclude_none=True)
-        | {
+    comparison["interval_percent"] = [low, high]
+    for row in _select_precision(find_accuracies(name), precision):
+        texts = {
             "figure": row.figure(),
             "conditions": row.conditions(),
             "position": _position(row.top1_percent, low, high),
         }
-        for row in _in_precision(find_accuracies(name), precision)
-    ]
-    return found | {"interval_percent": [low, high], "accuracies": rows}
+        comparison["accuracies"].append(row.model_dump(exclude_none=True) | texts)
+    return comparison
 
 
-def _published_name(recipe: Recipe) -> str | None:
+def _find_published_name(recipe: Recipe) -> str | None:
     """Return the recipe with published accuracies that a recipe is based on, or else equals in all
     fields but `_OWN`."""
     if find_accuracies(recipe.based_on):
         return recipe.based_on
-    names = filter(find_accuracies, RECIPES)
-    return next(
-        (name for name in names if difference(RECIPES[name](), recipe).keys() <= set(_OWN)), None
-    )
+    for name in filter(find_accuracies, RECIPES):
+        if difference(RECIPES[name](), recipe).keys() <= set(_OWN):
+            return name
+    return None
 
 
-def _in_precision(rows: tuple[Accuracy, ...], precision: str | None) -> tuple[Accuracy, ...]:
-    same = tuple(
-        row for row in rows if precision is not None and _HALF[row.precision] == _HALF[precision]
-    )
-    return same or rows
+def _select_precision(rows: tuple[Accuracy, ...], precision: str | None) -> tuple[Accuracy, ...]:
+    if precision is None:
+        return rows
+    return tuple(row for row in rows if _HALF[row.precision] == _HALF[precision]) or rows
 
 
 def _position(value: float, low: float, high: float) -> str:
-    return "below" if value < low else "above" if value > high else "within"
+    if value < low:
+        return "below"
+    return "above" if value > high else "within"
 
 
 def describe_comparison(comparison: Comparison | None) -> list[tuple[str, str]]:
     """Return a comparison as short names with texts for a person to read; empty for None.
 
-    >>> describe_comparison({"recipe": "", "changed": [], "interval_percent": [], "accuracies": [], "not_compared": "one class"})
+    >>> describe_comparison({"recipe": "demo", "not_compared": "one class"})  # and other keys
     [('published', 'not compared: one class')]
     """
     if comparison is None:
@@ -240,22 +240,17 @@ def is_comparison(value: Any) -> bool:
     show are checked."""
     if not isinstance(value, dict):
         return False
-    interval, rows, compared = (
-        value.get(name) for name in ("interval_percent", "accuracies", "not_compared")
-    )
-    texts_are_right = (
+    if not (
         is_text(value.get("recipe"))
-        and is_text(compared)
+        and is_text(value.get("not_compared"))
         and is_list_of(is_text)(value.get("changed"))
-    )
-    rows_are_right = isinstance(rows, list) and all(
-        isinstance(row, dict)
-        and all(is_text(row.get(name)) for name in ("figure", "conditions", "position"))
-        for row in rows
-    )
-    return (
-        texts_are_right
-        and rows_are_right
-        and is_list_of(is_percent)(interval)
-        and (bool(compared) or (isinstance(interval, list) and len(interval) == 2))
-    )
+        and is_list_of(is_percent)(value.get("interval_percent"))
+        and is_list_of(_is_shown_accuracy)(value.get("accuracies"))
+    ):
+        return False
+    return bool(value["not_compared"]) or len(value["interval_percent"]) == 2
+
+
+def _is_shown_accuracy(value: Any) -> bool:
+    texts = ("figure", "conditions", "position")
+    return isinstance(value, dict) and all(is_text(value.get(name)) for name in texts)

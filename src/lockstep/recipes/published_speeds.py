@@ -83,21 +83,20 @@ class Row(BaseModel):
 
     def percentiles_ms(self) -> tuple[float, ...]:
         """Return the percentiles that the row has, lowest first."""
-        given = (self.p50_ms, self.p90_ms, self.p95_ms, self.p99_ms, self.p100_ms)
-        return tuple(each for each in given if each is not None)
+        percentiles = (self.p50_ms, self.p90_ms, self.p95_ms, self.p99_ms, self.p100_ms)
+        return tuple(latency for latency in percentiles if latency is not None)
 
 
 @cache
 def read_speeds(path: Path = ROWS) -> tuple[Row, ...]:
-    """Return all rows. Raises `DataError` for a wrong row; the message names the table and the row."""
-    return tuple(
-        row
-        for table in read_yaml(path.read_text(encoding="utf-8"))
-        for row in _rows_of(dict(table))
-    )
+    """Return all rows. Raises `DataError` for a wrong row, with the table and the row."""
+    rows: list[Row] = []
+    for table in read_yaml(path.read_text(encoding="utf-8")):
+        rows += _read_table(dict(table))
+    return tuple(rows)
 
 
-def _rows_of(table: dict[str, Any]) -> list[Row]:
+def _read_table(table: dict[str, Any]) -> list[Row]:
     columns = table.pop("columns")
     values = table.pop("rows")
     remarks = table.pop("remarks", [])
@@ -106,10 +105,10 @@ def _rows_of(table: dict[str, Any]) -> list[Row]:
     for cells in values:
         try:
             fields = table | dict(zip(columns, cells, strict=True))
-            for number, each in enumerate(remarks):
-                if each["where"].items() <= fields.items():
+            for number, remark in enumerate(remarks):
+                if remark["where"].items() <= fields.items():
                     used.add(number)
-                    fields = fields | {"remark": each["remark"]}
+                    fields = fields | {"remark": remark["remark"]}
             rows.append(Row(**fields))
         except (ValueError, ValidationError) as error:
             raise DataError(
@@ -158,27 +157,24 @@ class Measured:
         )
 
     def is_in_same_precision(self, row: Row) -> bool:
-        """Return whether a published row is of the same precision. Mixed precision is fp16 or bf16."""
-        return self.precision in {"mixed": ("fp16", "bf16")}.get(
-            row.precision or "", (row.precision,)
-        )
+        """Return whether a published row is of the same precision. Mixed is fp16 or bf16."""
+        if row.precision == "mixed":
+            return self.precision in ("fp16", "bf16")
+        return self.precision == row.precision
 
     def ratio(self, row: Row) -> float | None:
         """Return our images per second divided by theirs.
 
         None unless hardware, batch, precision and image size are the same.
         """
-        same = (
+        is_same = (
             self.is_on_same_hardware(row)
             and self.is_in_same_precision(row)
             and self.image_size == PUBLISHED_SIZE
+            and row.batch_images is not None
+            and row.batch_images == self.batch_images
         )
-        if (
-            not same
-            or row.batch_images is None
-            or row.batch_images != self.batch_images
-            or row.images_per_sec is None
-        ):
+        if not is_same or row.images_per_sec is None:
             return None
         return self.images_per_sec / row.images_per_sec
 
@@ -186,9 +182,8 @@ class Measured:
 def _plain(name: str) -> str:
     """Return the name of an accelerator without its maker, because only some drivers include the
     maker."""
-    return " ".join(
-        word for word in name.lower().split() if word not in ("nvidia", "tesla", "amd", "intel")
-    )
+    makers = ("nvidia", "tesla", "amd", "intel")
+    return " ".join(word for word in name.lower().split() if word not in makers)
 
 
 def _chip(name: str) -> str:

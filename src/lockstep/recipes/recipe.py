@@ -362,15 +362,13 @@ def eval_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 def own_geometry(recipe: Recipe) -> dict[str, str]:
     """Return the fields of `GEOMETRY` that do not have their defaults, with their values."""
-    return {
-        name: getattr(recipe, name)
-        for name in GEOMETRY
-        if getattr(recipe, name) != Recipe.model_fields[name].default
-    }
+    values = {name: getattr(recipe, name) for name in GEOMETRY}
+    defaults = Recipe.model_fields
+    return {name: value for name, value in values.items() if value != defaults[name].default}
 
 
 def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the fields in which two recipes differ, with both values, in the order of the fields."""
-    left = a.fields()
+    """Return the fields in which two recipes differ, with both values, in order."""
     right = b.fields()
-    return {name: (left[name], right[name]) for name in left if left[name] != right[name]}
+    pairs = {name: (value, right[name]) for name, value in a.fields().items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

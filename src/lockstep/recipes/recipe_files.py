@@ -41,31 +41,30 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
             f"{path} is its own base, directly or through other files; change its key `base`"
         )
     try:
-        fields = _fields_in(path)
+        fields = _read_fields(path)
         base = fields.pop("base", None)
-        name = _name_of(path, fields.pop("based_on", None))
+        name = _choose_name(path, fields.pop("based_on", None))
         if base is not None:
-            fields = (
-                _load(str(base), path.parent, (*seen, path.resolve())).fields()
-                | fields
-                | eval_fields(fields)
-            )
+            inherited = _load(str(base), path.parent, (*seen, path.resolve())).fields()
+            fields = inherited | fields | eval_fields(fields)
         return Recipe.of(fields).rename(name)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
 
 
-def _name_of(path: Path, noted: object) -> str:
+def _choose_name(path: Path, noted: object) -> str:
     """Return the name of the recipe in a file: `noted`, its `based_on`, or else the file's name.
 
     It is "" for a run's `recipe.yaml` without `based_on`.
     """
     if noted is not None and not isinstance(noted, str):
         raise RecipeError(f"based_on: expected the name of a recipe, not {noted!r:.60}")
-    return noted if noted is not None else path.stem if path.name != "recipe.yaml" else ""
+    if noted is not None:
+        return noted
+    return "" if path.name == "recipe.yaml" else path.stem
 
 
-def _fields_in(path: Path) -> dict[str, Any]:
+def _read_fields(path: Path) -> dict[str, Any]:
     try:
         fields = read_yaml(read_regular_text(path, SETTINGS))
     except OSError as error:

@@ -4,12 +4,14 @@ starts.
 u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run,
 in the same unit:
 
-    warm-up      start + (peak - start) * (u + counts_from) / W       for u < W
-    cosine       end + (peak - end) * (1 + cos(pi * x)) / 2           x = (u - W) / (E - W), or u / E from the start
+    warm-up      start + (peak - start) * (u + counts_from) / W, for u < W
+    cosine       end + (peak - end) * (1 + cos(pi * x)) / 2
     linear       end + (peak - end) * (1 - x)
     polynomial   end + (peak - end) * (1 - x) ^ power
     exponential  peak * (end / peak) ^ x
     step         peak * factor ^ (number of step epochs that have begun)
+
+where x is (u - W) / (E - W), or u / E for a decay from the start.
 
 Sources: NVIDIA's PyTorch code (image_classification/optimizers.py) has cosine, linear, step and
 exponential; its main.py offers the first three, and its exponential decay ends at peak / 1000.
@@ -74,11 +76,9 @@ def ema_decays(recipe: Recipe, steps: int) -> np.ndarray:
 
 def warmup_epochs(recipe: Recipe) -> float:
     """Return the length of the warm-up in epochs; 0 if a step has too few images for a warm-up."""
-    return (
-        recipe.warmup_epochs
-        if recipe.global_batch_images >= recipe.warmup_from_batch_images
-        else 0.0
-    )
+    if recipe.global_batch_images < recipe.warmup_from_batch_images:
+        return 0.0
+    return recipe.warmup_epochs
 
 
 def _decay(
@@ -93,6 +93,8 @@ def _decay(
         return np.asarray(peak * (recipe.lr_end / peak) ** progress)
     if recipe.lr_decay == "cosine":
         shape = (1 + np.cos(np.pi * progress)) / 2
+    elif recipe.lr_decay == "polynomial":
+        shape = (1 - progress) ** recipe.lr_power
     else:
-        shape = (1 - progress) ** (recipe.lr_power if recipe.lr_decay == "polynomial" else 1)
+        shape = 1 - progress
     return np.asarray(recipe.lr_end + (peak - recipe.lr_end) * shape)

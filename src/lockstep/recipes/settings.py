@@ -26,10 +26,11 @@ class Settings(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            found = [problem for problem in error.errors() if problem["loc"] != _NOT_A_NAME]
-            problems = [_explain(type(self), problem) for problem in found[:_MOST_PROBLEMS]]
-            more = [f"... and {len(found) - _MOST_PROBLEMS} more"] * (len(found) > _MOST_PROBLEMS)
-            raise RecipeError("\n".join(problems + more)) from None
+            problems = [problem for problem in error.errors() if problem["loc"] != _NOT_A_NAME]
+            lines = [_explain(type(self), problem) for problem in problems[:_MOST_PROBLEMS]]
+            if len(problems) > _MOST_PROBLEMS:
+                lines.append(f"... and {len(problems) - _MOST_PROBLEMS} more")
+            raise RecipeError("\n".join(lines)) from None
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
@@ -70,19 +71,19 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
         del place[1]
     where = ".".join(place)
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = (
-            [field.name for field in dataclasses.fields(ModelSpec)]
-            if len(place) > 1
-            else list(cls.model_fields)
-        )
-        meant = suggest_fields(place[-1], known)
-        hint = f"Did you mean {' or '.join(meant)}?" if meant else nearest(place[-1], known)
+        known = list(cls.model_fields)
+        if len(place) > 1:
+            known = [field.name for field in dataclasses.fields(ModelSpec)]
+        suggestions = suggest_fields(place[-1], known)
+        hint = nearest(place[-1], known)
+        if suggestions:
+            hint = f"Did you mean {' or '.join(suggestions)}?"
         return f"there is no field {where!r}. {hint}"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}, not {_shown(problem['input'])}" if where else message
+    return f"{where}: {message}, not {_shorten(problem['input'])}" if where else message
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits

@@ -112,13 +112,16 @@ _ADVICE = {
 _REMARKS = {"global_batch_images": " (images of a step, over all ranks)"}
 
 
-def _turned(table: dict[str, str]) -> dict[str, str]:
-    return {word: meant for meant, words in table.items() for word in words.split()}
+def _invert(table: dict[str, str]) -> dict[str, str]:
+    inverse: dict[str, str] = {}
+    for meaning, words in table.items():
+        inverse |= dict.fromkeys(words.split(), meaning)
+    return inverse
 
 
-_FIELD_OF = _turned(_FIELDS)
-_OPTION_OF = _turned(_OPTIONS)
-_ADVICE_OF = _turned(_ADVICE)
+_FIELD_BY_WORD = _invert(_FIELDS)
+_OPTION_BY_WORD = _invert(_OPTIONS)
+_ADVICE_BY_WORD = _invert(_ADVICE)
 
 
 def _plain(name: str) -> str:
@@ -129,28 +132,30 @@ def suggest_fields(name: str, known: Collection[str]) -> list[str]:
     """Return the fields of `known` that a name can mean, the likeliest first. There are at most
     three and maybe none.
 
-    >>> fields_meant("Batch-Size", ["epochs", "global_batch_images"]), fields_meant("epoch", ["epochs", "seed"])
-    (['global_batch_images'], ['epochs'])
+    >>> suggest_fields("Batch-Size", ["epochs", "global_batch_images"])
+    ['global_batch_images']
+    >>> suggest_fields("epoch", ["epochs", "seed"])
+    ['epochs']
     """
     plain = _plain(name)
     if plain in known:
         return [plain]
-    if _FIELD_OF.get(plain) in known:
-        return [_FIELD_OF[plain]]
-    near = difflib.get_close_matches(plain, [*known, *_FIELD_OF], n=5, cutoff=0.75)
-    near = near or difflib.get_close_matches(plain, list(known), n=3, cutoff=0.6)
-    found = [each if each in known else _FIELD_OF[each] for each in near]
-    return [each for each in dict.fromkeys(found) if each in known][:3]
+    if _FIELD_BY_WORD.get(plain) in known:
+        return [_FIELD_BY_WORD[plain]]
+    words = difflib.get_close_matches(plain, [*known, *_FIELD_BY_WORD], n=5, cutoff=0.75)
+    words = words or difflib.get_close_matches(plain, list(known), n=3, cutoff=0.6)
+    fields = dict.fromkeys(word if word in known else _FIELD_BY_WORD[word] for word in words)
+    return [field for field in fields if field in known][:3]
 
 
 def suggest_setting(name: str, value: str, known: Collection[str]) -> str:
     """Return a sentence that says what to type instead of a setting of an unknown field; "" if no
     field is similar."""
-    found = [
+    suggestions = [
         f"--set {shlex.quote(f'{field}={value}')}{_REMARKS.get(field, '')}"
         for field in suggest_fields(name, known)
     ]
-    return f"Did you mean {' or '.join(found)}?" if found else ""
+    return f"Did you mean {' or '.join(suggestions)}?" if suggestions else ""
 
 
 def suggest_option(
@@ -162,10 +167,10 @@ def suggest_option(
     `options` are the options of the command, `known` the fields that it can set.
     """
     plain = _plain(option)
-    if (own := _OPTION_OF.get(plain)) in options:
-        return f"Did you mean {own} {value}?"
-    if plain in _ADVICE_OF and "--recipe" in options and "--checkpoint" not in options:
-        return _ADVICE_OF[plain]
+    if _OPTION_BY_WORD.get(plain) in options:
+        return f"Did you mean {_OPTION_BY_WORD[plain]} {value}?"
+    if plain in _ADVICE_BY_WORD and "--recipe" in options and "--checkpoint" not in options:
+        return _ADVICE_BY_WORD[plain]
     # If an option of the command is similar, the parser's message names it.
     near = difflib.get_close_matches(option, list(options), n=1, cutoff=0.75)
     return "" if near else suggest_setting(plain, value, known)

@@ -123,7 +123,7 @@ def _find_best_scripts(
 
 
 def _clean_words(words: list[str]) -> list[str]:
-    """Return the words without the backslashes and ends of lines that a copied command may contain."""
+    """Return the words without the backslashes and ends of lines of a copied command."""
     stripped = (word.strip() for word in words)
     return [word for word in stripped if word not in ("", "\\")]
 

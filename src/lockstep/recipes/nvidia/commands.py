@@ -115,7 +115,7 @@ class Command:
         return make[self.kind]()
 
     def uses(self, name: str, text: str, words: list[str]) -> bool:
-        """Return whether the command, which has these words, has the name and value of a template."""
+        """Return whether the command with these words has the name and value of a template."""
         if name in ("@command", "@benchmark"):
             return True
         if name in _LAUNCH:
