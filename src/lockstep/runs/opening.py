@@ -8,7 +8,7 @@ from lockstep import backends
 from lockstep.backends import World
 from lockstep.data.split import Sets, open_sets
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.my_images import check_given_fields
+from lockstep.recipes.my_images import check_changes
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
@@ -45,7 +45,7 @@ def open_run(
         sets = _open_sets(settings.data, share, recorder, stop, execution)
     else:
         fields = source.read_recipe_fields() if source else {}
-        share = check_given_fields(settings.changes).validation_share
+        share = check_changes(settings.changes).validation_share
         sets = _open_sets(settings.data, share, recorder, stop, execution)
         recipe = choose_from_images(
             sets.training, settings.changes, execution, world, recorder, out, fields
