@@ -164,7 +164,11 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> No
         "mxnet",
     ]
     done = subprocess.run(
-        [*command, "--", "train"], env=environment, capture_output=True, text=True, check=False
+        [*command, "--", "train", "--data", "x", "--out", "x"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert (

@@ -98,7 +98,7 @@ WRONG = [
     ("recipes show dmo", "there is no recipe and no file 'dmo'. Did you mean demo?"),
     ("recipes diff demo dmo", "Did you mean demo?"),
     ("launch -n 2", "nothing to launch; expected a command after --"),
-    ("launch -n 2 --backend trch -- train", "Did you mean torch?"),
+    ("launch -n 2 --backend trch -- train --data x --out x", "Did you mean torch?"),
 ]
 
 

@@ -26,6 +26,8 @@ echo "to the errors" >&2
 exit 42
 """
 
+TRAIN = ["train", "--data", "images", "--out", "new-run"]
+
 
 @pytest.fixture(autouse=True)
 def mxnet_is_elsewhere() -> None:
@@ -121,7 +123,7 @@ def test_a_python_without_the_engine_is_asked_once(
 ) -> None:
     folder = stub()
     monkeypatch.setenv("LOCKSTEP_WENT_WHERE_INSTALLED", "mxnet")  # as the other Python finds it
-    code, _, errors = call("launch", "-n", 2, "--backend", "mxnet", "--", "train")
+    code, _, errors = call("launch", "-n", 2, "--backend", "mxnet", "--", *TRAIN)
     assert code == 2
     assert "backend 'mxnet' needs mxnet" in errors
     assert not (folder / "started").exists()
@@ -132,7 +134,7 @@ def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(
 ) -> None:
     monkeypatch.delenv("LOCKSTEP_MXNET_PYTHON", raising=False)
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
-    code, _, errors = answer("launch", "-n", 2, "--backend", "mxnet", "--", "train")
+    code, _, errors = answer("launch", "-n", 2, "--backend", "mxnet", "--", *TRAIN)
     assert code == 2
     assert "make mxnet-env" in errors
 

@@ -2,37 +2,43 @@
 it."""
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from lockstep import backends
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs import train as training
+from lockstep.runs.resuming import RunSettings
+from lockstep.runs.starting_weights import StartSource
 
 Run = Callable[..., tuple[int, str, str]]
-Trained = list[dict[str, Any]]
+Opened = list[tuple[RunSettings, StartSource | None]]
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
-    """The calls of `lockstep.train`, which does nothing here."""
-    found: Trained = []
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """What runs are opened with. They train nothing here."""
+    calls: Opened = []
 
-    def train(recipe: Recipe, data: Path, out: Path, **options: Any) -> None:
-        found.append({"recipe": recipe, "data": data, "out": out} | options)
+    @contextmanager
+    def open_run(settings: RunSettings, source: StartSource | None, *_: object) -> Iterator[None]:
+        calls.append((settings, source))
+        yield
 
-    monkeypatch.setattr(training, "train", train)
-    return found
+    world = SimpleNamespace(rank=0, close=lambda: None)
+    monkeypatch.setattr(backends, "load", lambda name: SimpleNamespace(world=lambda _: world))
+    monkeypatch.setattr(training, "open_run", open_run)
+    monkeypatch.setattr(training, "_train", lambda run: None)
+    return calls
 
 
 @pytest.fixture
 def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    """A run whose last engine was the reference engine, on the images in its parent folder."""
+    """A run on the reference engine, on the images in its parent folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "recipe.yaml").write_text("based_on: demo\n" + tiny_recipe.format_yaml())
@@ -43,8 +49,8 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_folder_alone_resumes_its_run_and_says_what_was_taken_from_it(
-    answer: Run, trained: Trained, run: Path, tiny_recipe: Recipe, tmp_path: Path
+def test_the_folder_alone_resumes_its_run_and_prints_what_was_taken_from_it(
+    answer: Run, opened: Opened, run: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     code, output, errors = answer("train", "--out", run)
     assert (code, errors) == (0, "")
@@ -52,28 +58,22 @@ def test_the_folder_alone_resumes_its_run_and_says_what_was_taken_from_it(
         f"resuming {run} with its recipe (demo); its images ({tmp_path}); "
         "backend=reference, loader_threads=3, loggers=['mlflow']\n"
     )
-    (asked,) = trained
-    assert (asked["recipe"], asked["data"]) == (tiny_recipe, tmp_path)
-    assert asked["execution"] == Execution(
+    ((settings, _),) = opened
+    assert (settings.recipe, settings.data) == (tiny_recipe, tmp_path)
+    assert settings.execution == Execution(
         backend="reference", loggers=("mlflow",), loader_threads=3
     )
 
 
-def test_options_come_before_what_the_folder_says(answer: Run, trained: Trained, run: Path) -> None:
-    options = [
-        "--set",
-        "epochs=9",
-        "--set",
-        "loader_threads=1",
-        "--tensorboard",
-        "--data",
-        "elsewhere",
-    ]
+def test_options_come_before_what_the_folder_says(answer: Run, opened: Opened, run: Path) -> None:
+    options = ["--set", "epochs=9", "--set", "loader_threads=1", "--tensorboard"]
+    options += ["--data", "elsewhere"]
     code, output, _ = answer("train", "--out", run, *options)
     assert (code, output) == (0, f"resuming {run} with its recipe (demo); backend=reference\n")
-    (asked,) = trained
-    assert (asked["recipe"].epochs, asked["data"]) == (9, Path("elsewhere"))
-    assert asked["execution"] == Execution(backend="reference", loader_threads=1)
+    ((settings, _),) = opened
+    assert settings.recipe is not None
+    assert (settings.recipe.epochs, settings.data) == (9, Path("elsewhere"))
+    assert settings.execution == Execution(backend="reference", loader_threads=1)
 
 
 @pytest.mark.parametrize(
@@ -86,20 +86,21 @@ def test_options_come_before_what_the_folder_says(answer: Run, trained: Trained,
     ],
     ids=str,
 )
-def test_a_new_run_has_the_loggers_that_are_asked_for(
-    answer: Run, trained: Trained, tmp_path: Path, options: list[str], loggers: tuple[str, ...]
+def test_a_new_run_has_the_chosen_loggers(
+    answer: Run, opened: Opened, tmp_path: Path, options: list[str], loggers: tuple[str, ...]
 ) -> None:
     assert answer(
         "train", "--recipe", "demo", "--data", "images", "--out", tmp_path / "new", *options
     ) == (0, "", "")
-    assert trained[0]["execution"] == Execution(loggers=loggers)
+    ((settings, _),) = opened
+    assert settings.execution == Execution(loggers=loggers)
 
 
 @pytest.mark.parametrize(
-    ("said", "backend"), [([], "reference"), (["--recipe", "demo"], "torch")], ids=str
+    ("options", "backend"), [([], "reference"), (["--recipe", "demo"], "torch")], ids=str
 )
-def test_ranks_are_launched_on_the_engine_that_the_run_had(
-    answer: Run, run: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], backend: str
+def test_ranks_are_launched_on_the_backend_that_the_run_had(
+    answer: Run, run: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], backend: str
 ) -> None:
     launched = []
 
@@ -109,47 +110,34 @@ def test_ranks_are_launched_on_the_engine_that_the_run_had(
 
     monkeypatch.setattr(backends, "load", load)
     monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", lambda *_: 0)
-    assert answer("launch", "-n", 2, "--", "train", "--out", run, *said)[0] == 0
+    assert answer("launch", "-n", 2, "--", "train", "--out", run, *options)[0] == 0
     assert launched == [backend]
 
 
 # --resume-from
 
 
-def test_the_checkpoint_to_go_on_from_is_passed_on(
-    answer: Run, trained: Trained, recipe_file: Path, tmp_path: Path
-) -> None:
-    given = tmp_path / "checkpoint.pth.tar"
-    arguments = [
-        "--recipe",
-        recipe_file,
-        "--data",
-        tmp_path,
-        "--out",
-        tmp_path / "new",
-        "--backend",
-        "reference",
-    ]
-    assert answer("train", *arguments, "--resume-from", given)[0] == 0
-    assert [(call["resume_from"], call["weights"]) for call in trained] == [(given, None)]
+@pytest.fixture
+def new_run(recipe_file: Path, tmp_path: Path) -> list[object]:
+    """The command of a run on the reference engine."""
+    places = ["--data", tmp_path, "--out", tmp_path / "new"]
+    return ["train", "--recipe", recipe_file, *places, "--backend", "reference"]
 
 
-def test_weights_and_a_checkpoint_to_go_on_from_are_not_given_together(
-    answer: Run, recipe_file: Path, tmp_path: Path
+@pytest.mark.parametrize(("option", "resumes"), [("--resume-from", True), ("--weights", False)])
+def test_what_the_run_starts_from_is_passed_on(
+    answer: Run, opened: Opened, new_run: list[object], option: str, resumes: bool
 ) -> None:
-    arguments = [
-        "--recipe",
-        recipe_file,
-        "--data",
-        tmp_path,
-        "--out",
-        tmp_path / "new",
-        "--backend",
-        "reference",
-    ]
-    code, _, errors = answer(
-        "train", *arguments, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a"
-    )
+    assert answer(*new_run, option, "checkpoint.pth.tar")[0] == 0
+    ((_, source),) = opened
+    assert source is not None
+    assert (source.path, source.resumes) == (Path("checkpoint.pth.tar"), resumes)
+
+
+def test_weights_and_a_checkpoint_to_resume_from_exclude_each_other(
+    answer: Run, new_run: list[object], tmp_path: Path
+) -> None:
+    code, _, errors = answer(*new_run, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a")
     assert (code, errors.count("\n")) == (2, 1)
     assert errors.startswith("lockstep: --weights and --resume-from are both given")
     assert not (tmp_path / "new").exists()

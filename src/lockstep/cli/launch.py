@@ -3,11 +3,11 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,9 @@ from lockstep.cli.terminal import print
 if TYPE_CHECKING:
     from lockstep.launch.launcher import Starting, Watch
     from lockstep.launch.meeting import Asked
+    from lockstep.launch.nodes import Start, Table
     from lockstep.launch.rendezvous import Link
+    from lockstep.recipes import Execution
 
 LEAST_PATIENCE = 5.0
 """Seconds. A shorter silence can be that of a busy machine."""
@@ -102,7 +104,6 @@ def command(
     from lockstep import backends
     from lockstep.launch.launcher import LOCKSTEP, Watch, launch_ranks
     from lockstep.launch.meeting import Asked
-    from lockstep.recipes import Execution
     from lockstep.system.errors import UserError
 
     if not context.args:
@@ -110,40 +111,63 @@ def command(
             "nothing to launch; expected a command after --, such as: lockstep launch -n 2 --"
             " train ..."
         )
-    arguments = list(context.args)
-    last = _last(arguments)
-    found = {
-        name: _agreed(name, value, arguments)
-        for name, value in (("backend", backend), ("distributed", distributed))
-    }
-    how = Execution.of(
-        {name: value for name in found if (value := found[name] or last.get(name)) is not None}
+    fields = {"backend": backend, "distributed": distributed}
+    arguments = _add_options(context.args, fields)
+    root = context.find_root()
+    settled = options.settle_command(
+        lambda: root.command.main(arguments, prog_name=root.info_name, standalone_mode=False)
     )
-    options.go_where_installed(how.backend)
-    engine = backends.load(how.backend)
-    asked = Asked(
-        nodes, node_rank, rendezvous, bind, secret_file, tuple(hosts.split(",")) if hosts else ()
-    )
+    _refuse_conflicts(fields, settled.execution)
+    options.go_where_installed(settled.execution.backend)
+    framework = backends.load(settled.execution.backend)
+    others = tuple(hosts.split(",")) if hosts else ()
+    asked = Asked(nodes, node_rank, rendezvous, bind, secret_file, others)
     with ExitStack() as stack:
-        logs = stack.enter_context(logs_of(arguments))
+        logs = stack.enter_context(make_logs(settled.out))
         watch = Watch(patience, restarts, logs, lambda text: print(text, file=sys.stderr))
-        machines = _machines(engine, how.distributed, processes, asked, watch, arguments)
+        start = partial(framework.prepare_ranks, distributed=settled.execution.distributed)
+        machines = _connect(start, processes, asked, watch, arguments)
         starting, link = stack.enter_context(machines)
         code = launch_ranks([*LOCKSTEP, *arguments], starting, link, watch)
     raise typer.Exit(code)
 
 
+def _add_options(arguments: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
+    """Return a command line with these options before its own, which take precedence. Options
+    without a value are left out."""
+    first = 0
+    while first < len(arguments) and not arguments[first].startswith("-"):
+        first += 1
+    options: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            options += [f"--{name}", value]
+    return [*arguments[:first], *options, *arguments[first:]]
+
+
+def _refuse_conflicts(values: Mapping[str, str | None], execution: "Execution") -> None:
+    """Raise `UserError` if the launched command has settled other values than the launch names."""
+    from lockstep.system.errors import UserError
+
+    for name, value in values.items():
+        settled = getattr(execution, name)
+        if value is not None and value != settled:
+            raise UserError(
+                f"launch --{name} is {value}, but the command after -- says {settled}; give only"
+                " one of them"
+            )
+
+
 @contextmanager
-def _machines(
-    engine: Any,
-    distributed: str,
+def _connect(
+    start: Callable[["Table"], AbstractContextManager["Start"]],
     processes: int,
     asked: "Asked",
     watch: "Watch",
     arguments: list[str],
 ) -> "Iterator[tuple[Starting, Link | None]]":
     """Yield how ranks are started, once the machines have met, and the link to the other machines
-    if there are any."""
+    if there are any. `start` starts this machine's ranks of a table."""
     from lockstep.launch import ssh
     from lockstep.launch.meeting import STDIN, meeting_of
     from lockstep.launch.nodes import one_machine
@@ -151,7 +175,7 @@ def _machines(
 
     meeting = meeting_of(asked, os.environ)
     if meeting is None:
-        yield lambda: engine.prepare_ranks(one_machine(processes), distributed), None
+        yield lambda: start(one_machine(processes)), None
         return
     with ExitStack() as stack:
         check = None
@@ -164,25 +188,21 @@ def _machines(
             ssh.end_with_input()
         link, address = stack.enter_context(met(meeting, watch.patience_sec / 2, check))
         yield (
-            lambda: engine.prepare_ranks(
-                agree(link, meeting, address, processes, arguments), distributed
-            ),
+            lambda: start(agree(link, meeting, address, processes, arguments)),
             link,
         )
 
 
 @contextmanager
-def logs_of(arguments: list[str]) -> Iterator[Path | None]:
-    """Yield the folder for the output of the ranks of a launched command: in the folder of the run
-    that it trains.
+def make_logs(out: Path | None) -> Iterator[Path | None]:
+    """Yield the folder for the output of ranks, in the folder of the run that they train.
 
-    Yield None if it trains none, or in a folder with other things. If no run begins, the folder is
+    Yield None if they train none, or in a folder with other things. If no run begins, the folder is
     removed again.
     """
     from lockstep.runs.folder import LOGS, RunFolder
 
-    out = Path(_said("out", arguments) or "") if arguments[0] == "train" else Path()
-    if out == Path() or RunFolder.others_in(out):
+    if out is None or RunFolder.others_in(out):
         yield None
         return
     is_new = not out.exists()
@@ -193,47 +213,3 @@ def logs_of(arguments: list[str]) -> Iterator[Path | None]:
             shutil.rmtree(out / LOGS, ignore_errors=True)
             with suppress(OSError):  # it holds something else
                 out.rmdir()
-
-
-def _last(arguments: list[str]) -> dict[str, Any]:
-    """Return the last execution of the run that a launched command resumes; empty if the command
-    names a recipe."""
-    from lockstep.runs.resuming import last_execution
-
-    out = _said("out", arguments)
-    return (
-        last_execution(Path(out))
-        if arguments[0] == "train" and out and _said("recipe", arguments) is None
-        else {}
-    )
-
-
-def _agreed(name: str, value: str | None, arguments: list[str]) -> str | None:
-    """Return the value of a field from the launch or its command. If only the launch has it, add it
-    to the command."""
-    from lockstep.system.errors import UserError
-
-    said = _said(name, arguments)
-    if value is not None and said is not None and value != said:
-        raise UserError(
-            f"launch --{name} is {value}, but the command after -- says {said}; give only one of"
-            " them"
-        )
-    if value is not None and said is None:
-        arguments += [f"--{name}", value]
-    return value or said
-
-
-def _said(name: str, arguments: list[str]) -> str | None:
-    """Return the value of an execution's field in a command line: its last --set, else its last
-    option."""
-    given = []
-    settings = []
-    for argument, following in pairwise([*arguments, ""]):
-        option, equals, text = argument.partition("=")
-        value = text if equals else following
-        if option == f"--{name}":
-            given.append(value)
-        elif option == "--set" and value.startswith(f"{name}="):
-            settings.append(value.removeprefix(f"{name}="))
-    return [*given, *settings][-1] if given or settings else None

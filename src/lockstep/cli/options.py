@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
+    from lockstep.recipes import Execution
     from lockstep.runs.events import Event
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
@@ -99,7 +101,7 @@ def settings(
 
     recipe, given = fields(assignments, backend=backend, **options)
     how = Execution.of(given)
-    prepare(how.backend)
+    prepare(how)
     return recipe, how
 
 
@@ -114,12 +116,45 @@ def fields(assignments: list[str] | None, **options: Any) -> tuple[dict[str, Any
     return recipe, {name: value for name, value in options.items() if value is not None} | execution
 
 
-def prepare(backend: str) -> None:
-    """Run the command with the Python that has the backend, in a process that knows its rank."""
+class CommandSettled(Exception):
+    """A command has settled its execution, and `settle_command` runs it only so far."""
+
+    def __init__(self, execution: "Execution", out: Path | None) -> None:
+        self.execution = execution
+        self.out = out
+        """The folder of the run that the command trains; None if it trains none."""
+
+
+_stops_when_settled = False
+
+
+def settle_command(command: Callable[[], Any]) -> CommandSettled:
+    """Run a command until it has settled its execution, and return that.
+
+    Raises `typer.Exit` if the command ends before, for example after `--help`.
+    """
+    global _stops_when_settled
+    _stops_when_settled = True
+    try:
+        code = command()
+    except CommandSettled as settled:
+        return settled
+    finally:
+        _stops_when_settled = False
+    raise typer.Exit(code or 0)
+
+
+def prepare(execution: "Execution", out: Path | None = None) -> None:
+    """Run the command with the Python that has its backend, in a process that knows its rank.
+
+    `out` is the folder of the run that the command trains.
+    """
     from lockstep.backends.frameworks import name_rank
 
-    go_where_installed(backend)
-    name_rank(backend)  # before anything is printed: only rank 0 prints
+    if _stops_when_settled:
+        raise CommandSettled(execution, out)
+    go_where_installed(execution.backend)
+    name_rank(execution.backend)  # before anything is printed: only rank 0 prints
 
 
 def show_note(event: "Event") -> None:

@@ -145,7 +145,7 @@ def command(
     if split is not None:
         changes["validation_share"] = split
     settings = complete_settings(out, recipe, data, changes=changes, how=how)
-    options.prepare(settings.execution.backend)
+    options.prepare(settings.execution, out)
     with Reporter() as reporter:
         run_training(settings, weights=weights, resume_from=resume_from, listener=reporter)
 
