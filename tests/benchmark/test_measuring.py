@@ -181,7 +181,7 @@ def test_waiting_for_a_batch_is_counted_apart(
                 device.clock.now += 4
                 yield Batch(np.zeros((len(plan.samples), 32, 32, 3), np.uint8), plan.samples)
 
-    monkeypatch.setattr(measuring, "loader_of", Slow)
+    monkeypatch.setattr(measuring, "make_loader", Slow)
     found = measure("train", data=str(textures))
     assert found.counted.waited_sec == [4.0] * 4
     assert found.warmup.waited_sec == [4.0] * 2
@@ -194,7 +194,7 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
     device: Device, textures: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[np.ndarray] = []
-    real = measuring.loader_of
+    real = measuring.make_loader
 
     def noting(*arguments: Any, **more: Any) -> Any:
         loader = real(*arguments, **more)
@@ -206,7 +206,7 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
         seen.append(plan.samples)
         return plan
 
-    monkeypatch.setattr(measuring, "loader_of", noting)
+    monkeypatch.setattr(measuring, "make_loader", noting)
     measure(what, dataclasses.replace(PLAN, num_examples=5), str(textures))
     samples = np.concatenate(seen)
     images = 60 if what == "train" else 20

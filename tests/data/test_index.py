@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from lockstep.data import index as module
-from lockstep.data.index import Index, open_index, stored_index
+from lockstep.data.index import Index, find_index, open_index
 from lockstep.data.sources import find_source
 from lockstep.system.errors import DataError
 from tests.data.cases import COUNTED, image_folder, jpeg
@@ -265,11 +265,11 @@ def test_a_stored_index_is_the_one_that_was_built_and_is_never_built(
     root: Path, checked: list[bytes]
 ) -> None:
     classes = ("ant", "cat", "newt", "owl")
-    assert stored_index(find_source(root), classes=classes) is None
+    assert find_index(find_source(root), classes=classes) is None
     assert checked == []
     assert not (root / ".lockstep").exists()
     built = open_index(root, classes=classes)
-    stored = stored_index(find_source(root), classes=classes)
+    stored = find_index(find_source(root), classes=classes)
     assert stored is not None
     assert (stored.digest, stored.rows.tolist()) == (built.digest, built.rows.tolist())
 
@@ -278,7 +278,7 @@ def test_a_stored_index_of_images_that_changed_is_none(root: Path) -> None:
     classes = open_index(root).classes
     (root / "cat" / "z.jpg").unlink()
     (root / "cat" / "new.jpg").write_bytes(b"")
-    assert stored_index(find_source(root), classes=classes) is None
+    assert find_index(find_source(root), classes=classes) is None
 
 
 def test_the_rows_of_a_cached_index_are_mapped_not_read(root: Path) -> None:

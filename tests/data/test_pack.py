@@ -19,7 +19,7 @@ from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, webdatas
 from lockstep.data.decoding.decode import decode
 from lockstep.data.index import open_index
 from lockstep.data.listing import Quarantined, list_images
-from lockstep.data.pack import Packing, pack, reduced, shard_name
+from lockstep.data.pack import Packing, pack, reduce_image, shard_name
 from lockstep.data.sources import find_source, find_split
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
@@ -98,7 +98,7 @@ def test_a_task_holds_no_more_than_its_bytes(
     append = pack_module._append
 
     def noted(split: Any, packing: Any, writer: Any, numbers: Any, before: Any) -> int:
-        tasks.append([len(split.listing.encoded(number)) for number in numbers])
+        tasks.append([len(split.listing.read_bytes(number)) for number in numbers])
         return append(split, packing, writer, numbers, before)
 
     monkeypatch.setattr(pack_module, "_TASK_BYTES", 2000)
@@ -183,7 +183,7 @@ def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_f
     target = packed(folder, tmp_path / "target", format, shards=4)
     names = [shard_name(format, "train", i, 4) for i in range(4)]
     assert list(find_split(target, "train").files) == names
-    assert [len(list(MODULES[format].stored(target / name))) for name in names] == [3, 4, 4, 4]
+    assert [len(list(MODULES[format].scan_images(target / name))) for name in names] == [3, 4, 4, 4]
 
 
 def test_there_are_no_more_files_than_images(folder: Path, tmp_path: Path) -> None:
@@ -354,13 +354,13 @@ def test_only_images_with_a_longer_shorter_side_are_reduced(format: str, tmp_pat
 
 def test_an_image_that_is_beyond_the_budget_is_packed_as_it_is() -> None:
     data = progressive_jpeg(repeated=1000)
-    assert reduced(data, 8, 90) == data
+    assert reduce_image(data, 8, 90) == data
 
 
 def test_a_reduced_image_looks_like_the_larger_one_to_a_filter_written_out() -> None:
     rows, columns = np.mgrid[:128, :192]
     image = np.stack([rows, columns, 128 + 0 * rows], axis=2).astype(np.uint8)
-    small = decode(reduced(simplejpeg.encode_jpeg(image, 98), 64, 98))
+    small = decode(reduce_image(simplejpeg.encode_jpeg(image, 98), 64, 98))
     means = image.reshape(64, 2, 96, 2, 3).mean((1, 3))
     assert np.abs(small - means).mean() < 1.5
 
@@ -370,14 +370,14 @@ def test_a_reduced_photo_keeps_its_orientation() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (200, 100)).save(file, "JPEG", exif=exif)
-    small = Image.open(io.BytesIO(reduced(file.getvalue(), 50, 90)))
+    small = Image.open(io.BytesIO(reduce_image(file.getvalue(), 50, 90)))
     assert (small.size, small.getexif()[0x0112]) == ((100, 50), 6)
 
 
 def test_lower_quality_takes_fewer_bytes() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
     data = simplejpeg.encode_jpeg(noise, 95)
-    assert len(reduced(data, 100, 30)) < len(reduced(data, 100, 90)) / 2
+    assert len(reduce_image(data, 100, 30)) < len(reduce_image(data, 100, 90)) / 2
 
 
 @pytest.mark.parametrize("resize", [0, 12])

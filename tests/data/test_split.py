@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.data.index import Index, open_index
 from lockstep.data.listing import Progress
-from lockstep.data.split import divided, open_sets, stored_validation
+from lockstep.data.split import divide_index, find_validation_index, open_sets
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import FORMATS, packed
@@ -40,7 +40,7 @@ def within_the_share(name: str) -> bool:
 
 def test_images_are_set_apart_by_the_hash_of_class_and_name(tmp_path: Path) -> None:
     given = images(40, 30)
-    training, validation = divided(open_index(image_folder(tmp_path / "all", given)), SHARE)
+    training, validation = divide_index(open_index(image_folder(tmp_path / "all", given)), SHARE)
     assert names(validation) == set(filter(within_the_share, given))
     assert 10 < len(validation) < 32
     assert names(training) == set(given) - names(validation)
@@ -50,8 +50,8 @@ def test_images_are_set_apart_by_the_hash_of_class_and_name(tmp_path: Path) -> N
 
 
 def test_images_keep_their_part_when_others_are_added(tmp_path: Path) -> None:
-    few = divided(open_index(image_folder(tmp_path / "few", images(20, 20))), SHARE)
-    more = divided(open_index(image_folder(tmp_path / "more", images(50, 20, 30))), SHARE)
+    few = divide_index(open_index(image_folder(tmp_path / "few", images(20, 20))), SHARE)
+    more = divide_index(open_index(image_folder(tmp_path / "more", images(50, 20, 30))), SHARE)
     assert [names(a) <= names(b) for a, b in zip(few, more, strict=True)] == [True, True]
 
 
@@ -61,17 +61,19 @@ def test_a_class_of_two_images_or_more_has_one_on_either_side(
     count: int, share: float, tmp_path: Path
 ) -> None:
     given = {f"{name}/{i}.jpg": IMAGE for name in "abc" for i in range(count)}
-    training, validation = divided(open_index(image_folder(tmp_path, given)), share)
+    training, validation = divide_index(open_index(image_folder(tmp_path, given)), share)
     smaller = validation if share < 0.5 else training
     assert [smaller.rows["label"].tolist().count(label) for label in range(3)] == [1, 1, 1]
 
 
 def test_the_only_image_of_a_class_is_trained_on(tmp_path: Path) -> None:
-    training, validation = divided(open_index(image_folder(tmp_path, images(*[1] * 20, 2))), 0.5)
+    training, validation = divide_index(
+        open_index(image_folder(tmp_path, images(*[1] * 20, 2))), 0.5
+    )
     assert len(training) == 21
     assert len(validation) == 1
     with pytest.raises(DataError, match="3 images of 3 classes, one of each"):
-        divided(open_index(image_folder(tmp_path / "ones", images(1, 1, 1))), 0.5)
+        divide_index(open_index(image_folder(tmp_path / "ones", images(1, 1, 1))), 0.5)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -97,7 +99,7 @@ def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(
     image_folder(tmp_path / folder, given)
     sets = open_sets(tmp_path, SHARE, silent)
     assert names(sets.validation) == set(filter(within_the_share, given))
-    stored = stored_validation(tmp_path, SHARE, ("a", "b"))
+    stored = find_validation_index(tmp_path, SHARE, ("a", "b"))
     assert stored is not None
     assert stored.digest == sets.validation.digest
 
@@ -156,4 +158,4 @@ def test_images_without_names_are_not_split(
     nameless: Callable[..., object] = lambda names: iter([b""] * 8)  # noqa: E731
     monkeypatch.setattr(type(index.names), "__iter__", nameless)
     with pytest.raises(DataError, match="has no image names"):
-        divided(index, SHARE)
+        divide_index(index, SHARE)

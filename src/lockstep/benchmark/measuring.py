@@ -23,7 +23,7 @@ from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.contention import ProcessorTime
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.inference.runtimes import NATIVE, choose_device, describe_cpu, open_runtime
 from lockstep.recipes import Execution, Recipe
@@ -331,7 +331,7 @@ class _Source:
             return
         index, chosen = self._images
         evaluates = self._cell.what != TRAIN
-        with loader_of(
+        with make_loader(
             index, self._recipe, self._execution, size=self._size, evaluation=evaluates
         ) as loader:
             plans = self._endless(index.sizes_for(self._recipe)[chosen])

@@ -167,7 +167,7 @@ def check(
         report = examine(data, logits=logits or None, smallest=smallest, progress=progress)
     written = report.write_quarantine() if quarantine else []
     if as_json:
-        print_json(report.as_json())
+        print_json(report.describe())
     else:
         for line in _report_lines(report):
             print(line)
@@ -188,7 +188,7 @@ def _report_lines(report: "Report") -> Iterator[str]:
             f" MB{left_out}"
         )
         yield f"{split.name or split.root} ({split.format or 'two formats'}): {what}"
-    for kind, count in report.by_kind().items():
+    for kind, count in report.count_kinds().items():
         about = KINDS[kind]
         yield f"{about.severity:<8} {kind:<22} {count:>7}  {about.meaning}"
         found = [finding for finding in report.findings if finding.kind == kind]
@@ -268,5 +268,5 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
 
 
 def _print_quarantined(index: "Index") -> None:
-    for bad in index.listed_quarantine():
+    for bad in index.describe_quarantine():
         print(f"  left out: {in_line(bad['file'])}: {bad['reason']}")

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lockstep.data.index import Index
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 
@@ -32,7 +32,7 @@ def contact_sheet(
     if it is too long."""
     plan = first_plan(index, recipe, images, evaluation=evaluation)
     size = recipe.eval_crop if evaluation else recipe.image_size
-    with loader_of(index, recipe, Execution(), size=size, evaluation=evaluation) as loader:
+    with make_loader(index, recipe, Execution(), size=size, evaluation=evaluation) as loader:
         batch = next(iter(loader.batches([plan])))
     count = len(batch.pixels)
     columns = min(int(np.ceil(np.sqrt(count * 1.6))), count)

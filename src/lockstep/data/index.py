@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.decoding.decode import check
-from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, shown_sizes
+from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_sizes
 from lockstep.data.listing import (
     CLASSES,
     ROW,
@@ -31,7 +31,7 @@ from lockstep.data.listing import (
     list_images,
     printable,
     read_file,
-    relabelled,
+    relabel,
 )
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.recipes import Recipe
@@ -97,7 +97,7 @@ class Index(Images):
         """Return the labels of samples: int64 [N]; -1 for padding, whose sample is -1."""
         return np.where(samples < 0, -1, self.rows["label"][samples]).astype(np.int64)
 
-    def listed_quarantine(self) -> list[dict[str, str]]:
+    def describe_quarantine(self) -> list[dict[str, str]]:
         """Return the bad files and the reasons as plain values; bytes of names that are not UTF-8
         are replaced."""
         return [{"file": printable(bad.file), "reason": bad.reason} for bad in self.quarantined]
@@ -111,22 +111,22 @@ class Index(Images):
             if self.source.format != FOLDER:
                 file = int(self.rows["file"][sample])
                 if self._places(file).state() != self.states[file]:
-                    raise self.changed(sample, "its file was written after indexing")
-                return self.encoded(sample)
+                    raise self.explain_change(sample, "its file was written after indexing")
+                return self.read_bytes(sample)
             data, time = read_file(self.path(sample))
         except OSError as error:
-            raise self.changed(sample, str(error.strerror)) from None
+            raise self.explain_change(sample, str(error.strerror)) from None
         except ValueError as error:
-            raise self.changed(sample, str(error)) from None
+            raise self.explain_change(sample, str(error)) from None
         if len(data) != self.rows["length"][sample]:
-            raise self.changed(
+            raise self.explain_change(
                 sample, f"it has {len(data)} bytes instead of {self.rows['length'][sample]}"
             )
         if time != self.times[sample]:
-            raise self.changed(sample, "it was written after indexing")
+            raise self.explain_change(sample, "it was written after indexing")
         return data
 
-    def changed(self, sample: int, how: str) -> DataError:
+    def explain_change(self, sample: int, how: str) -> DataError:
         """Return the error that says how a file differs from the indexed one, and what to do."""
         name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
         return DataError(
@@ -173,7 +173,7 @@ def open_index(
     return index if classes is None else _of_classes(index, classes)
 
 
-def stored_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
+def find_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
     """Return the index of a source as `open_index` does if there is one and the images have not
     changed; otherwise None.
 
@@ -188,7 +188,7 @@ def stored_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
 def _of_classes(index: Index, classes: tuple[str, ...]) -> Index:
     if classes == index.classes:
         return index
-    index = relabelled(index, classes)
+    index = relabel(index, classes)
     return replace(index, digest=_digest(index.rows, index.classes))
 
 
@@ -199,7 +199,7 @@ def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
         unknown = sorted(set(class_folders(source.root)) - set(classes))
         if unknown:
             raise DataError(
-                f"{source.named} has classes that the training images do not have:"
+                f"{source.title} has classes that the training images do not have:"
                 f" {', '.join(unknown[:5])}"
             )
 
@@ -265,7 +265,7 @@ def _writable_folder(source: Source) -> Path:
     return of_user
 
 
-def quarantine_of(source: Source) -> dict[str, str]:
+def read_quarantine(source: Source) -> dict[str, str]:
     """Return the images that a source's quarantine leaves out, and why. Raises `DataError` if the
     file is invalid."""
     path = source.root / QUARANTINE
@@ -283,7 +283,7 @@ def quarantine_of(source: Source) -> dict[str, str]:
 def _build(source: Source, progress: Progress) -> Index:
     # Taken before the listing: a file that is written in the meantime is noticed when it is read.
     states = tuple(_state(source.root / name) for name in source.files)
-    listing = list_images(source, quarantine=quarantine_of(source), progress=progress)
+    listing = list_images(source, quarantine=read_quarantine(source), progress=progress)
     # Pillow warns about large and odd images. The filters are set here because they are per
     # process, not per thread.
     with warnings.catch_warnings():
@@ -292,7 +292,7 @@ def _build(source: Source, progress: Progress) -> Index:
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
         raise DataError(
-            f"{source.named}: none of {len(listing) + len(listing.left_out) or 'its'} images can be"
+            f"{source.title}: none of {len(listing) + len(listing.left_out) or 'its'} images can be"
             " read"
         )
     return Index(
@@ -333,7 +333,7 @@ def _inspected(
                 if is_folder:
                     data, times[i] = read_file(listing.path(i))
                 else:
-                    data = listing.encoded(i)
+                    data = listing.read_bytes(i)
                 height, width = check(data)
                 if max(height, width) > np.iinfo(np.uint16).max:
                     raise ValueError(f"{width} x {height} pixels are too many")
@@ -343,7 +343,7 @@ def _inspected(
                 bad[i] = str(error)
             else:
                 rows[["length", "height", "width"]][i] = (len(data), height, width)
-                orientations[i] = orientation_of(data)
+                orientations[i] = read_orientation(data)
         return some.stop
 
     # One task for each image would take 2 GB for ImageNet.

@@ -55,9 +55,9 @@ MOST_CLASSES = 2**20
 MOST_BYTES = IMAGE.most_bytes
 """The maximum size of an image in bytes; a row has room for it."""
 STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
-    "recordio": recordio.stored,
-    "tfrecord": tfrecord.stored,
-    "webdataset": webdataset.stored,
+    "recordio": recordio.scan_images,
+    "tfrecord": tfrecord.scan_images,
+    "webdataset": webdataset.scan_images,
 }
 _AT_ONCE = 2**10
 _PROGRESS_SEC = 0.2
@@ -164,7 +164,7 @@ class Images:
         offset = int(self.rows["offset"][sample])
         return f"{self.source.files[int(self.rows['file'][sample])]}@{offset if offset >= 0 else ~offset}"
 
-    def encoded(self, sample: int) -> bytes:
+    def read_bytes(self, sample: int) -> bytes:
         """Return the current bytes of an image. Raises `OSError`, or `ValueError` if its file has
         changed."""
         if self.source.format == FOLDER:
@@ -182,7 +182,7 @@ class Images:
         """Return the bytes of images, read into `memory` in one call; None if they are not close
         together in one file.
 
-        Raises the same errors as `encoded`.
+        Raises the same errors as `read_bytes`.
         """
         if self.source.format == FOLDER:
             return None
@@ -250,12 +250,12 @@ def list_images(
         listing = _of_folder(source, quarantine)
     else:
         listing = _of_files(source, first_label, quarantine, progress)
-    return listing if classes is None else relabelled(listing, classes)
+    return listing if classes is None else relabel(listing, classes)
 
 
 def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     folders = class_folders(source.root)
-    listed = listed_classes(source)
+    listed = read_classes(source)
     classes = tuple(folders) if listed is None or not set(folders) <= set(listed) else listed
     label_of = {name: label for label, name in enumerate(classes)}
     names = []
@@ -338,7 +338,7 @@ def _of_files(
     )
     if folders and any((part["label"] >= 0).any() for file in files for part in file.rows):
         raise DataError(
-            f"{source.named}: some images have a number as their class, others a folder; expected"
+            f"{source.title}: some images have a number as their class, others a folder; expected"
             " one of them"
         )
     names = [name for file in files for name in file.names]
@@ -451,12 +451,12 @@ def _classes(
     source: Source, labels: np.ndarray, class_names: dict[int, str]
 ) -> tuple[str, ...] | None:
     """Return the names of the classes; None if their names are only their numbers."""
-    listed = listed_classes(source)
+    listed = read_classes(source)
     count = int(labels.max()) + 1 if len(labels) else 0
     if listed is not None:
         if count > len(listed):
             raise DataError(
-                f"{source.named} has an image of class {count - 1}, but {CLASSES} next to it lists"
+                f"{source.title} has an image of class {count - 1}, but {CLASSES} next to it lists"
                 f" {len(listed)} classes, counted from 0. Complete the list. If the labels start at"
                 " 1, write the images again with: lockstep data pack --first-label 1"
             )
@@ -465,7 +465,7 @@ def _classes(
     return tuple(names) if class_names and len(set(names)) == count else None
 
 
-def listed_classes(source: Source) -> tuple[str, ...] | None:
+def read_classes(source: Source) -> tuple[str, ...] | None:
     """Return the names in `classes.txt` in a source's folder or in the folder above; None if there
     is no such file."""
     for folder in (source.root, source.root.parent):
@@ -483,11 +483,11 @@ def listed_classes(source: Source) -> tuple[str, ...] | None:
     return None
 
 
-def relabelled(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
+def relabel(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
     """Return the images with labels that are positions in `classes`. Raises `DataError` if a class
     is not in `classes`."""
     own = images.classes
-    named = images.source.named
+    named = images.source.title
     if own == classes:
         return images
     if images.numbered:

@@ -33,10 +33,10 @@ from lockstep.data.containers import (
     write_all,
 )
 from lockstep.data.decoding.decode import check, decode, header_size
-from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, with_orientation
-from lockstep.data.index import quarantine_of
+from lockstep.data.decoding.orientation import UPRIGHT, add_orientation, read_orientation
+from lockstep.data.index import read_quarantine
 from lockstep.data.listing import CLASSES, Listing, Progress, Quarantined, list_images
-from lockstep.data.pack_target import locked, states_of
+from lockstep.data.pack_target import lock_target, read_states
 from lockstep.data.sources import (
     ALIASES,
     FINISHED,
@@ -44,7 +44,7 @@ from lockstep.data.sources import (
     FORMATS,
     UNFINISHED,
     find_sources,
-    noted_lengths,
+    read_lengths,
 )
 from lockstep.system.errors import DataError
 from lockstep.system.files import lines, naming, written_text
@@ -176,7 +176,7 @@ def pack(
     threads = packing.workers or cores()
     try:
         with (
-            locked(target, _identity(splits, packing), states),
+            lock_target(target, _identity(splits, packing), states),
             ThreadPoolExecutor(threads) as pool,
         ):
             _write_classes(target / CLASSES, splits[0].listing.classes)
@@ -211,7 +211,7 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
     classes: tuple[str, ...] | None = None
     for name, where in find_sources(source).items():
         listing = list_images(
-            where, classes, first_label=packing.first_label, quarantine=quarantine_of(where)
+            where, classes, first_label=packing.first_label, quarantine=read_quarantine(where)
         )
         if listing.damaged and where.format != FOLDER:
             bad = listing.damaged[0]
@@ -222,7 +222,7 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
             )
         classes = listing.classes
         yield Split(
-            name, listing, _kept_names(listing, packing), packing.format, states_of(listing)
+            name, listing, _kept_names(listing, packing), packing.format, read_states(listing)
         )
 
 
@@ -316,7 +316,7 @@ def _samples(split: Split, packing: Packing, numbers: Sequence[int]) -> Iterator
     classes = split.listing.classes
     for number, label, data in zip(numbers, labels, _encoded(split, numbers), strict=True):
         if packing.resize:
-            data = reduced(bytes(data), packing.resize, packing.quality)
+            data = reduce_image(bytes(data), packing.resize, packing.quality)
         height, width = header_size(data) if packing.format == "tfrecord" else (0, 0)
         yield Sample(
             number, split.sample_name(number, data), label, classes[label], data, height, width
@@ -332,7 +332,7 @@ def _encoded(split: Split, numbers: Sequence[int]) -> Iterable[Bytes]:
 
 def _read(split: Split, number: int) -> bytes:
     try:
-        return split.listing.encoded(number)
+        return split.listing.read_bytes(number)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(
@@ -341,7 +341,7 @@ def _read(split: Split, number: int) -> bytes:
         ) from None
 
 
-def reduced(data: bytes, shorter: int, quality: int) -> bytes:
+def reduce_image(data: bytes, shorter: int, quality: int) -> bytes:
     """Return an image as JPEG with its shorter side reduced to `shorter` pixels.
 
     A damaged image, and a JPEG that is not larger, is returned unchanged. EXIF data is left out but
@@ -364,8 +364,8 @@ def reduced(data: bytes, shorter: int, quality: int) -> bytes:
         )
         image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
     encoded = simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, colorsubsampling="420")
-    orientation = orientation_of(data)
-    return encoded if orientation == UPRIGHT else with_orientation(encoded, orientation)
+    orientation = read_orientation(data)
+    return encoded if orientation == UPRIGHT else add_orientation(encoded, orientation)
 
 
 Tasks = Generator[Future[int], None, None]
@@ -423,7 +423,7 @@ def _files(
     split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor
 ) -> Iterator[Tasks]:
     shards = _shards(split, packing)
-    noted = noted_lengths(target)
+    noted = read_lengths(target)
     for shard in range(shards):
         numbers = range(
             len(split.listing) * shard // shards, len(split.listing) * (shard + 1) // shards

@@ -18,7 +18,7 @@ from lockstep.system.files import naming, written_text
 from lockstep.system.regular_files import RECORDS, TEXT, open_regular, read_regular
 
 
-def states_of(listing: Listing) -> np.ndarray:
+def read_states(listing: Listing) -> np.ndarray:
     """Return length and time of each file that a listing names: int64 [files, 2]."""
     files = (
         map(listing.name, range(len(listing)))
@@ -39,7 +39,7 @@ def _state(file: str) -> tuple[int, int]:
 
 
 @contextmanager
-def locked(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
+def lock_target(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
     """Lock the target for one pack. Raises `DataError` if it has other files, or if another process
     writes to it."""
     target.mkdir(parents=True, exist_ok=True)

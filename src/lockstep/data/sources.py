@@ -50,7 +50,7 @@ class Source:
     """The split whose files in `root` these are; empty if all files are."""
 
     @property
-    def named(self) -> str:
+    def title(self) -> str:
         """The name of the source in messages."""
         return (
             str(self.root)
@@ -71,7 +71,7 @@ def find_split(data: Path, split: str) -> Source:
     for alias in ALIASES[split]:
         if (data / alias).is_dir():
             return find_source(data / alias)
-    found = _of_files(data, files_of_split(data, split), split)
+    found = _of_files(data, find_files(data, split), split)
     if found is None:
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
     return found
@@ -98,9 +98,7 @@ def holds_split(data: Path, split: str) -> bool:
     """Return whether there is a folder or a file of this split, complete or not."""
     if not data.is_dir():
         return False
-    return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(
-        files_of_split(data, split)
-    )
+    return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(find_files(data, split))
 
 
 def find_sources(data: Path) -> dict[str, Source]:
@@ -121,7 +119,7 @@ def _layouts(data: Path, split: str) -> str:
     )
 
 
-def files_of_split(data: Path, split: str) -> list[str]:
+def find_files(data: Path, split: str) -> list[str]:
     """Return the names of the files of any format that hold images of a split."""
     word = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(ALIASES[split])})(?:[^a-z]|$)", re.IGNORECASE)
     names = (name for name in _visible_files(data) if word.search(name))
@@ -180,7 +178,7 @@ def _check_complete(root: Path, files: tuple[str, ...]) -> None:
             raise DataError(f"{root} lacks {len(missing)} of {count} files: {names}. Put them back")
 
 
-def noted_lengths(root: Path) -> dict[str, dict[str, int]]:
+def read_lengths(root: Path) -> dict[str, dict[str, int]]:
     """Return the recorded lengths of each file that was written to a folder, and of the files that
     describe it."""
     notes: dict[str, dict[str, int]] = {}
@@ -194,7 +192,7 @@ def noted_lengths(root: Path) -> dict[str, dict[str, int]]:
 
 def _check_lengths(root: Path, files: tuple[str, ...]) -> None:
     """Raise `DataError` if a file lost its end: the rest would look like a smaller data set."""
-    notes = noted_lengths(root)
+    notes = read_lengths(root)
     for name in files:
         length = (root / name).stat().st_size
         written = notes.get(name, {}).get(name, 0)

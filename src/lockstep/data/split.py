@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.index import Index, open_index, stored_index, subset
+from lockstep.data.index import Index, find_index, open_index, subset
 from lockstep.data.listing import Progress
 from lockstep.data.sources import (
     ALIASES,
@@ -81,7 +81,7 @@ def open_sets(
     """
     if share:
         whole = open_index(whole_source(data), progress=progress("indexing"))
-        return Sets(*divided(whole, share), data, [])
+        return Sets(*divide_index(whole, share), data, [])
     whole_set = _of_which_it_is_a_split(data)
     notes = (
         []
@@ -159,16 +159,16 @@ def whole_source(data: Path) -> Source:
     return find_split(data, "train") if holds_split(data, "train") else find_source(data)
 
 
-def stored_validation(data: Path, share: float, classes: tuple[str, ...]) -> Index | None:
+def find_validation_index(data: Path, share: float, classes: tuple[str, ...]) -> Index | None:
     """Return the index of a run's validation images, or None if no index fits; see
-    `lockstep.data.index.stored_index`."""
+    `lockstep.data.index.find_index`."""
     if not share:
-        return stored_index(find_split(data, "val"), classes=classes)
-    whole = stored_index(whole_source(data), classes=classes)
-    return whole if whole is None else divided(whole, share)[1]
+        return find_index(find_split(data, "val"), classes=classes)
+    whole = find_index(whole_source(data), classes=classes)
+    return whole if whole is None else divide_index(whole, share)[1]
 
 
-def divided(index: Index, share: float) -> tuple[Index, Index]:
+def divide_index(index: Index, share: float) -> tuple[Index, Index]:
     """Return the training and the validation images of an index, both in the order of the index.
 
     Raises `DataError` if images have no names, or if no image is left for validation.
@@ -176,7 +176,7 @@ def divided(index: Index, share: float) -> tuple[Index, Index]:
     apart = _set_apart(index, share)
     if not apart.any():
         raise DataError(
-            f"{index.source.named} has {len(index)} images of {len(index.classes)} classes, one of"
+            f"{index.source.title} has {len(index)} images of {len(index.classes)} classes, one of"
             " each class: none can be set apart for validation; add images"
         )
     training, validation = (subset(index, np.flatnonzero(chosen)) for chosen in (~apart, apart))
@@ -205,7 +205,7 @@ def _places(index: Index, labels: np.ndarray) -> np.ndarray:
     for i, (name, label) in enumerate(zip(index.names, labels.tolist(), strict=True)):
         if not name:
             raise DataError(
-                f"{index.source.named} has no image names, and a share is set apart by name. "
+                f"{index.source.title} has no image names, and a share is set apart by name. "
                 "To add names, use lockstep data pack --format folder"
             )
         digest = hashlib.sha256(classes[label] + b"/" + name.rpartition(b"/")[2]).digest()

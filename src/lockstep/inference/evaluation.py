@@ -8,9 +8,9 @@ from typing import Any
 
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import Source, find_source, find_split, holds_split
-from lockstep.data.split import divided, whole_source
+from lockstep.data.split import divide_index, whole_source
 from lockstep.inference.computation import computing, export_to_run
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.programs import (
@@ -149,7 +149,9 @@ def evaluate(
         plans = evaluation_plans(
             recipe, index.sizes_for(recipe), batch, rank=found.rank, ranks=found.ranks
         )
-        with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
+        with make_loader(
+            index, recipe, execution, size=recipe.eval_crop, evaluation=True
+        ) as loader:
             batches = recorder.watch("evaluating", loader.batches(plans), total)
             scores = found.evaluate(pace.watched(batches))
     return {
@@ -210,7 +212,7 @@ def _load_squares(
 ) -> Iterator[Batch]:
     """Yield the squares of all images."""
     plans = evaluation_plans(recipe, index.sizes_for(recipe), batch)
-    with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
+    with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
         yield from loader.batches(plans)
 
 
@@ -219,15 +221,15 @@ def _described(scores: Scores, weights: Weights, images: Source, index: Index) -
     not finite."""
     if infinite := describe_nonfinite(scores):
         raise DivergedError(
-            f"the loss of {weights.source} on {images.named} is not finite: {infinite}. {ADVICE}"
+            f"the loss of {weights.source} on {images.title} is not finite: {infinite}. {ADVICE}"
         )
     summary = scores.counts().summary()
     return {
         "source": str(weights.source),
-        "data": images.named,
+        "data": images.title,
         **summary,
         "published": _published(weights, summary, len(index.classes)),
-        "quarantined": index.listed_quarantine(),
+        "quarantined": index.describe_quarantine(),
         "classes": index.classes,
         "per_class": scores.per_class(len(index.classes)),
     }
@@ -285,7 +287,7 @@ def _indexed(
             )
     if share:
         images_in_all = len(index)
-        index = divided(index, share)[1]
+        index = divide_index(index, share)[1]
         remarks.append(
             f"evaluates the share of {share:g} that is set apart for validation, {len(index)} of"
             f" {images_in_all} images; --split 0 evaluates all"
@@ -293,6 +295,6 @@ def _indexed(
     logits = weights.recipe.logits
     if len(index.classes) > logits:
         raise DataError(
-            f"{images.named} has {len(index.classes)} classes, but the model has {logits} logits"
+            f"{images.title} has {len(index.classes)} classes, but the model has {logits} logits"
         )
     return index, remarks

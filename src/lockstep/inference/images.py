@@ -12,8 +12,8 @@ import PIL.Image
 import PIL.ImageOps
 
 from lockstep.data.decoding.augment import decode_into, resampling
-from lockstep.data.decoding.decode import as_rgb, check, decode_undamaged
-from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, shown_size, turned
+from lockstep.data.decoding.decode import check, convert_to_rgb, decode_undamaged
+from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_size, turn_image
 from lockstep.data.decoding.size_limits import MOST_RESIZED, TooManyPixels
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
@@ -108,7 +108,7 @@ def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
     """
     pixels, orientation = _content(image, recipe.replace(dct_scaling=False))
     assert isinstance(pixels, np.ndarray)
-    return np.array(turned(pixels, orientation))  # decoders use their memory again
+    return np.array(turn_image(pixels, orientation))  # decoders use their memory again
 
 
 def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
@@ -127,13 +127,13 @@ def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
         data = read_regular(image, IMAGE)
     else:
         data = bytes(image)
-    orientation = orientation_of(data) if recipe.exif_orientation else UPRIGHT
+    orientation = read_orientation(data) if recipe.exif_orientation else UPRIGHT
     return data if recipe.dct_scaling else decode_undamaged(data), orientation
 
 
 def _of_pillow(image: PIL.Image.Image, *, turns: bool) -> np.ndarray:
     try:
         # Both load the pixels, and the user's image stays as it is.
-        return as_rgb(PIL.ImageOps.exif_transpose(image) if turns else image.copy())
+        return convert_to_rgb(PIL.ImageOps.exif_transpose(image) if turns else image.copy())
     except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
         raise ValueError(str(error) or type(error).__name__) from None

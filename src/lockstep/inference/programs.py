@@ -268,5 +268,5 @@ def load_photos(index: Index, recipe: Recipe, groups: list[np.ndarray]) -> Itera
             try:
                 photos.append(read_photo(index.read(sample), recipe))
             except ValueError as error:
-                raise index.changed(sample, str(error)) from None
+                raise index.explain_change(sample, str(error)) from None
         yield Batch(np.stack(photos), index.labels(group))

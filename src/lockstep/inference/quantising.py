@@ -23,9 +23,9 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index, subset
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import find_split, holds_split
-from lockstep.data.split import divided, whole_source
+from lockstep.data.split import divide_index, whole_source
 from lockstep.inference import onnx_model
 from lockstep.inference.targets import Answers, Target, Wanted
 from lockstep.inference.targets.onnx_file import Session
@@ -138,10 +138,10 @@ def _sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Inde
         found = [open_index(source, classes=imagenet_synsets()) for source in sources]
     if len(found[0].classes) > weights.recipe.logits:
         raise DataError(
-            f"{found[0].source.named} has {len(found[0].classes)} classes, but the model has"
+            f"{found[0].source.title} has {len(found[0].classes)} classes, but the model has"
             f" {weights.recipe.logits} logits"
         )
-    training, validation = found if len(found) == 2 else divided(found[0], share)
+    training, validation = found if len(found) == 2 else divide_index(found[0], share)
     if not len(training) or not len(validation):
         raise DataError(
             f"{data} has no images to calibrate on or to evaluate; int8 needs training and"
@@ -154,7 +154,7 @@ def _batches(index: Index, weights: Weights) -> Iterator[Batch]:
     """Yield all images as in evaluation, without padding."""
     recipe = weights.recipe
     plans = evaluation_plans(recipe, index.sizes_for(recipe), BATCH_IMAGES)
-    with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
+    with make_loader(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
         for batch in loader.batches(plans):
             real = batch.labels >= 0
             yield Batch(batch.pixels[real], batch.labels[real])

@@ -11,7 +11,7 @@ from PIL import Image
 from lockstep import backends
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
-from lockstep.data.split import stored_validation
+from lockstep.data.split import find_validation_index
 from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.recipes import Execution
 from lockstep.runs.reading import Run
@@ -40,7 +40,7 @@ def open_images(run: Run) -> Index:
     if data is None:
         raise ImagesGone("The images are not shown: environment.json does not say where they are.")
     try:
-        index = stored_validation(
+        index = find_validation_index(
             Path(data), run.recipe.validation_share, tuple(run.report["classes"])
         )
     except (DataError, OSError) as error:

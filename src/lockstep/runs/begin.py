@@ -66,7 +66,7 @@ def _read_state(run: RunContext) -> tuple[State, list[str]]:
     if not same_images(digest, run.data_digest):
         raise CheckpointError(
             f"{run.out} was trained or evaluated on other images than those in"
-            f" {run.sets.training.source.named}. Restore its images, or use another --out."
+            f" {run.sets.training.source.title}. Restore its images, or use another --out."
         )
     if run.data_digest.endswith(f" {UNREAD}"):
         # so that later checkpoints still say which validation images the run had
@@ -135,6 +135,6 @@ def _describe(run: RunContext) -> dict[str, Any]:
         "execution": run.execution.fields(),
         "data": str(run.sets.data.resolve()),
         "classes": len(training.classes),
-        "train": {"images": len(training), "quarantined": training.listed_quarantine()},
-        "val": {"images": len(validation), "quarantined": validation.listed_quarantine()},
+        "train": {"images": len(training), "quarantined": training.describe_quarantine()},
+        "val": {"images": len(validation), "quarantined": validation.describe_quarantine()},
     }

@@ -10,7 +10,7 @@ from typing import cast
 
 from lockstep.backends import QuantisingEngine
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.models.quantisation import Scales, input_scales
 from lockstep.recipes.order import steps_per_epoch, training_plans
 from lockstep.runs.context import RunContext, stop_before_training
@@ -36,7 +36,7 @@ def calibrate(run: RunContext) -> Scales:
     wanted = -(-run.recipe.calibration_images // images_at_once)
     count = min(wanted, steps_per_epoch(plain, len(images)))
     plans = islice(training_plans(plain, images.sizes_for(plain), 0), count)
-    with loader_of(images, run.recipe, run.execution, size=run.recipe.image_size) as loader:
+    with make_loader(images, run.recipe, run.execution, size=run.recipe.image_size) as loader:
         batches = _watch(run, loader.batches(plans), count)
         scales = input_scales(cast(QuantisingEngine, run.engine).calibrate(batches))
     run.notes.append(

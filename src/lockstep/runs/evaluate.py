@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes.order import evaluation_plans
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
@@ -66,7 +66,7 @@ def _load_batches(run: RunContext, weights: str, count: int) -> Iterator[Batch]:
         rank=run.world.rank,
         ranks=run.world.ranks,
     )
-    with loader_of(
+    with make_loader(
         validation, run.recipe, run.execution, size=run.recipe.eval_crop, evaluation=True
     ) as loader:
         batches = run.time_batches(loader.batches(plans))

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from lockstep import backends
 from lockstep.backends import Handle
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes.order import training_plans
 from lockstep.runs import divergence, ending
 from lockstep.runs.context import RunContext
@@ -40,7 +40,7 @@ def train_from(run: RunContext, first: int) -> Report | None:
         ranks=run.world.ranks,
         parts=run.execution.accumulation_steps,
     )
-    with loader_of(training, run.recipe, run.execution, size=run.recipe.image_size) as loader:
+    with make_loader(training, run.recipe, run.execution, size=run.recipe.image_size) as loader:
         step = TrainingLoop(run, loader.batches(plans)).train(first)
     stopped_early = find_early_stop(run, step)
     if step == run.total_steps or stopped_early:

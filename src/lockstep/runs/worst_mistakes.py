@@ -3,7 +3,7 @@
 import numpy as np
 
 from lockstep.data.index import Index
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import centre_plan
@@ -21,7 +21,7 @@ def load_evaluated_images(index: Index, recipe: Recipe, samples: np.ndarray) -> 
     """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError`
     if one is unreadable."""
     plan = centre_plan(recipe, samples, index.sizes_for(recipe)[samples])
-    with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
+    with make_loader(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
         return next(iter(loader.batches([plan]))).pixels
 
 

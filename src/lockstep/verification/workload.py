@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.index import open_index
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.data.textures import draw_data_set
 from lockstep.models import architectures
 from lockstep.models.architectures import blocks, convolutions, model_spec, narrow_model
@@ -136,9 +136,9 @@ def loaded(
     to_evaluate = list(
         evaluation_plans(recipe, validation.sizes_for(recipe), recipe.global_batch_images)
     )
-    with loader_of(training, recipe, Execution(), size=recipe.image_size) as loader:
+    with make_loader(training, recipe, Execution(), size=recipe.image_size) as loader:
         trained = list(zip(to_train, loader.batches(to_train), strict=True))
-    with loader_of(
+    with make_loader(
         validation, recipe, Execution(), size=recipe.eval_crop, evaluation=True
     ) as loader:
         return trained, list(zip(to_evaluate, loader.batches(to_evaluate), strict=True))

@@ -18,7 +18,11 @@ WRITERS = {
     "tfrecord": tfrecord.Writer,
     "webdataset": webdataset.Writer,
 }
-STORED = {"recordio": recordio.stored, "tfrecord": tfrecord.stored, "webdataset": webdataset.stored}
+STORED = {
+    "recordio": recordio.scan_images,
+    "tfrecord": tfrecord.scan_images,
+    "webdataset": webdataset.scan_images,
+}
 FILES = {"recordio": "{}.rec", "tfrecord": "{}-00000-of-00001", "webdataset": "{}-000000.tar"}
 FORMATS = ["folder", *WRITERS]
 

@@ -98,7 +98,7 @@ def test_an_index_is_not_blamed_for_damage_it_points_to(tmp_path: Path) -> None:
         file.seek(places[3][1])
         file.write(b"????")
     report = examine(tmp_path)
-    assert report.by_kind() == {"bad-record": len(report.findings)}
+    assert report.count_kinds() == {"bad-record": len(report.findings)}
 
 
 def test_a_list_of_another_length_is_found(tmp_path: Path) -> None:

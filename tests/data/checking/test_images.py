@@ -61,7 +61,7 @@ def test_every_orientation_but_the_upright_one_is_found(orientation: int, tmp_pa
     write_folder(
         tmp_path, {"cat/a.jpg": rotated(orientation), "cat/b.webp": rotated(orientation, "WEBP")}
     )
-    assert examine(tmp_path).by_kind() == {"rotated": 2}
+    assert examine(tmp_path).count_kinds() == {"rotated": 2}
 
 
 def test_a_jpeg_with_a_preview_behind_it_is_a_jpeg(tmp_path: Path) -> None:
@@ -175,4 +175,4 @@ def test_bad_images_are_no_copies_of_each_other(tmp_path: Path) -> None:
     write_folder(
         tmp_path, SOUND | {"train/ant/x.jpg": b"", "train/bee/x.jpg": b"", "val/cat/x.jpg": b""}
     )
-    assert examine(tmp_path).by_kind() == {"empty": 3}
+    assert examine(tmp_path).count_kinds() == {"empty": 3}

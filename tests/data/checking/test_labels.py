@@ -75,7 +75,7 @@ def test_labels_from_1_are_found_by_the_list_of_classes(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     with pytest.raises(DataError, match="--first-label 1"):
         open_index(find_split(tmp_path, "train"))
-    assert examine(tmp_path).by_kind() == {"labels-from-1": 2}
+    assert examine(tmp_path).count_kinds() == {"labels-from-1": 2}
 
 
 def test_the_models_outputs_count_before_the_classes_of_train(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_tar_members_without_a_class_are_found(tmp_path: Path) -> None:
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     report = examine(tmp_path)
-    assert report.by_kind() == {"label-out-of-range": 2}
+    assert report.count_kinds() == {"label-out-of-range": 2}
     assert report.findings[0].place == "val.tar@0"
 
 

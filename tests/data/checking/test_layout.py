@@ -108,7 +108,7 @@ def test_a_split_of_which_nothing_can_be_used_is_found(format: str, tmp_path: Pa
         {name: data for name, data in SOUND.items() if name.startswith("val")} | copies,
     )
     report = examine(tmp_path)
-    assert report.by_kind() == {"no-images": 1, "in-train-and-val": 6}
+    assert report.count_kinds() == {"no-images": 1, "in-train-and-val": 6}
     report.write_quarantine()
     finding = only(examine(tmp_path), "no-images")
     assert (finding.split, finding.place, finding.detail) == (

@@ -36,7 +36,7 @@ def test_nothing_is_found_in_a_sound_data_set(
 ) -> None:
     report = examine(write(format, tmp_path, SOUND), logits=logits)
     assert report.findings == ()
-    assert report.by_kind() == {}
+    assert report.count_kinds() == {}
     assert report.write_quarantine() == []
     assert not list(tmp_path.rglob("quarantine.json"))
     assert [(split.name, split.format, split.images, split.classes) for split in report.splits] == [
@@ -141,7 +141,7 @@ def test_what_the_quarantine_leaves_out_is_not_examined_again(format: str, tmp_p
     before = examine(tmp_path)
     before.write_quarantine()
     after = examine(tmp_path)
-    assert after.by_kind() == {"duplicate": 1, "tiny": 1}
+    assert after.count_kinds() == {"duplicate": 1, "tiny": 1}
     assert after.write_quarantine() == []
     assert [(split.images, split.left_out) for split in after.splits] == [(10, 4), (7, 1)]
     assert [split.images for split in before.splits] == [14, 8]
@@ -199,7 +199,7 @@ def test_names_that_are_not_utf_8_are_quarantined_and_reported(tmp_path: Path) -
     write_folder(tmp_path, {"train/cat/a.jpg": picture(1), f"train/cat/{name}": b""})
     report = examine(tmp_path)
     assert only(report, "empty").place == f"cat/{name}"
-    [finding] = json.loads(json.dumps(report.as_json(), ensure_ascii=False).encode())["findings"]
+    [finding] = json.loads(json.dumps(report.describe(), ensure_ascii=False).encode())["findings"]
     assert finding["place"] == "cat/\N{REPLACEMENT CHARACTER}.jpg"
     report.write_quarantine()
     assert [bad.file for bad in open_index(tmp_path / "train").quarantined] == [f"cat/{name}"]
@@ -217,7 +217,7 @@ def test_json_has_all_of_the_report(tmp_path: Path) -> None:
         },
     )
     report = examine(tmp_path)
-    about = json.loads(json.dumps(report.as_json()))
+    about = json.loads(json.dumps(report.describe()))
     duplicate = KINDS["duplicate"]
     text = KINDS["not-an-image"]
     assert about == {
@@ -302,7 +302,7 @@ def test_findings_do_not_depend_on_the_timing_of_threads(
     data = many(tmp_path)
     monkeypatch.setattr(images, "cores", lambda: 1)
     alone = examine(data)
-    assert alone.by_kind() == {"empty": 1, "duplicate": 30, "tiny": 75}
+    assert alone.count_kinds() == {"empty": 1, "duplicate": 30, "tiny": 75}
     monkeypatch.setattr(images, "cores", lambda: 3)
     seen = threading.Event()
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from lockstep.data.containers import Damage, Places, Sample, Stored, unfinished
+from lockstep.data.containers import Damage, Places, Sample, Stored, find_unfinished
 
 EXAMPLES = settings(max_examples=60)
 MAGIC = bytes.fromhex("0a23d7ce")
@@ -68,7 +68,7 @@ def read(format: ModuleType, path: Path, item: Stored) -> bytes:
 
 def listed(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
     """Return image and label of all images in a file, which must have no damage."""
-    found = list(format.stored(path))
+    found = list(format.scan_images(path))
     assert not [item for item in found if isinstance(item, Damage)]
     images = [read(format, path, item) for item in found]
     assert [len(image) for image in images] == [item.length for item in found]
@@ -83,7 +83,7 @@ def check_damaged(
     Every listed image must be one of the samples, with its label, once and in their order. All
     damage must lie in the file, and its reason must name a byte.
     """
-    found = list(format.stored(path))
+    found = list(format.scan_images(path))
     size = path.stat().st_size
     damages = [item for item in found if isinstance(item, Damage)]
     for damage in damages:
@@ -130,5 +130,5 @@ def killed(
     for cut in range(0, len(data) + 1, stride):
         path = folder / "cut"
         path.with_name("cut.partial").write_bytes(data[:cut])
-        assert unfinished(path) is not None
+        assert find_unfinished(path) is not None
         yield whole, write(format, path, samples)

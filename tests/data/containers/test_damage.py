@@ -47,7 +47,7 @@ def check_listed(format: ModuleType, path: Path) -> None:
     once."""
     size = path.stat().st_size
     places = []
-    for item in format.stored(path):
+    for item in format.scan_images(path):
         if isinstance(item, Damage):
             assert 0 <= item.begin < item.end <= size
             assert item.reason
@@ -87,7 +87,7 @@ def test_whatever_happens_to_a_tfrecord_its_images_are_right_or_not_listed(
     path.write_bytes(damaged)
     found = {
         read(tfrecord, path, item): item.label
-        for item in tfrecord.stored(path)
+        for item in tfrecord.scan_images(path)
         if isinstance(item, Stored)
     }
     assert found.items() <= {each.data: each.label for each in five()}.items()

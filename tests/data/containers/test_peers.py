@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from lockstep.data.containers import Sample, Stored, recordio, tfrecord, webdataset
-from lockstep.data.containers.recordio import Header, framed, packed
+from lockstep.data.containers.recordio import Header, frame_record, pack_header
 from tests.data.containers.shared import MAGIC, listed, write
 from tests.processes import mxnet_python
 
@@ -130,7 +130,7 @@ def test_mxnet_writes_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
 
 def test_mxnet_writes_several_labels_in_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
     records = [
-        framed(packed(Header((float(each.label), 0.5, 7.0), each.number)) + each.data)
+        frame_record(pack_header(Header((float(each.label), 0.5, 7.0), each.number)) + each.data)
         for each in SAMPLES
     ]
     assert (folder / "several.rec").read_bytes() == b"".join(
@@ -174,7 +174,7 @@ def test_a_shuffled_file_of_im2rec_names_and_numbers_every_image(
     """Users make such files: the numbers are those of the sorted folder, and the records have
     another order."""
     path = im2rec(folder / "images", tmp_path)
-    found = [item for item in recordio.stored(path) if isinstance(item, Stored)]
+    found = [item for item in recordio.scan_images(path) if isinstance(item, Stored)]
     assert [item.number for item in found] != [each.number for each in SAMPLES]
     assert sorted((item.number, item.name, item.label) for item in found) == [
         (each.number, each.name, each.label) for each in SAMPLES
@@ -207,7 +207,9 @@ def test_files_of_tensorflow_are_read(name: str, of_tensorflow: Any, folder: Pat
     path = folder / f"{name}.tfrecord"
     assert listed(tfrecord, path) == [(each.data, each.label) for each in SAMPLES]
     found = [
-        (item.name, item.class_name) for item in tfrecord.stored(path) if isinstance(item, Stored)
+        (item.name, item.class_name)
+        for item in tfrecord.scan_images(path)
+        if isinstance(item, Stored)
     ]
     assert found == [(each.name, each.class_name) for each in SAMPLES]
 

@@ -11,7 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockstep.data.containers import Damage, Places, Stored, recordio
-from lockstep.data.containers.recordio import Header, Record, framed, packed, unpacked
+from lockstep.data.containers.recordio import (
+    Header,
+    Record,
+    frame_record,
+    pack_header,
+    unpack_header,
+)
 from tests.data.containers.shared import (
     EXAMPLES,
     MAGIC,
@@ -28,7 +34,7 @@ from tests.data.containers.shared import (
 
 
 def joined(payload: bytes) -> bytes:
-    return b"".join(framed(payload))
+    return b"".join(frame_record(payload))
 
 
 def frame(flag: int, length: int) -> bytes:
@@ -48,7 +54,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def damages(path: Path) -> list[Damage]:
-    return [item for item in recordio.stored(path) if isinstance(item, Damage)]
+    return [item for item in recordio.scan_images(path) if isinstance(item, Damage)]
 
 
 @pytest.mark.parametrize("payload", [b"", b"abcd", b"abcde", b"abcdef", b"abcdefg"], ids=len)
@@ -90,13 +96,13 @@ def test_a_payload_is_split_where_the_magic_number_stands_at_a_multiple_of_4(
 @pytest.mark.parametrize("front", [MAGIC, MAGIC + b"abcd" + MAGIC, b"\0\0" + MAGIC + b"\0\0"])
 @pytest.mark.parametrize("back", [b"", MAGIC, b"ab" + MAGIC, b"abcd" + MAGIC + b"e"])
 def test_a_payload_in_pieces_is_framed_as_it_is_in_one(front: bytes, back: bytes) -> None:
-    assert b"".join(framed(front, memoryview(back))) == joined(front + back)
+    assert b"".join(frame_record(front, memoryview(back))) == joined(front + back)
 
 
 def test_a_header_is_flag_label_and_two_numbers() -> None:
     expected = bytes.fromhex("00000000 0000e040 0500000000000000 0900000000000000") + b"image"
-    assert packed(Header((7.0,), 5, 9)) + b"image" == expected
-    assert unpacked(expected) == (Header((7.0,), 5, 9), 24)
+    assert pack_header(Header((7.0,), 5, 9)) + b"image" == expected
+    assert unpack_header(expected) == (Header((7.0,), 5, 9), 24)
 
 
 def test_several_labels_stand_behind_the_header_and_are_counted_in_its_flag() -> None:
@@ -104,8 +110,8 @@ def test_several_labels_stand_behind_the_header_and_are_counted_in_its_flag() ->
         bytes.fromhex("02000000 00000000 0500000000000000 0000000000000000 0000e040 0000003f")
         + b"image"
     )
-    assert packed(Header((7.0, 0.5), 5)) + b"image" == expected
-    assert unpacked(expected) == (Header((7.0, 0.5), 5), 32)
+    assert pack_header(Header((7.0, 0.5), 5)) + b"image" == expected
+    assert unpack_header(expected) == (Header((7.0, 0.5), 5), 32)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_several_labels_stand_behind_the_header_and_are_counted_in_its_flag() ->
 )
 def test_a_payload_too_short_for_its_header_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match=rf"a record of {len(payload)} bytes has no room for"):
-        unpacked(payload)
+        unpack_header(payload)
 
 
 def test_a_part_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +129,7 @@ def test_a_part_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(
         ValueError, match="a part of the record has 8 bytes; a part can have at most 7"
     ):
-        framed(bytes(8))
+        frame_record(bytes(8))
 
 
 def test_a_file_and_what_stands_beside_it(tmp_path: Path) -> None:
@@ -142,7 +148,7 @@ def test_a_file_and_what_stands_beside_it(tmp_path: Path) -> None:
 
 def test_places_numbers_and_names_are_listed(tmp_path: Path) -> None:
     path = write(recordio, tmp_path / "val.rec", [sample(0, 3, b"ninebytes"), sample(1, 12, b"x")])
-    assert list(recordio.stored(path)) == [
+    assert list(recordio.scan_images(path)) == [
         Stored(32, 9, 3, "class 3/0.JPEG", number=0),
         Stored(76, 1, 12, "class 12/1.JPEG", number=1),
     ]
@@ -157,7 +163,7 @@ def test_a_list_of_im2rec_may_be_shuffled_and_have_several_labels(tmp_path: Path
     # ² is a digit but not a number. U+2028 does not end a line.
     text = "1\t12.000000\t0.500000\tb.jpg\n\n0\t3.000000\ta\u2028 2.jpg\n²\t0\tc.jpg\n2\tnothing\n"
     path.with_suffix(".lst").write_text(text, encoding="utf-8")
-    assert [item.name for item in recordio.stored(path) if isinstance(item, Stored)] == [
+    assert [item.name for item in recordio.scan_images(path) if isinstance(item, Stored)] == [
         "a\u2028 2.jpg",
         "b.jpg",
         "",
@@ -167,7 +173,9 @@ def test_a_list_of_im2rec_may_be_shuffled_and_have_several_labels(tmp_path: Path
 def test_no_list_is_needed(file: Path) -> None:
     file.with_suffix(".lst").unlink()
     file.with_suffix(".idx").unlink()
-    assert [item.name for item in recordio.stored(file) if isinstance(item, Stored)] == [""] * 5
+    assert [item.name for item in recordio.scan_images(file) if isinstance(item, Stored)] == [
+        ""
+    ] * 5
 
 
 def test_an_index_gives_numbers_and_places(file: Path) -> None:
@@ -195,7 +203,7 @@ def test_payloads_are_read_as_they_were_written(
 ) -> None:
     path = tmp_path_factory.mktemp("written") / "any.rec"
     path.write_bytes(b"".join(map(joined, payloads)))
-    assert [recordio.payload_of(Places(path), record) for record in records_of(path)] == payloads
+    assert [recordio.read_payload(Places(path), record) for record in records_of(path)] == payloads
 
 
 @EXAMPLES
@@ -214,7 +222,7 @@ def test_of_several_labels_the_first_counts(
     labels: tuple[float, ...], image: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(packed(Header(labels, 5)) + image))
+    path.write_bytes(joined(pack_header(Header(labels, 5)) + image))
     assert listed(recordio, path) == [(image, 7)]
 
 
@@ -222,8 +230,10 @@ def test_of_several_labels_the_first_counts(
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(bytes(24)) + joined(packed(Header((label,) * count, 0)) + b"image"))
-    [good, bad] = recordio.stored(path)
+    path.write_bytes(
+        joined(bytes(24)) + joined(pack_header(Header((label,) * count, 0)) + b"image")
+    )
+    [good, bad] = recordio.scan_images(path)
     assert good == Stored(32, 0, 0, number=0)
     assert isinstance(bad, Damage)
     assert (bad.begin, bad.end) == (32, path.stat().st_size)
@@ -236,7 +246,7 @@ def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: 
 def test_a_record_too_short_for_a_header_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
     path.write_bytes(joined(b"short") + joined(bytes(24)))
-    assert [type(item) for item in recordio.stored(path)] == [Damage, Stored]
+    assert [type(item) for item in recordio.scan_images(path)] == [Damage, Stored]
     assert damages(path) == [
         Damage(0, 16, "the record at byte 0: a record of 5 bytes has no room for a header of 24")
     ]
@@ -245,12 +255,14 @@ def test_a_record_too_short_for_a_header_is_damage(tmp_path: Path) -> None:
 KINDS = (0.0, 7.0, 3.5, -1.0, float("nan"), float("inf"), 2.0**24, 1e30)
 LABELS = st.sampled_from([*((label,) for label in KINDS), (1.0, 2.0)])
 NUMBERS = st.sampled_from([0, 1, 2, 2**63 - 1, 2**63, 2**64 - 1])
-HEADERS = st.tuples(LABELS, NUMBERS).map(lambda fields: packed(Header(*fields)))
+HEADERS = st.tuples(LABELS, NUMBERS).map(lambda fields: pack_header(Header(*fields)))
 HEADED = st.builds(bytes.__add__, HEADERS, st.binary(max_size=9))
 DAMAGED = st.binary(max_size=40) | st.just(frame(0, 2**20)) | st.just(frame(2, 4) + bytes(4))
-ALIKE = NUMBERS.map(lambda number: joined(packed(Header((7.0,), number)) + b"image"))
+ALIKE = NUMBERS.map(lambda number: joined(pack_header(Header((7.0,), number)) + b"image"))
 ONE_EACH = b"".join(
-    joined(packed(Header((label,), 5)) + b"image") for kind in KINDS for label in (7.0, 7.0, kind)
+    joined(pack_header(Header((label,), 5)) + b"image")
+    for kind in KINDS
+    for label in (7.0, 7.0, kind)
 )
 
 
@@ -275,7 +287,7 @@ def test_records_are_listed_together_as_they_are_one_by_one(
             patch.setattr(recordio, "_AT_ONCE", together)
             patch.setattr(recordio, "_ONE_BY_ONE", one_by_one)
             listings.append(
-                list(map(repr, recordio.stored(path)))
+                list(map(repr, recordio.scan_images(path)))
             )  # as text, because a label may be NaN
     assert listings == [listings[0]] * 4
 
@@ -285,7 +297,7 @@ def test_alike_records_are_not_looked_at_one_by_one(
 ) -> None:
     path = write(recordio, tmp_path / "any.rec", [sample(i, 3, b"image") for i in range(100)])
     monkeypatch.setattr(recordio, "_stored", closely := Mock(wraps=recordio._stored))
-    assert [item.number for item in recordio.stored(path) if isinstance(item, Stored)] == list(
+    assert [item.number for item in recordio.scan_images(path) if isinstance(item, Stored)] == list(
         range(100)
     )
     assert closely.call_count == 1
@@ -293,14 +305,14 @@ def test_alike_records_are_not_looked_at_one_by_one(
 
 def test_a_file_is_listed_with_reading_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordio, "Places", opened := Mock(wraps=Places))
-    assert len(list(recordio.stored(file))) == 5
+    assert len(list(recordio.scan_images(file))) == 5
     assert opened.call_args_list[0].kwargs == {"read_ahead": True}
 
 
 def test_a_number_that_no_order_can_have_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(packed(Header((0.0,), 2**64 - 1)) + b"image"))
-    assert [item.number for item in recordio.stored(path) if isinstance(item, Stored)] == [-1]
+    path.write_bytes(joined(pack_header(Header((0.0,), 2**64 - 1)) + b"image"))
+    assert [item.number for item in recordio.scan_images(path) if isinstance(item, Stored)] == [-1]
 
 
 def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
@@ -313,7 +325,7 @@ def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
 
 def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
     (tmp_path / "any.rec").touch()
-    assert list(recordio.stored(tmp_path / "any.rec")) == []
+    assert list(recordio.scan_images(tmp_path / "any.rec")) == []
 
 
 def touched(records: Sequence[Record], bytes_: range) -> set[int]:
@@ -379,7 +391,7 @@ def test_a_length_that_reaches_over_the_next_records_does_not_lose_them(file: Pa
 def test_a_part_that_swallowed_the_next_is_damage(file: Path) -> None:
     """All of its frames are valid, but a part must not contain the magic number."""
     image = b"abcd" + MAGIC + b"efgh" + MAGIC + b"ijkl"
-    data = bytearray(joined(packed(Header((0.0,), 0)) + image))
+    data = bytearray(joined(pack_header(Header((0.0,), 0)) + image))
     struct.pack_into("<I", data, 4, 1 << 29 | 24 + 4 + 8 + 4)
     file.write_bytes(data)
     assert damages(file) == [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from lockstep.data.containers import Damage, Places, Stored, tfrecord
-from lockstep.data.containers.tfrecord import framed
+from lockstep.data.containers.tfrecord import frame_record
 from lockstep.system.crc import masked_crc
 from tests.data.containers.shared import (
     EXAMPLES,
@@ -25,7 +25,7 @@ from tests.data.containers.shared import (
 
 
 def joined(payload: bytes) -> bytes:
-    return b"".join(framed(payload))
+    return b"".join(frame_record(payload))
 
 
 def varint(number: int) -> bytes:
@@ -82,7 +82,7 @@ def file(tmp_path: Path) -> Path:
 
 def only(path: Path, *payloads: bytes) -> list[Stored | Damage]:
     path.write_bytes(b"".join(map(joined, payloads)))
-    return list(tfrecord.stored(path))
+    return list(tfrecord.scan_images(path))
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
 def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "any"
     path.write_bytes(unlike(1000, 0))
-    assert list(tfrecord.stored(path)) == [
+    assert list(tfrecord.scan_images(path)) == [
         Damage(0, 1000, "no record begins at byte 0: the checksum of its length is wrong")
     ]
 

@@ -70,7 +70,9 @@ def test_a_sample_is_its_class_its_names_and_its_image(tmp_path: Path) -> None:
 
 def test_places_labels_and_names_are_listed(tmp_path: Path) -> None:
     path = write(webdataset, tmp_path / "val.tar", [sample(7, 3, b"the image")])
-    assert list(webdataset.stored(path)) == [Stored(5 * 512, 9, 3, "class 3/7.JPEG", "class 3")]
+    assert list(webdataset.scan_images(path)) == [
+        Stored(5 * 512, 9, 3, "class 3/7.JPEG", "class 3")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,9 @@ def test_an_image_keeps_its_kind(name: str, kind: str, tmp_path: Path) -> None:
     path = write(webdataset, tmp_path / "val.tar", [SAMPLES[0]._replace(name=name)])
     with tarfile.open(path) as opened:
         assert opened.getnames()[-1] == f"00000000.{kind}"
-    assert [item.name for item in webdataset.stored(path) if isinstance(item, Stored)] == [name]
+    assert [item.name for item in webdataset.scan_images(path) if isinstance(item, Stored)] == [
+        name
+    ]
 
 
 @EXAMPLES
@@ -101,7 +105,7 @@ def test_without_a_number_the_folder_is_the_class(prefix: str, tmp_path: Path) -
         (f"{prefix}owl/a.b.png", b"2"),
         (f"{prefix}owl/c.JPEG", b"3"),
     )
-    found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
+    found = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
     # The kind is all after the first dot of a name: `b.png` is not the kind of an image.
     assert [(item.label, item.class_name, item.name) for item in found] == [
         (NO_LABEL, "cat", f"{prefix}cat/a.jpg"),
@@ -148,7 +152,9 @@ def test_folders_links_and_long_names_are_read(format: int, tmp_path: Path) -> N
         opened.addfile(link)
     assert [image for image, _ in listed(webdataset, tmp_path / "any.tar")] == [b"i", b"im", b"ima"]
     assert [
-        item.name for item in webdataset.stored(tmp_path / "any.tar") if isinstance(item, Stored)
+        item.name
+        for item in webdataset.scan_images(tmp_path / "any.tar")
+        if isinstance(item, Stored)
     ] == names
 
 
@@ -191,7 +197,7 @@ def test_an_image_without_a_class_is_damage(
         ("c.cls", b"0"),
         ("c.jpg", b"2"),
     )
-    [first, damage, last] = webdataset.stored(path)
+    [first, damage, last] = webdataset.scan_images(path)
     assert isinstance(first, Stored)
     assert isinstance(last, Stored)
     assert isinstance(damage, Damage)
@@ -203,7 +209,7 @@ def test_an_image_without_a_class_is_damage(
 
 def test_json_of_thousands_of_brackets_is_damage(tmp_path: Path) -> None:
     path = tar(tmp_path / "any.tar", ("b.json", b"[" * 100_000), ("b.jpg", b""))
-    assert [type(item) for item in webdataset.stored(path)] == [Damage]
+    assert [type(item) for item in webdataset.scan_images(path)] == [Damage]
 
 
 @pytest.mark.parametrize(
@@ -215,24 +221,24 @@ def test_a_compressed_tar_is_refused(magic: str, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="the tar is compressed: images in it cannot be read by offset"
     ):
-        list(webdataset.stored(path))
+        list(webdataset.scan_images(path))
 
 
 def test_a_tar_of_gzip_is_refused(file: Path) -> None:
     file.write_bytes(gzip.compress(file.read_bytes()))
     with pytest.raises(ValueError, match="the tar is compressed"):
-        list(webdataset.stored(file))
+        list(webdataset.scan_images(file))
 
 
 @pytest.mark.parametrize("size", [0, 1024, 10240])
 def test_an_empty_file_or_tar_holds_nothing(size: int, tmp_path: Path) -> None:
     (tmp_path / "any.tar").write_bytes(bytes(size))
-    assert list(webdataset.stored(tmp_path / "any.tar")) == []
+    assert list(webdataset.scan_images(tmp_path / "any.tar")) == []
 
 
 def test_what_is_no_tar_is_damage_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "any.tar").write_bytes(unlike(2000, 0))
-    [damage] = webdataset.stored(tmp_path / "any.tar")
+    [damage] = webdataset.scan_images(tmp_path / "any.tar")
     assert isinstance(damage, Damage)
     assert (damage.begin, damage.end) == (0, 2000)
     assert damage.reason.startswith("no member of a tar begins at byte 0: ")
@@ -259,7 +265,7 @@ def test_a_size_that_no_file_has_is_damage(kind: bytes, size: int, tmp_path: Pat
         + member("cat/d.jpg", b"3")
         + bytes(1024)
     )
-    found = list(webdataset.stored(path))
+    found = list(webdataset.scan_images(path))
     before = (
         ["cat/a.jpg"] if kind == tarfile.REGTYPE else []
     )  # a member without a header after it counts as damaged
@@ -309,12 +315,14 @@ def test_a_flipped_byte_costs_its_sample_and_the_one_in_front_of_it_at_most(file
 def test_a_flip_in_a_class_or_in_names_raises_nothing_and_moves_nothing(file: Path) -> None:
     data = file.read_bytes()
     places = [
-        (item.offset, item.length) for item in webdataset.stored(file) if isinstance(item, Stored)
+        (item.offset, item.length)
+        for item in webdataset.scan_images(file)
+        if isinstance(item, Stored)
     ]
     for span in (each for i, each in enumerate(contents(file)) if i % 3 < 2):
         for i, damaged in flips(data[span.start : span.stop]):
             file.write_bytes(data[: span.start] + damaged + data[span.stop :])
-            found = list(webdataset.stored(file))
+            found = list(webdataset.scan_images(file))
             assert len(found) == 3, i
             assert {
                 (item.offset, item.length) for item in found if isinstance(item, Stored)
@@ -381,7 +389,7 @@ def test_an_image_whose_class_is_lost_is_not_taken_for_one_of_its_folder(
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.cls\0".encode())] ^= 1
     path.write_bytes(data)
-    found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
+    found = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
     gone = (
         {lost, lost - 1} if order[0] == "cls" else {lost}
     )  # the member before the damage counts as damaged too
@@ -398,7 +406,7 @@ def test_in_a_tar_without_numbers_an_image_beside_damage_is_taken(
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.jpg\0".encode())] ^= 1
     path.write_bytes(data)
-    found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
+    found = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
     assert [item.name for item in found] == [
         f"cat/{key}.jpg" for i, key in enumerate("abcd") if i not in (lost, lost - 1)
     ]
@@ -421,6 +429,6 @@ def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
     )
     with tarfile.open(path) as opened:
         json.loads(opened.extractfile("00000000.json").read())  # type: ignore[union-attr]
-    [item] = webdataset.stored(path)
+    [item] = webdataset.scan_images(path)
     assert isinstance(item, Stored)
     assert (item.name, item.class_name) == (name, name.partition("/")[0])

@@ -12,11 +12,11 @@ from PIL import Image, ImageOps
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.orientation import (
-    orientation_of,
+    add_orientation,
+    find_stored_window,
+    read_orientation,
     shown_size,
-    stored_window,
-    turned,
-    with_orientation,
+    turn_image,
 )
 from tests.data.pictures import any_window, encoded, picture
 
@@ -51,7 +51,7 @@ def shown(pixels: np.ndarray, orientation: int) -> np.ndarray:
 def test_the_orientation_is_the_one_that_was_written(format: str, orientation: int) -> None:
     data = photo(orientation, format)
     assert Image.open(io.BytesIO(data)).getexif()[0x0112] == orientation
-    assert orientation_of(data) == orientation
+    assert read_orientation(data) == orientation
 
 
 def with_exif(exif: bytes, before: bytes = b"") -> bytes:
@@ -81,7 +81,7 @@ def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
 def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
     before: bytes, kind: int, order: str
 ) -> None:
-    assert orientation_of(with_exif(tiff(order, kind, 6), before)) == 6
+    assert read_orientation(with_exif(tiff(order, kind, 6), before)) == 6
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
     ids=range(18),
 )
 def test_an_image_without_a_valid_orientation_is_upright(data: bytes) -> None:
-    assert orientation_of(data) == 1
+    assert read_orientation(data) == 1
 
 
 def test_exif_data_behind_the_pixels_of_a_png_counts() -> None:
@@ -123,19 +123,21 @@ def test_exif_data_behind_the_pixels_of_a_png_counts() -> None:
         + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
     )
     data = file.getvalue()[:-12] + chunk + file.getvalue()[-12:]
-    np.testing.assert_array_equal(turned(decode(data), orientation_of(data)), shown(PIXELS, 8))
+    np.testing.assert_array_equal(
+        turn_image(decode(data), read_orientation(data)), shown(PIXELS, 8)
+    )
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_a_turned_window_is_the_window_of_the_turned_image(orientation: int) -> None:
     rng = np.random.default_rng(orientation)
     whole = shown(PIXELS, orientation)
-    np.testing.assert_array_equal(turned(PIXELS, orientation), whole)
+    np.testing.assert_array_equal(turn_image(PIXELS, orientation), whole)
     assert shown_size((HEIGHT, WIDTH), orientation) == whole.shape[:2]
     for _ in range(20):
         window = any_window(rng, *whole.shape[:2])
-        top, left, height, width = stored_window(window, (HEIGHT, WIDTH), orientation)
-        part = turned(PIXELS[top : top + height, left : left + width], orientation)
+        top, left, height, width = find_stored_window(window, (HEIGHT, WIDTH), orientation)
+        part = turn_image(PIXELS[top : top + height, left : left + width], orientation)
         top, left, height, width = window
         np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
 
@@ -195,7 +197,7 @@ def test_a_crop_in_reduced_size_is_that_of_the_reduced_image_turned_before(
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_an_orientation_can_be_given_to_a_jpeg(orientation: int) -> None:
     plain = encoded(PIXELS, "420")
-    image = Image.open(io.BytesIO(with_orientation(plain, orientation)))
+    image = Image.open(io.BytesIO(add_orientation(plain, orientation)))
     assert image.getexif().get(0x0112, 1) == orientation
     np.testing.assert_array_equal(
         np.asarray(ImageOps.exif_transpose(image)), shown(decode(plain), orientation)

@@ -15,7 +15,7 @@ from PIL import Image
 from lockstep.data.decoding.decode import decode
 from lockstep.data.index import Index, open_index, subset
 from lockstep.data.loading.dali import import_dali
-from lockstep.data.loading.loaders import loader_of
+from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published import RECIPES
@@ -110,7 +110,7 @@ def evaluated(index: Index, recipe: Any, loader: str) -> np.ndarray:
     """Return the images of an evaluation: float32 [images, 224, 224, 3]."""
     plans = evaluation_plans(recipe, index.sizes, len(index))
     execution = Execution(loader=loader, loader_threads=1)
-    with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as made:
+    with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as made:
         [batch] = made.batches(plans)
     return batch.images.astype(np.float32)
 

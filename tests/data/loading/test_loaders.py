@@ -15,7 +15,7 @@ from lockstep.data import Batch
 from lockstep.data.index import Index, open_index, subset
 from lockstep.data.loading.dali import DaliLoader, Lent
 from lockstep.data.loading.host import HostLoader
-from lockstep.data.loading.loaders import Loader, loader_of
+from lockstep.data.loading.loaders import Loader, make_loader
 from lockstep.data.loading.synthetic import SyntheticLoader
 from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import FORMATS, find_split
@@ -118,7 +118,7 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(
     smooth, found, expected = (
         inner(
             batches(
-                loader_of(grey, recipe.replace(**how), Execution(loader=name), size=SIZE), plans
+                make_loader(grey, recipe.replace(**how), Execution(loader=name), size=SIZE), plans
             ),
             6,
         )
@@ -132,7 +132,7 @@ def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(
     index: Index, mixed: Recipe
 ) -> None:
     with pytest.raises(RecipeError, match="set antialias: true, or use the host loader"):
-        loader_of(
+        make_loader(
             index, mixed.replace(interpolation="bicubic"), Execution(loader="dali"), size=SIZE
         )
 
@@ -287,7 +287,7 @@ def test_dali_turns_photos_if_the_host_loader_does(
     recipe = tiny_recipe.replace(exif_orientation=turns)
     plans = plans_of(recipe, photos[0])
     made = [
-        batches(loader_of(photos[0], recipe, Execution(loader=name), size=SIZE), plans)
+        batches(make_loader(photos[0], recipe, Execution(loader=name), size=SIZE), plans)
         for name in ("dali", "host")
     ]
     assert apart(*made).max() <= ROUNDING
@@ -306,9 +306,9 @@ def test_turned_photos_are_planned_and_loaded_as_if_they_were_stored_upright(
         for a, b in pairs
     )
     plans = plans_of(recipe, index)
-    turned = batches(loader_of(index, recipe, Execution(), size=SIZE), plans)
+    turned = batches(make_loader(index, recipe, Execution(), size=SIZE), plans)
     assert not apart(
-        turned, batches(loader_of(upright, tiny_recipe, Execution(), size=SIZE), plans)
+        turned, batches(make_loader(upright, tiny_recipe, Execution(), size=SIZE), plans)
     ).any()
     assert (
         subset(index, np.arange(3)).sizes_for(recipe).tolist()
@@ -343,7 +343,7 @@ def test_the_synthetic_loader_holds_one_batch(index: Index, tiny_recipe: Recipe)
 def test_the_loader_is_chosen_by_name(
     name: str, kind: type, index: Index, tiny_recipe: Recipe
 ) -> None:
-    assert isinstance(loader_of(index, tiny_recipe, Execution(loader=name), size=SIZE), kind)
+    assert isinstance(make_loader(index, tiny_recipe, Execution(loader=name), size=SIZE), kind)
 
 
 def test_another_name_is_refused() -> None:
@@ -354,11 +354,11 @@ def test_another_name_is_refused() -> None:
 def test_dct_scaling_is_the_host_loaders_alone(index: Index, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(dct_scaling=True)
     plans = training(recipe, index)
-    scaled = batches(loader_of(index, recipe, Execution(), size=SIZE), plans)
+    scaled = batches(make_loader(index, recipe, Execution(), size=SIZE), plans)
     plain = batches(host(index), plans)
     assert apart(scaled, plain).any()
     assert scaled[0].images.mean(axis=(1, 2)) == pytest.approx(
         plain[0].images.mean(axis=(1, 2)), abs=8
     )
     with pytest.raises(RecipeError, match="dct_scaling"):
-        loader_of(index, recipe, Execution(loader="dali"), size=SIZE)
+        make_loader(index, recipe, Execution(loader="dali"), size=SIZE)

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.data.index import QUARANTINE, quarantine_of
+from lockstep.data.index import QUARANTINE, read_quarantine
 from lockstep.data.listing import CLASSES, printable
 from lockstep.data.sources import FOLDER, Source
 from lockstep.system.files import written_text
@@ -141,13 +141,13 @@ class Report:
     """By split: first those that are not about one image, then those of images. The same data gives
     the same order."""
 
-    def by_kind(self) -> dict[str, int]:
+    def count_kinds(self) -> dict[str, int]:
         """Return the number of findings by kind, for the kinds that were found, in the order of
         `KINDS`."""
         counts = Counter(finding.kind for finding in self.findings)
         return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
-    def as_json(self) -> dict[str, object]:
+    def describe(self) -> dict[str, object]:
         """Return the report as plain values; bytes of names that are not UTF-8 are replaced."""
         return {
             "data": printable(str(self.data)),
@@ -170,7 +170,7 @@ class Report:
                     "meaning": KINDS[kind].meaning,
                     "remedy": KINDS[kind].remedy,
                 }
-                for kind, count in self.by_kind().items()
+                for kind, count in self.count_kinds().items()
             },
             "findings": [
                 {
@@ -210,7 +210,7 @@ class Report:
 
 
 def _write_quarantine(root: Path, images: dict[str, str]) -> Path:
-    listed = quarantine_of(Source(FOLDER, root)) | images
+    listed = read_quarantine(Source(FOLDER, root)) | images
     with written_text(root / QUARANTINE) as file:
         json.dump({"images": listed}, file, indent=1, allow_nan=False)
     return root / QUARANTINE

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.checking.findings import ERROR, KINDS, WARNING
-from lockstep.data.checking.parts import FORMAT_OF, TOO_LARGE, Part, reason_of
+from lockstep.data.checking.parts import FORMAT_OF, TOO_LARGE, Part, describe_error
 from lockstep.data.decoding.decode import check
-from lockstep.data.decoding.orientation import UPRIGHT, orientation_of
+from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.listing import ROW
 from lockstep.system.machine import cores
 
@@ -36,13 +36,13 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
         found = []
         for i in part.kept[some.start : some.stop].tolist():
             try:
-                data = listing.encoded(i)
+                data = listing.read_bytes(i)
             except OSError as error:
                 found.append(
                     (
                         i,
                         "too-large" if error.errno == errno.EFBIG else "unreadable",
-                        reason_of(error),
+                        describe_error(error),
                     )
                 )
                 continue
@@ -82,7 +82,7 @@ def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
     if max(height, width) > _MOST_PIXELS_A_SIDE:
         return [("too-large", f"{size} are too many")]
     problems = []
-    (format, mode), orientation = _header(data), orientation_of(data)
+    (format, mode), orientation = _header(data), read_orientation(data)
     suffix = PurePosixPath(name).suffix
     if mode == "CMYK":
         problems.append(("cmyk", "CMYK"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.checking.parts import Part, Problem, are_numbers, reason_of, shown
+from lockstep.data.checking.parts import Part, Problem, are_numbers, describe_error, shown
 from lockstep.data.containers import Damage, Places, recordio
 from lockstep.data.listing import CLASSES
 from lockstep.data.sources import FOLDER
@@ -136,7 +136,7 @@ def _beside_records(path: Path, damaged: int) -> list[Problem]:
             more = f" ({len(wrong)} problems in all)" if len(wrong) > 1 else ""
             problems.append(("idx", index.name, wrong[0] + more))
     except (OSError, ValueError) as error:
-        problems.append(("idx", index.name, reason_of(error)))
+        problems.append(("idx", index.name, describe_error(error)))
         return problems
     if names.is_file() and not damaged:
         lines = sum(bool(line.strip()) for line in read_regular(names, RECORDS).split(b"\n"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from lockstep.data.checking.findings import FLAT, KINDS, Finding, Split
 from lockstep.data.containers import NO_LABEL, Damage
-from lockstep.data.index import QUARANTINE, quarantine_of
+from lockstep.data.index import QUARANTINE, read_quarantine
 from lockstep.data.listing import (
     CLASSES,
     MOST_BYTES,
@@ -23,7 +23,7 @@ from lockstep.data.listing import (
     Names,
     Quarantined,
     list_images,
-    listed_classes,
+    read_classes,
 )
 from lockstep.data.sources import (
     ALIASES,
@@ -31,7 +31,7 @@ from lockstep.data.sources import (
     IS_OF,
     UNFINISHED,
     Source,
-    files_of_split,
+    find_files,
     find_source,
     find_split,
     is_folder,
@@ -74,7 +74,7 @@ def _split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
     root = next((data / alias for alias in ALIASES[split] if (data / alias).is_dir()), None)
     if root is not None:
         return _found(lambda: find_split(data, split), root, _visible(root), "")
-    names = files_of_split(data, split)
+    names = find_files(data, split)
     return _found(lambda: find_split(data, split), data, names, split) if names else None
 
 
@@ -87,14 +87,14 @@ def _found(
         source = find()
     except (DataError, OSError) as error:
         if any((folder / UNFINISHED).exists() for folder in (root, root.parent)):
-            return Source("", root), [("unfinished", ".", reason_of(error))]
+            return Source("", root), [("unfinished", ".", describe_error(error))]
         by_format = _by_format(names)
         if len(by_format) != 1:
             return Source("", root), [
-                ("two-formats" if by_format else "unreadable-file", ".", reason_of(error))
+                ("two-formats" if by_format else "unreadable-file", ".", describe_error(error))
             ]
         [(format, files)] = by_format.items()
-        return Source(format, root, files, split), [("missing-shard", ".", reason_of(error))]
+        return Source(format, root, files, split), [("missing-shard", ".", describe_error(error))]
     return source, _gaps(source.files)
 
 
@@ -144,7 +144,7 @@ def shown(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + " ..." * (len(names) > SHOWN)
 
 
-def reason_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the message of an error; for a system error without the name of the file."""
     return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
 
@@ -179,9 +179,9 @@ class Part:
     def leave_out(self) -> None:
         """Remove the images that the quarantine leaves out, and their problems."""
         try:
-            listed = quarantine_of(self.source)
+            listed = read_quarantine(self.source)
         except (DataError, OSError) as error:
-            self.problems.append(("bad-quarantine", QUARANTINE, reason_of(error)))
+            self.problems.append(("bad-quarantine", QUARANTINE, describe_error(error)))
             return
         if not listed:
             return
@@ -227,7 +227,7 @@ def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
         return _listing(source, [], [], ()), None, []
     named = None
     try:
-        named = listed_classes(source)
+        named = read_classes(source)
         listing = list_images(source)
         return listing, len(listing.classes) if listing.classes == named else None, []
     except (DataError, OSError, ValueError, OverflowError) as error:
@@ -239,7 +239,7 @@ def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
             else None
         )
         if not problems and (listed is None or len(listing.classes) <= listed):
-            problems = [("refused", ".", reason_of(error))]
+            problems = [("refused", ".", describe_error(error))]
         return listing, listed, problems
 
 
@@ -292,7 +292,7 @@ def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
                     each.name: is_folder(each) for each in entries if not each.name.startswith(".")
                 }
         except OSError as error:
-            problems.append(("unreadable-file", folder, reason_of(error)))
+            problems.append(("unreadable-file", folder, describe_error(error)))
             continue
         if not visible:
             problems.append(("empty-class", folder, "no images"))
@@ -342,7 +342,7 @@ def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
                     )  # JSON allows names that file systems do not
         except (ValueError, OSError) as error:
             kind = "compressed" if "the tar is compressed" in str(error) else "unreadable-file"
-            problems.append((kind, path, reason_of(error)))
+            problems.append((kind, path, describe_error(error)))
     folders = {label for label in labels if isinstance(label, str)}
     numbers = [label for label in labels if isinstance(label, int)]
     if folders and numbers:

@@ -213,7 +213,7 @@ def write_all(file: FileIO, data: Bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def unfinished(path: Path) -> Path | None:
+def find_unfinished(path: Path) -> Path | None:
     """Return the unfinished file that an interrupted writer left, or None."""
     partial = _partial(path)
     return partial if partial.exists() else None

@@ -19,7 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, unfinished
+from lockstep.data.containers import (
+    Appended,
+    Bytes,
+    Damage,
+    Places,
+    Sample,
+    Stored,
+    find_unfinished,
+)
 from lockstep.system.files import written_text
 from lockstep.system.regular_files import RECORDS, read_regular_text
 
@@ -72,13 +80,13 @@ class Record(NamedTuple):
     shorter."""
 
 
-def framed(*payload: Bytes) -> list[Bytes]:
+def frame_record(*payload: Bytes) -> list[Bytes]:
     """Return the bytes of a record in a file, in pieces. Raises `ValueError` if it is too long.
 
     The payload can also be given in pieces; the length of every piece except the last must be a
     multiple of 4.
     """
-    cuts = [_aligned_magic(piece) for piece in payload]
+    cuts = [_find_magic(piece) for piece in payload]
     if not any(cuts):
         return _part(_WHOLE, payload)
     parts: list[list[Bytes]] = [[]]
@@ -102,7 +110,7 @@ def _part(flag: int, pieces: Sequence[Bytes]) -> list[Bytes]:
     return [_FRAME.pack(MAGIC, flag << 29 | length), *pieces, bytes(-length % 4)]
 
 
-def _aligned_magic(data: Bytes) -> list[int]:
+def _find_magic(data: Bytes) -> list[int]:
     """Return every offset of the magic number that is a multiple of 4."""
     if len(data) <= _SHORT and _MAGIC_BYTES not in bytes(data):
         return []
@@ -110,7 +118,7 @@ def _aligned_magic(data: Bytes) -> list[int]:
     return [4 * at for at in (words == MAGIC).nonzero()[0].tolist()]
 
 
-def record_at(file: Places, offset: int) -> Record:
+def read_record(file: Places, offset: int) -> Record:
     """Return the record that begins at an offset. Raises `ValueError` with the problem and its
     offset."""
     spans: list[tuple[int, int]] = []
@@ -156,7 +164,7 @@ def records(file: Places, offset: int = 0) -> Iterator[Record | Damage]:
     before = None
     while offset < file.size:
         try:
-            record = record_at(file, offset)
+            record = read_record(file, offset)
         except ValueError as error:
             begin = offset
             if before is not None:
@@ -206,12 +214,12 @@ def _next_record(file: Places, offset: int) -> int:
 def _sound(file: Places, offset: int) -> bool:
     """Return whether a record begins here and another one directly after it."""
     try:
-        return _begins(file, record_at(file, offset).end)
+        return _begins(file, read_record(file, offset).end)
     except ValueError:
         return False
 
 
-def payload_of(file: Places, record: Record) -> bytes:
+def read_payload(file: Places, record: Record) -> bytes:
     """Return a record's payload, with the magic numbers at which it was split.
 
     Raises `ValueError` if a part still contains the magic number at a multiple of 4: then a length
@@ -219,7 +227,7 @@ def payload_of(file: Places, record: Record) -> bytes:
     """
     parts = [file.read(begin, end - begin) for begin, end in record.spans]
     for (begin, _), part in zip(record.spans, parts, strict=True):
-        if inside := _aligned_magic(part):
+        if inside := _find_magic(part):
             raise ValueError(
                 f"a part begins at byte {begin + inside[0]}, inside the part at byte"
                 f" {begin - _FRAME.size}"
@@ -227,7 +235,7 @@ def payload_of(file: Places, record: Record) -> bytes:
     return _MAGIC_BYTES.join(parts)
 
 
-def packed(header: Header) -> bytes:
+def pack_header(header: Header) -> bytes:
     """Return the bytes before the image in a payload."""
     if len(header.labels) == 1:
         return _HEADER.pack(0, header.labels[0], header.number, header.second_number)
@@ -235,7 +243,7 @@ def packed(header: Header) -> bytes:
     return _HEADER.pack(len(header.labels), 0.0, header.number, header.second_number) + labels
 
 
-def unpacked(payload: bytes) -> tuple[Header, int]:
+def unpack_header(payload: bytes) -> tuple[Header, int]:
     """Return the header of an image's payload, and where the image begins. Raises `ValueError` if
     it is too short."""
     if len(payload) < _HEADER.size:
@@ -252,7 +260,7 @@ def unpacked(payload: bytes) -> tuple[Header, int]:
     return Header(labels, number, second), begin
 
 
-def stored(path: Path) -> Iterator[Stored | Damage]:
+def scan_images(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a `.rec` file in its order; no `.idx` is used. If an image has several
     labels, the first counts.
 
@@ -317,11 +325,11 @@ def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Store
 
 def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
     in_parts, (begin, end) = len(record.spans) > 1, record.spans[0]
-    payload = payload_of(file, record) if in_parts else record.front
+    payload = read_payload(file, record) if in_parts else record.front
     length = len(payload) if in_parts else end - begin
     if not in_parts and length > _HEADER.size and (count := _HEADER.unpack(payload)[0]):
         payload = file.read(begin, min(length, _HEADER.size + 4 * count))
-    header, image = unpacked(payload)
+    header, image = unpack_header(payload)
     label = header.labels[0]
     if not label.is_integer() or label < 0:
         raise ValueError(f"its label is {label:g}; expected a class, counted from 0")
@@ -353,8 +361,8 @@ def _names(path: Path) -> dict[int, str]:
 def image_in_parts(file: Places, offset: int) -> bytes:
     """Return the image of a record that is split into several parts. Raises `ValueError` if no such
     record is there."""
-    payload = payload_of(file, record_at(file, offset))
-    return payload[unpacked(payload)[1] :]
+    payload = read_payload(file, read_record(file, offset))
+    return payload[unpack_header(payload)[1] :]
 
 
 def read_index(path: Path) -> list[tuple[int, int]]:
@@ -378,12 +386,12 @@ class Writer(Appended):
     """Writes a `.rec` file, with its `.idx` and `.lst`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(unfinished(path)))
+        super().__init__(path, _ends(find_unfinished(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
         """Return a sample's bytes in the file, in pieces. Raises `ValueError` if it is too long."""
-        return framed(packed(Header((float(sample.label),), sample.number)), sample.data)
+        return frame_record(pack_header(Header((float(sample.label),), sample.number)), sample.data)
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Write `.idx` and `.lst` as im2rec does, from number, label and name of every sample;

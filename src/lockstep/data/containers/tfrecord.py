@@ -16,7 +16,15 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
-from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, unfinished
+from lockstep.data.containers import (
+    Appended,
+    Bytes,
+    Damage,
+    Places,
+    Sample,
+    Stored,
+    find_unfinished,
+)
 from lockstep.system.crc import masked_crc
 from lockstep.system.files import written_text
 
@@ -85,7 +93,7 @@ def _message(name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"lockstep.{name}"))
 
 
-def framed(*payload: Bytes) -> list[Bytes]:
+def frame_record(*payload: Bytes) -> list[Bytes]:
     """Return the bytes of a record in a file, in pieces. The payload can also be given in pieces."""
     length = _LENGTH.pack(sum(map(len, payload)))
     return [length + _CRC.pack(masked_crc(length)), *payload, _CRC.pack(masked_crc(*payload))]
@@ -160,7 +168,7 @@ def _next_record(file: Places, start: int) -> int:
     return file.size
 
 
-def stored(path: Path) -> Iterator[Stored | Damage]:
+def scan_images(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a file in its order."""
     for record in _payloads(Places(path)):
         if isinstance(record, Damage):
@@ -290,12 +298,12 @@ class Writer(Appended):
     """Writes a file of examples, and `idx/<name>` for DALI with offset and size of every record."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(unfinished(path)))
+        super().__init__(path, _ends(find_unfinished(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
         """Return a sample's bytes in the file, in pieces."""
-        return framed(*example(sample))
+        return frame_record(*example(sample))
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Write DALI's index, and return its path."""

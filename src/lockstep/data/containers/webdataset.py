@@ -20,7 +20,7 @@ from lockstep.data.containers import (
     Places,
     Sample,
     Stored,
-    unfinished,
+    find_unfinished,
 )
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
@@ -159,7 +159,7 @@ class _Group:
         return self.members.keys() & set(_ABOUT)
 
 
-def stored(path: Path) -> Iterator[Stored | Damage]:
+def scan_images(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a tar in its order.
 
     An image next to damage may have lost the member with its class. Such an image is listed only if
@@ -280,7 +280,7 @@ class Writer(Appended):
     """Writes a tar: for every sample the class, then the names as JSON, then the image."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(unfinished(path)))
+        super().__init__(path, _ends(find_unfinished(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:

@@ -14,8 +14,8 @@ from PIL import Image
 from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
 from lockstep.data.decoding.jpeg import Window
-from lockstep.data.decoding.orientation import UPRIGHT, stored_window, turned
-from lockstep.data.decoding.sampling import filtered, needed, sampled, stretches
+from lockstep.data.decoding.orientation import UPRIGHT, find_stored_window, turn_image
+from lockstep.data.decoding.sampling import crop_to_needed, filter_square, sample_square, stretches
 from lockstep.data.decoding.size_limits import JPEG_START, decoding
 from lockstep.recipes import Recipe
 
@@ -74,12 +74,12 @@ def decode_into(
     if sampling != "half_pixel":
         where = stretches(_reduced(window, reduction)[2:], resized, offset, len(out), sampling)
         if not antialias and reduction == 1:
-            window, where = needed(window, where, len(out))
+            window, where = crop_to_needed(window, where, len(out))
         part = _decoded(data, size, window, reduction, orientation)
         pixels = (
-            filtered(part, where, len(out), filtering)
+            filter_square(part, where, len(out), filtering)
             if antialias
-            else sampled(part, where, len(out), interpolation)
+            else sample_square(part, where, len(out), interpolation)
         )
     else:
         part = _decoded(data, size, window, reduction, orientation)
@@ -115,17 +115,17 @@ def _decoded(
     stored_size = (-(-size[0] // reduction), -(-size[1] // reduction))
     # The window of the turned image is reduced first: both have their pixels counted from the upper
     # left corner.
-    window = stored_window(_reduced(window, reduction), stored_size, orientation)
+    window = find_stored_window(_reduced(window, reduction), stored_size, orientation)
     if isinstance(data, bytes) and reduction == 1 and data.startswith(JPEG_START):
         with decoding(window[2] * window[3]):
             part = jpeg.decode_window(data, size, window)
         if part is not None:
-            return turned(part, orientation)
+            return turn_image(part, orientation)
     image = decode(data, reduction) if isinstance(data, bytes) else data
     if image.shape[:2] != stored_size:
         raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
     top, left, height, width = window
-    return turned(image[top : top + height, left : left + width], orientation)
+    return turn_image(image[top : top + height, left : left + width], orientation)
 
 
 def _reduced(window: Window, reduction: int) -> Window:

@@ -49,7 +49,7 @@ def decode(data: bytes, reduction: int = 1) -> np.ndarray:
     size = _jpeg_size(data)
     if size is None:
         with _loaded_by_pillow(data) as image:
-            return as_rgb(image)
+            return convert_to_rgb(image)
     height, width = (-(-side // reduction) for side in size)
     with decoding(height * width):
         return np.asarray(
@@ -148,13 +148,13 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 def _check_by_pillow(data: bytes) -> tuple[int, int]:
     with _loaded_by_pillow(data) as image:
-        as_rgb(
+        convert_to_rgb(
             image.crop((0, 0, 1, 1))
         )  # tests the conversion; converting all of it takes twice the memory
         return image.height, image.width
 
 
-def as_rgb(image: Image.Image) -> np.ndarray:
+def convert_to_rgb(image: Image.Image) -> np.ndarray:
     """Return a loaded image of Pillow as uint8 RGB [height, width, 3], as `decode` does. Its `info`
     may change."""
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255

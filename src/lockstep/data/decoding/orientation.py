@@ -38,7 +38,7 @@ _MOST_SEGMENTS = 1000
 millions."""
 
 
-def orientation_of(data: bytes) -> int:
+def read_orientation(data: bytes) -> int:
     """Return the EXIF orientation of an encoded image, 1 to 8; 1 if it has none or an invalid one.
 
     Nothing is decoded. A TIFF gives 1: Pillow turns it while it decodes. XMP is not read.
@@ -103,7 +103,7 @@ def _orientation_in(exif: bytes) -> int:
     return UPRIGHT
 
 
-def with_orientation(jpeg: bytes, orientation: int) -> bytes:
+def add_orientation(jpeg: bytes, orientation: int) -> bytes:
     """Return a JPEG without EXIF data with an orientation."""
     exif = _EXIF + struct.pack("<4sIHHHIHHI", b"II*\0", 8, 1, _TAG, 3, 1, orientation, 0, 0)
     return jpeg[:2] + struct.pack(">BBH", 0xFF, _APP1, 2 + len(exif)) + exif + jpeg[2:]
@@ -121,7 +121,7 @@ def shown_sizes(sizes: np.ndarray, orientations: np.ndarray) -> np.ndarray:
     return np.where(np.isin(orientations, _SWAPS)[:, None], sizes[:, ::-1], sizes)
 
 
-def stored_window(window: Window, size: tuple[int, int], orientation: int) -> Window:
+def find_stored_window(window: Window, size: tuple[int, int], orientation: int) -> Window:
     """Return where a window of the shown image is in the stored image, whose height and width are
     `size`."""
     top, left, height, width = window
@@ -133,7 +133,7 @@ def stored_window(window: Window, size: tuple[int, int], orientation: int) -> Wi
     return (left, top, width, height) if orientation in _SWAPS else (top, left, height, width)
 
 
-def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
+def turn_image(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """Return an image or a window of it as it is shown: uint8 [height, width, 3]; `pixels` itself
     if it is upright."""
     rows = orientation in _REVERSES_ROWS

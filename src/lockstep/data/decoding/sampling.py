@@ -52,7 +52,7 @@ def stretches(
     return stretch(0), stretch(1)
 
 
-def needed(
+def crop_to_needed(
     window: Window, where: tuple[Stretch, Stretch], size: int
 ) -> tuple[Window, tuple[Stretch, Stretch]]:
     """Return the part of a window that samples of a square need, and the stretches of the square in
@@ -80,7 +80,7 @@ def _positions(stretch: Stretch, size: int) -> np.ndarray:
     return start + (np.arange(size) + 0.5) * (length / size) - 0.5
 
 
-def sampled(
+def sample_square(
     part: np.ndarray, where: tuple[Stretch, Stretch], size: int, interpolation: str
 ) -> np.ndarray:
     """Return the square that shows two stretches of an image, not filtered: uint8 [size, size, 3].
@@ -138,7 +138,7 @@ def _blended(pixels: np.ndarray, taps: Taps) -> np.ndarray:
     return total
 
 
-def filtered(
+def filter_square(
     part: np.ndarray, where: tuple[Stretch, Stretch], size: int, filtering: Image.Resampling
 ) -> np.ndarray:
     """Return the square that shows two stretches of an image, by one of Pillow's filters: uint8

@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
-from lockstep.data.decoding.orientation import turned
+from lockstep.data.decoding.orientation import turn_image
 from lockstep.data.decoding.sampling import stretches
 from lockstep.data.index import Index
 from lockstep.recipes.order import BatchPlan
@@ -207,9 +207,9 @@ class DaliLoader:
         try:
             image = decode(data)
             if self._turns:
-                image = turned(image, int(self._index.orientations[sample]))
+                image = turn_image(image, int(self._index.orientations[sample]))
         except ValueError as error:
-            raise self._index.changed(sample, str(error)) from None
+            raise self._index.explain_change(sample, str(error)) from None
         top, left, height, width = window.tolist()
         part = np.ascontiguousarray(image[top : top + height, left : left + width, ::-1])
         return cv2.imencode(".bmp", part)[1].tobytes(), np.array([0, 0, height, width], np.int32)
@@ -232,7 +232,7 @@ class DaliLoader:
             try:
                 decode(self._index.read(sample))
             except ValueError as reason:
-                return self._index.changed(sample, str(reason))
+                return self._index.explain_change(sample, str(reason))
         places = ", ".join(
             self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4]
         )

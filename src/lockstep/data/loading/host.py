@@ -117,4 +117,4 @@ class HostLoader:
                     out=images[i],
                 )
             except ValueError as error:
-                raise self._index.changed(samples[at], str(error)) from None
+                raise self._index.explain_change(samples[at], str(error)) from None

@@ -13,7 +13,7 @@ from lockstep.system.errors import RecipeError
 Loader = HostLoader | DaliLoader | SyntheticLoader
 
 
-def loader_of(
+def make_loader(
     index: Index, recipe: Recipe, execution: Execution, *, size: int, evaluation: bool = False
 ) -> Loader:
     """Return a loader of an index for images of `size` x `size` pixels.
