@@ -85,7 +85,7 @@ ALLOWED = {
     "weights/formats/keras_variables.py _unpack": OPENED,
     "weights/formats/keras_variables.py is_keras": OPENED,
     "weights/formats/keras_variables.py open_variables": CHECKED,
-    "weights/formats/onnx_graph.py _external": OPENED,
+    "weights/formats/onnx_graph.py _read_external": OPENED,
     "weights/formats/torch_file.py": OPENED,
     "weights/logits_process.py": OWN,
 }

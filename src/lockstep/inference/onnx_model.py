@@ -256,7 +256,7 @@ class _Graph:
             model,
             {
                 "classes": json.dumps(list(classes), allow_nan=False),
-                onnx_metadata.KEY: onnx_metadata.preprocessing_of(self._recipe),
+                onnx_metadata.KEY: onnx_metadata.describe_preprocessing(self._recipe),
             },
         )
         return model

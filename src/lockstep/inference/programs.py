@@ -49,7 +49,7 @@ def write_description(folder: Path, target: Target, wanted: Wanted, precision: s
         "logits": recipe.logits,
         "validation_share": recipe.validation_share,
         "classes": list(wanted.weights.classes),
-        "preprocessing": parsed(onnx_metadata.preprocessing_of(recipe)),
+        "preprocessing": parsed(onnx_metadata.describe_preprocessing(recipe)),
     }
     (folder / FILE).write_text(to_json(description, indent=1) + "\n", encoding="utf-8")
 
@@ -222,7 +222,7 @@ def _read(file: Path) -> ExportedProgram:
         {"precision": "fp32", **{name: values[name] for name in ("logits", "validation_share")}}
         | colours
     )
-    recipe = onnx_metadata.with_preprocessing(recipe, to_json(preprocessing))
+    recipe = onnx_metadata.apply_preprocessing(recipe, to_json(preprocessing))
     if len(classes) > recipe.logits:
         raise ValueError(
             f"it names {len(classes)} classes, but the model has {recipe.logits} logits"

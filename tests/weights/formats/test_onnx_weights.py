@@ -22,7 +22,7 @@ from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
-from lockstep.weights.formats.onnx_metadata import with_preprocessing
+from lockstep.weights.formats.onnx_metadata import apply_preprocessing
 from lockstep.weights.formats.onnx_weights import find, matches, read
 from tests.inference.cases import random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, Variables, assert_canonical
@@ -144,7 +144,7 @@ def test_metadata_without_a_geometry_is_read_as_torchvisions() -> None:
     fields = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
     recipe = recipe_of(antialias=True, eval_resize=235)
     described = json.dumps({name: recipe.fields()[name] for name in fields})
-    assert with_preprocessing(recipe_of(), described) == recipe
+    assert apply_preprocessing(recipe_of(), described) == recipe
 
 
 @pytest.mark.parametrize(

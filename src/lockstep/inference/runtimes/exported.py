@@ -46,14 +46,16 @@ def exported_file(path: Path) -> Path | None:
     """
     file = onnx_weights.find(path)
     return (
-        file if file is not None and onnx_metadata.KEY in onnx_graph.opened(file).metadata else None
+        file
+        if file is not None and onnx_metadata.KEY in onnx_graph.open_graph(file).metadata
+        else None
     )
 
 
 def open_exported(file: Path) -> Exported:
     """Return an exported model. Raises `CheckpointError` if it lacks the preprocessing, the images
     or softmax."""
-    graph = onnx_graph.opened(file)
+    graph = onnx_graph.open_graph(file)
     try:
         logits = _before_softmax(graph)
         recipe = _recipe(graph.metadata[onnx_metadata.KEY], _outputs(graph, logits))
@@ -73,7 +75,7 @@ def open_exported(file: Path) -> Exported:
 def _recipe(text: str, logits: int) -> Recipe:
     values: Any = parsed(text)
     colours = {name: values[name] for name in ("mean", "std")}
-    return onnx_metadata.with_preprocessing(
+    return onnx_metadata.apply_preprocessing(
         Recipe.of({"precision": "fp32", "logits": logits} | colours), text
     )
 

@@ -28,13 +28,13 @@ PREPROCESSING = "preprocessing/"
 _NEEDED = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
 
 
-def preprocessing_of(recipe: Recipe) -> str:
+def describe_preprocessing(recipe: Recipe) -> str:
     """Return the value of the property `KEY` for a recipe."""
     fields = recipe.fields()
     return to_json({name: fields[name] for name in FIELDS})
 
 
-def with_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -> Recipe:
+def apply_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -> Recipe:
     """Return a recipe with the preprocessing of the property `KEY`.
 
     If the graph `normalises`, `recipe` has its mean and std, as far as float32 holds them. Raises
@@ -45,23 +45,43 @@ def with_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) ->
     if not isinstance(values, dict) or not set(_NEEDED) <= values.keys() <= set(FIELDS):
         raise ValueError(f"expected a table of {', '.join(FIELDS)}")
     try:
-        found = recipe.replace(**values)
+        changed = recipe.replace(**values)
     except RecipeError as error:
         raise ValueError(str(error)) from None
     for name in values:
         # A recipe also takes values of similar types, such as the text "224", which nothing but a
         # recipe would take.
-        if to_json(found.fields()[name]) != to_json(values[name]):
+        if to_json(changed.fields()[name]) != to_json(values[name]):
             raise ValueError(
                 f"{name} is {values[name]!r:.60}, expected a value such as"
                 f" {recipe.fields()[name]!r}"
             )
-    for name in ("mean", "std") if normalises else ():
-        if not np.array_equal(np.float32(getattr(found, name)), np.float32(getattr(recipe, name))):
-            raise ValueError(
-                f"its {name} is {values[name]}, but the graph's is {list(getattr(recipe, name))}"
-            )
-    return found
+    for name in ("mean", "std"):
+        colour = getattr(recipe, name)
+        if normalises and not np.array_equal(
+            np.float32(getattr(changed, name)), np.float32(colour)
+        ):
+            raise ValueError(f"its {name} is {values[name]}, but the graph's is {list(colour)}")
+    return changed
+
+
+def read_preprocessing(
+    recipe: Recipe, text: str | None, label: str, *, normalises: bool, assumption: str
+) -> tuple[Recipe, bool, tuple[str, ...]]:
+    """Return a recipe with the preprocessing that an export of Lockstep wrote, whether it wrote
+    one, and remarks.
+
+    `text` is the value of the property, None if there is none, and `label` what it is for the user.
+    `normalises` is as in `apply_preprocessing`; if it is false and there is no preprocessing,
+    `assumption` is a remark.
+    """
+    remarks = () if normalises else (assumption,)
+    if text is None:
+        return recipe, False, remarks
+    try:
+        return apply_preprocessing(recipe, text, normalises=normalises), True, ()
+    except ValueError as error:
+        return recipe, False, (*remarks, f"its {label} was left out: {error}")
 
 
 def take_squares(model: Any, side: int | None = None) -> None:

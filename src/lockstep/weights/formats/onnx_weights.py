@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.models.state import State
-from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import network, onnx_graph, onnx_metadata
-from lockstep.weights.formats.network import Network
+from lockstep.weights.formats import onnx_graph
+from lockstep.weights.formats.common import describe_converted
+from lockstep.weights.formats.network import ASSUMPTION, ROUNDING, Network
+from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import Graph
+from lockstep.weights.formats.onnx_metadata import KEY, read_preprocessing
 from lockstep.weights.opened_weights import Weights, list_arrays
 
 NAME = "ONNX"
 
 _FILE = "model.onnx"
-_ASSUMED = (
-    "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
-)
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -43,57 +42,40 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
     Raises `CheckpointError` if the file is damaged or computes something else, and `BackendError`
     if the package onnx is missing.
     """
-    graph = onnx_graph.opened(path)
+    graph = onnx_graph.open_graph(path)
     try:
-        resnet = network.follow(graph)
-        recipe = resnet.recipe()
+        resnet = follow(graph)
+        recipe = resnet.build_recipe()
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
-    recipe, has_preprocessing, about = _with_preprocessing(graph, recipe, resnet)
-    remarks = (*resnet.remarks, *about, *_remarks(graph, resnet))
+    recipe, has_preprocessing, about = read_preprocessing(
+        recipe,
+        graph.metadata.get(KEY),
+        f"property {KEY}",
+        normalises=resnet.normalises,
+        assumption=ASSUMPTION,
+    )
+    remarks = (*resnet.remarks, *about, *_describe_graph(graph, resnet))
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
     return Weights(
         recipe,
-        State(0, resnet.tensors(), {}),
+        State(0, resnet.build_tensors(), {}),
         classes,
         path,
         "ONNX",
         remarks,
-        is_folded=resnet.folded > 0,
+        is_folded=resnet.fold_count > 0,
         has_preprocessing=has_preprocessing,
-        stored=list_arrays(graph.described(), resnet.made(graph)),
-        others=graph.others(),
+        stored=list_arrays(graph.describe_arrays(), resnet.list_sources(graph)),
+        others=graph.list_files(),
     )
 
 
-def _with_preprocessing(
-    graph: Graph, recipe: Recipe, resnet: Network
-) -> tuple[Recipe, bool, tuple[str, ...]]:
-    """Return the recipe with the preprocessing that `lockstep export` wrote, whether it is there,
-    and remarks."""
-    assumed = () if resnet.normalises else (_ASSUMED,)
-    text = graph.metadata.get(onnx_metadata.KEY)
-    if text is None:
-        return recipe, False, assumed
-    try:
-        return (
-            onnx_metadata.with_preprocessing(recipe, text, normalises=resnet.normalises),
-            True,
-            (),
-        )
-    except ValueError as error:
-        return recipe, False, (*assumed, f"its property {onnx_metadata.KEY} was left out: {error}")
-
-
-def _remarks(graph: Graph, resnet: Network) -> Iterator[str]:
-    yield from resnet.about_units()
-    if any(node.op_type in network.ROUNDING for node in graph.nodes):
+def _describe_graph(graph: Graph, resnet: Network) -> Iterator[str]:
+    yield from resnet.describe_units()
+    if any(node.op_type in ROUNDING for node in graph.nodes):
         yield (
             "its QuantizeLinear and DequantizeLinear were left out: the model computes in float"
             " here, with rounded weights"
         )
-    if halves := graph.halves():
-        yield (
-            f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted"
-            " to it"
-        )
+    yield from describe_converted(graph.list_halves(), "constants")

@@ -1,7 +1,7 @@
 """Nodes and constants of TensorFlow's graphs: a frozen GraphDef, or a SavedModel. Nothing of them
 is run.
 
-    frozen_graph.pb               a GraphDef: nodes, of which those of the type Const hold the weights
+    frozen_graph.pb               a GraphDef: nodes, of which those of the type Const are weights
     saved_model.pb                a GraphDef with its signatures
     variables/variables.index     next to it: the weights, a tensor bundle (`tensor_bundle`)
 
@@ -23,14 +23,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
+from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights.formats import BFLOAT16, numbers
-from lockstep.weights.formats.onnx_graph import read_number
-from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.protobuf import (
+    find_fields,
+    make_messages,
+    read_message,
+    read_number,
+)
 from lockstep.weights.formats.tensor_bundle import Bundle, Entry, index_path
 
 _FIELDS = {
@@ -63,16 +66,18 @@ _FIELDS = {
     "MetaGraph": "meta_info_def=1:Info graph_def=2:Graph signature_def=5:NamedService*",
     "SavedModel": "saved_model_schema_version=1:int64 meta_graphs=2:MetaGraph*",
 }
-"""The needed parts of TensorFlow's messages: NAME=NUMBER:TYPE, with a star if it is repeated."""
-_MOST_BYTES = 2**31 - 1
+"""The needed parts of TensorFlow's messages."""
+
 _MOST_PARTS = 300_000
 """Nodes, inputs and outputs of a graph with its functions in their places. Keras' export of
 ResNet50 has 30,000."""
 _MOST_DEPTH = 32
 _MOST_REPEATED = 2**26
-"""So many numbers may come from constants that store a number once for many elements, or that are
+"""This many numbers may come from constants that store a number once for many elements, or that are
 used several times."""
 _OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_>]*")
+_SEVERAL_OUTPUTS = ("batch_", "reserve_space", "value_index")
+"""What the names of the outputs of nodes with several outputs begin with, in functions."""
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 _ASSIGNMENTS = ("Assign", "AssignVariableOp")
@@ -138,11 +143,10 @@ class FlatGraph:
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Return the shape of a constant. Raises `ValueError` if it is none, or stored nowhere."""
-        shape = (
-            tuple(dim.size for dim in _tensor(node).tensor_shape.dim)
-            if node.op == "Const"
-            else self._entry(node).shape
-        )
+        if node.op == "Const":
+            shape = tuple(dim.size for dim in _get_tensor(node).tensor_shape.dim)
+        else:
+            shape = self._find_entry(node).shape
         if len(shape) > 8 or min(shape, default=0) < 0:
             raise ValueError(f"{node.name!r:.80} has the shape {list(shape)!s:.80}")
         return shape
@@ -150,17 +154,17 @@ class FlatGraph:
     def dtype(self, node: Node) -> int:
         """Return TensorFlow's number of the type of a constant. Raises `ValueError` if it is stored
         nowhere."""
-        return int(_tensor(node).dtype) if node.op == "Const" else self._entry(node).dtype
+        if node.op == "Const":
+            return int(_get_tensor(node).dtype)
+        return self._find_entry(node).dtype
 
     def array(self, node: Node) -> np.ndarray:
         """Return a constant as it is stored; bfloat16 becomes float32. Raises `ValueError` if its
         bytes do not fit."""
         size = math.prod(self.shape(node))
-        stored = (
-            _stored(_tensor(node), size)
-            if node.op == "Const" and node.name not in self._read
-            else 0
-        )
+        stored = 0
+        if node.op == "Const" and node.name not in self._read:
+            stored = _count_stored(_get_tensor(node), size)
         self._left -= max(size - stored, 0)
         self._read.add(node.name)
         if self._left < 0:
@@ -168,15 +172,15 @@ class FlatGraph:
                 f"{node.name!r:.80} and others repeat more than {_MOST_REPEATED} numbers"
             )
         if node.op == "Const":
-            return _array(node, size)
+            return _read_array(node, size)
         assert self.bundle is not None
         return self.bundle.read(str(self.place(node)))
 
     def allow(self, more: int) -> None:
-        """Allow so many numbers of variables, each of which has 2 bytes or more in a file."""
+        """Allow this many numbers of variables, each of which has 2 bytes or more in a file."""
         self._left += more
 
-    def _entry(self, node: Node) -> Entry:
+    def _find_entry(self, node: Node) -> Entry:
         """Return the entry of a variable in the bundle."""
         key = self.place(node)
         if key is None:
@@ -194,45 +198,26 @@ class FlatGraph:
 
 
 @cache
-def _messages() -> descriptor_pool.DescriptorPool:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="lockstep/graph.proto", package="lockstep.graph", syntax="proto3"
-    )
-    for name, fields in _FIELDS.items():
-        message = file.message_type.add(name=name)
-        for text in fields.split():
-            label, number, kind = re.fullmatch(r"(\w+)=(\d+):(\w+\*?)", text).groups()  # type: ignore[union-attr]
-            single = kind.removesuffix("*")
-            one = message.field.add(name=label, number=int(number))
-            one.label = one.LABEL_REPEATED if kind.endswith("*") else one.LABEL_OPTIONAL
-            if single in _FIELDS:
-                one.type = one.TYPE_MESSAGE
-                one.type_name = f".lockstep.graph.{single}"
-            else:
-                one.type = getattr(one, f"TYPE_{single.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return pool
+def _classes() -> dict[str, Any]:
+    return make_messages("lockstep.graph", _FIELDS)
 
 
-@cache
 def message(name: str) -> Any:
     """Return the class of a message."""
-    return message_factory.GetMessageClass(
-        _messages().FindMessageTypeByName(f"lockstep.graph.{name}")
-    )
+    return _classes()[name]
 
 
 def is_graph(path: Path) -> bool:
     """Return whether a file is a GraphDef: a message that has the fields of one, and begins with a
     node."""
-    fields = _top_fields(path, {1: 2, 2: 2, 3: 0, 4: 2, 5: 2})
+    fields = find_fields(path, {1: 2, 2: 2, 3: 0, 4: 2, 5: 2})
     if 1 not in fields:
         return False
     with open_regular(path, WEIGHTS) as file:
         file.seek(fields[1])
         try:
-            name, op = (_text(file, tag) for tag in (b"\x0a", b"\x12"))
+            name = _read_field(file, b"\x0a")
+            op = _read_field(file, b"\x12")
         except (OSError, ValueError):
             return False
     return bool(name) and _OP.fullmatch(op) is not None
@@ -241,10 +226,10 @@ def is_graph(path: Path) -> bool:
 def is_saved_model(path: Path) -> bool:
     """Return whether a file is a SavedModel: a message that has the fields of one, a version and a
     graph among them."""
-    return _top_fields(path, {1: 0, 2: 2}).keys() == {1, 2}
+    return find_fields(path, {1: 0, 2: 2}).keys() == {1, 2}
 
 
-def _text(file: BinaryIO, tag: bytes) -> bytes:
+def _read_field(file: BinaryIO, tag: bytes) -> bytes:
     """Return the next text of a message. Raises `ValueError` if there is another field, or a long
     text."""
     if file.read(1) != tag:
@@ -255,79 +240,48 @@ def _text(file: BinaryIO, tag: bytes) -> bytes:
     return file.read(length)
 
 
-def _top_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
-    """Return where the first field of each number is in a file; empty if it has others than these.
-
-    `kinds` are wire types by number: 0 is a number, 2 is bytes with their length.
-    """
-    places: dict[int, int] = {}
-    try:
-        size = path.stat().st_size
-        with open_regular(path, WEIGHTS) as file:
-            while file.tell() < size:
-                number, kind = divmod(read_number(file.read), 8)
-                if kinds.get(number) != kind:
-                    return {}
-                length = read_number(file.read)
-                places.setdefault(number, file.tell())
-                if kind == 2:
-                    file.seek(length, 1)
-                if file.tell() > size:
-                    return {}
-    except (OSError, ValueError):
-        return {}
-    return places
-
-
-def opened(path: Path) -> FlatGraph:
+def open_graph(path: Path) -> FlatGraph:
     """Return the graph of a file. Raises `CheckpointError` if it is damaged, or if a SavedModel has
     no variables."""
-    kind = "SavedModel" if path.name == "saved_model.pb" or is_saved_model(path) else "Graph"
+    kind = "Graph"
+    description = "a frozen graph (GraphDef in binary form)"
+    if path.name == "saved_model.pb" or is_saved_model(path):
+        kind = "SavedModel"
+        description = "a SavedModel"
+    data = read_message(path, "a graph")
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise CheckpointError(
-                f"{path} has more than 2 GiB, which a graph cannot have; expected a smaller file"
-            )
-        data = read_regular(path, WEIGHTS)
-        refuse_stand_in(path, data)
         parsed = message(kind).FromString(data)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except DecodeError:
-        name = (
-            "a SavedModel" if kind == "SavedModel" else "a frozen graph (GraphDef in binary form)"
-        )
         raise CheckpointError(
-            f"{path} is damaged or not {name}. Export or copy it again."
+            f"{path} is damaged or not {description}. Export or copy it again."
         ) from None
     try:
         if kind == "Graph":
-            return _flat(path, parsed, ())
-        meta = _meta_graph(parsed)
-        graph = _flat(path, meta.graph_def, _outputs(meta))
+            return _flatten(path, parsed, ())
+        meta = _choose_graph(parsed)
+        graph = _flatten(path, meta.graph_def, _list_outputs(meta))
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     prefix = path.parent / "variables" / "variables"
     if index_path(prefix).is_file():
         graph.bundle = Bundle(prefix)
-        graph.allow(
-            sum(file.stat().st_size for file in prefix.parent.glob("variables.data-*")) // 2
-        )
-        graph.keys = dict(_keys(graph))
+        shards = prefix.parent.glob("variables.data-*")
+        graph.allow(sum(shard.stat().st_size for shard in shards) // 2)
+        graph.keys = dict(_find_keys(graph))
     return graph
 
 
-def _meta_graph(model: Any) -> Any:
+def _choose_graph(model: Any) -> Any:
     """Return the graph for servers."""
     if not model.meta_graphs:
         raise ValueError("it has no graph")
-    return next(
-        (meta for meta in model.meta_graphs if "serve" in meta.meta_info_def.tags),
-        model.meta_graphs[0],
-    )
+    for meta in model.meta_graphs:
+        if "serve" in meta.meta_info_def.tags:
+            return meta
+    return model.meta_graphs[0]
 
 
-def _outputs(meta: Any) -> tuple[str, ...]:
+def _list_outputs(meta: Any) -> tuple[str, ...]:
     """Return the values that the usual service returns, or else the first service that takes and
     returns something."""
     services = {entry.key: entry.value for entry in meta.signature_def}
@@ -335,20 +289,16 @@ def _outputs(meta: Any) -> tuple[str, ...]:
     if not usable:
         raise ValueError("it has no signature such as serving_default; save it with one")
     service = services.get("serving_default", usable[0])
-    return tuple(_value(entry.value.name, "", False) for entry in service.outputs)
+    return tuple(_name_value(entry.value.name, "", False) for entry in service.outputs)
 
 
-def _value(text: str, prefix: str, is_in_function: bool) -> str:
+def _name_value(text: str, prefix: str, is_in_function: bool) -> str:
     """Return the value that an input names: `node`, `node:1`, and in functions `argument` or
     `node:output:1`."""
     name, *others = text.split(":")
     if not others:
         return f"{prefix}{name}:0"
-    if (
-        is_in_function
-        and len(others) == 2
-        and others[0].startswith(("batch_", "reserve_space", "value_index"))
-    ):
+    if is_in_function and len(others) == 2 and others[0].startswith(_SEVERAL_OUTPUTS):
         return f"{prefix}{name}:{others[0]}:{others[1]}"
     return f"{prefix}{name}:{others[-1]}"
 
@@ -373,13 +323,12 @@ class _Flattening:
             raise ValueError(f"its functions call each other {_MOST_DEPTH} deep")
         for node in definitions:
             self._count(1 + len(node.input))
-            inputs = tuple(
-                _value(text, prefix, depth > 0) for text in node.input if not text.startswith("^")
-            )
+            values = [text for text in node.input if not text.startswith("^")]
+            inputs = tuple(_name_value(text, prefix, depth > 0) for text in values)
             attributes = {entry.key: entry.value for entry in node.attr}
-            called = attributes["f"].func.name if node.op in _CALLS and "f" in attributes else ""
-            if called in self._functions:
-                self._call(self._functions[called], f"{prefix}{node.name}", inputs, depth)
+            function = attributes["f"].func.name if node.op in _CALLS and "f" in attributes else ""
+            if function in self._functions:
+                self._call(self._functions[function], f"{prefix}{node.name}", inputs, depth)
             else:
                 self.nodes.append(Node(f"{prefix}{node.name}", node.op, inputs, attributes))
 
@@ -389,50 +338,48 @@ class _Flattening:
         self._count(len(signature.input_arg) + len(signature.output_arg) + len(function.ret))
         for argument, value in zip(signature.input_arg, inputs, strict=False):
             self.aliases[f"{prefix}{argument.name}:0"] = value
-        returned = {entry.key: entry.value for entry in function.ret}
+        results = {entry.key: entry.value for entry in function.ret}
         for number, argument in enumerate(signature.output_arg):
-            self.aliases[f"{name}:{number}"] = _value(returned.get(argument.name, ""), prefix, True)
+            value = _name_value(results.get(argument.name, ""), prefix, True)
+            self.aliases[f"{name}:{number}"] = value
         self.add(function.node_def, prefix, depth + 1)
 
 
-def _flat(path: Path, graph: Any, outputs: tuple[str, ...]) -> FlatGraph:
-    flattening = _Flattening(
-        {function.signature.name: function for function in graph.library.function}
-    )
+def _flatten(path: Path, graph: Any, outputs: tuple[str, ...]) -> FlatGraph:
+    functions = {function.signature.name: function for function in graph.library.function}
+    flattening = _Flattening(functions)
     flattening.add(graph.node)
     return FlatGraph(path, flattening.nodes, outputs, flattening.aliases)
 
 
-def _keys(graph: FlatGraph) -> Iterator[tuple[str, str]]:
+def _find_keys(graph: FlatGraph) -> Iterator[tuple[str, str]]:
     """Yield the variables that a SavedModel restores, and their names in its bundle."""
     makers = {node.output: node for node in graph.nodes}
-    restored: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for node in graph.nodes:
-        names = (
-            makers.get(graph.actual(node.inputs[1]))
-            if node.op == "RestoreV2" and len(node.inputs) > 1
-            else None
-        )
-        if names is not None and names.op == "Const":
-            texts = (text.decode(errors="replace") for text in _tensor(names).string_val)
-            restored |= {f"{node.name}:{number}": text for number, text in enumerate(texts)}
+        if node.op == "RestoreV2" and len(node.inputs) > 1:
+            names = makers.get(graph.actual(node.inputs[1]))
+            if names is not None and names.op == "Const":
+                for number, text in enumerate(_get_tensor(names).string_val):
+                    keys[f"{node.name}:{number}"] = text.decode(errors="replace")
     for node in graph.nodes:
         if node.op in _ASSIGNMENTS and len(node.inputs) > 1:
-            variable, value = (makers.get(graph.actual(name)) for name in node.inputs[:2])
+            variable = makers.get(graph.actual(node.inputs[0]))
             place = graph.actual(node.inputs[1])
+            value = makers.get(place)
             if value is not None and value.op == "Identity" and value.inputs:
                 place = graph.actual(value.inputs[0])
-            if variable is not None and variable.op in _VARIABLES and place in restored:
-                yield variable.name, restored[place]
+            if variable is not None and variable.op in _VARIABLES and place in keys:
+                yield variable.name, keys[place]
 
 
-def _tensor(node: Node) -> Any:
+def _get_tensor(node: Node) -> Any:
     return node.attributes["value"].tensor if "value" in node.attributes else message("Tensor")()
 
 
-def text(node: Node) -> str:
+def decode_text(node: Node) -> str:
     """Return the constant text of a node. Raises `ValueError` if it is none."""
-    tensor = _tensor(node)
+    tensor = _get_tensor(node)
     if node.op != "Const" or tensor.dtype != _STRING or len(tensor.string_val) != 1:
         raise ValueError(f"{node.name!r:.80} is not a text")
     try:
@@ -441,15 +388,17 @@ def text(node: Node) -> str:
         raise ValueError(f"{node.name!r:.80} is not in UTF-8") from None
 
 
-def _stored(tensor: Any, size: int) -> int:
+def _count_stored(tensor: Any, size: int) -> int:
     """Return how many numbers a file has for a constant of this size."""
+    if tensor.tensor_content:
+        return size
     name = _DTYPES[tensor.dtype][1] if tensor.dtype in _DTYPES else "float_val"
-    return size if tensor.tensor_content else len(getattr(tensor, name))
+    return len(getattr(tensor, name))
 
 
-def _array(node: Node, size: int) -> np.ndarray:
+def _read_array(node: Node, size: int) -> np.ndarray:
     """Return a constant. The last number that is stored stands for all that follow."""
-    tensor = _tensor(node)
+    tensor = _get_tensor(node)
     if tensor.dtype not in _DTYPES:
         raise ValueError(
             f"{node.name!r:.80} is of TensorFlow's type {tensor.dtype}, expected floats or integers"
@@ -463,14 +412,13 @@ def _array(node: Node, size: int) -> np.ndarray:
                 f" {list(shape)}"
             )
         return numbers(np.frombuffer(tensor.tensor_content, dtype).reshape(shape))
-    held = getattr(tensor, name)
-    if len(held) > size:
-        raise ValueError(f"{node.name!r:.80} has {len(held)} numbers for the shape {list(shape)}")
-    values = (
-        np.array(held, np.int64).astype("<u2").view(dtype)
-        if name == "half_val"
-        else np.array(held, dtype)
-    )
+    stored = getattr(tensor, name)
+    if len(stored) > size:
+        raise ValueError(f"{node.name!r:.80} has {len(stored)} numbers for the shape {list(shape)}")
+    if name == "half_val":
+        values = np.array(stored, np.int64).astype("<u2").view(dtype)
+    else:
+        values = np.array(stored, dtype)
     filled = np.zeros(size, dtype)
     filled[: len(values)] = values
     if len(values):

@@ -18,12 +18,14 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
-from lockstep.weights.formats import network, nvidia_tensorflow, onnx_metadata, tensorflow_graph
-from lockstep.weights.formats.network import Network
+from lockstep.weights.formats import nvidia_tensorflow, onnx_metadata, tensorflow_graph
+from lockstep.weights.formats.common import describe_converted
+from lockstep.weights.formats.network import ASSUMPTION, Network
+from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
 from lockstep.weights.formats.tensorflow_nodes import Nodes
-from lockstep.weights.opened_weights import Stored, Weights, list_arrays
+from lockstep.weights.opened_weights import Weights, list_arrays
 
 NAME = "TensorFlow's graphs"
 
@@ -37,9 +39,6 @@ EXTRA = "assets.extra"
 _MOST_TEXT = 2**24
 _NVIDIAS = (
     "the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used"
-)
-_ASSUMED = (
-    "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
 )
 
 
@@ -65,39 +64,39 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
 
     Raises `CheckpointError` if the file is damaged or computes something else.
     """
-    graph = tensorflow_graph.opened(path)
+    graph = tensorflow_graph.open_graph(path)
     try:
-        about, classes, files = _noted(graph)
-        nodes = Nodes(graph, from_anywhere=about is not None)
-        resnet = network.follow(nodes)
-        made = list(resnet.made(nodes))
-        is_nvidias = _is_nvidias(resnet, dict(made))
-        recipe = resnet.recipe()
-        recipe = _of_nvidia(recipe, resnet) if is_nvidias else recipe
-        halves = nodes.halves()
+        text, classes, files = _read_notes(graph)
+        nodes = Nodes(graph, from_anywhere=text is not None)
+        resnet = follow(nodes)
+        sources = list(resnet.list_sources(nodes))
+        is_nvidias = _is_nvidias(resnet, dict(sources))
+        recipe = resnet.build_recipe()
+        if is_nvidias:
+            recipe = _choose_nvidia_recipe(recipe, resnet)
+        halves = nodes.list_halves()
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
-    recipe, has_preprocessing, remarks = _prepared(recipe, resnet, about, is_nvidias=is_nvidias)
-    remarks = (*resnet.remarks, *remarks, *resnet.about_units())
-    if halves:
-        remarks = (
-            *remarks,
-            (
-                f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted"
-                " to it"
-            ),
-        )
+    recipe, has_preprocessing, about = onnx_metadata.read_preprocessing(
+        recipe,
+        text,
+        PREPROCESSING,
+        normalises=resnet.normalises,
+        assumption=_NVIDIAS if is_nvidias else ASSUMPTION,
+    )
+    remarks = [*resnet.remarks, *about, *resnet.describe_units()]
+    remarks += describe_converted(halves, "constants")
     return Weights(
         recipe,
-        State(0, resnet.tensors(), {}),
+        State(0, resnet.build_tensors(), {}),
         classes if len(classes) <= recipe.logits else (),
         path,
         "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
-        remarks,
-        is_folded=resnet.folded > 0,
-        has_preprocessing=has_preprocessing,
-        stored=_listed(graph, made),
-        others=(*_of_bundle(graph), *files),
+        tuple(remarks),
+        is_folded=resnet.fold_count > 0,
+        has_preprocessing=has_preprocessing or is_nvidias,
+        stored=list_arrays(_describe_arrays(graph), sources),
+        others=(*_list_bundle(graph), *files),
     )
 
 
@@ -110,69 +109,48 @@ def _is_nvidias(resnet: Network, places: dict[str, str]) -> bool:
     return all(places.get(tensor) == scope + name for tensor, name in names.items())
 
 
-def _of_nvidia(recipe: Recipe, resnet: Network) -> Recipe:
+def _choose_nvidia_recipe(recipe: Recipe, resnet: Network) -> Recipe:
     """Return NVIDIA's recipe with what the graph says."""
     published = nvidia_tensorflow.choose_recipe(resnet.spec, recipe.logits)
     published = published.replace(padding=recipe.padding, bn_epsilon=recipe.bn_epsilon)
     return published.replace(mean=recipe.mean, std=recipe.std) if resnet.normalises else published
 
 
-def _prepared(
-    recipe: Recipe, resnet: Network, about: str | None, *, is_nvidias: bool
-) -> tuple[Recipe, bool, tuple[str, ...]]:
-    """Return the recipe with the preprocessing that Lockstep wrote, whether nothing is to be
-    assumed, and remarks."""
-    assumed = () if resnet.normalises else (_NVIDIAS if is_nvidias else _ASSUMED,)
-    if about is None:
-        return recipe, is_nvidias, assumed
-    try:
-        return (
-            onnx_metadata.with_preprocessing(recipe, about, normalises=resnet.normalises),
-            True,
-            (),
-        )
-    except ValueError as error:
-        return recipe, is_nvidias, (*assumed, f"its {PREPROCESSING} was left out: {error}")
-
-
-def _noted(graph: FlatGraph) -> tuple[str | None, tuple[str, ...], tuple[Path, ...]]:
-    """Return what an export of Lockstep says of its preprocessing, its classes, and the files next
-    to the graph."""
-    folder = graph.path.parent / EXTRA
+def _read_notes(graph: FlatGraph) -> tuple[str | None, tuple[str, ...], tuple[Path, ...]]:
+    """Return the preprocessing and the classes that an export of Lockstep wrote, and the files next
+    to the graph that have them."""
     if graph.outputs:
+        folder = graph.path.parent / EXTRA
         files = [folder / f"{PREPROCESSING}.json", folder / "classes.txt"]
-        about, names = (_text_of(file) for file in files)
-        classes = tuple((names or "").splitlines())
-        return about, classes, tuple(file for file in files if file.is_file())
-    texts = {node.name: node for node in graph.nodes if node.name in (PREPROCESSING, CLASSES)}
-    about = tensorflow_graph.text(texts[PREPROCESSING]) if PREPROCESSING in texts else None
-    listed_classes = parsed(tensorflow_graph.text(texts[CLASSES])) if CLASSES in texts else []
-    return about, tuple(listed_classes) if is_list_of(is_text)(listed_classes) else (), ()
+        text, names = map(_read_small_file, files)
+        return text, tuple((names or "").splitlines()), tuple(filter(Path.is_file, files))
+    nodes = {node.name: node for node in graph.nodes if node.name in (PREPROCESSING, CLASSES)}
+    text = None
+    if PREPROCESSING in nodes:
+        text = tensorflow_graph.decode_text(nodes[PREPROCESSING])
+    classes = []
+    if CLASSES in nodes:
+        classes = parsed(tensorflow_graph.decode_text(nodes[CLASSES]))
+    return text, tuple(classes) if is_list_of(is_text)(classes) else (), ()
 
 
-def _text_of(file: Path) -> str | None:
+def _read_small_file(file: Path) -> str | None:
     """Return the text of a small file; None if there is none."""
     if not file.is_file() or file.stat().st_size > _MOST_TEXT:
         return None
     return read_regular(file, TEXT).decode("utf-8", errors="replace")
 
 
-def _of_bundle(graph: FlatGraph) -> tuple[Path, ...]:
+def _list_bundle(graph: FlatGraph) -> list[Path]:
     """Return the files that hold the variables of a SavedModel."""
+    if graph.bundle is None:
+        return []
     folder = graph.path.parent / "variables"
-    return (
-        ()
-        if graph.bundle is None
-        else tuple(sorted(file for file in folder.glob("variables.*") if file.is_file()))
-    )
+    return sorted(filter(Path.is_file, folder.glob("variables.*")))
 
 
-def _listed(graph: FlatGraph, made: list[tuple[str, str]]) -> tuple[Stored, ...]:
-    """Return the arrays of floats that a file stores, and integers that weights are made of."""
-    return list_arrays(_arrays(graph), made)
-
-
-def _arrays(graph: FlatGraph) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _describe_arrays(graph: FlatGraph) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield name, type and shape of the arrays of floats that a file stores."""
     if graph.bundle is not None:
         for name, entry in graph.bundle.entries.items():
             if entry.dtype in FLOATS:
