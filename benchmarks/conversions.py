@@ -15,7 +15,7 @@ import lockstep
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
 from lockstep.weights.certificate import BOUND
-from lockstep.weights.conversion import TARGETS
+from lockstep.weights.target_formats import TARGETS
 from measuring import random_tensors, record
 
 MODELS = ("resnet50", "resnext101-32x4d")

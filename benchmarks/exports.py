@@ -45,7 +45,7 @@ def prepared(model: str, folder: Path) -> Path:
             tensors[f"{block.convs[-1].bn_name}.{name}"] *= np.float32(0.2)
     weights = Weights(recipe, State(0, tensors, {}), (), folder, LOCKSTEP)
     with open_runtime("onnxruntime", weights) as runtime:
-        largest = float(np.abs(runtime.predict(certificate.images(recipe.eval_crop))).max())
+        largest = float(np.abs(runtime.predict(certificate.draw_images(recipe.eval_crop))).max())
     for name in ("fc.weight", "fc.bias"):
         tensors[name] *= np.float32(10 / largest)
     path = folder / f"{model}.safetensors"

@@ -79,7 +79,7 @@ ALLOWED = {
     "verification/__init__.py": OWN,
     "verification/workload.py": OWN,
     "weights/certificate.py": OWN,
-    "weights/checkpoint.py metadata": CHECKED,
+    "weights/checkpoint.py read_metadata": CHECKED,
     "weights/class_names.py _words": PACKAGE,
     "weights/formats/keras_variables.py _read_member": OPENED,
     "weights/formats/keras_variables.py _unpack": OPENED,

@@ -12,7 +12,7 @@ import typer
 from lockstep.cli import app
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe, parse_settings
-from lockstep.weights.conversion import TARGETS
+from lockstep.weights.target_formats import TARGETS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -11,8 +11,8 @@ import numpy as np
 from lockstep.backends import LoadedBackend
 from lockstep.recipes import Recipe
 from lockstep.weights import Weights
-from lockstep.weights.conversion import TARGETS
 from lockstep.weights.fingerprints import compute_fingerprints
+from lockstep.weights.target_formats import TARGETS
 from tests.backends.cases import random_state
 from tests.backends.conftest import for_frameworks
 

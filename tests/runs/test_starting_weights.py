@@ -22,7 +22,7 @@ from lockstep.runs.starting_weights import StartSource, fit_start, hash_tensors,
 from lockstep.system.errors import CheckpointError, Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
-from lockstep.weights.sparsity import masks
+from lockstep.weights.sparsity import make_masks
 
 EXECUTION = Execution(log_every_steps=1, save_every_steps=3, keep_checkpoints=99)
 STEPS = 14  # 60 images, 8 per step, 2 epochs
@@ -313,7 +313,7 @@ def assert_masked(found: State, kept: Arrays) -> None:
 
 
 def test_what_was_pruned_stays_0_in_every_checkpoint(sparse: Path, dense: Path) -> None:
-    kept = masks(trained(dense), "mask_1d", ("fc.weight",))
+    kept = make_masks(trained(dense), "mask_1d", ("fc.weight",))
     assert bits(read_masks(sparse)) == bits(kept)
     assert "layer3.0.conv2.weight" in kept  # a grouped one
     steps = checkpoint.steps(sparse / "checkpoints")
@@ -365,7 +365,7 @@ def test_masks_are_those_of_the_recipes_algorithm_and_leave_out_what_it_excludes
     )
     lockstep.train(recipe, textures, tmp_path / "run", weights=dense)
     kept = read_masks(tmp_path / "run")
-    assert bits(kept) == bits(masks(trained(dense), algorithm, excluded, channels))
+    assert bits(kept) == bits(make_masks(trained(dense), algorithm, excluded, channels))
     assert "fc.weight" in kept
     assert ("conv1.weight" in kept) == (channels == 4)
     assert not kept.keys() & set(excluded)

@@ -23,9 +23,9 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, certificate, checkpoint, logits_process, open_weights
-from lockstep.weights.conversion import TARGETS
 from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
+from lockstep.weights.target_formats import TARGETS
 from tests.processes import ONE_THREAD
 from tests.weights.formats.cases import state_of
 from tests.weights.small_models import as_torch, keras_recipe, recipe_of, use_narrow_models
@@ -75,11 +75,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def computed_in_this_process_by(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(folder: Path, engine: str, parts: list[str]) -> str:
-        logits_process.logits(folder, engine, parts)
+        logits_process.compute_logits(folder, engine, parts)
         return (folder / f"{engine}.txt").read_text()
 
-    monkeypatch.setattr(certificate, "own_engine", lambda origin: engine)
-    monkeypatch.setattr(certificate, "_run", run)
+    monkeypatch.setattr(certificate, "find_backend", lambda origin: engine)
+    monkeypatch.setattr(certificate, "_compute_logits", run)
 
 
 def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any) -> None:
@@ -105,7 +105,7 @@ def torchs_logits() -> np.ndarray:
     module = Model(model_spec(RECIPE.model), RECIPE)
     module.load_state_dict(as_torch(tensors()), strict=False)
     mean, std = (torch.tensor(value).reshape(1, 3, 1, 1) for value in (RECIPE.mean, RECIPE.std))
-    images = torch.from_numpy(certificate.images(64)).permute(0, 3, 1, 2)
+    images = torch.from_numpy(certificate.draw_images(64)).permute(0, 3, 1, 2)
     with torch.no_grad():
         return np.asarray(module.eval()((images - mean) / std).numpy(), np.float64)
 
@@ -351,7 +351,7 @@ def test_an_interrupted_certificate_leaves_no_files(
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(certificate, "_run", interrupted)
+    monkeypatch.setattr(certificate, "_compute_logits", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lockstep.convert(source, tmp_path / "a", to="timm")
     assert left(tmp_path) == []
@@ -420,10 +420,10 @@ def test_a_target_without_a_name_is_refused(target: str, source: Path) -> None:
 def test_a_format_whose_framework_is_missing_is_computed_by_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert certificate.own_engine("NVIDIA Paddle") == "paddle"
-    assert certificate.own_engine("ONNX") == "reference"
+    assert certificate.find_backend("NVIDIA Paddle") == "paddle"
+    assert certificate.find_backend("ONNX") == "reference"
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
-    assert certificate.own_engine("NVIDIA Paddle") == "reference"
+    assert certificate.find_backend("NVIDIA Paddle") == "reference"
 
 
 KILLED = """
@@ -433,8 +433,10 @@ import lockstep
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.weights import certificate, logits_process
 MODELS["resnet50"] = replace(narrow_model(MODELS["resnet50"]), layers=(1, 1, 1, 1))
-certificate.own_engine = lambda origin: "reference"
-certificate._run = lambda folder, engine, parts: logits_process.logits(folder, engine, parts) or ""
+certificate.find_backend = lambda origin: "reference"
+certificate._compute_logits = (
+    lambda folder, backend, parts: logits_process.compute_logits(folder, backend, parts) or ""
+)
 module = importlib.import_module("{module}")
 real = module.{function}
 def killed(*arguments, **options):
@@ -446,7 +448,13 @@ lockstep.convert(sys.argv[1], sys.argv[2], to="{to}")
 UNFINISHED = ".a.unfinished"
 CERTIFICATE = "a.certificate.json"
 MOMENTS = {
-    "computing": ("nvidia-mxnet", "lockstep.weights.certificate", "_run", "pass", [UNFINISHED]),
+    "computing": (
+        "nvidia-mxnet",
+        "lockstep.weights.certificate",
+        "_compute_logits",
+        "pass",
+        [UNFINISHED],
+    ),
     "writing": (
         "nvidia-mxnet",
         "lockstep.weights.formats.mxnet_params",

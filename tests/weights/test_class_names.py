@@ -9,9 +9,9 @@ import pytest
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.weights.class_names import (
-    assumed_classes,
-    described,
-    given_classes,
+    assume_classes,
+    check_classes,
+    describe_class,
     imagenet_names,
     imagenet_synsets,
     read_classes,
@@ -53,7 +53,7 @@ def test_no_two_of_imagenets_classes_have_the_same_name() -> None:
 
 
 def test_a_synset_id_is_shown_with_its_word_and_other_names_are_unchanged() -> None:
-    assert [described(name) for name in ("n02123045", "cat", "n00000001", "281", "")] == [
+    assert [describe_class(name) for name in ("n02123045", "cat", "n00000001", "281", "")] == [
         "tabby (n02123045)",
         "cat",
         "n00000001",
@@ -80,7 +80,7 @@ def test_a_synset_id_is_shown_with_its_word_and_other_names_are_unchanged() -> N
 def test_imagenet_is_assumed_of_1000_outputs_and_of_nvidias_1001(
     logits: int, padding: str, names: int
 ) -> None:
-    found = assumed_classes(Recipe(model="resnet18").replace(logits=logits, padding=padding))
+    found = assume_classes(Recipe(model="resnet18").replace(logits=logits, padding=padding))
     assert found == imagenet_names()[:names]
 
 
@@ -180,7 +180,7 @@ def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(
     names: int, logits: int, own: int
 ) -> None:
     given = [f"class {i}" for i in range(names)]
-    assert given_classes(given, logits, [str(i) for i in range(own)]) == tuple(given)
+    assert check_classes(given, logits, [str(i) for i in range(own)]) == tuple(given)
 
 
 @pytest.mark.parametrize(
@@ -209,16 +209,16 @@ def test_another_number_of_names_is_refused_with_both_numbers(
     names: int, logits: int, own: int, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        given_classes([f"class {i}" for i in range(names)], logits, [str(i) for i in range(own)])
+        check_classes([f"class {i}" for i in range(names)], logits, [str(i) for i in range(own)])
 
 
 def test_one_text_is_the_path_of_a_file(tmp_path: Path) -> None:
     path = text_file(tmp_path, b"cat\ndog\n")
-    assert given_classes(str(path), 2) == given_classes(path, 2) == ("cat", "dog")
+    assert check_classes(str(path), 2) == check_classes(path, 2) == ("cat", "dog")
     with pytest.raises(DataError, match=f"{path} has 2 names, but the weights have 3 outputs"):
-        given_classes(path, 3)
+        check_classes(path, 3)
 
 
 def test_a_name_that_is_no_text_is_refused_in_a_list_too() -> None:
     with pytest.raises(DataError, match="the list of classes: class 1 is 7"):
-        given_classes(["cat", 7], 2)  # type: ignore[list-item]
+        check_classes(["cat", 7], 2)  # type: ignore[list-item]

@@ -19,7 +19,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, checkpoint, open_weights
-from lockstep.weights.conversion import TARGETS
+from lockstep.weights.target_formats import TARGETS
 from tests.weights.formats.cases import state_of
 from tests.weights.small_models import (
     Arrays,

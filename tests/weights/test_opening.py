@@ -117,8 +117,8 @@ def test_a_file_has_no_moving_average_beside_it(run: Path) -> None:
 
 def test_weights_can_be_used_in_another_precision(run: Path, tiny_recipe: Recipe) -> None:
     weights = open_weights(run)
-    assert weights.with_precision(None).recipe == tiny_recipe
-    assert weights.with_precision("bf16").recipe == tiny_recipe.replace(precision="bf16")
+    assert weights.replace_precision(None).recipe == tiny_recipe
+    assert weights.replace_precision("bf16").recipe == tiny_recipe.replace(precision="bf16")
 
 
 def test_the_moving_average_is_given_when_asked_for(run: Path) -> None:

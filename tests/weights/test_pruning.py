@@ -11,9 +11,9 @@ from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, open_weights
-from lockstep.weights.conversion import TARGETS
-from lockstep.weights.pruning import check, prune
-from lockstep.weights.sparsity import Zeros, zeros_of
+from lockstep.weights.pruning import check_sparsity, prune
+from lockstep.weights.sparsity import Zeros, count_zeros
+from lockstep.weights.target_formats import TARGETS
 from tests.weights.small_models import keras_recipe, plain_state, recipe_of, use_narrow_models
 
 NAMES = {
@@ -53,7 +53,7 @@ def test_zeros_are_counted_in_fours_along_the_inputs() -> None:
             2, 3, 1, 1
         ),  # the stem, with a fourth input of zeros
     }
-    assert zeros_of(tensors) == {
+    assert count_zeros(tensors) == {
         "kernel": Zeros(4, 3, 12, 4),
         "fc": Zeros(2, 1, 8, 5),
         "conv1.weight": Zeros(2, 1, 6, 1),
@@ -61,9 +61,9 @@ def test_zeros_are_counted_in_fours_along_the_inputs() -> None:
 
 
 def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Path) -> None:
-    assert not check(written(tmp_path / "dense.safetensors"))["is_sparse"]
+    assert not check_sparsity(written(tmp_path / "dense.safetensors"))["is_sparse"]
     prune(tmp_path / "dense.safetensors", tmp_path / "sparse.safetensors")
-    found = check(tmp_path / "sparse.safetensors")
+    found = check_sparsity(tmp_path / "sparse.safetensors")
     assert (found["is_sparse"], found["dense"], found["sparsity"]) == (True, [], "mask_1d")
     assert found["tensors"]["fc.weight"]["zeros"] == 0
     assert not found["tensors"]["fc.weight"]["is_covered"]
@@ -72,7 +72,7 @@ def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Pa
     assert np.count_nonzero(kernel) == kernel.size // 2
     kernel[kernel == 0] = np.where(np.arange(kernel.size // 2) == 0, 1, 0)
     checkpoint.write_weights(tmp_path / "one-more.safetensors", tensors, about)
-    assert check(tmp_path / "one-more.safetensors")["dense"] == ["layer2.0.conv2.weight"]
+    assert check_sparsity(tmp_path / "one-more.safetensors")["dense"] == ["layer2.0.conv2.weight"]
 
 
 @pytest.mark.parametrize(("channels", "is_pruned"), [(3, False), (4, True)])
@@ -85,10 +85,10 @@ def test_the_stem_is_pruned_and_checked_if_its_recipe_has_four_channels(
     tensors, about = checkpoint.read_weights(target)
     stem = tensors["conv1.weight"]
     assert 3 * np.count_nonzero(stem) == (2 if is_pruned else 3) * stem.size
-    assert check(target)["tensors"]["conv1.weight"]["is_covered"] == is_pruned
+    assert check_sparsity(target)["tensors"]["conv1.weight"]["is_covered"] == is_pruned
     stem[0, :, 0, 0] = 1
     checkpoint.write_weights(tmp_path / "one-more.safetensors", tensors, about)
-    assert check(tmp_path / "one-more.safetensors")["dense"] == (
+    assert check_sparsity(tmp_path / "one-more.safetensors")["dense"] == (
         ["conv1.weight"] if is_pruned else []
     )
 
@@ -101,7 +101,7 @@ def test_the_stem_of_another_programs_file_is_covered_if_it_is_2_to_4(tmp_path: 
         converted(
             target.with_suffix(".sparse.safetensors"), target.with_suffix(".pth"), to="torchvision"
         )
-        found = check(target.with_suffix(".pth"))
+        found = check_sparsity(target.with_suffix(".pth"))
         assert (found["is_sparse"], found["tensors"]["conv1.weight"]["is_covered"]) == (
             True,
             channels == 4,
@@ -119,12 +119,12 @@ def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: 
         lockstep.export(source, target, to=to)
     else:
         converted(source, target, to=to)
-    found = check(target)
+    found = check_sparsity(target)
     assert found["is_sparse"]
-    assert found["tensors"] == check(source)["tensors"]
+    assert found["tensors"] == check_sparsity(source)["tensors"]
 
 
-def test_a_quantised_file_keeps_its_scales_and_the_zeros_of_its_export_are_counted(
+def test_a_quantised_file_keeps_its_scales_and_the_count_zeros_its_export_are_counted(
     tmp_path: Path,
 ) -> None:
     recipe = recipe_of().replace(quantisation="int8")
@@ -139,9 +139,9 @@ def test_a_quantised_file_keeps_its_scales_and_the_zeros_of_its_export_are_count
     assert open_weights(sparse).scales == about["scales"]
     lockstep.export(sparse, tmp_path / "onnx", to="onnx")
     assert b"QuantizeLinear" in (tmp_path / "onnx" / "model.onnx").read_bytes()
-    found = check(tmp_path / "onnx")
+    found = check_sparsity(tmp_path / "onnx")
     assert found["is_sparse"]
-    for name, of_weights in check(sparse)[
+    for name, of_weights in check_sparsity(sparse)[
         "tensors"
     ].items():  # rounding to int8 makes zeros of the smallest weights, too
         assert of_weights["zeros"] <= found["tensors"][name]["zeros"]

@@ -40,11 +40,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     time."""
 
     def run(folder: Path, engine: str, parts: list[str]) -> str:
-        logits_process.logits(folder, engine, parts)
+        logits_process.compute_logits(folder, engine, parts)
         return "1"
 
-    monkeypatch.setattr(certificate, "own_engine", lambda origin: "reference")
-    monkeypatch.setattr(certificate, "_run", run)
+    monkeypatch.setattr(certificate, "find_backend", lambda origin: "reference")
+    monkeypatch.setattr(certificate, "_compute_logits", run)
     monkeypatch.setattr(logits_process, "tell", lambda done, total: None)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep.models.architectures import MODELS, tensors
-from lockstep.weights.sparsity import ALGORITHMS, masks
+from lockstep.weights.sparsity import ALGORITHMS, make_masks
 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -22,7 +22,7 @@ Found = dict[str, np.ndarray]
 
 
 def mask(values: np.ndarray, algorithm: str) -> np.ndarray:
-    return masks({"a": values}, algorithm)["a"]
+    return make_masks({"a": values}, algorithm)["a"]
 
 
 # Paddle's masks
@@ -94,7 +94,7 @@ def test_what_paddle_skips_for_having_too_few_inputs_has_no_mask(
     paddle: Found, algorithm: str, shape: tuple[int, ...]
 ) -> None:
     assert paddle[f"{algorithm} {shape}"].all()
-    assert masks({"a": drawn(shape)}, algorithm) == {}
+    assert make_masks({"a": drawn(shape)}, algorithm) == {}
 
 
 @every_algorithm
@@ -102,15 +102,15 @@ def test_a_stem_of_three_channels_is_pruned_as_paddles_of_four(
     paddle: Found, algorithm: str
 ) -> None:
     # A fourth weight begins like the others, and weight decay makes it a millionth in 90 epochs.
-    kept = masks({"conv1.weight": STEM[:, :3]}, algorithm, stem_channels=4)["conv1.weight"]
+    kept = make_masks({"conv1.weight": STEM[:, :3]}, algorithm, stem_channels=4)["conv1.weight"]
     np.testing.assert_array_equal(kept, paddle[f"{algorithm} stem"][:, :3])
     assert 0 < np.count_nonzero(~kept) < kept.size
-    assert masks({"conv1.weight": STEM[:, :3]}, algorithm) == {}
+    assert make_masks({"conv1.weight": STEM[:, :3]}, algorithm) == {}
 
 
 def test_the_smallest_of_three_colours_becomes_zero() -> None:
     magnitudes = np.abs(STEM[:, :3])
-    kept = masks({"conv1.weight": STEM[:, :3]}, "mask_1d", stem_channels=4)["conv1.weight"]
+    kept = make_masks({"conv1.weight": STEM[:, :3]}, "mask_1d", stem_channels=4)["conv1.weight"]
     np.testing.assert_array_equal(kept, magnitudes > magnitudes.min(axis=1, keepdims=True))
     assert kept.flags.c_contiguous
 
@@ -283,7 +283,7 @@ def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a
 ) -> None:
     shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
     values = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
-    found = masks(values, "mask_1d", ("fc.weight",), stem_channels=4)
+    found = make_masks(values, "mask_1d", ("fc.weight",), stem_channels=4)
     assert set(found) == {name for name, shape in shapes.items() if len(shape) == 4}
     stem = found.pop("conv1.weight")
     assert 3 * np.count_nonzero(stem) == 2 * stem.size
@@ -296,5 +296,5 @@ def test_what_is_not_excluded_has_a_mask_the_classifier_too() -> None:
         "bn.weight": drawn((8,)),
         "fc.weight": drawn((8, 8)),
     }
-    assert set(masks(values, "mask_1d")) == {"conv.weight", "fc.weight"}
-    assert set(masks(values, "mask_1d", ("conv.weight",))) == {"fc.weight"}
+    assert set(make_masks(values, "mask_1d")) == {"conv.weight", "fc.weight"}
+    assert set(make_masks(values, "mask_1d", ("conv.weight",))) == {"fc.weight"}

@@ -22,8 +22,7 @@ def command(
         typer.Option(
             help=(
                 "Format: safetensors, torchvision, timm, keras, nvidia-pytorch, nvidia-tensorflow,"
-                " nvidia-paddle or "
-                "nvidia-mxnet."
+                " nvidia-paddle or nvidia-mxnet."
             )
         ),
     ] = "safetensors",
@@ -68,45 +67,49 @@ def command(
         print(f"wrote {path}")
     for remark in result["remarks"]:
         print(f"note: {in_line(remark)}")
-    found = result["certificate"]
-    if found is not None:
-        print(
-            f"certificate: logits differ by at most {found['largest_difference']:.2g} of the"
-            f" largest (bound {found['bound']:g}), {found['tensors_equal']} of {found['tensors']}"
-            " tensors are equal; computed by"
-            f" {' and '.join(dict.fromkeys(found['engines'].values()))}"
-            + (f"; read by {found['read_by']}" if found["read_by"] else "")
-        )
+    if result["certificate"] is not None:
+        print(_describe_certificate(result["certificate"]))
+
+
+def _describe_certificate(certificate: dict[str, Any]) -> str:
+    text = (
+        f"certificate: logits differ by at most {certificate['largest_difference']:.2g} of the"
+        f" largest (bound {certificate['bound']:g}), {certificate['tensors_equal']} of"
+        f" {certificate['tensors']} tensors are equal; computed by"
+        f" {' and '.join(dict.fromkeys(certificate['engines'].values()))}"
+    )
+    if certificate["read_by"]:
+        text += f"; read by {certificate['read_by']}"
+    return text
 
 
 def _inspect(source: Path, checkpoint: str, model: str | None, as_json: bool) -> None:
-    from lockstep.weights.inspection import by_kind, inspect
+    from lockstep.weights.inspection import group_by_kind, inspect
 
-    found = inspect(source, checkpoint=checkpoint, model=model)
+    description = inspect(source, checkpoint=checkpoint, model=model)
     if as_json:
-        print_json(found)
+        print_json(description)
         return
-    for name, value in found.items():
-        lines = (
-            by_kind(value) if name == "stored" else {name.replace("_", " "): _shown(name, value)}
-        )
-        for title, line in lines.items() if name not in ("remarks", "oddities") else ():
+    for name, value in description.items():
+        if name in ("remarks", "oddities"):
+            continue
+        lines = {name.replace("_", " "): _format_value(name, value)}
+        if name == "stored":
+            lines = group_by_kind(value)
+        for title, line in lines.items():
             print(f"{title:<16} {in_line(line)}")
-    for remark in found["remarks"]:
+    for remark in description["remarks"]:
         print(f"note: {in_line(remark)}")
-    for oddity in found["oddities"]:
+    for oddity in description["oddities"]:
         print(f"odd: {in_line(oddity)}")
 
 
-def _shown(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     if name == "classes":
-        return (
-            f"{len(value)}: {', '.join(value[:5])}{' ...' if len(value) > 5 else ''}"
-            if value
-            else "no names"
-        )
+        names = f"{', '.join(value[:5])}{' ...' if len(value) > 5 else ''}"
+        return f"{len(value)}: {names}" if value else "no names"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {each}" for key, each in value.items())
+        return ", ".join(f"{key} {part}" for key, part in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

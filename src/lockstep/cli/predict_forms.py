@@ -8,7 +8,7 @@ from lockstep.cli.terminal import as_json, in_line
 from lockstep.inference.named_images import STDIN
 from lockstep.inference.prediction import Prediction
 from lockstep.system.errors import UserError, nearest
-from lockstep.weights.class_names import described
+from lockstep.weights.class_names import describe_class
 
 
 class Form:
@@ -34,7 +34,7 @@ class Table(Form):
         """Return the lines of a prediction."""
         found = zip(prediction.classes, prediction.probabilities, strict=True)
         lines = [
-            f"  {100 * probability:6.2f} %  {in_line(described(name))}"
+            f"  {100 * probability:6.2f} %  {in_line(describe_class(name))}"
             for name, probability in found
         ]
         return "\n".join([in_line(str(prediction.path)), *lines, ""])

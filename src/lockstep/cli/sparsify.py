@@ -18,7 +18,7 @@ def command(
     algorithm: Annotated[
         str, typer.Option(help="What is kept: mask_1d, mask_2d_greedy or mask_2d_best.")
     ] = "mask_1d",
-    checked: Annotated[
+    is_check: Annotated[
         bool,
         typer.Option(
             "--check",
@@ -31,7 +31,7 @@ def command(
     model: options.Model = None,
 ) -> None:
     """Check weights for 2:4 sparsity, or prune them once."""
-    if checked:
+    if is_check:
         if target is not None:
             raise typer.BadParameter("--check shows SOURCE as it is; leave out TARGET")
         _check(source, checkpoint, ema, model, as_json)
@@ -42,12 +42,12 @@ def command(
         raise typer.BadParameter("expected a file to write to, or --check", param_hint="TARGET")
     from lockstep.weights.pruning import prune
 
-    done = prune(source, target, algorithm, checkpoint=checkpoint, ema=ema, model=model)
+    result = prune(source, target, algorithm, checkpoint=checkpoint, ema=ema, model=model)
     print(
-        f"wrote {done['written']}: {algorithm} set {done['zeros']:,} weights in {done['tensors']}"
-        " tensors to 0"
+        f"wrote {result['written']}: {algorithm} set {result['zeros']:,} weights in"
+        f" {result['tensors']} tensors to 0"
     )
-    for remark in done["remarks"]:
+    for remark in result["remarks"]:
         print(f"note: {in_line(remark)}")
     print(
         "note: accuracy drops until the other weights are trained again: lockstep train --weights"
@@ -56,36 +56,34 @@ def command(
 
 
 def _check(source: Path, checkpoint: str, ema: bool, model: str | None, as_json: bool) -> None:
-    from lockstep.weights.pruning import check
+    from lockstep.weights.pruning import check_sparsity
 
-    found = check(source, checkpoint=checkpoint, ema=ema, model=model)
+    result = check_sparsity(source, checkpoint=checkpoint, ema=ema, model=model)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        _show(found)
-    if not found["is_sparse"]:
+        _print_zeros(result)
+    if not result["is_sparse"]:
         raise typer.Exit(1)
 
 
-def _show(found: dict[str, Any]) -> None:
-    width = max(map(len, ("tensor", *found["tensors"])))
+def _print_zeros(result: dict[str, Any]) -> None:
+    rows = result["tensors"]
+    width = max(map(len, ("tensor", *rows)))
     print(f"{'tensor':<{width}} {'groups':>11} {'2 zeros':>9} {'zeros':>11}")
-    for name, each in found["tensors"].items():
-        share = (
-            math.floor(1e4 * each["sparse_groups"] / each["groups"]) / 100
-        )  # rounded down: 100 % is all of them
-        end = "" if each["is_covered"] else "  not pruned"
-        print(f"{name:<{width}} {each['groups']:>11,} {share:>7.2f} % {each['zeros']:>11,}{end}")
-    covered = sum(each["is_covered"] for each in found["tensors"].values())
-    dense = found["dense"]
-    if found["is_sparse"]:
+    for name, row in rows.items():
+        # Rounded down: 100 % is all of them.
+        share = math.floor(1e4 * row["sparse_groups"] / row["groups"]) / 100
+        end = "" if row["is_covered"] else "  not pruned"
+        print(f"{name:<{width}} {row['groups']:>11,} {share:>7.2f} % {row['zeros']:>11,}{end}")
+    covered = sum(row["is_covered"] for row in rows.values())
+    if result["is_sparse"]:
         print(f"2:4 sparse in all {covered} pruned tensors")
         return
-    claim = (
-        ""
-        if found["sparsity"] == "none"
-        else f", although the recipe of the weights has sparsity {found['sparsity']}"
-    )
+    claim = ""
+    if result["sparsity"] != "none":
+        claim = f", although the recipe of the weights has sparsity {result['sparsity']}"
+    dense = result["dense"]
     print(
         f"not 2:4 sparse{claim}: {len(dense)} of {covered} tensors, such as {dense[0]}, have groups"
         " with fewer than 2 zeros"

@@ -72,7 +72,7 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     `precision`.
     """
     began = time.perf_counter()
-    weights = wanted.weights.with_precision("fp32")
+    weights = wanted.weights.replace_precision("fp32")
     photos = photos_of_several_sizes(weights.recipe)
     squares = _squares(photos, weights.recipe)
     backend = _choose_backend(target.backend, quantises=bool(weights.scales))
@@ -136,7 +136,7 @@ def photos_of_several_sizes(recipe: Recipe) -> list[np.ndarray]:
         (crop - 1, 2 * crop),
         (2 * resize + 5, resize + 9),
     )
-    textures = certificate.images(crop)
+    textures = certificate.draw_images(crop)
     return [
         cv2.resize(texture, (width, height), interpolation=cv2.INTER_LINEAR)
         for texture, (height, width) in zip(textures, sizes, strict=True)

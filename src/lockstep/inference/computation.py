@@ -154,11 +154,11 @@ def in_fast_precision(
     on_gpu = execution.device != "cpu" and gpu() is not None
     emulated = emulation(precision, on_gpu=on_gpu, backend=execution.backend)
     if emulated is None or asked is not None:
-        return weights.with_precision(asked)
+        return weights.replace_precision(asked)
     recorder.note(
         f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
     )
-    return weights.with_precision("fp32")
+    return weights.replace_precision("fp32")
 
 
 def in_precision_of(
@@ -178,4 +178,4 @@ def in_precision_of(
             f"computes in fp32, not in the recipe's {weights.recipe.precision}:"
             f" {why.partition(';')[0]}"
         )
-    return weights.with_precision("fp32" if why else asked)
+    return weights.replace_precision("fp32" if why else asked)

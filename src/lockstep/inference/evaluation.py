@@ -37,7 +37,7 @@ from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, DataError, DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.weights import LOCKSTEP, Classes, Preprocessing, Weights
-from lockstep.weights.class_names import assumed_classes, imagenet_synsets
+from lockstep.weights.class_names import assume_classes, imagenet_synsets
 
 
 @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
@@ -132,7 +132,7 @@ def evaluate(
         "preprocessing": preprocessing,
     }
     opened = open_weights_or_advise(source, **chosen) if exported is None else exported.about
-    opened = opened.with_classes(classes)
+    opened = opened.replace_classes(classes)
     data = Path(data)
     images, share = _evaluated(data, opened.recipe, split)
     pace = Pace()
@@ -184,7 +184,7 @@ def _evaluate_program(
             f" --runtime {NATIVE}"
         )
     check_alone(int(os.environ.get("WORLD_SIZE", "1")))
-    weights = program.about.with_classes(classes)
+    weights = program.about.replace_classes(classes)
     recipe = weights.recipe
     recorder = Recorder(listener)
     pace = Pace()
@@ -270,7 +270,7 @@ def _indexed(
     )
     remarks = list(weights.remarks)
     if not weights.classes and len(index.classes) < weights.recipe.logits:
-        if assumed_classes(weights.recipe) and set(index.classes) <= set(imagenet_synsets()):
+        if assume_classes(weights.recipe) and set(index.classes) <= set(imagenet_synsets()):
             # A part of ImageNet: the numbers of the folders are not those of the outputs.
             index = open_index(
                 images, classes=imagenet_synsets(), progress=recorder.progress("indexing")

@@ -101,7 +101,7 @@ def export(
         "model": model,
         "preprocessing": preprocessing,
     }
-    found = open_weights(source, **chosen).with_classes(classes)
+    found = open_weights(source, **chosen).replace_classes(classes)
     remarks = [*found.remarks, *_about_precision(target, found, precision), *_about_decoding(found)]
     wanted = _wanted(target, found, precision, batch, bare=bare)
     comparison = None
@@ -179,7 +179,7 @@ def _wanted(
     """Return what to write. Scales of weights that were trained with quantisation are used where
     the format has them."""
     wanted = Wanted(
-        found.with_precision("fp32" if precision in (None, "int8") else precision), batch, bare
+        found.replace_precision("fp32" if precision in (None, "int8") else precision), batch, bare
     )
     if not found.scales or (target.backend is None and precision in (None, "int8")):
         return wanted

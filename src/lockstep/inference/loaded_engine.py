@@ -60,14 +60,14 @@ def in_usable_precision(
     precision = asked or weights.recipe.fields()["precision"]
     emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
     if emulated is None:
-        return weights.with_precision(asked)
+        return weights.replace_precision(asked)
     if asked is not None:
         recorder.note(f"{emulated}: --set precision=fp32 gives the same results within rounding")
-        return weights.with_precision(asked)
+        return weights.replace_precision(asked)
     recorder.note(
         f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
     )
-    return weights.with_precision("fp32")
+    return weights.replace_precision("fp32")
 
 
 def load_engine(weights: Weights, world: backends.World, execution: Execution) -> Engine:

@@ -28,7 +28,7 @@ from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
 from lockstep.weights import Classes, Preprocessing, Weights
-from lockstep.weights.class_names import assumed_classes
+from lockstep.weights.class_names import assume_classes
 
 BATCH = 32
 """Images in a batch, by default."""
@@ -354,7 +354,7 @@ def to_predict(
     weights = exported.about if exported else open_weights_or_advise(source, **opened)
     for remark in weights.remarks:
         recorder.note(remark)
-    return _with_names(weights.with_classes(classes), recorder), exported
+    return _with_names(weights.replace_classes(classes), recorder), exported
 
 
 def likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
@@ -368,7 +368,7 @@ def likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...
 
 def _with_names(weights: Weights, recorder: Recorder) -> Weights:
     """Return the weights with names of classes; where these are assumed, a note says so."""
-    assumed = () if weights.classes else assumed_classes(weights.recipe)
+    assumed = () if weights.classes else assume_classes(weights.recipe)
     if not assumed:
         return weights
     which = (

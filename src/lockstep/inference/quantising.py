@@ -35,7 +35,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, CheckpointError, DataError, nearest
 from lockstep.system.strict_json import to_json
 from lockstep.weights import Weights
-from lockstep.weights.class_names import assumed_classes, imagenet_synsets
+from lockstep.weights.class_names import assume_classes, imagenet_synsets
 
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How the range of a value is found, with ONNX Runtime's names. Entropy and percentile leave out
@@ -132,7 +132,7 @@ def _sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Inde
     ]
     if (
         classes is None
-        and assumed_classes(weights.recipe)
+        and assume_classes(weights.recipe)
         and set(found[0].classes) <= set(imagenet_synsets())
     ):
         found = [open_index(source, classes=imagenet_synsets()) for source in sources]

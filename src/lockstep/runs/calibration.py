@@ -61,7 +61,7 @@ def quantise(run: RunContext, step: int) -> Scales:
     if run.recipe.quantisation == "none":
         return {}
     path = checkpoint.checkpoint_path(run.checkpoints, step) / "model.safetensors"
-    scales = read_scales(checkpoint.metadata(path) or {}, run.recipe, path)
+    scales = read_scales(checkpoint.read_metadata(path) or {}, run.recipe, path)
     if scales:
         cast(QuantisingEngine, run.engine).quantise(scales)
     return scales

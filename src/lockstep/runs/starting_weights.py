@@ -32,7 +32,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights import Weights, checkpoint, open_weights
-from lockstep.weights.sparsity import masks, pruned
+from lockstep.weights.sparsity import make_masks, prune_tensors
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ def write_start(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.n
     description: dict[str, Any] = {"weights": start.name, "weights_sha256": start.digest}
     try:
         if recipe.sparsity != "none":
-            kept = masks(
+            kept = make_masks(
                 start_values, recipe.sparsity, recipe.sparsity_excluded, recipe.stem_channels
             )
             with appearing(run / "masks.safetensors") as partial:
                 partial.write_bytes(serialise(kept))
             description["masks_sha256"] = hash_tensors(kept)
-            start_values = start_values | pruned(start_values, kept)
+            start_values = start_values | prune_tensors(start_values, kept)
             zeros = sum(mask.size - np.count_nonzero(mask) for mask in kept.values())
             notes.append(
                 f"{recipe.sparsity} sets {zeros:,} weights in {len(kept)} tensors to 0 and keeps"

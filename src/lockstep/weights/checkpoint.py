@@ -1,13 +1,13 @@
 """Checkpoints: a run's state on disk, either complete or absent.
 
     checkpoints/step-00000100/
-        model.safetensors      parameters and batch norm statistics; its metadata holds recipe and class names
+        model.safetensors      parameters and batch norm statistics; metadata: recipe, classes
         momentum.safetensors   velocities
         ema.safetensors        moving averages, if the recipe has them; with the same metadata
-        state.json             step, loss scaling, digest of the data, SHA-256 of the files above and of itself
+        state.json             step, loss scaling, digest of the data, SHA-256 of these files
 
 A checkpoint is written under a temporary name, flushed to disk and renamed. Reading checks every
-digest.
+digest, also that of `state.json`, which it holds itself.
 """
 
 import hashlib
@@ -60,13 +60,11 @@ _NUMPY_DTYPES |= {
 
 def _is_scaler(value: Any) -> bool:
     """Return whether a value is `State.scaler`."""
-    return isinstance(value, dict) and (
-        not value
-        or (
-            value.keys() == _SCALER
-            and all(is_number(each) and math.isfinite(each) for each in value.values())
-        )
-    )
+    if not isinstance(value, dict):
+        return False
+    if not all(is_number(number) and math.isfinite(number) for number in value.values()):
+        return False
+    return value.keys() in (set(), _SCALER)
 
 
 def _is_digests(value: Any) -> bool:
@@ -103,7 +101,7 @@ def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any])
     target = checkpoint_path(folder, state.step)
     try:
         if not _is_intact(target):
-            _write(target, state, data_digest, about)
+            _write_checkpoint(target, state, data_digest, about)
         for step in steps(folder):
             if step > state.step:
                 shutil.rmtree(checkpoint_path(folder, step))
@@ -114,7 +112,7 @@ def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any])
     return target
 
 
-def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) -> None:
+def _write_checkpoint(target: Path, state: State, data_digest: str, about: dict[str, Any]) -> None:
     temporary = target.with_name(f"{_UNFINISHED}{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -122,22 +120,19 @@ def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) 
     for part, tensors in zip(_PARTS, (state.tensors, state.momentum, state.ema), strict=True):
         if tensors:
             file = temporary / f"{part}.safetensors"
-            save_file(
-                tensors,
-                file,
-                metadata=(
-                    None if part == "momentum" else {"lockstep": json.dumps(about, allow_nan=False)}
-                ),
-            )
+            metadata = None
+            if part != "momentum":
+                metadata = {"lockstep": json.dumps(about, allow_nan=False)}
+            save_file(tensors, file, metadata=metadata)
             flush(file)
-            digests[file.name] = _digest(file)
+            digests[file.name] = _hash_file(file)
     description = {
         "step": state.step,
         "scaler": state.scaler,
         "data_digest": data_digest,
         "sha256": digests,
     }
-    description[_OWN_DIGEST] = _digest_of(description)
+    description[_OWN_DIGEST] = _hash_description(description)
     (temporary / "state.json").write_text(
         json.dumps(description, indent=1, allow_nan=False), encoding="utf-8"
     )
@@ -153,12 +148,14 @@ def load(path: Path) -> tuple[State, str]:
 
     Raises `CheckpointError` if a part of it is missing or damaged.
     """
-    about = _description(path)
-    model, momentum, average = (_part(path, about, f"{part}.safetensors")[0] for part in _PARTS)
-    return State(about["step"], model, momentum, average, about["scaler"]), about["data_digest"]
+    about = _read_description(path)
+    weights, momentum, average = (
+        _read_part(path, about, f"{part}.safetensors")[0] for part in _PARTS
+    )
+    return State(about["step"], weights, momentum, average, about["scaler"]), about["data_digest"]
 
 
-def _part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = False) -> Part:
+def _read_part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = False) -> Part:
     """Return a file of a checkpoint, given the content of `state.json`; nothing if the checkpoint
     does not have it.
 
@@ -167,11 +164,11 @@ def _part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = Fal
     """
     if name not in about["sha256"]:
         return {}, None
-    with _of_checkpoint(path):
+    with _naming_damage(path):
         data = read_regular(path / name, WEIGHTS)
     refuse_stand_in(path / name, data)
     _check_digest(path / name, hashlib.sha256(data).hexdigest(), about)
-    return _parsed(path / name, data, as_stored=as_stored)
+    return _parse_weights(path / name, data, as_stored=as_stored)
 
 
 def _check_digest(file: Path, digest: str, about: dict[str, Any]) -> None:
@@ -180,23 +177,24 @@ def _check_digest(file: Path, digest: str, about: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _of_checkpoint(path: Path) -> Iterator[None]:
+def _naming_damage(path: Path) -> Iterator[None]:
+    """Raise `CheckpointError` instead of `OSError`."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
 
 
-def _description(path: Path) -> dict[str, Any]:
+def _read_description(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's `state.json`. Raises `CheckpointError` if it is missing
     or damaged."""
     file = path / "state.json"
-    with _of_checkpoint(path):
+    with _naming_damage(path):
         data = read_regular(file, TEXT)
     refuse_stand_in(file, data)
     try:
         about = parsed(data)
-        whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _digest_of(about)
+        whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _hash_description(about)
     except (ValueError, RecursionError):
         whole = False
     if not whole:
@@ -209,10 +207,10 @@ def _description(path: Path) -> dict[str, Any]:
 
 def _is_intact(path: Path) -> bool:
     try:
-        about = _description(path)
+        about = _read_description(path)
         for name in about["sha256"]:
-            with _of_checkpoint(path):
-                _check_digest(path / name, _digest(path / name), about)
+            with _naming_damage(path):
+                _check_digest(path / name, _hash_file(path / name), about)
     except CheckpointError:
         return False
     return True
@@ -228,34 +226,28 @@ def load_weights(
     missing or damaged; other parts are not read.
     """
     name = "ema.safetensors" if ema else "model.safetensors"
-    description = _description(path)
+    description = _read_description(path)
     if name not in description["sha256"]:
         raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
-    tensors, about = _part(path, description, name, as_stored=True)
+    tensors, about = _read_part(path, description, name, as_stored=True)
     if about is None:
         raise CheckpointError(f"{path / name} has no metadata with its recipe")
-    others = (f"{part}.safetensors" for part in _PARTS[1:])
-    momentum, average = (_part(path, description, file)[0] if everything else {} for file in others)
-    return (
-        State(
-            description["step"],
-            tensors,
-            momentum,
-            average,
-            description["scaler"] if everything else {},
-        ),
-        about,
-    )
+    state = State(description["step"], tensors, {})
+    if everything:
+        momentum = _read_part(path, description, "momentum.safetensors")[0]
+        average = _read_part(path, description, "ema.safetensors")[0]
+        state = State(state.step, tensors, momentum, average, description["scaler"])
+    return state, about
 
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have checkpoints, in ascending order."""
-    found = [
-        path.name
-        for path in folder.glob("step-*")
-        if path.is_dir() and re.fullmatch(r"step-[0-9]{8,}", path.name)
-    ]
-    return sorted(int(name.removeprefix("step-")) for name in found)
+    steps = []
+    for path in folder.glob("step-*"):
+        match = re.fullmatch(r"step-([0-9]{8,})", path.name)
+        if match and path.is_dir():
+            steps.append(int(match[1]))
+    return sorted(steps)
 
 
 def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
@@ -301,12 +293,12 @@ def read_weights(path: Path, *, as_stored: bool = False) -> Part:
     try:
         data = read_regular(path, WEIGHTS)
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _describe_error(path, error) from None
     refuse_stand_in(path, data)
-    return _parsed(path, data, as_stored=as_stored)
+    return _parse_weights(path, data, as_stored=as_stored)
 
 
-def metadata(path: Path) -> dict[str, Any] | None:
+def read_metadata(path: Path) -> dict[str, Any] | None:
     """Return Lockstep's metadata of a safetensors file; None if another program wrote it. Raises
     `CheckpointError`."""
     try:
@@ -314,37 +306,37 @@ def metadata(path: Path) -> dict[str, Any] | None:
             length = int.from_bytes(file.read(8), "little")
             _check_header(path, length, file.read(length) if length <= _MOST_HEADER else b"")
         with safe_open(path, framework="numpy") as file:
-            noted = (file.metadata() or {}).get("lockstep")
-        return None if noted is None else parsed(noted)
+            text = (file.metadata() or {}).get("lockstep")
+        return None if text is None else parsed(text)
     except (OSError, ValueError, SafetensorError) as error:
-        raise _unreadable(path, error) from None
+        raise _describe_error(path, error) from None
 
 
-def _parsed(path: Path, data: bytes, *, as_stored: bool) -> Part:
+def _parse_weights(path: Path, data: bytes, *, as_stored: bool) -> Part:
     """Return what `read_weights` returns, of the bytes of the file `path`. Its arrays are new and
     writeable."""
     length = int.from_bytes(data[:8], "little")
     _check_header(path, length, data[8 : 8 + length] if length <= _MOST_HEADER else b"")
     try:
-        found = dict(deserialize(data))  # type: ignore[no-untyped-call]  # it checks the header; its order is random
+        # It checks the header; its order is random.
+        entries = dict(deserialize(data))  # type: ignore[no-untyped-call]
         header = json.loads(data[8 : 8 + length])
         metadata = header.pop("__metadata__", None) or {}
         about = parsed(metadata["lockstep"]) if "lockstep" in metadata else None
     except (ValueError, RecursionError, SafetensorError) as error:
-        raise _unreadable(path, error) from None
-    if unknown := {each["dtype"] for each in found.values()} - _NUMPY_DTYPES.keys():
+        raise _describe_error(path, error) from None
+    unknown = {entry["dtype"] for entry in entries.values()} - _NUMPY_DTYPES.keys()
+    if unknown:
         raise CheckpointError(
             f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first"
         )
     tensors = {}
     for name in header:
-        each = found[name]
-        tensors[name] = np.frombuffer(each["data"], _NUMPY_DTYPES[each["dtype"]]).reshape(
-            each["shape"]
-        )
-    return (
-        tensors if as_stored else {name: numbers(value) for name, value in tensors.items()}
-    ), about
+        entry = entries[name]
+        values = np.frombuffer(entry["data"], _NUMPY_DTYPES[entry["dtype"]])
+        values = values.reshape(entry["shape"])
+        tensors[name] = values if as_stored else numbers(values)
+    return tensors, about
 
 
 def _check_header(path: Path, length: int, header: bytes) -> None:
@@ -355,17 +347,16 @@ def _check_header(path: Path, length: int, header: bytes) -> None:
     itself.
     """
     if length > _MOST_HEADER:
-        raise _unreadable(
+        raise _describe_error(
             path, f"its header has {length:,} bytes; expected at most {_MOST_HEADER:,}"
         )
     refuse_many(path, header.count(b'"data_offsets"'))
-    if any(
-        header.count(mark) > most for mark, most in _MOST_MARKS.items()
-    ):  # a name may be spelled with escapes
-        raise _unreadable(path, "its header has more entries than weights have")
+    # A name may be spelled with escapes.
+    if any(header.count(mark) > most for mark, most in _MOST_MARKS.items()):
+        raise _describe_error(path, "its header has more entries than weights have")
 
 
-def _unreadable(path: Path, error: Exception | str) -> CheckpointError:
+def _describe_error(path: Path, error: Exception | str) -> CheckpointError:
     return CheckpointError(f"{path} is not a safetensors file that can be read: {error}")
 
 
@@ -387,12 +378,12 @@ def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, A
         raise CheckpointError(f"{path} cannot be written: {error}") from None
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with open_regular(path, WEIGHTS) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest_of(description: dict[str, Any]) -> str:
+def _hash_description(description: dict[str, Any]) -> str:
     return hashlib.sha256(
         json.dumps(description, sort_keys=True, allow_nan=False).encode()
     ).hexdigest()

@@ -53,18 +53,18 @@ def _words() -> dict[str, str]:
     return {synset: name for synset, _, name in (line.partition(" ") for line in lines)}
 
 
-def described(name: str) -> str:
+def describe_class(name: str) -> str:
     """Return the name of a class for people: a synset id of ImageNet with its word, any other name
     unchanged.
 
-    >>> described("n02123045"), described("my cat")
+    >>> describe_class("n02123045"), describe_class("my cat")
     ('tabby (n02123045)', 'my cat')
     """
     word = _words().get(name)
     return name if word is None else f"{word} ({name})"
 
 
-def assumed_classes(recipe: Recipe) -> tuple[str, ...]:
+def assume_classes(recipe: Recipe) -> tuple[str, ...]:
     """Return the names that outputs have if the weights name no classes; none if nothing suggests
     ImageNet.
 
@@ -77,9 +77,9 @@ def assumed_classes(recipe: Recipe) -> tuple[str, ...]:
     return imagenet_names() if is_imagenet else ()
 
 
-def given_classes(given: Classes, logits: int, own: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names that a user gives to the outputs of weights, class 0 first. Equal names get
-    their numbers.
+def check_classes(classes: Classes, logits: int, own: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names that a user chooses for the outputs of weights, class 0 first. Equal names
+    get their numbers.
 
     `own` are the names that the weights have. There must be a name for each of the `logits`
     outputs, or as many as the weights have, or 1000 for 1001 outputs, the last of which NVIDIA's
@@ -88,19 +88,21 @@ def given_classes(given: Classes, logits: int, own: Sequence[str] = ()) -> tuple
     Raises `DataError` if there is another number of names, one is not usable, or a file cannot be
     read.
     """
-    if isinstance(given, str | Path):
-        source = str(given)
-        names = read_classes(given)
+    if isinstance(classes, str | Path):
+        source = str(classes)
+        names = read_classes(classes)
     else:
         source = "the list of classes"
-        names = _distinct(_checked(given, "the list of classes"))
-    expected = sorted(
-        {logits} | ({len(own)} if own else set()) | ({1000} if logits == 1001 else set())
-    )
+        names = _check_names(classes, source)
+    expected = {logits}
+    if own:
+        expected.add(len(own))
+    if logits == 1001:
+        expected.add(1000)
     if len(names) not in expected:
         raise DataError(
             f"{source} has {len(names)} names, but the weights have {logits} outputs; expected "
-            f"{' or '.join(map(str, expected))} names, class 0 first"
+            f"{' or '.join(map(str, sorted(expected)))} names, class 0 first"
         )
     return names
 
@@ -121,9 +123,9 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
     ('cat (0)', 'dog', 'cat (2)')
     """
     path = Path(path)
-    text = _text(path)
+    text = _read_text(path)
     if path.suffix.lower() == ".json":
-        return _distinct(_checked(_listed(_json(path, text), path), str(path)))
+        return _check_names(_read_json(path, text), str(path))
     # Not splitlines: it also splits at characters that names can contain.
     lines = [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
     if "" in lines:
@@ -131,10 +133,10 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
             f"{path}: line {lines.index('') + 1} is empty; expected one name on each line, class 0"
             " first"
         )
-    return _distinct(_checked(lines, str(path)))
+    return _check_names(lines, str(path))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         data = read_regular(path, TEXT).removeprefix(codecs.BOM_UTF8)
         return data.decode("utf-8")
@@ -147,44 +149,40 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: line {line} is not UTF-8; save the file as UTF-8") from None
 
 
-def _json(path: Path, text: str) -> Any:
+def _read_json(path: Path, text: str) -> list[Any]:
+    """Return the names in JSON in the order of the classes; they are not checked."""
     try:
-        return parsed(text)
+        value = parsed(text)
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from None
-
-
-def _listed(value: Any, path: Path) -> list[Any]:
-    """Return the names in a JSON value in the order of the classes; they are not checked."""
     if isinstance(value, list):
         return value
     if not isinstance(value, dict):
         raise DataError(
             f'{path}: expected a list of names, or an object that maps "0", "1", ... to names'
         )
-    missing = next((i for i in range(len(value)) if str(i) not in value), None)
-    if missing is not None:
-        raise DataError(
-            f'{path}: class "{missing}" is missing; expected the keys "0" to "{len(value) - 1}"'
-        )
-    values = [value[str(i)] for i in range(len(value))]
-    return [each[1] if isinstance(each, list) and len(each) == 2 else each for each in values]
+    names = []
+    for number in range(len(value)):
+        if str(number) not in value:
+            raise DataError(
+                f'{path}: class "{number}" is missing; expected the keys "0" to "{len(value) - 1}"'
+            )
+        name = value[str(number)]
+        is_pair = isinstance(name, list) and len(name) == 2
+        names.append(name[1] if is_pair else name)
+    return names
 
 
-def _checked(names: Iterable[Any], source: str) -> tuple[str, ...]:
-    """Return the names. Raises `DataError` if there is none, or if one is no text, is empty or has
-    more than one line."""
+def _check_names(names: Iterable[Any], source: str) -> tuple[str, ...]:
+    """Return the names, with its number added to every name that occurs more than once. Raises
+    `DataError` if there is none, or if one is no text, is empty or has more than one line."""
     names = tuple(names)
     if not names:
         raise DataError(f"{source} has no names; expected one for each class")
     for number, name in enumerate(names):
         if not isinstance(name, str) or not name.strip() or "\n" in name.strip():
             raise DataError(f"{source}: class {number} is {name!r}; expected a name in one line")
-    return tuple(name.strip() for name in names)
-
-
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names, with its number added to every name that occurs more than once."""
+    names = tuple(name.strip() for name in names)
     counts = Counter(names)
     return tuple(
         name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)

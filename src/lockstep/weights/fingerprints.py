@@ -19,14 +19,14 @@ def compute_fingerprints(value: Any) -> dict[str, str]:
     `optimizer/state/0/momentum_buffer`. Tensors of a framework count as arrays if NumPy can convert
     them. The byte order of an array does not matter.
     """
-    return dict(_each(value, ""))
+    return dict(_walk(value, ""))
 
 
-def _each(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def _walk(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping | list | tuple):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, part in pairs:
-            yield from _each(part, f"{name}/{key}" if name else str(key))
+            yield from _walk(part, f"{name}/{key}" if name else str(key))
     elif hasattr(value, "__array__"):
         array = np.asarray(value)
         array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
@@ -40,19 +40,19 @@ def _each(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 def hash_files(path: Path) -> dict[str, str]:
     """Return the SHA-256 of a file, or of the files of a folder or prefix, by name."""
-    if path.is_dir():
-        files = sorted(entry for entry in path.iterdir() if entry.is_file())
-    elif path.is_file():
+    if path.is_file():
         files = [path]
+    elif path.is_dir():
+        files = sorted(path.iterdir())
     else:
-        files = sorted(
-            file
-            for file in path.parent.iterdir()
-            if file.name.startswith(f"{path.name}.") and file.is_file()
-        )
-    return {
-        file.name: hash_file(file) for file in files if not file.name.endswith(".certificate.json")
-    }
+        files = [
+            file for file in sorted(path.parent.iterdir()) if file.name.startswith(f"{path.name}.")
+        ]
+    digests = {}
+    for file in files:
+        if file.is_file() and not file.name.endswith(".certificate.json"):
+            digests[file.name] = hash_file(file)
+    return digests
 
 
 def hash_file(path: Path) -> str:

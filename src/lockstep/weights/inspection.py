@@ -1,8 +1,7 @@
-"""What a weights file is, without converting it: origin, model, classes, names and types of its
-arrays, oddities."""
+"""What a weights file is, without converting it: origin, model, classes, arrays, oddities."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,98 +30,103 @@ def inspect(
 
     Raises `CheckpointError` if it cannot be read.
     """
-    opened = open_weights(
+    weights = open_weights(
         source, checkpoint=checkpoint, momentum=True, model=model, needs_classifier=False
     )
-    state = opened.state
+    fields = weights.recipe.fields()
+    state = weights.state
     return {
-        "source": str(opened.source),
-        "origin": opened.origin,
-        "model": opened.recipe.fields()["model"],
-        "logits": opened.recipe.logits if "fc.bias" in opened.tensors else None,
-        "classes": list(opened.classes),
+        "source": str(weights.source),
+        "origin": weights.origin,
+        "model": fields["model"],
+        "logits": weights.recipe.logits if weights.has_classifier else None,
+        "classes": list(weights.classes),
         "parameters": sum(
-            value.size for name, value in opened.tensors.items() if "running_" not in name
+            value.size for name, value in weights.tensors.items() if "running_" not in name
         ),
-        "tensors": len(opened.tensors),
-        "dtypes": dict(Counter(each.dtype for each in opened.stored if each.tensors)),
-        "stored": [asdict(each) for each in opened.stored],
+        "tensors": len(weights.tensors),
+        "dtypes": dict(Counter(array.dtype for array in weights.stored if array.tensors)),
+        "stored": [asdict(array) for array in weights.stored],
         "step": state.step or None,
-        "epochs": opened.epochs,
+        "epochs": weights.epochs,
         "velocities": bool(state.momentum),
         "moving_average": bool(state.ema),
         "loss_scale": state.scaler.get("scale"),
-        "preprocessing": {name: opened.recipe.fields()[name] for name in FIELDS},
-        "remarks": list(opened.remarks),
-        "oddities": list(oddities(opened)),
+        "preprocessing": {name: fields[name] for name in FIELDS},
+        "remarks": list(weights.remarks),
+        "oddities": list(find_oddities(weights)),
     }
 
 
-def by_kind(stored: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def group_by_kind(stored: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return numbers, types and the first names of the arrays of each kind, given "stored" of
     `inspect`, for users."""
-    kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for each in stored:
-        kinds.setdefault(_kind(each), []).append(each)
-    return {kind: _few(kinds[kind]) for kind in _KINDS if kind in kinds}
+    groups: dict[str, list[Mapping[str, Any]]] = {
+        "kernels": [],
+        "batch norms": [],
+        "classifier": [],
+        "not used": [],
+    }
+    for array in stored:
+        groups[_find_kind(array)].append(array)
+    return {kind: _summarise(arrays) for kind, arrays in groups.items() if arrays}
 
 
-_KINDS = ("kernels", "batch norms", "classifier", "not used")
-
-
-def _kind(each: Mapping[str, Any]) -> str:
-    if not each["tensors"]:
+def _find_kind(array: Mapping[str, Any]) -> str:
+    if not array["tensors"]:
         return "not used"
-    if each["tensors"][0].startswith("fc."):
+    if array["tensors"][0].startswith("fc."):
         return "classifier"
-    return "kernels" if len(each["shape"]) == 4 else "batch norms"
+    return "kernels" if len(array["shape"]) == 4 else "batch norms"
 
 
-def _few(found: Sequence[Mapping[str, Any]]) -> str:
-    counts = ", ".join(
-        f"{dtype} {count}" for dtype, count in Counter(each["dtype"] for each in found).items()
-    )
-    names = ", ".join(each["name"][:_LONGEST] for each in found[:_NAMED])
-    return f"{counts}: {names}{', ...' if len(found) > _NAMED else ''}"
+def _summarise(arrays: Sequence[Mapping[str, Any]]) -> str:
+    counts = Counter(array["dtype"] for array in arrays)
+    dtypes = ", ".join(f"{dtype} {count}" for dtype, count in counts.items())
+    names = ", ".join(array["name"][:_LONGEST] for array in arrays[:_NAMED])
+    return f"{dtypes}: {names}{', ...' if len(arrays) > _NAMED else ''}"
 
 
-def oddities(opened: Weights) -> Iterator[str]:
+def _is_not_finite(value: np.ndarray) -> bool:
+    return not np.isfinite(value).all()
+
+
+def _has_dead_channel(kernel: np.ndarray) -> bool:
+    return not np.abs(kernel).reshape(len(kernel), -1).any(axis=1).all()
+
+
+def _has_zero(value: np.ndarray) -> bool:
+    return bool((value == 0).any())
+
+
+def _has_negative(value: np.ndarray) -> bool:
+    return bool((value < 0).any())
+
+
+_ODDITIES: tuple[tuple[str, Role | None, Callable[[np.ndarray], bool]], ...] = (
+    ("values that are not finite", None, _is_not_finite),
+    ("output channels whose weights are all 0", "conv_weight", _has_dead_channel),
+    ("scales of 0 in batch norm", "bn_scale", _has_zero),
+    ("running variances of 0", "bn_var", _has_zero),
+    ("running variances below 0", "bn_var", _has_negative),
+)
+"""What is odd in tensors of a role, or of any role."""
+
+
+def find_oddities(weights: Weights) -> Iterator[str]:
     """Yield what is odd in the values: not finite, dead channels, batch norms that never saw an
     image or a variance of 0."""
-    roles: dict[str, Role] = {
-        tensor.name: tensor.role
-        for tensor in tensors(model_spec(opened.recipe.model), opened.recipe.logits)
-    }
-    found = {
-        "values that are not finite": [
-            n for n, v in opened.tensors.items() if not np.isfinite(v).all()
-        ],
-        "output channels whose weights are all 0": [
+    spec = model_spec(weights.recipe.model)
+    roles = {tensor.name: tensor.role for tensor in tensors(spec, weights.recipe.logits)}
+    for oddity, role, is_odd in _ODDITIES:
+        names = [
             name
-            for name, value in opened.tensors.items()
-            if roles.get(name) == "conv_weight"
-            and not np.abs(value).reshape(len(value), -1).any(axis=1).all()
-        ],
-        "scales of 0 in batch norm": _with_zeros(opened, roles, "bn_scale"),
-        "running variances of 0": _with_zeros(opened, roles, "bn_var"),
-        "running variances below 0": [
-            name
-            for name, value in opened.tensors.items()
-            if roles.get(name) == "bn_var" and (value < 0).any()
-        ],
-    }
-    for what, names in found.items():
+            for name, value in weights.tensors.items()
+            if role in (None, roles.get(name)) and is_odd(value)
+        ]
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            yield f"{what}: {', '.join(names[:_SHOWN])}{more}"
-    means = [v for n, v in opened.tensors.items() if roles.get(n) == "bn_mean"]
+            yield f"{oddity}: {', '.join(names[:_SHOWN])}{more}"
+    means = [value for name, value in weights.tensors.items() if roles.get(name) == "bn_mean"]
     if means and not any(value.any() for value in means):
         yield "all running means are 0: batch norm never saw an image"
-
-
-def _with_zeros(opened: Weights, roles: dict[str, Role], role: Role) -> list[str]:
-    return [
-        name
-        for name, value in opened.tensors.items()
-        if roles.get(name) == role and (value == 0).any()
-    ]

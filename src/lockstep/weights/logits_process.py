@@ -27,7 +27,7 @@ from lockstep.system.workers import end_with_parent, tell
 from lockstep.weights.fingerprints import compute_fingerprints
 
 
-def logits(folder: Path, backend: str, names: list[str]) -> None:
+def compute_logits(folder: Path, backend: str, names: list[str]) -> None:
     """Write the logits of the weights with these names."""
     images = np.load(folder / "images.npy")
     execution = Execution(backend=backend, reference_dtype="float32", compile="off")
@@ -36,7 +36,7 @@ def logits(folder: Path, backend: str, names: list[str]) -> None:
     for done, name in enumerate(names, start=1):
         recipe = Recipe.of(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
         if (folder / f"{name}.files.json").exists():
-            _read(folder, backend, name, recipe)
+            _write_readings(folder, backend, name, recipe)
         with module.engine(recipe, np.zeros(1), world, execution) as engine:
             engine.write(State(0, load_file(folder / f"{name}.safetensors"), zero_momentum(recipe)))
             np.save(folder / f"{name}.npy", engine.predict(images))
@@ -47,15 +47,17 @@ def logits(folder: Path, backend: str, names: list[str]) -> None:
     world.close()
 
 
-def _read(folder: Path, backend: str, name: str, recipe: Recipe) -> None:
+def _write_readings(folder: Path, backend: str, name: str, recipe: Recipe) -> None:
+    """Write the fingerprints of what the framework reads from the files of `NAME.files.json`."""
     read = importlib.import_module(f"lockstep.backends.{backend}.reading").read
-    found = {}
+    readings = {}
     for path in json.loads((folder / f"{name}.files.json").read_text(encoding="utf-8")):
         values = read(Path(path), recipe)
-        found[path] = None if values is None else compute_fingerprints(values)
-    (folder / f"{name}.read.json").write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+        readings[path] = None if values is None else compute_fingerprints(values)
+    text = json.dumps(readings, allow_nan=False)
+    (folder / f"{name}.read.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
     end_with_parent()
-    logits(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    compute_logits(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

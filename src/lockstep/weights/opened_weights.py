@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.models.quantisation import Scales
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights.class_names import Classes, given_classes
+from lockstep.weights.class_names import Classes, check_classes
 from lockstep.weights.formats import dtype_name
 from lockstep.weights.formats.common import Shape
 
@@ -78,20 +78,20 @@ class Weights:
         """Whether the weights have a classifier."""
         return "fc.bias" in self.tensors
 
-    def with_precision(self, precision: str | None) -> Self:
+    def replace_precision(self, precision: str | None) -> Self:
         """Return the weights with a recipe of this precision; None keeps the recipe's precision."""
         if precision is None:
             return self
         return replace(self, recipe=self.recipe.replace(precision=precision))
 
-    def with_classes(self, classes: Classes | None) -> Self:
+    def replace_classes(self, classes: Classes | None) -> Self:
         """Return the weights with other names of classes; None keeps their own. Raises `DataError`
         if they do not fit."""
         if classes is None:
             return self
-        return replace(self, classes=given_classes(classes, self.recipe.logits, self.classes))
+        return replace(self, classes=check_classes(classes, self.recipe.logits, self.classes))
 
-    def with_remarks(self, *remarks: str) -> Self:
+    def add_remarks(self, *remarks: str) -> Self:
         """Return the weights with more remarks."""
         return replace(self, remarks=(*self.remarks, *remarks))
 

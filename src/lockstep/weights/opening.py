@@ -8,6 +8,7 @@ import numpy as np
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, nearest
+from lockstep.weights.class_names import Classes
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.known_preprocessing import assume_preprocessing
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
@@ -29,6 +30,7 @@ def open_weights(
     ema: bool = False,
     momentum: bool = False,
     model: str | None = None,
+    classes: Classes | None = None,
     needs_classifier: bool = True,
     preprocessing: Preprocessing | None = None,
 ) -> Weights:
@@ -39,6 +41,7 @@ def open_weights(
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as
       far as the source has them.
     - `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+    - `classes` replaces the names of the classes: names, class 0 first, or a file that lists them.
     - Weights without a classifier are refused, unless `needs_classifier` is false. Then `fc.weight`
       and `fc.bias` are missing.
     - `preprocessing` has fields of the recipe that say how images are prepared
@@ -46,8 +49,8 @@ def open_weights(
       over what the file says.
 
     The format of another program's file is recognised by its content (docs/weights.md). Its recipe
-    is the published one of the model, in fp32. Raises `CheckpointError`, and `RecipeError` if
-    `preprocessing` does not fit.
+    is the published one of the model, in fp32. Raises `CheckpointError`, `RecipeError` if
+    `preprocessing` does not fit, and `DataError` if `classes` does not.
     """
     settings = check_preprocessing(preprocessing)
     path = Path(path)
@@ -64,8 +67,10 @@ def open_weights(
             f" train --weights {path}"
         )
     recipe, remarks = set_preprocessing(weights.recipe, settings)
-    weights = replace(weights, recipe=recipe).with_remarks(*remarks, *_count_not_finite(weights))
-    return weights if model is None else _compute_as(weights, model)
+    weights = replace(weights, recipe=recipe).add_remarks(*remarks, *_count_not_finite(weights))
+    if model is not None:
+        weights = _compute_as(weights, model)
+    return weights.replace_classes(classes)
 
 
 def _read(path: Path, settings: Changes, *, ema: bool, momentum: bool) -> Weights:
@@ -94,7 +99,7 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
         remarks = (*remarks, *assumptions)
     if changes:
         weights = replace(weights, recipe=weights.recipe.replace(**changes))
-    return weights.with_remarks(*remarks)
+    return weights.add_remarks(*remarks)
 
 
 def _make_printable(weights: Weights) -> Weights:
@@ -144,7 +149,7 @@ def _compute_as(weights: Weights, model: str) -> Weights:
             f" {model}"
         )
     name = recipe.model if isinstance(recipe.model, str) else "another model"
-    return replace(weights, recipe=recipe.replace(model=model)).with_remarks(
+    return replace(weights, recipe=recipe.replace(model=model)).add_remarks(
         f"computes as {model}, as requested; without --model it is {name}"
     )
 

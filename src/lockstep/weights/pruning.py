@@ -1,6 +1,6 @@
-"""2:4 sparsity of weights files: count the zeros of every group of four, and write pruned weights."""
+"""2:4 sparsity of weights files: count the zeros of every group of four, write pruned weights."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.opening import open_weights
-from lockstep.weights.sparsity import ALGORITHMS, Zeros, masks, pruned, zeros_of
+from lockstep.weights.sparsity import ALGORITHMS, Zeros, count_zeros, make_masks, prune_tensors
 
 
-def check(
+def check_sparsity(
     source: str | Path, *, checkpoint: str = "newest", ema: bool = False, model: str | None = None
 ) -> dict[str, Any]:
     """Return whether weights are 2:4 sparse, and the zeros of every tensor, as plain values that
@@ -38,21 +38,13 @@ def check(
     weights = open_weights(
         source, checkpoint=checkpoint, ema=ema, model=model, needs_classifier=False
     )
-    counted = {
-        name: {
-            "groups": found.groups,
-            "sparse_groups": found.sparse_groups,
-            "values": found.values,
-            "zeros": found.zeros,
-            "is_covered": _is_covered(weights, name, found),
-        }
-        for name, found in zeros_of(weights.tensors).items()
-    }
-    dense = [
-        name
-        for name, each in counted.items()
-        if each["is_covered"] and each["sparse_groups"] < each["groups"]
-    ]
+    counts = {}
+    dense = []
+    for name, zeros in count_zeros(weights.tensors).items():
+        is_covered = _is_covered(weights, name, zeros)
+        counts[name] = {**asdict(zeros), "is_covered": is_covered}
+        if is_covered and not zeros.is_sparse:
+            dense.append(name)
     return {
         "source": str(weights.source),
         "origin": weights.origin,
@@ -60,22 +52,20 @@ def check(
         "sparsity": weights.recipe.sparsity,
         "is_sparse": not dense,
         "dense": dense,
-        "tensors": counted,
+        "tensors": counts,
     }
 
 
-def _is_covered(weights: Weights, name: str, found: Zeros) -> bool:
+def _is_covered(weights: Weights, name: str, zeros: Zeros) -> bool:
     """Return whether pruning covers a tensor. In another program's file, it covers the stem if the
     stem is 2:4."""
     if name in weights.recipe.sparsity_excluded:
         return False
     if name != STEM_KERNEL:
         return True
-    return (
-        weights.recipe.stem_channels == 4
-        if weights.origin == LOCKSTEP
-        else found.sparse_groups == found.groups
-    )
+    if weights.origin == LOCKSTEP:
+        return weights.recipe.stem_channels == 4
+    return zeros.is_sparse
 
 
 def prune(
@@ -98,20 +88,20 @@ def prune(
     Raises `CheckpointError` if the weights cannot be read, or if the file exists or has another
     suffix.
     """
-    target = Path(target)
     if algorithm not in ALGORITHMS:
         raise CheckpointError(
             f"there is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}"
         )
+    lockstep_files.check_name(Path(target))
     weights = open_weights(source, checkpoint=checkpoint, ema=ema, model=model)
     recipe = weights.recipe.replace(sparsity=algorithm)
-    kept = masks(weights.tensors, algorithm, recipe.sparsity_excluded, recipe.stem_channels)
-    tensors = weights.tensors | pruned(weights.tensors, kept)
+    masks = make_masks(weights.tensors, algorithm, recipe.sparsity_excluded, recipe.stem_channels)
+    tensors = weights.tensors | prune_tensors(weights.tensors, masks)
     state = replace(weights.state, tensors=tensors)
-    lockstep_files.write(target, replace(weights, recipe=recipe, state=state))
+    lockstep_files.write(Path(target), replace(weights, recipe=recipe, state=state))
     return {
         "written": str(target),
-        "zeros": sum(int(mask.size - np.count_nonzero(mask)) for mask in kept.values()),
-        "tensors": len(kept),
+        "zeros": sum(int(mask.size - np.count_nonzero(mask)) for mask in masks.values()),
+        "tensors": len(masks),
         "remarks": list(weights.remarks),
     }

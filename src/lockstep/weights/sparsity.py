@@ -6,11 +6,11 @@ the inputs. Its rows are, from the outermost, the kernel's columns, the kernel's
 outputs. A classifier [out, in] is already a matrix. If a side of a matrix is not a multiple of 4,
 it is padded with zeros.
 
-| algorithm | keeps |
-|---|---|
-| mask_1d | the 2 largest magnitudes of every 4 in a row |
-| mask_2d_greedy | in every 4 x 4 block, magnitudes from the largest on, if their row and column have less than 2 so far |
-| mask_2d_best | in every 4 x 4 block, the pattern with 2 in each row and column that has the largest sum of magnitudes |
+- mask_1d keeps the 2 largest magnitudes of every 4 in a row.
+- mask_2d_greedy keeps, in every 4 x 4 block, magnitudes from the largest on, if their row and
+  column have less than 2 so far.
+- mask_2d_best keeps, in every 4 x 4 block, the pattern with 2 in each row and column that has the
+  largest sum of magnitudes.
 
 Of equal magnitudes the later one is kept; of equal sums, the pattern that keeps earlier inputs.
 
@@ -30,7 +30,7 @@ import numpy as np
 from lockstep.models.architectures import STEM_KERNEL
 
 
-def masks(
+def make_masks(
     tensors: Mapping[str, np.ndarray],
     algorithm: str,
     excluded: Collection[str] = (),
@@ -48,20 +48,20 @@ def masks(
         return stem_channels if name == STEM_KERNEL else value.shape[1]
 
     return {
-        name: _mask(value, ALGORITHMS[algorithm])
+        name: _make_mask(value, ALGORITHMS[algorithm])
         for name, value in tensors.items()
         if value.ndim > 1 and inputs(name, value) >= 4 and name not in excluded
     }
 
 
-def pruned(
-    tensors: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray]
+def prune_tensors(
+    tensors: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Return the tensors that have a mask in `kept`, with 0 where it is false, in their own shapes
+    """Return the tensors that have a mask, with 0 where it is false, in their own shapes
     and dtypes."""
     return {
         name: np.where(mask, tensors[name], tensors[name].dtype.type(0))
-        for name, mask in kept.items()
+        for name, mask in masks.items()
     }
 
 
@@ -79,27 +79,32 @@ class Zeros:
     zeros: int
     """Number of values that are 0."""
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether every group has at least 2 zeros."""
+        return self.sparse_groups == self.groups
 
-def zeros_of(tensors: Mapping[str, np.ndarray]) -> dict[str, Zeros]:
+
+def count_zeros(tensors: Mapping[str, np.ndarray]) -> dict[str, Zeros]:
     """Return the zeros of every kernel [out, in / groups, height, width] and classifier [out, in]
     with at least 4 inputs.
 
     The stem is counted too. Its three inputs are filled up to a group, as in a stem of four
     channels.
     """
-    found = {}
+    counts = {}
     for name, value in tensors.items():
         if value.ndim > 1 and (value.shape[1] >= 4 or name == STEM_KERNEL):
             is_zero = np.moveaxis(value == 0, 1, -1).reshape(-1, value.shape[1])
             padded = np.pad(is_zero, ((0, 0), (0, -value.shape[1] % 4)), constant_values=True)
             groups = padded.reshape(-1, 4).sum(axis=1)
-            found[name] = Zeros(
+            counts[name] = Zeros(
                 len(groups), int((groups >= 2).sum()), value.size, int((value == 0).sum())
             )
-    return found
+    return counts
 
 
-def _mask(values: np.ndarray, keep: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _make_mask(values: np.ndarray, keep: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     turned = np.abs(values.T.swapaxes(-1, -2))
     matrix = turned.reshape(-1, turned.shape[-1])
     rows, columns = matrix.shape
@@ -115,7 +120,7 @@ def _mask_1d(matrix: np.ndarray) -> np.ndarray:
 
 
 def _mask_2d_greedy(matrix: np.ndarray) -> np.ndarray:
-    blocks = _blocks(matrix)
+    blocks = _split_blocks(matrix)
     kept = np.zeros(blocks.shape, bool)
     in_row, in_column = np.zeros((2, len(blocks), 4), np.int8)
     every = np.arange(len(blocks))
@@ -125,18 +130,18 @@ def _mask_2d_greedy(matrix: np.ndarray) -> np.ndarray:
         kept[every, cell] = fits
         in_row[every, row] += fits
         in_column[every, column] += fits
-    return _of_blocks(kept, matrix.shape)
+    return _join_blocks(kept, matrix.shape)
 
 
 def _mask_2d_best(matrix: np.ndarray) -> np.ndarray:
     # In float64 a sum of eight float32 values of similar size is exact, so that the order of
     # addition does not matter.
-    sums = _blocks(matrix).astype(np.float64) @ _patterns().T
-    return _of_blocks(_patterns()[np.argmax(sums, axis=1)], matrix.shape)
+    sums = _split_blocks(matrix).astype(np.float64) @ _list_patterns().T
+    return _join_blocks(_list_patterns()[np.argmax(sums, axis=1)], matrix.shape)
 
 
 @cache
-def _patterns() -> np.ndarray:
+def _list_patterns() -> np.ndarray:
     """Return the 90 patterns with 2 in each row and column: bool [90, 16]. Patterns that keep
     earlier columns come first."""
     rows = [np.isin(range(4), pair) for pair in combinations(range(4), 2)]
@@ -144,13 +149,13 @@ def _patterns() -> np.ndarray:
     return blocks[(blocks.sum(axis=1) == 2).all(axis=1)].reshape(-1, 16)
 
 
-def _blocks(matrix: np.ndarray) -> np.ndarray:
+def _split_blocks(matrix: np.ndarray) -> np.ndarray:
     """Return the 4 x 4 blocks of a matrix, one per row: [blocks, 16]."""
     rows, columns = matrix.shape
     return matrix.reshape(rows // 4, 4, columns // 4, 4).swapaxes(1, 2).reshape(-1, 16)
 
 
-def _of_blocks(blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _join_blocks(blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     rows, columns = shape
     return blocks.reshape(rows // 4, columns // 4, 4, 4).swapaxes(1, 2).reshape(shape)
 

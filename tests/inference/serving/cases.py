@@ -129,7 +129,7 @@ def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
     """Return the logits of the NumPy reference, float32 [N, logits], of photos of one size, uint8
     [N, H, W, 3]."""
     execution = Execution(backend="reference", reference_dtype="float32")
-    weights = open_weights(source).with_precision("fp32")
+    weights = open_weights(source).replace_precision("fp32")
     squares = np.empty(
         (len(images), weights.recipe.eval_crop, weights.recipe.eval_crop, 3), np.uint8
     )

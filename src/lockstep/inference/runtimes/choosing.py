@@ -134,7 +134,7 @@ def _measured(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Return the images per second of the runtimes that keep the bound, and why the others are left
     out."""
-    images = certificate.images(weights.recipe.eval_crop)
+    images = certificate.draw_images(weights.recipe.eval_crop)
     bound = QUANTISED_BOUND if weights.scales else BOUNDS[weights.recipe.precision]
     rates: dict[str, float] = {}
     left_out: dict[str, str] = {}

@@ -32,7 +32,7 @@ from lockstep.inference.serving.metrics import Metrics
 from lockstep.inference.serving.model import About
 from lockstep.system.errors import DivergedError
 from lockstep.system.strict_json import to_json
-from lockstep.weights.class_names import described
+from lockstep.weights.class_names import describe_class
 
 _TOP = 5
 _STATUSES = {BAD_FORM: 400, OVER_BUDGET: 413, BAD_IMAGE: 415}
@@ -247,7 +247,7 @@ class Predict(_Route):
         return {
             "model": self._parts.about.name,
             "classes": classes,
-            "names": [described(name) for name in classes],
+            "names": [describe_class(name) for name in classes],
             "probabilities": [round(share, 6) for share in shares],
         }
 

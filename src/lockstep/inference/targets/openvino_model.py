@@ -22,7 +22,7 @@ def write(wanted: Wanted, folder: Path) -> None:
     weights = wanted.weights
     in_half = weights.recipe.precision == "fp16"
     photos = TARGETS["openvino"].resizes(wanted)
-    model = replace(wanted, weights=weights.with_precision("fp32")).onnx_model(photos=photos)
+    model = replace(wanted, weights=weights.replace_precision("fp32")).onnx_model(photos=photos)
     with tempfile.TemporaryDirectory(prefix="lockstep-openvino-") as name:
         source = Path(name) / "model.onnx"
         source.write_bytes(model.SerializeToString())

@@ -25,7 +25,7 @@ NAME = LOCKSTEP
 def matches(head: bytes, path: Path) -> bool:
     """Return whether a file is of safetensors and has Lockstep's metadata. Raises
     `CheckpointError` if its header is damaged."""
-    return foreign_safetensors.matches(head, path) and checkpoint.metadata(path) is not None
+    return foreign_safetensors.matches(head, path) and checkpoint.read_metadata(path) is not None
 
 
 def find(path: Path) -> Path | None:
@@ -58,8 +58,7 @@ def write(
 ) -> None:
     """Write a new safetensors file, into the folder `into` if it is given. If there will be no
     certificate (`certified` is false), the metadata says so. Raises `CheckpointError`."""
-    if target.suffix != ".safetensors":
-        raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
+    check_name(target)
     metadata: dict[str, Any] = {
         "recipe": weights.recipe.fields(),
         "classes": list(weights.classes),
@@ -70,6 +69,12 @@ def write(
         metadata["certificate"] = "none"
     refuse_existing(target)
     checkpoint.write_weights(redirect_file(target, into), weights.tensors, metadata)
+
+
+def check_name(target: Path) -> None:
+    """Raise `CheckpointError` if a new file does not have the ending of its format."""
+    if target.suffix != ".safetensors":
+        raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
 
 
 def _read_recipe_name(folder: Path) -> str:

@@ -1,0 +1,139 @@
+"""The formats that weights are converted to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.weights import checkpoint
+from lockstep.weights.formats import (
+    keras_file,
+    lockstep_files,
+    mxnet_params,
+    nvidia_mxnet,
+    nvidia_paddle,
+    nvidia_tensorflow,
+    paddle_pickle,
+    tensor_bundle,
+    timm_folder,
+    torch_file,
+    torch_writing,
+)
+from lockstep.weights.formats.common import Written, describe_omitted_parts
+from lockstep.weights.known_preprocessing import KNOWN
+from lockstep.weights.opened_weights import Weights
+from lockstep.weights.preprocessing import FIELDS
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format to convert to."""
+
+    write: Callable[[Path, Weights, bool, Path], Written]
+    """Writes weights for a path into a folder, from which they are moved there. Its arguments are
+    the path, the weights, whether they get a certificate, for formats with metadata, and the
+    folder."""
+    read_arrays: Callable[[Path], Any]
+    """Reads a file as it is stored, for the comparison with its framework's own reader: dicts and
+    lists of arrays and plain values."""
+    has_classes: bool = False
+    """Whether it holds names of classes."""
+    has_metadata: bool = False
+    """Whether it has a place to say that there is no certificate."""
+    missing_fields: tuple[str, ...] = ("mean", "std")
+    """The preprocessing that it cannot hold, so that its users have to set it."""
+    assumed: str = ""
+    """The preprocessing, in `KNOWN`, that whoever reads it assumes; "" if the format or its writer
+    says it."""
+
+    def list_unlike_assumed(self, recipe: Recipe) -> list[str]:
+        """Return what evaluation needs other than whoever reads this format assumes, as texts."""
+        if not self.assumed:
+            return []
+        fields = recipe.fields()
+        differences = []
+        for name in FIELDS:
+            value = KNOWN[self.assumed][name]
+            plain = list(value) if isinstance(value, tuple) else value
+            if fields[name] != plain and name != "antialias":  # which is that of training
+                differences.append(f"{name} {fields[name]}, not {plain}")
+        return differences
+
+
+def _write_safetensors(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
+    lockstep_files.write(target, weights, folder, certified=certified)
+    return Written((target,), (target,), describe_omitted_parts(weights.state))
+
+
+def _write_timm(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
+    written = timm_folder.write(
+        target, weights.recipe, weights.state, weights.classes, folder, certified=certified
+    )
+    return _add_remark_on_averages(written, weights)
+
+
+def _write_nvidia_pytorch(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
+    return torch_writing.write_nvidia_pytorch(
+        target, weights.recipe, weights.state, folder, epochs=weights.epochs or 0
+    )
+
+
+def _adapt(
+    write: Callable[[Path, Recipe, State, Path], Written],
+) -> Callable[[Path, Weights, bool, Path], Written]:
+    """Return `Target.write` of a format without a moving average, classes and metadata."""
+
+    def write_weights(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
+        written = write(target, weights.recipe, weights.state, folder)
+        return _add_remark_on_averages(written, weights)
+
+    return write_weights
+
+
+def _add_remark_on_averages(written: Written, weights: Weights) -> Written:
+    """Add a remark on moving averages that were left out, unless there is one."""
+    if not weights.state.ema or any("moving averages" in remark for remark in written.remarks):
+        return written
+    remark = "the moving averages were left out; --ema converts them instead of the weights"
+    return replace(written, remarks=(*written.remarks, remark))
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    return checkpoint.read_weights(path)[0]
+
+
+def _read_bundle(index: Path) -> dict[str, np.ndarray]:
+    bundle = tensor_bundle.Bundle(index.with_suffix(""))
+    return {name: bundle.read(name) for name in bundle.entries}
+
+
+def _read_paddle(path: Path) -> dict[str, np.ndarray]:
+    return paddle_pickle.load(path).arrays
+
+
+TARGETS: dict[str, Target] = {
+    "safetensors": Target(
+        _write_safetensors,
+        _read_safetensors,
+        has_classes=True,
+        has_metadata=True,
+        missing_fields=(),
+    ),
+    "torchvision": Target(
+        _adapt(torch_writing.write_torchvision), torch_file.load, assumed="torchvision-v1"
+    ),
+    "timm": Target(
+        _write_timm, _read_safetensors, has_classes=True, has_metadata=True, missing_fields=()
+    ),
+    "keras": Target(_adapt(keras_file.write_keras), keras_file.stored, missing_fields=("mean",)),
+    "nvidia-pytorch": Target(_write_nvidia_pytorch, torch_file.load, assumed="nvidia-pytorch"),
+    "nvidia-tensorflow": Target(
+        _adapt(nvidia_tensorflow.write), _read_bundle, assumed="nvidia-tensorflow"
+    ),
+    "nvidia-paddle": Target(_adapt(nvidia_paddle.write), _read_paddle, assumed="nvidia-paddle"),
+    "nvidia-mxnet": Target(_adapt(nvidia_mxnet.write), mxnet_params.load, assumed="nvidia-mxnet"),
+}
