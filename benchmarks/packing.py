@@ -11,7 +11,7 @@ from itertools import count, product
 from pathlib import Path
 from subprocess import run
 
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FOLDER, FORMATS
 from measuring import median, record, rounded, seconds
 

@@ -13,7 +13,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
 from tests.data.cases import image_folder, jpeg
-from tests.data.sets import FORMATS, NOT_UTF8, TRAIN, data_set, files_of, packed
+from tests.data.sets import FORMATS, NOT_UTF8, TRAIN, data_set, files_of, pack_as
 from tests.processes import call
 
 Run = Callable[..., tuple[int, str, str]]
@@ -50,7 +50,7 @@ def test_packing_says_how_many_images_went_where(
         f"train: {len(TRAIN)} images in {target}",
         f"val: 3 images in {target}",
     ]
-    assert files_of(target) == files_of(packed(folder, tmp_path / "expected", format, shards=2))
+    assert files_of(target) == files_of(pack_as(folder, tmp_path / "expected", format, shards=2))
 
 
 def test_staging_says_what_it_copied(few: Path, tmp_path: Path, answer: Run) -> None:
@@ -92,7 +92,7 @@ def test_packing_can_reduce_images(tmp_path: Path, answer: Run) -> None:
 
 
 def test_packing_takes_the_first_label(few: Path, tmp_path: Path, answer: Run) -> None:
-    source = packed(few, tmp_path / "packed", "recordio")
+    source = pack_as(few, tmp_path / "packed", "recordio")
     (source / "classes.txt").unlink()
     for first, classes in ((0, ["0", "1"]), (1, ["0"])):
         target = tmp_path / f"first {first}"
@@ -187,7 +187,7 @@ def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
     few: Path, tmp_path: Path, answer: Run
 ) -> None:
     image_folder(few, {"val/owl/w.jpg": jpeg()})
-    target = packed(few, tmp_path / "target", "tfrecord", shards=2)
+    target = pack_as(few, tmp_path / "target", "tfrecord", shards=2)
     (target / "validation-00000-of-00002").unlink()
     code, _, errors = answer("data", "info", target)
     assert code == 2
@@ -232,7 +232,7 @@ def test_info_lists_the_ten_largest_classes_and_counts_the_others(
 def test_info_as_json_is_the_same_in_every_format_but_for_files(
     format: str, folder: Path, tmp_path: Path, answer: Run
 ) -> None:
-    packed(folder, tmp_path / "target", format)
+    pack_as(folder, tmp_path / "target", format)
     found = []
     for data in (folder, tmp_path / "target"):
         answer("data", "index", data)
@@ -266,7 +266,7 @@ def test_names_that_are_not_utf8_are_printed_with_replacements(tmp_path: Path) -
 def test_show_draws_what_the_host_loader_makes(
     split: str, format: str, textures: Path, tiny_recipe: Recipe, tmp_path: Path, answer: Run
 ) -> None:
-    data = packed(textures, tmp_path / "data", format)
+    data = pack_as(textures, tmp_path / "data", format)
     (tmp_path / "mine.yaml").write_text(
         "base: demo\nimage_size: 40\neval_crop: 40\neval_resize: 50\n"
     )

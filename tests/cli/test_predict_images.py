@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import lockstep
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 from lockstep.inference import named_images
 from lockstep.inference.images import Encoded
 from lockstep.inference.named_images import NamedImages

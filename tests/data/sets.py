@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from lockstep.data.listing import Listing, list_images
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import find_split
 from tests.data.cases import image_folder, jpeg
 
@@ -65,7 +65,7 @@ def data_set(root: Path) -> Path:
     return root
 
 
-def packed(source: Path, target: Path, format: str, **how: int) -> Path:
+def pack_as(source: Path, target: Path, format: str, **how: int) -> Path:
     pack(source, target, Packing(format, **how))
     return target
 
@@ -73,7 +73,7 @@ def packed(source: Path, target: Path, format: str, **how: int) -> Path:
 def held(listing: Listing) -> list[tuple[str, str, bytes]]:
     """Return class, name without folders, and bytes of every image."""
     return [
-        (listing.classes[label], listing.name(i).rpartition("/")[2], listing.encoded(i))
+        (listing.classes[label], listing.name(i).rpartition("/")[2], listing.read_bytes(i))
         for i, label in enumerate(listing.rows["label"].tolist())
     ]
 

@@ -14,7 +14,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
 from tests.data.cases import image_folder, jpeg
-from tests.data.sets import CONTAINERS, packed
+from tests.data.sets import CONTAINERS, pack_as
 
 MARGIN = 8
 LINE = 16
@@ -136,5 +136,5 @@ def test_facts_are_counts_bytes_and_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", CONTAINERS)
 def test_facts_differ_by_format_and_files_alone(format: str, tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "folder", FILES)
-    about = facts(open_index(packed(folder, tmp_path / "packed", format, shards=2)))
+    about = facts(open_index(pack_as(folder, tmp_path / "packed", format, shards=2)))
     assert about == facts(open_index(folder)) | {"format": format, "files": 2}

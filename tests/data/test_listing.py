@@ -18,7 +18,7 @@ from lockstep.data import index as indexing
 from lockstep.data import listing as listing_module
 from lockstep.data.containers import Sample
 from lockstep.data.index import Index, open_index
-from lockstep.data.pack import shard_name
+from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
 from tests.data.cases import COUNTED, image_folder, jpeg, sample, write

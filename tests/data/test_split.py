@@ -11,7 +11,7 @@ from lockstep.data.listing import Progress
 from lockstep.data.split import divide_index, find_validation_index, open_sets
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
-from tests.data.sets import FORMATS, packed
+from tests.data.sets import FORMATS, pack_as
 
 IMAGE = jpeg(8, 9)
 SHARE = 0.3
@@ -83,7 +83,7 @@ def test_every_format_of_the_same_images_is_split_alike(format: str, tmp_path: P
     data = (
         tmp_path / "source"
         if format == "folder"
-        else packed(tmp_path / "source", tmp_path / format, format)
+        else pack_as(tmp_path / "source", tmp_path / format, format)
     )
     training, validation, _, _ = open_sets(data, SHARE, silent)
     found = [{index.read(i) for i in range(len(index))} for index in (training, validation)]

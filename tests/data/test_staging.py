@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.data import staging
 from lockstep.data.index import open_index
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import find_sources, find_split
 from lockstep.data.staging import Staged, stage
 from lockstep.system.errors import DataError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FORMATS
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES

@@ -53,8 +53,8 @@ def pack(
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.listing import printable
-    from lockstep.data.pack import Packing
-    from lockstep.data.pack import pack as write
+    from lockstep.data.packing import Packing
+    from lockstep.data.packing import pack as write
 
     packing = Packing(format, shards, resize, quality, first_label, workers)
     with Reporter() as reporter:

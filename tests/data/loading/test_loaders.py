@@ -17,7 +17,7 @@ from lockstep.data.loading.dali import DaliLoader, Lent
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.loaders import Loader, make_loader
 from lockstep.data.loading.synthetic import SyntheticLoader
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FORMATS, find_split
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans

@@ -1,7 +1,7 @@
 """Storage formats that hold many images in one file: where each image is, and how files are
 written.
 
-No framework is needed. Every module has `stored`, which lists the images of a file without decoding
+No framework is needed. Every module has `scan_images`, which lists the images of a file without decoding
 them, and `Writer`. Damage is listed too. The images before and after it are right, and reading
 continues at the next record that can be found.
 """

@@ -4,7 +4,7 @@ resumes in it."""
 import fcntl
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,14 +20,11 @@ from lockstep.system.regular_files import RECORDS, TEXT, open_regular, read_regu
 
 def read_states(listing: Listing) -> np.ndarray:
     """Return length and time of each file that a listing names: int64 [files, 2]."""
-    files = (
-        map(listing.name, range(len(listing)))
-        if listing.source.format == FOLDER
-        else listing.source.files
-    )
-    return np.array([_state(f"{listing.source.root}/{file}") for file in files], np.int64).reshape(
-        -1, 2
-    )
+    files: Iterable[str] = listing.source.files
+    if listing.source.format == FOLDER:
+        files = map(listing.name, range(len(listing)))
+    states = [_state(f"{listing.source.root}/{file}") for file in files]
+    return np.array(states, np.int64).reshape(-1, 2)
 
 
 def _state(file: str) -> tuple[int, int]:
@@ -63,26 +60,33 @@ def lock_target(target: Path, identity: str, states: np.ndarray) -> Iterator[Non
             _save_states(states_before, states)
             with written_text(about) as note:
                 note.write(identity)
-        elif (
-            not (begun_with := read_regular(about, TEXT).strip(b"\0"))
-            or (before := _saved_states(states_before)) is None
-        ):
-            raise DataError(
-                f"{target} has lost its record of what is written to it; remove it, or choose an"
-                " empty folder"
-            )
-        elif begun_with != identity.encode():
-            raise DataError(
-                f"{target} holds other images, or was begun with other options; choose an empty"
-                " folder"
-            )
-        # A file that could not be read then (0, 0) may be readable now.
-        elif (before != states)[before.any(axis=1)].any():
-            raise DataError(
-                f"{target} holds images from before some were overwritten; choose an empty folder"
+        else:
+            _check_same(
+                target, read_regular(about, TEXT), _load_states(states_before), identity, states
             )
         yield
         unfinished.unlink(missing_ok=True)
+
+
+def _check_same(
+    target: Path, note: bytes, before: np.ndarray | None, identity: str, states: np.ndarray
+) -> None:
+    """Raise `DataError` unless the target was begun with the same images and options."""
+    note = note.strip(b"\0")
+    if not note or before is None:
+        raise DataError(
+            f"{target} has lost its record of what is written to it; remove it, or choose an empty"
+            " folder"
+        )
+    if note != identity.encode():
+        raise DataError(
+            f"{target} holds other images, or was begun with other options; choose an empty folder"
+        )
+    # A file that could not be read then (0, 0) may be readable now.
+    if (before != states)[before.any(axis=1)].any():
+        raise DataError(
+            f"{target} holds images from before some were overwritten; choose an empty folder"
+        )
 
 
 def _save_states(path: Path, states: np.ndarray) -> None:
@@ -94,7 +98,7 @@ def _save_states(path: Path, states: np.ndarray) -> None:
         path.write_bytes(memory.getbuffer())
 
 
-def _saved_states(path: Path) -> np.ndarray | None:
+def _load_states(path: Path) -> np.ndarray | None:
     """Return the saved states, or None if they are missing or incomplete."""
     try:
         with open_regular(path, RECORDS) as file:

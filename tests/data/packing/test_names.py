@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.data.containers import Sample, recordio, tfrecord, webdataset
-from lockstep.data.pack import shard_name
+from lockstep.data.packing.splits import shard_name
 from lockstep.system.errors import DataError
 from tests.data.cases import jpeg
 from tests.data.sets import (
-    packed,
+    pack_as,
 )
 
 MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
@@ -45,7 +45,7 @@ def test_no_name_of_an_image_leads_out_of_the_target(
         source,
         [Sample(i, name, i, each, data, 8, 8) for i, (each, data) in enumerate(images.items())],
     )
-    target = packed(source, tmp_path / "out/deep/target", "folder")
+    target = pack_as(source, tmp_path / "out/deep/target", "folder")
     for each, data in images.items():
         assert [path.read_bytes() for path in (target / each).iterdir()] == [data]
     everything = {
@@ -71,7 +71,7 @@ def test_a_class_that_would_lead_out_of_the_target_is_refused(
         DataError,
         match=r"class 0 is named .* which cannot be (the name of a folder|a line of classes.txt)",
     ):
-        packed(source, tmp_path / "target", "folder")
+        pack_as(source, tmp_path / "target", "folder")
     assert not (tmp_path / "target").exists()
 
 

@@ -1,60 +1,37 @@
 """Write a data set in another storage format: nothing is lost, changed, half written or written
 elsewhere."""
 
-import io
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import simplejpeg
-from PIL import Image
 
-from lockstep.data import pack as pack_module
 from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, webdataset
-from lockstep.data.decoding.decode import decode
 from lockstep.data.index import open_index
 from lockstep.data.listing import Quarantined, list_images
-from lockstep.data.pack import Packing, pack, reduce_image, shard_name
+from lockstep.data.packing import Packing, pack, samples, writing
+from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_source, find_split
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
-from tests.data.pictures import progressive_jpeg
 from tests.data.sets import (
     CLASSES,
     CONTAINERS,
     FORMATS,
     SPLITS,
     TRAIN,
-    data_set,
     drawn,
     files_of,
     held,
     in_order,
     listings,
-    packed,
+    pack_as,
 )
 
 MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The data set in all formats, in two files for each split. Tests must only read it."""
-    root = tmp_path_factory.mktemp("sets")
-    folder = data_set(root / "folder")
-    return {"folder": folder} | {
-        format: packed(folder, root / format, format, shards=2) for format in CONTAINERS
-    }
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return data_set(tmp_path / "source")
 
 
 @pytest.mark.parametrize("source", FORMATS)
@@ -62,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 def test_images_names_classes_and_order_survive_from_any_format_to_any(
     source: str, format: str, sets: dict[str, Path], tmp_path: Path
 ) -> None:
-    target = packed(sets[source], tmp_path / "target", format, shards=2)
+    target = pack_as(sets[source], tmp_path / "target", format, shards=2)
     found = listings(target)
     for split, files in SPLITS.items():
         assert held(found[split]) == in_order(files)
@@ -82,11 +59,12 @@ def test_images_names_classes_and_order_survive_from_any_format_to_any(
 def test_images_larger_than_what_is_read_at_once_are_packed_too(
     source: str, format: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.data.pack._TASK_BYTES", 700)
+    monkeypatch.setattr("lockstep.data.packing.writing.TASK_BYTES", 700)
+    monkeypatch.setattr("lockstep.data.packing.samples.TASK_BYTES", 700)
     assert {len(data) > 700 for data in TRAIN.values()} == {True, False}
-    target = packed(sets[source], tmp_path / "target", format, shards=2)
+    target = pack_as(sets[source], tmp_path / "target", format, shards=2)
     assert files_of(target) == files_of(
-        packed(sets["folder"], tmp_path / "expected", format, shards=2)
+        pack_as(sets["folder"], tmp_path / "expected", format, shards=2)
     )
 
 
@@ -95,15 +73,15 @@ def test_a_task_holds_no_more_than_its_bytes(
     source: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks: list[list[int]] = []
-    append = pack_module._append
+    append = writing._append
 
     def noted(split: Any, packing: Any, writer: Any, numbers: Any, before: Any) -> int:
         tasks.append([len(split.listing.read_bytes(number)) for number in numbers])
         return append(split, packing, writer, numbers, before)
 
-    monkeypatch.setattr(pack_module, "_TASK_BYTES", 2000)
-    monkeypatch.setattr(pack_module, "_append", noted)
-    packed(sets[source], tmp_path / "target", "tfrecord", shards=1)
+    monkeypatch.setattr(writing, "TASK_BYTES", 2000)
+    monkeypatch.setattr(writing, "_append", noted)
+    pack_as(sets[source], tmp_path / "target", "tfrecord", shards=1)
     assert sum(map(len, tasks)) == sum(map(len, SPLITS.values()))
     assert any(len(task) > 1 for task in tasks)
     assert all(sum(task) <= 2000 for task in tasks if len(task) > 1)
@@ -124,7 +102,7 @@ def test_images_stand_in_order_whichever_thread_is_first(
             second_is_read.set()
         return record(sample)
 
-    monkeypatch.setattr(pack_module, "_TASK_IMAGES", 1)
+    monkeypatch.setattr(writing, "_TASK_IMAGES", 1)
     monkeypatch.setattr(tfrecord.Writer, "record", staticmethod(later))
     pack(source, tmp_path / "two", Packing("tfrecord", workers=2))
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
@@ -137,8 +115,8 @@ def test_nothing_turns_round_and_round_while_the_first_image_is_slow(
     others_read = threading.Event()
     reads = []
     waits = []
-    encoded = pack_module._encoded
-    wait = pack_module.wait
+    encoded = samples.read_images
+    wait = writing.wait
 
     def slow_at_first(split: Any, numbers: Any) -> Any:
         if 0 in numbers:
@@ -148,9 +126,9 @@ def test_nothing_turns_round_and_round_while_the_first_image_is_slow(
             threading.Timer(0.2, others_read.set).start()
         return encoded(split, numbers)
 
-    monkeypatch.setattr(pack_module, "_TASK_IMAGES", 1)
-    monkeypatch.setattr(pack_module, "_encoded", slow_at_first)
-    monkeypatch.setattr(pack_module, "wait", lambda tasks: waits.append(tasks) or wait(tasks))
+    monkeypatch.setattr(writing, "_TASK_IMAGES", 1)
+    monkeypatch.setattr(samples, "read_images", slow_at_first)
+    monkeypatch.setattr(writing, "wait", lambda tasks: waits.append(tasks) or wait(tasks))
     assert pack(source, tmp_path / "target", Packing("folder", workers=4)) == {"images": 40}
     assert len(waits) < 200
 
@@ -172,7 +150,7 @@ def test_what_the_system_writes_in_part_is_written_to_the_end(
 ) -> None:
     """Linux writes only a part if there are more than 2 GiB."""
     monkeypatch.setattr("os.writev", lambda file, pieces: os.write(file, b"".join(pieces)[:100]))
-    target = packed(sets["folder"], tmp_path / "target", format, shards=2)
+    target = pack_as(sets["folder"], tmp_path / "target", format, shards=2)
     assert files_of(target) == files_of(sets[format])
 
 
@@ -180,7 +158,7 @@ def test_what_the_system_writes_in_part_is_written_to_the_end(
 def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_for(
     format: str, folder: Path, tmp_path: Path
 ) -> None:
-    target = packed(folder, tmp_path / "target", format, shards=4)
+    target = pack_as(folder, tmp_path / "target", format, shards=4)
     names = [shard_name(format, "train", i, 4) for i in range(4)]
     assert list(find_split(target, "train").files) == names
     assert [len(list(MODULES[format].scan_images(target / name))) for name in names] == [3, 4, 4, 4]
@@ -188,7 +166,7 @@ def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_f
 
 def test_there_are_no_more_files_than_images(folder: Path, tmp_path: Path) -> None:
     assert (
-        len(find_split(packed(folder, tmp_path / "target", "tfrecord", shards=1000), "val").files)
+        len(find_split(pack_as(folder, tmp_path / "target", "tfrecord", shards=1000), "val").files)
         == 3
     )
 
@@ -196,14 +174,14 @@ def test_there_are_no_more_files_than_images(folder: Path, tmp_path: Path) -> No
 def test_recordio_is_one_file_and_the_other_formats_as_many_as_their_size_asks_for(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.data.pack.SHARD_BYTES", 1000)
+    monkeypatch.setattr("lockstep.data.packing.splits.SHARD_BYTES", 1000)
     total = sum(map(len, TRAIN.values()))
     for format, files in (
         ("recordio", 1),
         ("tfrecord", -(-total // 1000)),
         ("webdataset", -(-total // 1000)),
     ):
-        assert len(find_split(packed(folder, tmp_path / format, format), "train").files) == files
+        assert len(find_split(pack_as(folder, tmp_path / format, format), "train").files) == files
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -217,7 +195,7 @@ def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_p
     source = image_folder(tmp_path / "source", files)
     classes = ("owl", "newt", "none of these", "ant")
     (source / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
-    target = packed(source, tmp_path / "target", format)
+    target = pack_as(source, tmp_path / "target", format)
     listing = list_images(find_source(target))
     assert listing.classes == classes
     assert held(listing) == in_order(files, classes)
@@ -239,7 +217,7 @@ def test_images_whose_names_cannot_keep_their_order_are_numbered(
         write_recordio(
             source / "x.rec", [(i, i // 4, image, names[i]) for i, image in enumerate(images)]
         )
-        target = packed(source, tmp_path / f"{case} packed", format)
+        target = pack_as(source, tmp_path / f"{case} packed", format)
         found = held(list_images(find_source(target)))
         assert [data for _, _, data in found] == images
         if format != "recordio" or case == "no names":
@@ -260,7 +238,7 @@ def write_recordio(path: Path, images: list[tuple[int, int, bytes, str]]) -> Non
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_name_may_be_as_long_as_the_file_system_allows(format: str, tmp_path: Path) -> None:
     files = {f"a/{'x' * 251}.jpg": jpeg()}
-    target = packed(image_folder(tmp_path / "source", files), tmp_path / "target", format)
+    target = pack_as(image_folder(tmp_path / "source", files), tmp_path / "target", format)
     assert held(list_images(find_source(target))) == in_order(files, ("a",))
 
 
@@ -277,7 +255,7 @@ def test_a_source_without_splits_becomes_files_called_images(
 
 def test_a_source_without_splits_becomes_class_folders(folder: Path, tmp_path: Path) -> None:
     assert held(
-        list_images(find_source(packed(folder / "train", tmp_path / "target", "folder")))
+        list_images(find_source(pack_as(folder / "train", tmp_path / "target", "folder")))
     ) == in_order(TRAIN)
 
 
@@ -292,10 +270,10 @@ def test_images_in_quarantine_are_left_behind(format: str, folder: Path, tmp_pat
 
 
 def test_the_quarantine_of_a_file_names_first_bytes(sets: dict[str, Path], tmp_path: Path) -> None:
-    source = packed(sets["folder"], tmp_path / "source", "recordio")
+    source = pack_as(sets["folder"], tmp_path / "source", "recordio")
     place = list_images(find_split(source, "train")).place(2)
     (source / "quarantine.json").write_text(json.dumps({"images": {place: "bad"}}))
-    target = packed(source, tmp_path / "target", "folder")
+    target = pack_as(source, tmp_path / "target", "folder")
     assert held(listings(target)["train"]) == [
         image for i, image in enumerate(in_order(TRAIN)) if i != 2
     ]
@@ -310,74 +288,13 @@ def test_labels_that_begin_with_one_are_counted_from_nought_when_it_is_said(tmp_
     with pytest.raises(
         DataError, match=r"image of class 3, but classes.txt .* lists 3 .* pack --first-label 1"
     ):
-        packed(tmp_path / "source", tmp_path / "target", "tfrecord")
+        pack_as(tmp_path / "source", tmp_path / "target", "tfrecord")
     listing = list_images(
         find_split(
-            packed(tmp_path / "source", tmp_path / "target", "tfrecord", first_label=1), "train"
+            pack_as(tmp_path / "source", tmp_path / "target", "tfrecord", first_label=1), "train"
         )
     )
     assert [name for name, _, _ in held(listing)] == ["ant", "newt", "owl"]
-
-
-LARGE = {
-    "a/larger.jpg": jpeg(200, 300, 77),
-    "a/upright.jpg": jpeg(301, 100, 77),
-    "a/png.png": drawn("PNG", "RGBA", (400, 200)),
-    "a/cmyk.jpg": drawn("JPEG", "CMYK", (150, 90)),
-}
-LEFT = {
-    "a/same.jpg": jpeg(64, 500),
-    "a/smaller.jpg": jpeg(20, 30),
-    "b/half.jpg": b"\xff\xd8\xff",
-    "b/none.jpg": b"text",
-}
-SIZES = {
-    "larger.jpg": (64, 96),
-    "upright.jpg": (193, 64),
-    "png.jpg": (64, 128),
-    "cmyk.jpg": (64, 107),
-}
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_only_images_with_a_longer_shorter_side_are_reduced(format: str, tmp_path: Path) -> None:
-    source = image_folder(tmp_path / "source", LARGE | LEFT)
-    target = packed(source, tmp_path / "target", format, resize=64, quality=90)
-    found = {name: data for _, name, data in held(list_images(find_source(target)))}
-    assert found.keys() == {name.split("/")[1] for name in LEFT} | SIZES.keys()
-    for name, data in LEFT.items():
-        assert found[name.split("/")[1]] == data
-    for name, size in SIZES.items():
-        assert found[name][:2] == b"\xff\xd8"
-        assert decode(found[name]).shape == (*size, 3)
-
-
-def test_an_image_that_is_beyond_the_budget_is_packed_as_it_is() -> None:
-    data = progressive_jpeg(repeated=1000)
-    assert reduce_image(data, 8, 90) == data
-
-
-def test_a_reduced_image_looks_like_the_larger_one_to_a_filter_written_out() -> None:
-    rows, columns = np.mgrid[:128, :192]
-    image = np.stack([rows, columns, 128 + 0 * rows], axis=2).astype(np.uint8)
-    small = decode(reduce_image(simplejpeg.encode_jpeg(image, 98), 64, 98))
-    means = image.reshape(64, 2, 96, 2, 3).mean((1, 3))
-    assert np.abs(small - means).mean() < 1.5
-
-
-def test_a_reduced_photo_keeps_its_orientation() -> None:
-    file = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (200, 100)).save(file, "JPEG", exif=exif)
-    small = Image.open(io.BytesIO(reduce_image(file.getvalue(), 50, 90)))
-    assert (small.size, small.getexif()[0x0112]) == ((100, 50), 6)
-
-
-def test_lower_quality_takes_fewer_bytes() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
-    data = simplejpeg.encode_jpeg(noise, 95)
-    assert len(reduce_image(data, 100, 30)) < len(reduce_image(data, 100, 90)) / 2
 
 
 @pytest.mark.parametrize("resize", [0, 12])
@@ -450,149 +367,6 @@ def test_progress_after_an_interruption_begins_with_what_is_written(
     assert seen[-1] == 100
 
 
-def test_a_second_pack_is_refused_while_the_first_one_runs(folder: Path, tmp_path: Path) -> None:
-    refused = []
-
-    def again(done: int, total: int) -> None:
-        with pytest.raises(DataError, match=r"another process is writing to .*target"):
-            packed(folder, tmp_path / "target", "recordio")
-        refused.append(done)
-
-    pack(folder, tmp_path / "target", Packing("recordio"), again)
-    assert refused
-    assert held(listings(tmp_path / "target")["train"]) == in_order(TRAIN)
-
-
-def another_image(source: Path) -> dict[str, int]:
-    image_folder(source, {"train/a/new.jpg": jpeg()})
-    return {}
-
-
-def another_name(source: Path) -> dict[str, int]:
-    (source / "train/a/1.jpg").rename(source / "train/a/0.jpg")
-    return {}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        another_image,
-        another_name,
-        lambda _: {"shards": 3},
-        lambda _: {"resize": 20},
-        lambda _: {"quality": 50},
-    ],
-    ids=["image", "name", "shards", "resize", "quality"],
-)
-def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
-    change: Callable[[Path], dict[str, int]], folder: Path, tmp_path: Path
-) -> None:
-    target = packed(folder, tmp_path / "target", "tfrecord")
-    before = files_of(target)
-    how = change(folder)
-    with pytest.raises(
-        DataError, match=r"target holds other images, or was begun with other options"
-    ):
-        packed(folder, target, "tfrecord", **how)
-    assert files_of(target) == before
-    assert find_split(target, "train")
-
-
-def test_a_target_that_holds_other_things_is_refused_and_left_alone(
-    folder: Path, tmp_path: Path
-) -> None:
-    image_folder(tmp_path / "target", {"thesis.tex": b"..."})
-    with pytest.raises(
-        DataError, match=r"target holds other things \(thesis.tex\); choose an empty folder"
-    ):
-        packed(folder, tmp_path / "target", "recordio")
-    assert [path.name for path in (tmp_path / "target").iterdir()] == ["thesis.tex"]
-
-
-def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"packed is inside .*train, where its files would be taken for images"
-    ):
-        packed(folder / "train", folder / "train" / "packed", "recordio")
-    assert not (folder / "train" / "packed").exists()
-    images = packed(folder / "train", tmp_path / "images", "recordio")
-    with pytest.raises(
-        DataError, match=r"packed is inside .*images, where its files would be taken for images"
-    ):
-        packed(images, images / "packed", "folder")
-    assert held(listings(packed(folder, folder / "packed", "recordio"))["val"]) == in_order(
-        SPLITS["val"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("arrange", "message"),
-    [
-        (lambda root: root, "there is no folder .*source"),
-        (
-            lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}),
-            "holds 2 files and no folders.*sort-val",
-        ),
-        (lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}), "a holds a folder, b"),
-        (
-            lambda root: image_folder(root, {"train.rec": b"no records in here"}),
-            "1 damaged parts of files hold no usable image",
-        ),
-        (lambda root: image_folder(root, {"train.rec": b""}), "source has no images"),
-        (
-            lambda root: image_folder(root, {"two\nlines/c.jpg": jpeg()}),
-            r"named 'two\\nlines', which cannot be a line of classes",
-        ),
-        (
-            lambda root: image_folder(root, {"space /c.jpg": jpeg()}),
-            "named 'space ', which cannot be a line of classes",
-        ),
-    ],
-    ids=["none", "flat", "too deep", "damaged", "empty", "lines", "space"],
-)
-def test_a_source_that_cannot_be_packed_is_refused(
-    arrange: Callable[[Path], Path], message: str, tmp_path: Path
-) -> None:
-    arrange(tmp_path / "source")
-    with pytest.raises(DataError, match=message):
-        packed(tmp_path / "source", tmp_path / "target", "webdataset")
-    assert not (tmp_path / "target").exists()
-
-
-def test_an_unknown_format_is_refused_with_those_there_are(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match="zip is not a storage format; choose one of folder, recordio, tfrecord, webdataset",
-    ):
-        packed(folder, tmp_path / "target", "zip")
-
-
-def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
-    sets: dict[str, Path], tmp_path: Path
-) -> None:
-    source = packed(sets["folder"], tmp_path / "source", "tfrecord", shards=2)
-    (source / "validation-00001-of-00002").unlink()
-    with pytest.raises(DataError, match=r"lacks 1 of 2 files: validation-00001-of-00002"):
-        packed(source, tmp_path / "target", "recordio")
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
-    format: str, folder: Path, tmp_path: Path
-) -> None:
-    (folder / "val" / "a" / "gone.jpg").symlink_to("nowhere.jpg")
-    target = tmp_path / "target"
-    with pytest.raises(DataError, match=r"val/a/gone.jpg cannot be read: No such file"):
-        packed(folder, target, format)
-    with pytest.raises(DataError, match=r"target is not complete: .* Run the same command again"):
-        find_split(target, "train")
-    (folder / "val" / "a" / "nowhere.jpg").write_bytes(jpeg())
-    (folder / "val" / "a" / "gone.jpg").unlink()
-    (folder / "val" / "a" / "nowhere.jpg").rename(folder / "val" / "a" / "gone.jpg")
-    packed(folder, target, format)
-    assert files_of(target) == files_of(packed(folder, tmp_path / "at once", format))
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_looping_link_is_named_and_left_out(format: str, folder: Path, tmp_path: Path) -> None:
     (folder / "val" / "a" / "loop.jpg").symlink_to("loop.jpg")
@@ -605,4 +379,4 @@ def test_a_looping_link_is_named_and_left_out(format: str, folder: Path, tmp_pat
     )
     assert told == [("val", Quarantined("a/loop.jpg", "Too many levels of symbolic links"))]
     (folder / "val" / "a" / "loop.jpg").unlink()
-    assert files_of(tmp_path / "target") == files_of(packed(folder, tmp_path / "without", format))
+    assert files_of(tmp_path / "target") == files_of(pack_as(folder, tmp_path / "without", format))

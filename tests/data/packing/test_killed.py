@@ -18,7 +18,7 @@ from tests.data.sets import (
     CONTAINERS,
     FORMATS,
     files_of,
-    packed,
+    pack_as,
 )
 
 # Killed processes
@@ -26,7 +26,7 @@ from tests.data.sets import (
 KILLED = """
 import os, resource, signal, sys
 from pathlib import Path
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 
 source, target, format, how, when = sys.argv[1:]
 
@@ -95,11 +95,11 @@ def two_splits(tmp_path: Path) -> Path:
 def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
     format: str, how: str, when: int, two_splits: Path, tmp_path: Path
 ) -> None:
-    whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
+    whole = files_of(pack_as(two_splits, tmp_path / "whole", format, shards=2))
     target = tmp_path / "target"
     assert not killed(two_splits, target, format, how, when)
     check_unfinished(target, whole)
-    packed(two_splits, target, format, shards=2)
+    pack_as(two_splits, target, format, shards=2)
     assert files_of(target) == whole
 
 
@@ -108,7 +108,7 @@ def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
 def test_a_pack_killed_again_and_again_comes_to_an_end(
     format: str, two_splits: Path, tmp_path: Path
 ) -> None:
-    whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
+    whole = files_of(pack_as(two_splits, tmp_path / "whole", format, shards=2))
     # RecordIO names four other files first: the indexes and lists of two files that are finished at
     # the same time.
     target = tmp_path / "target"
@@ -132,7 +132,7 @@ def test_an_image_that_is_too_long_for_its_record_is_named(
     with pytest.raises(
         DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: a part of the record has \d+ bytes"
     ):
-        packed(source, tmp_path / "target", "recordio")
+        pack_as(source, tmp_path / "target", "recordio")
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     format: str, limit: int, two_splits: Path, tmp_path: Path
 ) -> None:
     # The system writes what fits, and fails at the next write.
-    whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
+    whole = files_of(pack_as(two_splits, tmp_path / "whole", format, shards=2))
     target = tmp_path / "target"
     arguments = ["data", "pack", str(two_splits), str(target), "--format", format, "--shards", "2"]
     command = [
@@ -163,7 +163,7 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     assert re.search(expected, result.stderr), result.stderr
     assert "Traceback" not in result.stderr
     check_unfinished(target, whole)
-    packed(two_splits, target, format, shards=2)
+    pack_as(two_splits, target, format, shards=2)
     assert files_of(target) == whole
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from lockstep.data.checking import examine
 from lockstep.data.containers import Sample, tfrecord
 from lockstep.data.index import open_index
-from lockstep.data.pack import Packing, pack
+from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FORMATS, find_source
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg

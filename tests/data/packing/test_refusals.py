@@ -1,0 +1,164 @@
+"""What a pack refuses, and what it leaves alone then."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.packing import Packing, pack
+from lockstep.data.sources import find_split
+from lockstep.system.errors import DataError
+from tests.data.cases import image_folder, jpeg
+from tests.data.sets import (
+    FORMATS,
+    SPLITS,
+    TRAIN,
+    files_of,
+    held,
+    in_order,
+    listings,
+    pack_as,
+)
+
+
+def test_a_second_pack_is_refused_while_the_first_one_runs(folder: Path, tmp_path: Path) -> None:
+    refused = []
+
+    def again(done: int, total: int) -> None:
+        with pytest.raises(DataError, match=r"another process is writing to .*target"):
+            pack_as(folder, tmp_path / "target", "recordio")
+        refused.append(done)
+
+    pack(folder, tmp_path / "target", Packing("recordio"), again)
+    assert refused
+    assert held(listings(tmp_path / "target")["train"]) == in_order(TRAIN)
+
+
+def another_image(source: Path) -> dict[str, int]:
+    image_folder(source, {"train/a/new.jpg": jpeg()})
+    return {}
+
+
+def another_name(source: Path) -> dict[str, int]:
+    (source / "train/a/1.jpg").rename(source / "train/a/0.jpg")
+    return {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        another_image,
+        another_name,
+        lambda _: {"shards": 3},
+        lambda _: {"resize": 20},
+        lambda _: {"quality": 50},
+    ],
+    ids=["image", "name", "shards", "resize", "quality"],
+)
+def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
+    change: Callable[[Path], dict[str, int]], folder: Path, tmp_path: Path
+) -> None:
+    target = pack_as(folder, tmp_path / "target", "tfrecord")
+    before = files_of(target)
+    how = change(folder)
+    with pytest.raises(
+        DataError, match=r"target holds other images, or was begun with other options"
+    ):
+        pack_as(folder, target, "tfrecord", **how)
+    assert files_of(target) == before
+    assert find_split(target, "train")
+
+
+def test_a_target_that_holds_other_things_is_refused_and_left_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    image_folder(tmp_path / "target", {"thesis.tex": b"..."})
+    with pytest.raises(
+        DataError, match=r"target holds other things \(thesis.tex\); choose an empty folder"
+    ):
+        pack_as(folder, tmp_path / "target", "recordio")
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["thesis.tex"]
+
+
+def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"packed is inside .*train, where its files would be taken for images"
+    ):
+        pack_as(folder / "train", folder / "train" / "packed", "recordio")
+    assert not (folder / "train" / "packed").exists()
+    images = pack_as(folder / "train", tmp_path / "images", "recordio")
+    with pytest.raises(
+        DataError, match=r"packed is inside .*images, where its files would be taken for images"
+    ):
+        pack_as(images, images / "packed", "folder")
+    assert held(listings(pack_as(folder, folder / "packed", "recordio"))["val"]) == in_order(
+        SPLITS["val"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrange", "message"),
+    [
+        (lambda root: root, "there is no folder .*source"),
+        (
+            lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}),
+            "holds 2 files and no folders.*sort-val",
+        ),
+        (lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}), "a holds a folder, b"),
+        (
+            lambda root: image_folder(root, {"train.rec": b"no records in here"}),
+            "1 damaged parts of files hold no usable image",
+        ),
+        (lambda root: image_folder(root, {"train.rec": b""}), "source has no images"),
+        (
+            lambda root: image_folder(root, {"two\nlines/c.jpg": jpeg()}),
+            r"named 'two\\nlines', which cannot be a line of classes",
+        ),
+        (
+            lambda root: image_folder(root, {"space /c.jpg": jpeg()}),
+            "named 'space ', which cannot be a line of classes",
+        ),
+    ],
+    ids=["none", "flat", "too deep", "damaged", "empty", "lines", "space"],
+)
+def test_a_source_that_cannot_be_packed_is_refused(
+    arrange: Callable[[Path], Path], message: str, tmp_path: Path
+) -> None:
+    arrange(tmp_path / "source")
+    with pytest.raises(DataError, match=message):
+        pack_as(tmp_path / "source", tmp_path / "target", "webdataset")
+    assert not (tmp_path / "target").exists()
+
+
+def test_an_unknown_format_is_refused_with_those_there_are(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError,
+        match="zip is not a storage format; choose one of folder, recordio, tfrecord, webdataset",
+    ):
+        pack_as(folder, tmp_path / "target", "zip")
+
+
+def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
+    sets: dict[str, Path], tmp_path: Path
+) -> None:
+    source = pack_as(sets["folder"], tmp_path / "source", "tfrecord", shards=2)
+    (source / "validation-00001-of-00002").unlink()
+    with pytest.raises(DataError, match=r"lacks 1 of 2 files: validation-00001-of-00002"):
+        pack_as(source, tmp_path / "target", "recordio")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
+    format: str, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "val" / "a" / "gone.jpg").symlink_to("nowhere.jpg")
+    target = tmp_path / "target"
+    with pytest.raises(DataError, match=r"val/a/gone.jpg cannot be read: No such file"):
+        pack_as(folder, target, format)
+    with pytest.raises(DataError, match=r"target is not complete: .* Run the same command again"):
+        find_split(target, "train")
+    (folder / "val" / "a" / "nowhere.jpg").write_bytes(jpeg())
+    (folder / "val" / "a" / "gone.jpg").unlink()
+    (folder / "val" / "a" / "nowhere.jpg").rename(folder / "val" / "a" / "gone.jpg")
+    pack_as(folder, target, format)
+    assert files_of(target) == files_of(pack_as(folder, tmp_path / "at once", format))
