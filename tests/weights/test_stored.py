@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint, open_weights
+from lockstep.weights import checkpoint, known_preprocessing, open_weights
 from lockstep.weights.formats import keras_process, mxnet_params, tensor_bundle
 from tests.weights import small_models
 from tests.weights.small_models import (
@@ -241,3 +241,13 @@ def test_velocities_that_nobody_asks_for_are_not_read(tmp_path: Path) -> None:
     assert all(np.array_equal(found[name], value) for name, value in state.tensors.items())
     with pytest.raises(CheckpointError, match=r"a\.pth is damaged.*Bad CRC-32"):
         open_weights(tmp_path / "a.pth", momentum=True)
+
+
+def test_a_checkpoint_of_a_training_is_never_a_published_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training(tmp_path / "a.pth")
+    monkeypatch.setattr(known_preprocessing, "hashlib", None)  # its digest is not even computed
+    assert any(
+        "torchvision-v1 is assumed" in remark for remark in open_weights(tmp_path / "a.pth").remarks
+    )

@@ -98,13 +98,12 @@ _WITH_COLOURS_ONLY = ("Keras", "ONNX", "TensorFlow")
 
 
 def assume_preprocessing(
-    origin: str, path: Path, settings: Collection[str] = ()
+    origin: str, settings: Collection[str] = ()
 ) -> tuple[Changes, tuple[str, ...]]:
     """Return the preprocessing to use for weights of a file that does not describe it, and a remark
-    if it is an assumption.
+    that it is an assumption.
 
-    The remark leaves out the fields in `settings`, which a user sets. If torchvision may have
-    published the file, all of its bytes are read for their SHA-256. Both are empty if the origin
+    The remark leaves out the fields in `settings`, which a user sets. Both are empty if the origin
     has a published recipe, whose preprocessing is used.
     """
     if origin in _WITH_COLOURS_ONLY:
@@ -114,16 +113,13 @@ def assume_preprocessing(
         return changes, _describe_assumption("torchvision-v1", changes, {*_COLOURS, *settings})
     if origin not in _WITHOUT_RECIPE:
         return {}, ()
-    published = _find_published(path)
-    if published is not None:
-        return KNOWN[published], ()
     name = _WITHOUT_RECIPE[origin]
     return KNOWN[name], _describe_assumption(name, KNOWN[name], settings)
 
 
-def _find_published(path: Path) -> str | None:
-    """Return the row of `KNOWN` for a file that torchvision published under this ending; None for
-    any other file."""
+def find_published(path: Path) -> str | None:
+    """Return the row of `KNOWN` for a file that torchvision publishes, whatever it is called; None
+    for any other file. All of its bytes are read for their SHA-256."""
     if path.suffix != ".pth" or not path.is_file():
         return None
     with open_regular(path, WEIGHTS) as file:

@@ -95,7 +95,7 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
         return weights
     changes, remarks = read_certified_preprocessing(weights.source)
     if not changes:
-        changes, assumptions = assume_preprocessing(weights.origin, weights.source, settings)
+        changes, assumptions = assume_preprocessing(weights.origin, settings)
         remarks = (*remarks, *assumptions)
     if changes:
         weights = replace(weights, recipe=weights.recipe.replace(**changes))

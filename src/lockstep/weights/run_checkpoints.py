@@ -8,32 +8,32 @@ from lockstep.system.event_log import LogEvent, read_log
 from lockstep.weights import checkpoint
 
 
-def find_checkpoint(path: Path, which: str) -> Path:
+def find_checkpoint(path: Path, name: str) -> Path:
     """Return the path of a run's checkpoint: "newest", "best", or that of a step. Return any other
     path unchanged. Raises `CheckpointError`."""
     folder = path / "checkpoints"
     if not folder.is_dir():
-        if which != "newest" and path.exists():
+        if name != "newest" and path.exists():
             raise CheckpointError(
-                f"{path} is no run, so it has no checkpoint {which!r} to choose; name the file"
+                f"{path} is no run, so it has no checkpoint {name!r} to choose; name the file"
                 " itself"
             )
         return path
     steps = checkpoint.steps(folder)
     if not steps:
         raise CheckpointError(f"{path} has no checkpoint yet")
-    if which == "newest":
+    if name == "newest":
         return checkpoint.checkpoint_path(folder, steps[-1])
-    if which == "best":
+    if name == "best":
         step = find_best_step(read_log(path / "log.jsonl"))
         if step is None:
             raise CheckpointError(f"{path} was never evaluated, so it has no best checkpoint")
         return checkpoint.checkpoint_path(folder, step)
-    if not which.isdigit() or int(which) not in steps:
+    if not name.isdigit() or int(name) not in steps:
         raise CheckpointError(
-            f"{path} has no checkpoint {which!r}; it has newest, best and steps {steps}"
+            f"{path} has no checkpoint {name!r}; it has newest, best and steps {steps}"
         )
-    return checkpoint.checkpoint_path(folder, int(which))
+    return checkpoint.checkpoint_path(folder, int(name))
 
 
 def find_best_step(log: Iterable[LogEvent]) -> int | None:

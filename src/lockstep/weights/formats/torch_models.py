@@ -47,6 +47,7 @@ from lockstep.weights.formats.common import (
     describe_unused,
     match_model,
 )
+from lockstep.weights.known_preprocessing import KNOWN, find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 
 NAME = "PyTorch"
@@ -185,6 +186,9 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weights:
     )
     scaler = _scaler(contents.root)
     recipe = _recipe(path, origin, matching)
+    published = find_published(path) if is_alone else None
+    if published is not None:
+        recipe = recipe.replace(**KNOWN[published])
     arrays = {
         name: kept
         for name, kept in stored.items()
@@ -192,7 +196,17 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weights:
     }
     held = list_arrays(describe_arrays(arrays), ((tensor, names[tensor]) for tensor in found))
     state = State(0, found, velocities, average, scaler)
-    return Weights(recipe, state, (), path, origin, remarks, epochs, stored=held)
+    return Weights(
+        recipe,
+        state,
+        (),
+        path,
+        origin,
+        remarks,
+        epochs,
+        has_preprocessing=published is not None,
+        stored=held,
+    )
 
 
 def _contents(path: Path, value: Any) -> _Contents:
