@@ -1,6 +1,5 @@
 """The same run with images in four storage formats: losses and weights are equal to the last bit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from lockstep.data.sources import FORMATS
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
 from lockstep.system.event_log import read_log
-from lockstep.weights import open_weights
 from tests.conftest import TINY_MODEL
+from tests.runs.cases import read_outcome
 
 PACKED = {"recordio": 1, "tfrecord": 3, "webdataset": 2, "folder": 0}
 
@@ -38,16 +37,6 @@ def recipe() -> Recipe:
     )
 
 
-def outcome(run: Path) -> tuple[list[Any], dict[str, bytes]]:
-    """Return every logged loss and score, and the final weights."""
-    events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    kept = [
-        [event.get(key) for key in ("kind", "step", "loss", "top1_percent")] for event in events
-    ]
-    weights = {name: value.tobytes() for name, value in open_weights(run).tensors.items()}
-    return kept, weights
-
-
 def test_every_format_is_packed() -> None:
     assert set(PACKED) == set(FORMATS)
 
@@ -60,9 +49,9 @@ def test_losses_and_weights_are_those_of_the_folder(
         lockstep.train(
             recipe, data, tmp_path / run, execution=Execution(compile="off", log_every_steps=1)
         )
-    losses, weights = outcome(tmp_path / "packed")
+    losses, weights = read_outcome(tmp_path / "packed")
     assert len([event for event in losses if event[0] == "train"]) == 14
-    assert (losses, weights) == outcome(tmp_path / "folder")
+    assert (losses, weights) == read_outcome(tmp_path / "folder")
 
 
 class Stopped(Exception):
@@ -85,7 +74,7 @@ def test_a_run_goes_on_from_another_format(
                 recipe, packed[name], tmp_path / "parts", execution=execution, listener=stop
             )
     lockstep.train(recipe, packed["tfrecord"], tmp_path / "parts", execution=execution)
-    assert outcome(tmp_path / "parts")[1] == outcome(tmp_path / "whole")[1]
+    assert read_outcome(tmp_path / "parts")[1] == read_outcome(tmp_path / "whole")[1]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +95,9 @@ def test_dali_trains_to_nearly_the_same_losses(
     for loader, data in (("host", textures), ("dali", packed[name])):
         execution = Execution(backend=backend, compile="off", log_every_steps=1, loader=loader)
         lockstep.train(recipe, data, tmp_path / loader, execution=execution)
-        losses.append([event[2] for event in outcome(tmp_path / loader)[0] if event[0] == "train"])
+        losses.append(
+            [event[2] for event in read_outcome(tmp_path / loader)[0] if event[0] == "train"]
+        )
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.01)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.runs.recorder import Recorder
 from lockstep.system.event_log import read_log
-from tests.runs.cases import events, figures
+from tests.runs.cases import tensorboard_events, tensorboard_figures
 
 RATES = np.linspace(0.1, 1.0, 10)
 
@@ -116,7 +116,7 @@ def test_tensorboard_shows_the_figures_of_the_log(tmp_path: Path) -> None:
                     "images": 20,
                 }
             )
-    assert figures(tmp_path) == {
+    assert tensorboard_figures(tmp_path) == {
         ("train/loss", 2): 2.25,
         ("train/loss", 4): np.float32(0.1),
         ("train/images_per_sec", 2): 4.0,
@@ -136,13 +136,17 @@ def test_a_run_that_goes_on_tells_tensorboard_to_forget_later_steps_and_keeps_ea
             recorder.open(tmp_path, step, RATES)
             recorder.log(train_event(step + 2, loss=float(step)))
             recorder.log(train_event(step + 4, loss=float(step)))
-    assert {key: value for key, value in figures(tmp_path).items() if key[0] == "train/loss"} == {
+    assert {
+        key: value for key, value in tensorboard_figures(tmp_path).items() if key[0] == "train/loss"
+    } == {
         ("train/loss", 2): 0,
         ("train/loss", 4): 0,
         ("train/loss", 6): 4,
         ("train/loss", 8): 4,
     }
-    restarts = [event.step for event in events(tmp_path) if event.HasField("session_log")]
+    restarts = [
+        event.step for event in tensorboard_events(tmp_path) if event.HasField("session_log")
+    ]
     assert restarts == [1, 5]
 
 

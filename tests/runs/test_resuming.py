@@ -50,7 +50,7 @@ def test_what_is_not_given_is_taken_from_the_runs_folder(
     assert asked.execution == Execution(backend="tensorflow", loader_threads=3), (
         "a trace and a part are of one command"
     )
-    assert asked.taken == {
+    assert asked.origins == {
         "recipe": "its recipe (my recipe)",
         "data": f"its images ({tmp_path / 'images'})",
         "execution": "backend=tensorflow, loader_threads=3",
@@ -91,14 +91,14 @@ def test_what_is_given_comes_before_what_is_in_the_folder(run: Path, tiny_recipe
     assert asked.recipe == tiny_recipe.replace(epochs=3)
     assert asked.data == Path("elsewhere")
     assert asked.execution == Execution(backend="tensorflow", loader_threads=1)
-    assert asked.taken["execution"] == "backend=tensorflow"
+    assert asked.origins["execution"] == "backend=tensorflow"
     assert complete_settings(run, execution=Execution()).execution == Execution()
 
 
 def test_a_command_with_a_recipe_says_all_of_its_execution(run: Path, tiny_recipe: Recipe) -> None:
     asked = complete_settings(run, tiny_recipe.replace(lr=1.0))
     assert (asked.recipe.lr, asked.execution) == (1.0, Execution())
-    assert list(asked.taken) == ["data"]
+    assert list(asked.origins) == ["data"]
 
 
 def test_a_run_of_an_earlier_version_is_resumed_without_a_name(
@@ -107,7 +107,7 @@ def test_a_run_of_an_earlier_version_is_resumed_without_a_name(
     (run / "recipe.yaml").write_text(tiny_recipe.format_yaml())
     note(run, data=str(tmp_path), execution={"backend": "paddle", "a_field_that_is_gone": 1})
     asked = complete_settings(run)
-    assert (asked.recipe, asked.recipe.based_on, asked.taken["recipe"]) == (
+    assert (asked.recipe, asked.recipe.based_on, asked.origins["recipe"]) == (
         tiny_recipe,
         "",
         "its recipe",
@@ -192,7 +192,7 @@ def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Pat
     asked = complete_settings(run, "resnet50-tensorflow-90ep", changes={"epochs": 100})
     assert asked.recipe == published.replace(**geometry, epochs=100)
     assert (
-        asked.taken["evaluation"]
+        asked.origins["evaluation"]
         == "its evaluation (eval_side_rounding=down, eval_offset_rounding=even,"
         " eval_sampling=half_pixel)"
     )
@@ -202,7 +202,7 @@ def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Pat
     assert chosen.recipe == published.replace(antialias=True), (
         "what differs is for the folder to refuse"
     )
-    assert "evaluation" not in complete_settings(run, published).taken, (
+    assert "evaluation" not in complete_settings(run, published).origins, (
         "a recipe itself is what it is"
     )
 

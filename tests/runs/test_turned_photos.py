@@ -1,9 +1,7 @@
 """A run on photos with EXIF orientations, compared bit for bit with a run on the same photos stored
 upright."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +9,7 @@ from PIL import Image, ImageOps
 
 import lockstep
 from lockstep.recipes import Execution, Recipe
-from lockstep.weights import open_weights
-
-
-def outcome(run: Path) -> tuple[list[Any], dict[str, bytes]]:
-    """Return every logged loss and score, and the final weights."""
-    events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    kept = [
-        [event.get(key) for key in ("kind", "step", "loss", "top1_percent")] for event in events
-    ]
-    return kept, {name: value.tobytes() for name, value in open_weights(run).tensors.items()}
+from tests.runs.cases import read_outcome
 
 
 @pytest.fixture
@@ -50,7 +39,7 @@ def test_a_run_on_turned_photos_is_that_on_upright_ones(
     for run, data, turns in zip(runs, (*photos, photos[0]), (True, False, False), strict=True):
         recipe = tiny_recipe.replace(logits=2, epochs=1, exif_orientation=turns)
         lockstep.train(recipe, data, run, execution=execution)
-    assert outcome(runs[0]) == outcome(runs[1]) != outcome(runs[2])
+    assert read_outcome(runs[0]) == read_outcome(runs[1]) != read_outcome(runs[2])
     turned, upright = (
         lockstep.evaluate(run, data)["loss"] for run, data in zip(runs[:2], photos, strict=True)
     )

@@ -1,1 +1,1 @@
-"""A run: how it begins, trains, evaluates, saves, finishes and resumes, its folder, what it logs."""
+"""A run: how it begins, trains, evaluates, saves and resumes, its folder, what it logs."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class RunContext:
         return self.recipe.global_batch_images // parts
 
     @property
-    def evaluated_weights(self) -> list[str]:
+    def weights_to_evaluate(self) -> list[str]:
         """The kinds of weights that are evaluated."""
         return ["trained", "ema"] if self.recipe.ema_decay else ["trained"]
 
@@ -98,8 +98,8 @@ class RunContext:
 
     def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
         """Log that something is not finite and raise `DivergedError`."""
-        event: DivergedEvent = {"kind": "diverged", "step": step, "message": message, **figures}  # type: ignore[typeddict-item]
-        self.recorder.log(event)
+        event = {"kind": "diverged", "step": step, "message": message, **figures}
+        self.recorder.log(cast(DivergedEvent, event))
         raise DivergedError(message)
 
     def time_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:

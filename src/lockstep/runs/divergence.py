@@ -27,8 +27,8 @@ def describe_bad_losses(interval: Interval, recipe: Recipe, checkpoints: Path) -
 def describe_bad_weights(step: int, recipe: Recipe, checkpoints: Path) -> str:
     """Return the message for weights that are not finite after a step, with what to do."""
     return (
-        f"the weights are not finite numbers after step {step}. {_name_last_good(checkpoints, step)}"
-        f" {_advise(recipe)}"
+        f"the weights are not finite numbers after step {step}."
+        f" {_name_last_good(checkpoints, step)} {_advise(recipe)}"
     )
 
 

@@ -30,8 +30,8 @@ class Key:
 
     name: str
     figure: str
-    """Lockstep's name for the figure: in an entry of the log, in `_speed`, or in a cell of a
-    benchmark report."""
+    """Lockstep's name for the figure: in an entry of the log, in `_compute_speed`, or in a cell of
+    a benchmark report."""
     factor: float = 1.0
     """Factor from Lockstep's unit (percent, milliseconds, seconds) to the example's unit."""
     unit: str | None = None
@@ -67,11 +67,15 @@ class Keys:
         yield from {key.name: key for key in every}.values()
 
 
-def _latencies(template: str, figures: Iterable[str], factor: float, unit: str) -> tuple[Key, ...]:
-    return tuple(
-        Key(template.format(each), name, factor, unit)
-        for name, each in (f.split(":") for f in figures)
-    )
+def _make_latency_keys(
+    template: str, figures: Iterable[str], factor: float, unit: str
+) -> tuple[Key, ...]:
+    """Return keys of latencies. `figures` are "FIGURE:PLACE", and the template gets the place."""
+    keys = []
+    for figure in figures:
+        name, place = figure.split(":")
+        keys.append(Key(template.format(place), name, factor, unit))
+    return tuple(keys)
 
 
 _PADDLE = Keys(
@@ -104,7 +108,7 @@ _PADDLE = Keys(
     trained=(Key("train.ips", "images_per_sec", unit=PER_SEC),),
     inferred=(
         Key("val.ips", "images_per_sec", unit=PER_SEC),
-        *_latencies("latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
+        *_make_latency_keys("latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
     ),
 )
 _PYTORCH_TRAIN = (
@@ -134,7 +138,9 @@ _PYTORCH = Keys(
     inferred=(
         Key("val.total_ips", "images_per_sec", unit=PER_SEC),
         Key("val.compute_latency", "mean", 0.001, SEC),
-        *_latencies("val.compute_latency_at{}", ("p95:95", "p99:99", "p100:100"), 0.001, SEC),
+        *_make_latency_keys(
+            "val.compute_latency_at{}", ("p95:95", "p99:99", "p100:100"), 0.001, SEC
+        ),
     ),
 )
 _MXNET = Keys(
@@ -157,7 +163,7 @@ _MXNET = Keys(
     trained=(Key("train.ips", "images_per_sec", unit=PER_SEC),),
     inferred=(
         Key("val.ips", "images_per_sec", unit=PER_SEC),
-        *_latencies(
+        *_make_latency_keys(
             "val.latency_{}",
             ("mean:avg", "p50:50", "p90:90", "p95:95", "p99:99", "p100:100"),
             0.001,
@@ -182,7 +188,9 @@ _TENSORFLOW = Keys(
     trained=(Key("total_ips", "images_per_sec", unit=PER_SEC),),
     inferred=(
         Key("eval_throughput", "images_per_sec", unit=PER_SEC),
-        *_latencies("eval_latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
+        *_make_latency_keys(
+            "eval_latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS
+        ),
     ),
 )
 KEYS = {"PaddlePaddle": _PADDLE, "PyTorch": _PYTORCH, "MXNet": _MXNET, "TensorFlow": _TENSORFLOW}
@@ -204,15 +212,18 @@ def format_run(run: LoggedRun) -> str:
     form = Form(run.environment["execution"]["backend"], run.steps_per_epoch)
     began = run.ended_at - run.seconds
     elapsed = 0.0
-    lines = [
-        format_line(each, began, 0.0)
-        for each in form.header(run.recipe.fields() | {"ranks": run.environment["ranks"]})
-    ]
+    lines: list[str] = []
+
+    def add(contents: Iterable[Content]) -> None:
+        lines.extend(format_line(content, began, elapsed) for content in contents)
+
+    add(form.describe(run.recipe.fields() | {"ranks": run.environment["ranks"]}))
     for epoch in run.epochs:
         for entry in chain[TrainEvent | EvaluateEvent](epoch.intervals, epoch.evaluations.values()):
             elapsed += seconds_of(entry)
-            lines += [format_line(each, began, elapsed) for each in form.of(entry)]
-    return "".join([*lines, *(format_line(each, began, elapsed) for each in form.summary())])
+            add(form.convert(entry))
+    add(form.summarise())
+    return "".join(lines)
 
 
 class Form:
@@ -226,54 +237,47 @@ class Form:
         self._intervals: list[TrainEvent] = []
         self._last: dict[str, float | None] = {}
 
-    def header(self, parameters: Mapping[str, Any]) -> list[Content]:
+    def describe(self, parameters: Mapping[str, Any]) -> list[Content]:
         """Return the lines at the start of a run: the units, and its parameters: the fields of the
         recipe, and others."""
         keys = self._keys if parameters.get("ema_decay") else replace(self._keys, averaged=())
         return [*describe_units(keys.all()), make_line("PARAMETER", dict(parameters))]
 
-    def of(self, entry: LogEvent) -> list[Content]:
+    def convert(self, entry: LogEvent) -> list[Content]:
         """Return the lines of an entry: none, one, or two for the last interval of an epoch."""
         if entry["kind"] == "train":
-            return self._of_interval(entry)
+            return self._convert_interval(entry)
         if entry["kind"] != "evaluate":
             return []
         keys = self._keys.evaluation if entry["weights"] == "trained" else self._keys.averaged
-        speed = _speed(
+        speed = _compute_speed(
             entry["images"], seconds_of(entry), entry.get("batches"), entry.get("data_wait_share")
         )
-        return self._of_epoch(
-            entry["step"] // self._per_epoch - 1, rename_figures(keys, entry | speed)
-        )
+        figures = rename_figures(keys, entry | speed)
+        return self._end_epoch(entry["step"] // self._per_epoch - 1, figures)
 
-    def summary(self) -> list[Content]:
+    def summarise(self) -> list[Content]:
         """Return the line at the end of a run: the figures of its last epoch and evaluation; none
         if there are none."""
         return [make_line([], self._last)] if self._last else []
 
-    def _of_interval(self, entry: TrainEvent) -> list[Content]:
+    def _convert_interval(self, entry: TrainEvent) -> list[Content]:
         self._intervals.append(entry)
         number = entry["first_step"] // self._per_epoch
-        steps = entry["step"] - entry["first_step"]
-        speed = (
-            {}
-            if "traced" in entry
-            else _speed(entry["images"], seconds_of(entry), steps, entry["data_wait_share"])
-        )
-        figures = {name: value for name, value in entry.items() if name != "images_per_sec"} | speed
-        lines = [
-            make_line(
-                [number, entry["step"] - number * self._per_epoch],
-                rename_figures(self._keys.interval, figures),
-            )
-        ]
+        figures = {name: value for name, value in entry.items() if name != "images_per_sec"}
+        if "traced" not in entry:
+            steps = entry["step"] - entry["first_step"]
+            share = entry["data_wait_share"]
+            figures |= _compute_speed(entry["images"], seconds_of(entry), steps, share)
+        place = [number, entry["step"] - number * self._per_epoch]
+        lines = [make_line(place, rename_figures(self._keys.interval, figures))]
         if entry["step"] % self._per_epoch == 0:
             epoch = Epoch(number, tuple(self._intervals), {})
             self._intervals = []
-            lines += self._of_epoch(number, rename_figures(self._keys.epoch, _of_training(epoch)))
+            lines += self._end_epoch(number, rename_figures(self._keys.epoch, _sum_up(epoch)))
         return lines
 
-    def _of_epoch(self, number: int, data: dict[str, float | None]) -> list[Content]:
+    def _end_epoch(self, number: int, data: dict[str, float | None]) -> list[Content]:
         self._last = self._last | data
         return [make_line([number], data)] if data else []
 
@@ -296,9 +300,12 @@ def make_line(step: list[int] | str, data: dict[str, Any]) -> Content:
 def rename_figures(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float | None]:
     """Return figures under an example's keys and in its units; figures that are missing are left
     out."""
-    return {
-        key.name: _scaled(figures[key.figure], key.factor) for key in keys if key.figure in figures
-    }
+    renamed: dict[str, float | None] = {}
+    for key in keys:
+        if key.figure in figures:
+            value = figures[key.figure]
+            renamed[key.name] = None if value is None else value * key.factor
+    return renamed
 
 
 def format_line(content: Content, began: float, elapsed: float) -> str:
@@ -314,25 +321,27 @@ def format_line(content: Content, began: float, elapsed: float) -> str:
         "datetime": str(datetime.fromtimestamp(at)),
         "elapsedtime": str(elapsed),
     }
-    order = (
-        ("timestamp", "elapsedtime", "datetime") if content["type"] == "METADATA" else tuple(times)
-    )
+    order = ["timestamp", "datetime", "elapsedtime"]
+    if content["type"] == "METADATA":
+        order = ["timestamp", "elapsedtime", "datetime"]
     return f"{PREFIX}{to_json({name: times[name] for name in order} | content)}\n"
 
 
-def _of_training(epoch: Epoch) -> dict[str, float]:
-    """Return the figures of all training steps of an epoch. Steps under the profiler have no speed."""
-    means = {name: epoch.mean(name) for name in ("loss", "top1_percent", "top5_percent")}
-    found = means | {"lr": epoch.lr, "loss_scale": epoch.intervals[-1]["loss_scale"]}
-    seconds = sum(map(seconds_of, epoch.timed))
+def _sum_up(epoch: Epoch) -> dict[str, float]:
+    """Return the figures of all training steps of an epoch. Profiled steps have no speed."""
+    figures = {name: epoch.mean(name) for name in ("loss", "top1_percent", "top5_percent")}
+    figures["lr"] = epoch.lr
+    figures["loss_scale"] = epoch.intervals[-1]["loss_scale"]
+    intervals = epoch.timed_intervals
+    seconds = sum(map(seconds_of, intervals))
     if not seconds:
-        return found
-    steps = sum(entry["step"] - entry["first_step"] for entry in epoch.timed)
-    share = sum(entry["data_wait_share"] * seconds_of(entry) for entry in epoch.timed) / seconds
-    return found | _speed(count_images(epoch.timed), seconds, steps, share)
+        return figures
+    steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
+    waited_sec = sum(entry["data_wait_share"] * seconds_of(entry) for entry in intervals)
+    return figures | _compute_speed(count_images(intervals), seconds, steps, waited_sec / seconds)
 
 
-def _speed(
+def _compute_speed(
     images: int, seconds: float, batches: int | None, share: float | None
 ) -> dict[str, float]:
     """Return the speed of some batches. `share` is the part of the time in which the engine waited
@@ -340,20 +349,15 @@ def _speed(
 
     Logs of older versions have neither batches nor share of an evaluation.
     """
-    found = {"images_per_sec": images / seconds, "all_sec": seconds}
+    figures = {"images_per_sec": images / seconds, "all_sec": seconds}
     if batches is None or share is None:
-        return found
+        return figures
     batch = seconds / batches
     data = seconds / batches * share
     compute = max(batch - data, 1e-9)
-    rate = images / seconds * batch / compute
-    return found | {
+    return figures | {
         "batch_sec": batch,
         "data_sec": data,
         "compute_sec": compute,
-        "compute_images_per_sec": rate,
+        "compute_images_per_sec": images / seconds * batch / compute,
     }
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

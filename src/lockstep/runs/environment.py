@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.system.errors import CheckpointError
@@ -63,14 +63,14 @@ def read_environment(path: Path) -> Environment:
     """
     file = path / "environment.json"
     try:
-        found = parsed(read_regular(file, TEXT))
+        environment = parsed(read_regular(file, TEXT))
     except FileNotFoundError:
         return {}
     except ValueError:
         raise CheckpointError(f"{file} is not JSON; restore it or remove it") from None
-    if not _is_environment(found):
+    if not _is_environment(environment):
         raise CheckpointError(f"{file} is not a run's environment; restore it or remove it")
-    return found
+    return cast(Environment, environment)
 
 
 def _is_environment(value: Any) -> bool:

@@ -29,7 +29,7 @@ class Epoch:
     without an evaluation."""
 
     @property
-    def timed(self) -> tuple[TrainEvent, ...]:
+    def timed_intervals(self) -> tuple[TrainEvent, ...]:
         """The intervals whose speed counts: all except those of profiled steps."""
         return tuple(entry for entry in self.intervals if "traced" not in entry)
 
@@ -41,11 +41,11 @@ class Epoch:
     def mean(self, name: Literal["loss", "top1_percent", "top5_percent"]) -> float:
         """Return the mean of a figure over the epoch's images, from the means of the intervals; NaN
         if one has none."""
-        found = [
-            math.nan if entry[name] is None else entry[name] * entry["images"]
-            for entry in self.intervals
-        ]
-        return sum(found) / count_images(self.intervals)
+        total = 0.0
+        for entry in self.intervals:
+            value = entry[name]
+            total += math.nan if value is None else value * entry["images"]
+        return total / count_images(self.intervals)
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def group_by_epoch(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, 
         if entry["kind"] == "evaluate":
             evaluations.setdefault(entry["step"] // per_epoch - 1, {})[entry["weights"]] = entry
     return tuple(
-        Epoch(number, tuple(each), evaluations.get(number, {}))
-        for number, each in sorted(intervals.items())
+        Epoch(number, tuple(events), evaluations.get(number, {}))
+        for number, events in sorted(intervals.items())
     )
 
 

@@ -21,7 +21,7 @@ def evaluate(run: RunContext, step: int) -> None:
 
     Raises `DivergedError` if the loss of an image is not a finite number.
     """
-    for weights in run.evaluated_weights:
+    for weights in run.weights_to_evaluate:
         _evaluate_weights(run, step, weights)
 
 
@@ -95,4 +95,4 @@ def lacks_evaluation(run: RunContext, step: int) -> bool:
     if step == run.total_steps or explain_early_stop(run, log, step) is not None:
         return True
     logged = [e["weights"] for e in log if e["kind"] == "evaluate" and e["step"] == step]
-    return logged != run.evaluated_weights
+    return logged != run.weights_to_evaluate

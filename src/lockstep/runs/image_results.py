@@ -37,11 +37,10 @@ class Results:
 
 def write_results(folder: Path, results: Results) -> None:
     """Write the results into a run's folder. A reader never sees a partial file."""
-    arrays = {
-        f"{weights}.{name}": getattr(scores, name)
-        for weights, scores in results.scores.items()
-        for name in _COLUMNS
-    }
+    arrays = {}
+    for weights, scores in results.scores.items():
+        for name in _COLUMNS:
+            arrays[f"{weights}.{name}"] = getattr(scores, name)
     labels = next(iter(results.scores.values())).labels
     with replacing(folder / FILE) as partial, partial.open("wb") as file:
         np.savez_compressed(file, step=results.step, digest=results.digest, labels=labels, **arrays)
@@ -58,15 +57,12 @@ def read_results(folder: Path) -> Results | None:
         # Opened here: NumPy does not close a file that it cannot read.
         with open_regular(path, RECORDS) as file, np.load(file, allow_pickle=False) as arrays:
             labels = arrays["labels"]
-            found = [
-                name.removesuffix(".losses") for name in arrays.files if name.endswith(".losses")
-            ]
-            scores = {
-                weights: Scores(
-                    labels=labels, **{name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
-                )
-                for weights in found
-            }
+            scores = {}
+            for file_name in arrays.files:
+                weights, _, column = file_name.partition(".")
+                if column == "losses":
+                    columns = {name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
+                    scores[weights] = Scores(labels=labels, **columns)
             return Results(int(arrays["step"]), str(arrays["digest"]), scores)
     except FileNotFoundError:
         return None

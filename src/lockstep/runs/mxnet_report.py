@@ -19,12 +19,12 @@ def format_run(run: LoggedRun) -> str:
     """Return the document of a run."""
     metrics = [compute_metrics(epoch, run.recipe.global_batch_images) for epoch in run.epochs]
     about = run.environment
-    return document(
+    return format_document(
         run.recipe.fields()["model"], about["ranks"], run.seconds, about.get("command", []), metrics
     )
 
 
-def document(
+def format_document(
     model: Any,
     ranks: int,
     seconds: float,
@@ -50,18 +50,18 @@ def document(
 def compute_metrics(epoch: Epoch, batch_images: int) -> dict[str, float]:
     """Return the metrics of an epoch, as far as it was trained and evaluated. `batch_images` are
     the images of a step."""
-    return _trained(epoch) | _evaluated(epoch, batch_images)
+    return _select_training(epoch) | _select_evaluation(epoch, batch_images)
 
 
-def _trained(epoch: Epoch) -> dict[str, float]:
+def _select_training(epoch: Epoch) -> dict[str, float]:
     return {
         "train.top1": epoch.mean("top1_percent"),
         "train.top5": epoch.mean("top5_percent"),
         "train.loss": epoch.mean("loss"),
-    } | _timed(epoch.timed)
+    } | _compute_speed(epoch.timed_intervals)
 
 
-def _timed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
+def _compute_speed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
     if not intervals:
         return {}
     seconds = sum(seconds_of(entry) for entry in intervals)
@@ -69,7 +69,7 @@ def _timed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
     return {"train.time": seconds / steps, "train.total_ips": count_images(intervals) / seconds}
 
 
-def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:
+def _select_evaluation(epoch: Epoch, batch_images: int) -> dict[str, float]:
     entry = epoch.evaluations.get("trained")
     if entry is None:
         return {}

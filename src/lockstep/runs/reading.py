@@ -56,14 +56,10 @@ class Run:
     @property
     def steps(self) -> int | None:
         """Steps of the whole run; None if it never started."""
-        return next(
-            (
-                event["total"]
-                for event in reversed(self.log)
-                if event["kind"] == "start" and "total" in event
-            ),
-            None,
-        )
+        for event in reversed(self.log):
+            if event["kind"] == "start" and "total" in event:
+                return event["total"]
+        return None
 
     @property
     def trouble(self) -> str | None:
@@ -80,41 +76,38 @@ class Run:
         """What is unusual about how a finished run ended; None if nothing is."""
         if self.report is None:
             return None
-        of = f"step {self.report['steps']}" + (f" of {self.steps}" if self.steps else "")
-        found = (
-            [f"stopped early at {of}: {self.report['stopped_early']}"]
-            if "stopped_early" in self.report
-            else []
-        )
+        of = f"step {self.report['steps']}"
+        if self.steps:
+            of += f" of {self.steps}"
+        parts = []
+        if "stopped_early" in self.report:
+            parts.append(f"stopped early at {of}: {self.report['stopped_early']}")
         if times := self.report.get("restarts", 0):
-            found.append(
-                f"its ranks were started again {times} time{'' if times == 1 else 's'} after a"
-                " failure"
-            )
-        found += [] if self.report["final"] else [f"finished at {of}, and not evaluated there"]
-        return "; ".join(found) or None
+            plural = "" if times == 1 else "s"
+            parts.append(f"its ranks were started again {times} time{plural} after a failure")
+        if not self.report["final"]:
+            parts.append(f"finished at {of}, and not evaluated there")
+        return "; ".join(parts) or None
 
     @property
     def gaps(self) -> str | None:
         """Where losses are not finite, because curves cannot show them; None if all are finite."""
-        steps = [
-            entry["first_step"] + i + 1
-            for entry in self.training
-            for i, loss in enumerate(entry["losses"])
-            if not _is_finite(loss)
-        ]
-        evaluated = [
+        steps = []
+        for entry in self.training:
+            for step, loss in enumerate(entry["losses"], start=entry["first_step"] + 1):
+                if not _is_finite(loss):
+                    steps.append(step)
+        evaluations = [
             f"{e['step']} ({e['weights']})" for e in self.evaluations if not _is_finite(e["loss"])
         ]
-        found = (
-            [f"in training at {len(steps)} steps, the first of them {steps[0]}"] if steps else []
-        )
-        found += [f"in the evaluation at step {', '.join(evaluated[:3])}"] if evaluated else []
-        return (
-            f"The loss is not finite {' and '.join(found)}; the curves leave these out."
-            if found
-            else None
-        )
+        places = []
+        if steps:
+            places.append(f"in training at {len(steps)} steps, the first of them {steps[0]}")
+        if evaluations:
+            places.append(f"in the evaluation at step {', '.join(evaluations[:3])}")
+        if not places:
+            return None
+        return f"The loss is not finite {' and '.join(places)}; the curves leave these out."
 
     @property
     def final(self) -> Mapping[str, Evaluation | EvaluateEvent]:
@@ -146,8 +139,9 @@ class Run:
         """The published recipe that this run's recipe is based on, else the one with the fewest
         different fields; and these fields as (published, of this run)."""
         names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)
-        found = {name: difference(RECIPES[name](), self.recipe) for name in names}
-        return min(found.items(), key=lambda each: len(each[1]))
+        differences = {name: difference(RECIPES[name](), self.recipe) for name in names}
+        nearest = min(names, key=lambda name: len(differences[name]))
+        return nearest, differences[nearest]
 
 
 def read_run(folder: Path, name: str = "") -> Run:

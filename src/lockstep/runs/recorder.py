@@ -10,7 +10,7 @@ from typing import Any, Self, TextIO, TypeVar
 import numpy as np
 
 from lockstep.runs.events import Event, Listener, PauseEvent
-from lockstep.runs.loggers import Loggers, Opening, Picture
+from lockstep.runs.loggers import Loggers, Opening, Outcome, Picture
 from lockstep.system import heartbeat
 from lockstep.system.errors import Interrupted
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log, seconds_of
@@ -50,8 +50,12 @@ class Recorder:
         if self._log is not None:
             self._log.close()
         if self._loggers is not None:
-            stopped = self._paused if kind is None else issubclass(kind, Interrupted)
-            self._loggers.close("stopped" if stopped else "finished" if kind is None else "failed")
+            self._loggers.close(self._find_outcome(kind))
+
+    def _find_outcome(self, error: type[BaseException] | None) -> Outcome:
+        if error is None:
+            return "stopped" if self._paused else "finished"
+        return "stopped" if issubclass(error, Interrupted) else "failed"
 
     def open(
         self,
@@ -69,16 +73,12 @@ class Recorder:
         truncated line, and with `evaluates_again` the evaluations at the step.
         """
         path = folder / "log.jsonl"
-        kept = [
-            entry
-            for entry in read_log(path)
-            if entry["kind"] != "diverged"
-            and (
-                entry["step"] < step
-                or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate"))
-            )
-        ]
-        write_text(path, "".join(_line(entry) for entry in kept))
+        kept: list[LogEvent] = []
+        for entry in read_log(path):
+            is_repeated = evaluates_again and entry["kind"] == "evaluate" and entry["step"] == step
+            if entry["kind"] != "diverged" and entry["step"] <= step and not is_repeated:
+                kept.append(entry)
+        write_text(path, "".join(_format_line(entry) for entry in kept))
         for entry in kept:
             self._keep(entry)
         self._log = path.open("a", encoding="utf-8")
@@ -139,7 +139,7 @@ class Recorder:
         event["elapsed_sec"] = time.perf_counter() - self._began
         if self._log is not None:
             self._keep(event)
-            self._log.write(_line(event))
+            self._log.write(_format_line(event))
             self._log.flush()
         if self._loggers is not None:
             self._loggers.entry(event)
@@ -172,5 +172,5 @@ class Recorder:
         self._loggers.figures(group, figures, event["step"])
 
 
-def _line(entry: LogEvent) -> str:
+def _format_line(entry: LogEvent) -> str:
     return to_json(entry) + "\n"

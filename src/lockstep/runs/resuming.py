@@ -58,7 +58,7 @@ class RunSettings:
     """New values for fields of the recipe; they are already in `recipe` if there is one."""
     data: Path
     execution: Execution
-    taken: dict[str, str]
+    origins: dict[str, str]
     """What was taken from the run's folder, in words. Keys are none or some of "recipe",
     "evaluation", "data" and "execution"."""
 
@@ -84,7 +84,7 @@ def complete_settings(
     run's folder cannot be read.
     """
     changes = changes or {}
-    taken: dict[str, str] = {}
+    origins: dict[str, str] = {}
     last: dict[str, Any] = {}
     own: Recipe | None = None
     if recipe is not None and recipe != NAME:
@@ -93,24 +93,24 @@ def complete_settings(
         own = load_recipe(out / "recipe.yaml")
     if own is not None and recipe is None:
         name = f" ({printable(own.based_on)})" if own.based_on else ""
-        taken["recipe"] = f"its recipe{name}"
+        origins["recipe"] = f"its recipe{name}"
         last = last_execution(out) if execution is None else {}
     settled = None if own is None else own.replace(**changes)
     if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
         settled, geometry = _keep_geometry(load_recipe(out / "recipe.yaml"), settled, changes)
         if geometry:
-            taken["evaluation"] = f"its evaluation ({geometry})"
+            origins["evaluation"] = f"its evaluation ({geometry})"
     if data is None:
         data = _find_last_data(out)
-        taken["data"] = f"its images ({printable(str(data))})"
+        origins["data"] = f"its images ({printable(str(data))})"
     if execution is None:
         kept = {name: value for name, value in last.items() if name not in (how or {})}
         execution = Execution.of(kept | dict(how or {}))
         defaults = Execution().fields()
         unusual = [f"{name}={value}" for name, value in kept.items() if value != defaults[name]]
         if unusual:
-            taken["execution"] = ", ".join(unusual)
-    return RunSettings(out, settled, changes, Path(data), execution, taken)
+            origins["execution"] = ", ".join(unusual)
+    return RunSettings(out, settled, changes, Path(data), execution, origins)
 
 
 def _keep_geometry(there: Recipe, new: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, str]:

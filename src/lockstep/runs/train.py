@@ -87,9 +87,9 @@ def run_training(
         try:
             audience = listener if world.rank == 0 else None
             with Recorder(audience, execution.loggers_used) as recorder:
-                if settings.taken:
+                if settings.origins:
                     recorder.tell(
-                        {"kind": "taken", "out": str(settings.out), "taken": settings.taken}
+                        {"kind": "taken", "out": str(settings.out), "taken": settings.origins}
                     )
                 with open_run(settings, source, world, recorder, stop) as run:
                     return _train(run) or cast(Report, {})

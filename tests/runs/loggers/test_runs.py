@@ -16,7 +16,7 @@ from lockstep.runs.report import read_report
 from lockstep.system.errors import Interrupted, UserError
 from lockstep.system.event_log import read_log
 from tests.backends.conftest import BACKENDS
-from tests.runs.cases import events
+from tests.runs.cases import tensorboard_events
 from tests.runs.loggers.conftest import Notebook
 
 EXECUTION = Execution(
@@ -80,7 +80,7 @@ def test_the_worst_mistakes_are_shown_at_the_end(
     assert noted.of("images") == [[[f"mistakes/{number:02d}" for number in range(1, wrong + 1)], 7]]
     values = [
         value
-        for event in events(tmp_path / "run")
+        for event in tensorboard_events(tmp_path / "run")
         for value in event.summary.value
         if value.HasField("image")
     ]

@@ -8,14 +8,18 @@ from PIL import Image
 
 from lockstep.runs.loggers import Opening, Picture
 from lockstep.runs.loggers.tensorboard import open_logger
-from tests.runs.cases import events
+from tests.runs.cases import tensorboard_events
 
 
 def test_an_image_is_in_the_events_pixel_for_pixel(picture: Picture, tmp_path: Path) -> None:
     logger = open_logger(Opening(tmp_path, 0, {}, None))
     logger.images([picture], 14)
     logger.close("finished")
-    (found,) = [(event.step, value) for event in events(tmp_path) for value in event.summary.value]
+    (found,) = [
+        (event.step, value)
+        for event in tensorboard_events(tmp_path)
+        for value in event.summary.value
+    ]
     step, value = found
     assert (step, value.tag) == (14, "mistakes/01_dots_taken_for_rays")
     assert np.array_equal(

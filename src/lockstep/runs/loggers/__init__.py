@@ -144,19 +144,19 @@ class Loggers:
     def __init__(self, names: Sequence[str], opening: Opening, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._file = opening.folder / "loggers.json"
-        self._known = _known(self._file) if self._file.is_file() else {}
+        self._known = _read_known(self._file) if self._file.is_file() else {}
         self._open: dict[str, Logger] = {}
         self._open_for_entries: dict[str, EntryLogger] = {}
         for name in names:
-            with self._guarded(name):
+            with self._catch_errors(name):
                 if LOGGERS[name].takes_entries:
-                    self._open_for_entries[name] = _module(name).open_logger(opening)
+                    self._open_for_entries[name] = _import_module(name).open_logger(opening)
                 else:
-                    self._open[name] = self._opened(name, opening)
+                    self._open[name] = self._open_logger(name, opening)
 
-    def _opened(self, name: str, opening: Opening) -> Logger:
+    def _open_logger(self, name: str, opening: Opening) -> Logger:
         key = self._known.get(name, {}).get("key")
-        logger: Logger = _module(name).open_logger(replace(opening, key=key))
+        logger: Logger = _import_module(name).open_logger(replace(opening, key=key))
         if not LOGGERS[name].forgets and key != logger.key:
             self._known[name] = {"key": logger.key, "sent": {}}
             write_json(self._file, self._known)
@@ -164,31 +164,31 @@ class Loggers:
 
     def figures(self, group: str, values: Mapping[str, float], step: int) -> None:
         """Send figures of a group, such as `train`. Within a group, steps must increase."""
-        named = {f"{group}/{name}": value for name, value in values.items()}
-        for name, logger in self._due(group, step):
-            with self._guarded(name):
-                logger.figures(named, step)
+        tagged = {f"{group}/{name}": value for name, value in values.items()}
+        for name, logger in self._select_due(group, step):
+            with self._catch_errors(name):
+                logger.figures(tagged, step)
 
     def images(self, group: str, pictures: Sequence[Picture], step: int) -> None:
         """Send the images of a group."""
-        for name, logger in self._due(group, step):
-            with self._guarded(name):
+        for name, logger in self._select_due(group, step):
+            with self._catch_errors(name):
                 logger.images(pictures, step)
 
     def entry(self, entry: LogEvent) -> None:
         """Pass an entry of the log on to the loggers that take entries."""
         for name, logger in list(self._open_for_entries.items()):
-            with self._guarded(name):
+            with self._catch_errors(name):
                 logger.entry(entry)
 
     def close(self, outcome: Outcome) -> None:
         """Close all loggers."""
         every: dict[str, Logger | EntryLogger] = {**self._open, **self._open_for_entries}
         for name, logger in every.items():
-            with self._guarded(name):
+            with self._catch_errors(name):
                 logger.close(outcome)
 
-    def _due(self, group: str, step: int) -> list[tuple[str, Logger]]:
+    def _select_due(self, group: str, step: int) -> list[tuple[str, Logger]]:
         """Return the loggers that do not have this yet, and record it as sent: a killed process
         sends nothing twice."""
         due = []
@@ -204,7 +204,7 @@ class Loggers:
         return due
 
     @contextmanager
-    def _guarded(self, name: str) -> Iterator[None]:
+    def _catch_errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -215,19 +215,20 @@ class Loggers:
             )
 
 
-def _module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     return importlib.import_module(f"lockstep.runs.loggers.{name.replace('-', '_')}")
 
 
-def _known(file: Path) -> dict[str, Any]:
+def _read_known(file: Path) -> dict[str, Any]:
     """Return the loggers' names for a run and what was sent to them. Raises `CheckpointError` if
     the file is damaged."""
     try:
         known: dict[str, Any] = parsed(read_regular(file, TEXT))
-        if all(
-            isinstance(each["key"], str | None) and all(map(is_count, each["sent"].values()))
-            for each in known.values()
-        ):
+        are_whole = all(
+            isinstance(logger["key"], str | None) and all(map(is_count, logger["sent"].values()))
+            for logger in known.values()
+        )
+        if are_whole:
             return known
     except (ValueError, AttributeError, TypeError, KeyError):
         pass

@@ -40,72 +40,68 @@ class DlllFile:
         if entry["kind"] == "start":
             self._begin(entry)
         elif self._form is not None:
-            self._write(self._form.of(entry))
+            self._write(self._form.convert(entry))
 
     def close(self, outcome: Outcome) -> None:
         """Write the summary of a finished run, and close the file."""
         if self._file is None or self._form is None:
             return
         if outcome == "finished":
-            self._write(self._form.summary())
+            self._write(self._form.summarise())
         self._file.close()
 
     def _begin(self, start: StartEvent) -> None:
         execution = start["environment"]["execution"]
         about = self._opening.about
-        path = (
-            Path(execution["dlll_file"])
-            if execution["dlll_file"]
-            else self._opening.folder / "dlll.json"
-        )
+        path = Path(execution["dlll_file"] or self._opening.folder / "dlll.json")
         self._form = Form(execution["backend"], start["steps_per_epoch"])
         parameters = {name: about[name] for name in Recipe.model_fields} | {"ranks": about["ranks"]}
-        contents = self._form.header(parameters)
+        contents = self._form.describe(parameters)
         for entry in self._opening.log:
-            contents += self._form.of(entry)
+            contents += self._form.convert(entry)
         self._opening = replace(self._opening, log=())  # a long run has many entries
-        there = _lines(path)
-        lines = [
-            there[_same(each)].popleft() if there[_same(each)] else self._text(each)
-            for each in contents
-        ]
+        there = _read_lines(path)
+        lines = []
+        for content in contents:
+            same_lines = there[_remove_times(content)]
+            lines.append(same_lines.popleft() if same_lines else self._format(content))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(lines))
         self._file = path.open("a", encoding="utf-8", buffering=1)  # every line is written at once
 
     def _write(self, contents: list[Content]) -> None:
         if self._file is not None:
-            self._file.writelines(map(self._text, contents))
+            self._file.writelines(map(self._format, contents))
 
-    def _text(self, content: Content) -> str:
+    def _format(self, content: Content) -> str:
         return format_line(content, self._began, time.time() - self._began)
 
 
 open_logger = DlllFile
 
 
-def _lines(path: Path) -> dict[str, deque[str]]:
+def _read_lines(path: Path) -> dict[str, deque[str]]:
     """Return the lines of a file by what they say apart from their times. A truncated line is left
     out.
 
     Raises `UserError` if the file has other lines, so that no other file is ever replaced.
     """
-    found: dict[str, deque[str]] = defaultdict(deque)
+    lines_by_content: dict[str, deque[str]] = defaultdict(deque)
     if not path.exists():
-        return found
+        return lines_by_content
     *lines, truncated = read_regular_text(path, RECORDS, errors="replace").split("\n")
-    contents = [_content(line) for line in lines]
+    contents = [_parse_line(line) for line in lines]
     if None in contents or not PREFIX.startswith(truncated[: len(PREFIX)]):
         raise UserError(
             f"{path} has other lines than dllogger's; remove it, or give another --set"
             " dlll_file=FILE"
         )
     for line, content in zip(lines, contents, strict=True):
-        found[_same(content or {})].append(f"{line}\n")
-    return found
+        lines_by_content[_remove_times(content or {})].append(f"{line}\n")
+    return lines_by_content
 
 
-def _content(line: str) -> Content | None:
+def _parse_line(line: str) -> Content | None:
     """Return what a whole line says, with its times; None if it is not a line of dllogger."""
     try:
         content = parsed(line.removeprefix(PREFIX)) if line.startswith(PREFIX) else None
@@ -114,7 +110,7 @@ def _content(line: str) -> Content | None:
     return content if isinstance(content, dict) else None
 
 
-def _same(content: Content) -> str:
-    return to_json(
-        {name: value for name, value in parsed(to_json(content)).items() if name not in _TIMES}
-    )
+def _remove_times(content: Content) -> str:
+    # through JSON, so that a new line compares equal with one that was read
+    values = parsed(to_json(content))
+    return to_json({name: value for name, value in values.items() if name not in _TIMES})

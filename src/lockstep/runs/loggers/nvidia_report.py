@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.runs.epochs import Epoch, sum_process_seconds
 from lockstep.runs.loggers import Opening, Outcome
-from lockstep.runs.mxnet_report import compute_metrics, document
+from lockstep.runs.mxnet_report import compute_metrics, format_document
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, StartEvent, TrainEvent
 from lockstep.system.files import write_text
@@ -39,7 +39,7 @@ class NvidiaReport:
         if entry["kind"] == "start":
             self._begin(entry)
         elif self._take(entry):
-            text = document(
+            text = format_document(
                 self._opening.about["model"],
                 self._opening.about["ranks"],
                 self._seconds_before + entry["elapsed_sec"],
@@ -92,11 +92,8 @@ def _check(path: Path) -> None:
     """Raise `UserError` if a file is another one than such a report, so that no other file is ever
     replaced."""
     try:
-        there: Any = (
-            json.loads(read_regular(path, TEXT) or b'{"metrics": {}}')
-            if path.exists()
-            else {"metrics": {}}
-        )
+        text = read_regular(path, TEXT) if path.exists() else b""
+        there: Any = json.loads(text or b'{"metrics": {}}')
     except ValueError:
         there = None
     if not isinstance(there, dict) or "metrics" not in there:

@@ -36,10 +36,10 @@ class WeightsAndBiases:
 
     def images(self, pictures: Sequence[Picture], step: int) -> None:
         """Log images with their captions."""
-        self._run.log(
-            {each.name: self._image(each.pixels, caption=each.caption) for each in pictures},
-            step=step,
-        )
+        images = {}
+        for picture in pictures:
+            images[picture.name] = self._image(picture.pixels, caption=picture.caption)
+        self._run.log(images, step=step)
 
     def close(self, outcome: Outcome) -> None:
         """Write the remaining figures and record how the process ended."""
