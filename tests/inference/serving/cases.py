@@ -64,32 +64,31 @@ class Server:
         """Return the sum of a figure's samples with these labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        found = [
+        values = [
             sample.value
             for family in text_string_to_metric_families(self.get("/metrics").text)
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         ]
-        assert found, name
-        return sum(found)
+        assert values, name
+        return sum(values)
 
 
 def session() -> requests.Session:
     """Return a client that the tester's environment does not send through a proxy."""
-    found = requests.Session()
-    found.trust_env = False
-    return found
+    client = requests.Session()
+    client.trust_env = False
+    return client
 
 
 @contextmanager
 def serving(source: Path, log: Path, *options: object, **environment: str) -> Iterator[Server]:
     """Start a server on a free port of the loopback interface. It is killed at the end of the block
     if it still runs."""
-    given = command("serve", source, "--port", 0, *options)
     variables = ONE_THREAD | os.environ | environment
     with log.open("w") as errors:
         process = subprocess.Popen(
-            given,
+            command("serve", source, "--port", 0, *options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -99,9 +98,9 @@ def serving(source: Path, log: Path, *options: object, **environment: str) -> It
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        found = re.search(r"on (http://\S+) ", line)
-        assert found is not None, f"{line}{log.read_text()}"
-        server = Server(process, found[1], log)
+        url = re.search(r"on (http://\S+) ", line)
+        assert url is not None, f"{line}{log.read_text()}"
+        server = Server(process, url[1], log)
         try:
             wait_for_port(server)
             yield server
@@ -130,9 +129,8 @@ def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
     [N, H, W, 3]."""
     execution = Execution(backend="reference", reference_dtype="float32")
     weights = open_weights(source).replace_precision("fp32")
-    squares = np.empty(
-        (len(images), weights.recipe.eval_crop, weights.recipe.eval_crop, 3), np.uint8
-    )
+    side = weights.recipe.eval_crop
+    squares = np.empty((len(images), side, side, 3), np.uint8)
     for image, square in zip(images, squares, strict=True):
         read_square(image, weights.recipe, square)
     with open_runtime(NATIVE, weights, execution) as engine:
@@ -141,8 +139,8 @@ def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    found: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
-    return found
+    shares: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
 
 
 def head(server: Server, length: object, path: str = "/predict") -> bytes:

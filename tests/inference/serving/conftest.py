@@ -32,5 +32,5 @@ def server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A server that many tests use. They must leave it as it is."""
     with serving(
         weights, tmp_path_factory.mktemp("log") / "server.log", "--runtime", ENGINE
-    ) as found:
-        yield found
+    ) as server:
+        yield server

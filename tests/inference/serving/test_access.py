@@ -13,11 +13,11 @@ SECRET = make_access("0.0.0.0", "0.0.0.0", TOKEN, no_token=False)
 def status(
     access: Access, method: str = "POST", path: str = "/predict", **headers: str
 ) -> int | None:
-    given = {
+    names = {
         name.replace("_", "-").encode(): value.encode("latin-1") for name, value in headers.items()
     }
-    found = access.find_refusal(method, path, given)
-    return None if found is None else found[0]
+    refusal = access.find_refusal(method, path, names)
+    return None if refusal is None else refusal[0]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_pages_of_other_origins_are_refused(headers: dict[str, str], expected: i
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("header", "expected"),
     [
         (f"Bearer {TOKEN}", None),
         (f"bearer  {TOKEN} ", None),
@@ -84,9 +84,9 @@ def test_pages_of_other_origins_are_refused(headers: dict[str, str], expected: i
         ("Bearer \xff\xfe", 401),
     ],
 )
-def test_the_token_is_needed_and_compared_whole(given: str, expected: int | None) -> None:
-    assert status(SECRET, authorization=given) == expected
-    assert status(SECRET, "GET", "/metrics", authorization=given) == expected
+def test_the_token_is_needed_and_compared_whole(header: str, expected: int | None) -> None:
+    assert status(SECRET, authorization=header) == expected
+    assert status(SECRET, "GET", "/metrics", authorization=header) == expected
 
 
 def test_the_page_and_health_need_no_token() -> None:
@@ -116,12 +116,13 @@ def test_another_address_needs_a_token_or_the_users_word() -> None:
 
 def test_addresses_and_names() -> None:
     assert [
-        is_loopback(each) for each in ("127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "10.0.0.1")
+        is_loopback(address)
+        for address in ("127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "10.0.0.1")
     ] == [
         *(True, True, True),
         *(False, False, False),
     ]
-    assert [get_host_name(each) for each in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == [
+    assert [get_host_name(host) for host in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == [
         "a",
         "::1",
         "::1",

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -45,18 +45,15 @@ a busy machine. A connection that nothing bounds stays open for longer."""
 @pytest.fixture(scope="module")
 def strict(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with small sizes, and with times that do not pass, however busy the machine is."""
-    with small_server(weights, tmp_path_factory, 10 * PATIENCE_SEC) as found:
-        yield found
+    yield from small_server(weights, tmp_path_factory, 10 * PATIENCE_SEC)
 
 
 @pytest.fixture(scope="module")
 def hasty(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with small sizes and times, for requests that are bounded by time."""
-    with small_server(weights, tmp_path_factory, TIMEOUT_SEC) as found:
-        yield found
+    yield from small_server(weights, tmp_path_factory, TIMEOUT_SEC)
 
 
-@contextmanager
 def small_server(
     weights: Path, tmp_path_factory: pytest.TempPathFactory, timeout_sec: int
 ) -> Iterator[Server]:
@@ -73,11 +70,12 @@ def small_server(
     )
     with serving(
         weights, tmp_path_factory.mktemp("log") / "small.log", "--runtime", ENGINE, *options
-    ) as found:
-        yield found
-        wait_until(lambda: found.metric("lockstep_admitted_images") == 0)
-        assert found.stop() == 0
-        assert [each for each in found.events() if each["level"] in ("error", "critical")] == []
+    ) as server:
+        yield server
+        wait_until(lambda: server.metric("lockstep_admitted_images") == 0)
+        assert server.stop() == 0
+        errors = [event for event in server.events() if event["level"] in ("error", "critical")]
+        assert errors == []
 
 
 @pytest.fixture(autouse=True)
@@ -85,17 +83,17 @@ def still_right(request: pytest.FixtureRequest, photos: list[Path]) -> Iterator[
     """Check that the test's server answers as before the test."""
     server = request.getfixturevalue("hasty" if "hasty" in request.fixturenames else "strict")
     data = photos[0].read_bytes()
-    before = probabilities(server, data)
+    before = read_probabilities(server, data)
     yield
-    assert probabilities(server, data) == pytest.approx(
+    assert read_probabilities(server, data) == pytest.approx(
         before, abs=2e-6
     )  # batches of other sizes round otherwise
 
 
-def probabilities(server: Server, data: bytes) -> list[float]:
+def read_probabilities(server: Server, data: bytes) -> list[float]:
     """Return what the server finds, when it has closed enough connections to take another one and
     is not too busy."""
-    found: list[list[float]] = []
+    probabilities: list[list[float]] = []
 
     def is_answered() -> bool:
         try:
@@ -104,11 +102,11 @@ def probabilities(server: Server, data: bytes) -> list[float]:
             return False
         if answer.status_code in BUSY:
             return False
-        found.append(answer.json()["probabilities"])
+        probabilities.append(answer.json()["probabilities"])
         return True
 
     wait_until(is_answered)
-    return found[0]
+    return probabilities[0]
 
 
 def png(width: int, height: int, rows: bytes = b"") -> bytes:
@@ -128,7 +126,7 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
     )
 
 
-def as_jpeg(width: int, height: int) -> bytes:
+def jpeg(width: int, height: int) -> bytes:
     file = io.BytesIO()
     Image.new("L", (width, height)).save(file, "JPEG")
     return file.getvalue()
@@ -140,12 +138,12 @@ def as_jpeg(width: int, height: int) -> bytes:
         (png(60_000, 60_000), 413),
         (png(2_000_000_000, 2_000_000_000), 413),
         (png(2000, 1001, bytes(251 * 1001)), 413),
-        (as_jpeg(2000, 1001), 413),
+        (jpeg(2000, 1001), 413),
         (png(200_000, 1, bytes(25_001)), 413),
-        (as_jpeg(2000, 999), 200),
+        (jpeg(2000, 999), 200),
         (b"", 415),
         (b"not an image", 415),
-        (as_jpeg(100, 100)[:-20], 415),
+        (jpeg(100, 100)[:-20], 415),
         (png(100, 100), 415),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415),
         (b"GIF89a" + b"\xff" * 100, 415),
@@ -245,12 +243,12 @@ def exchange(server: Server, *pieces: bytes, trickle: bytes = b"") -> bytes:
                 if select.select([connection], [], [], 0.05)[0]:
                     break
                 connection.sendall(trickle[number : number + 1])
-            found = b""
+            answer = b""
             while data := connection.recv(2**16):
-                found += data
+                answer += data
         except (ConnectionResetError, BrokenPipeError):
             return b""
-        return found
+        return answer
 
 
 def test_half_an_upload_is_answered_when_its_time_is_over(hasty: Server) -> None:
@@ -369,8 +367,8 @@ def test_pipelined_requests_are_answered_in_order(strict: Server) -> None:
     names = ["/v2", "/v2/health/live", "/nothing"]
     requests = [f"GET {name} HTTP/1.1\r\nHost: {strict.host}\r\n" for name in names]
     requests[-1] += "Connection: close\r\n"
-    found = exchange(strict, "".join(f"{each}\r\n" for each in requests).encode())
-    assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
+    answers = exchange(strict, "".join(f"{request}\r\n" for request in requests).encode())
+    assert [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
 
 
 def mutations(server: Server, photos: list[Path]) -> Iterator[bytes]:
@@ -396,23 +394,25 @@ def mutations(server: Server, photos: list[Path]) -> Iterator[bytes]:
     while True:
         lines, body = draw.choice(known)
         if draw.random() < 0.4:
-            lines = damaged(lines, draw)
-        yield lines + (damaged(body, draw) if draw.random() < 0.8 else body)
+            lines = damage(lines, draw)
+        yield lines + (damage(body, draw) if draw.random() < 0.8 else body)
 
 
-def damaged(data: bytes, draw: random.Random) -> bytes:
-    found = bytearray(data)
+def damage(data: bytes, draw: random.Random) -> bytes:
+    content = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 8))):
-        start = draw.randrange(len(found) or 1)
+        start = draw.randrange(len(content) or 1)
         how: list[Callable[[], None]] = [
-            lambda at=start: found.__setitem__(slice(at, at + 1), draw.randbytes(1)),
-            lambda at=start: found.__delitem__(slice(at, at + draw.randrange(200))),
-            lambda at=start: found.__setitem__(slice(at, at), draw.randbytes(draw.randrange(200))),
-            lambda at=start: found.__setitem__(slice(at, at), found[: draw.randrange(300)]),
-            lambda at=start: found.__delitem__(slice(at, None)),
+            lambda at=start: content.__setitem__(slice(at, at + 1), draw.randbytes(1)),
+            lambda at=start: content.__delitem__(slice(at, at + draw.randrange(200))),
+            lambda at=start: content.__setitem__(
+                slice(at, at), draw.randbytes(draw.randrange(200))
+            ),
+            lambda at=start: content.__setitem__(slice(at, at), content[: draw.randrange(300)]),
+            lambda at=start: content.__delitem__(slice(at, None)),
         ]
         draw.choice(how)()
-    return bytes(found)
+    return bytes(content)
 
 
 @pytest.mark.slow
@@ -428,15 +428,15 @@ def test_mutated_requests_get_bounded_answers(hasty: Server, photos: list[Path])
         return answer, time.monotonic() - began
 
     with ThreadPoolExecutor(16) as clients:
-        found = list(clients.map(send, range(MUTATED)))
-    statuses = {answer[9:12] for answer, _ in found if answer}
-    assert {answer[:9] for answer, _ in found if answer} == {b"HTTP/1.1 "}
+        answers = list(clients.map(send, range(MUTATED)))
+    statuses = {answer[9:12] for answer, _ in answers if answer}
+    assert {answer[:9] for answer, _ in answers if answer} == {b"HTTP/1.1 "}
     assert {b"200", b"400", b"415"} <= statuses
     assert not {status for status in statuses if status.startswith(b"5")} - {
         b"503"
     }  # 503: the machine was too busy
-    assert max(len(answer) for answer, _ in found) < 20_000
-    assert max(seconds for _, seconds in found) < BOUNDED_SEC
+    assert max(len(answer) for answer, _ in answers) < 20_000
+    assert max(seconds for _, seconds in answers) < BOUNDED_SEC
 
 
 def exchange_once(server: Server, request: bytes) -> bytes:

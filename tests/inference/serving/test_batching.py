@@ -1,4 +1,4 @@
-"""The queue in front of an engine: batches, bounds, errors, and the end. The engine is a sum over
+"""The queue in front of a runtime: batches, bounds, errors, and the end. The runtime is a sum over
 pixels."""
 
 import threading
@@ -79,52 +79,52 @@ def put(batcher: Batcher, *values: int, explain: bool = False) -> "Future[Comput
         return ticket.submit(images(*values), explain=explain)
 
 
-def blocked(batcher: Batcher, sums: Sums) -> "Future[Computed]":
-    """Put an image that the engine computes until `gate` is set."""
+def block_runtime(batcher: Batcher, sums: Sums) -> "Future[Computed]":
+    """Put an image that the runtime computes until `gate` is set."""
     sums.gate.clear()
     sums.began.clear()
-    found = put(batcher, 9)
+    result = put(batcher, 9)
     assert sums.began.wait(PATIENCE_SEC)
-    return found
+    return result
 
 
 def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_own_results(
     start: Start,
 ) -> None:
     batcher, sums = start(max_batch=8)
-    first = blocked(batcher, sums)
+    first = block_runtime(batcher, sums)
     others = [put(batcher, 1), put(batcher, 2, 3), put(batcher, 4)]
     sums.gate.set()
-    assert [each.result(PATIENCE_SEC).logits[:, 0].tolist() for each in (first, *others)] == [
+    assert [future.result(PATIENCE_SEC).logits[:, 0].tolist() for future in (first, *others)] == [
         [108],
         [12],
         [24, 36],
         [48],
     ]
     assert sums.batches == [1, 4]
-    assert {each.result().batch_images for each in others} == {4}
+    assert {future.result().batch_images for future in others} == {4}
 
 
 def test_batches_are_at_most_as_large_as_allowed_and_no_request_is_divided(start: Start) -> None:
     batcher, sums = start(max_batch=4)
-    blocked(batcher, sums)
-    found = [put(batcher, *range(count)) for count in (3, 2, 2, 1, 4)]
+    block_runtime(batcher, sums)
+    futures = [put(batcher, *range(count)) for count in (3, 2, 2, 1, 4)]
     sums.gate.set()
-    assert [len(each.result(PATIENCE_SEC).logits) for each in found] == [3, 2, 2, 1, 4]
+    assert [len(future.result(PATIENCE_SEC).logits) for future in futures] == [3, 2, 2, 1, 4]
     assert sums.batches == [1, 3, 4, 1, 4]
 
 
-def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -> None:
+def test_a_batch_waits_for_images_in_progress_and_only_for_them(start: Start) -> None:
     batcher, sums = start(max_batch=8, max_wait_ms=10_000 * PATIENCE_SEC)
-    put(batcher, 1).result(PATIENCE_SEC)  # nothing else is on its way
+    put(batcher, 1).result(PATIENCE_SEC)  # nothing else is in progress
     with batcher.expect() as late:
         late.admit(1)
         early = put(batcher, 1)
         time.sleep(0.05)
         assert not early.done()
-        found = late.submit(images(2))
+        later = late.submit(images(2))
         assert (
-            early.result(PATIENCE_SEC).batch_images == found.result(PATIENCE_SEC).batch_images == 2
+            early.result(PATIENCE_SEC).batch_images == later.result(PATIENCE_SEC).batch_images == 2
         )
     with batcher.expect():  # its image cannot be read
         waiting = put(batcher, 3)
@@ -157,7 +157,7 @@ def test_the_queue_is_bounded_and_its_places_come_back(start: Start) -> None:
 
 def test_a_cancelled_request_is_not_computed(start: Start) -> None:
     batcher, sums = start()
-    blocked(batcher, sums)
+    block_runtime(batcher, sums)
     left = put(batcher, 1)
     stays = put(batcher, 2)
     assert left.cancel()
@@ -180,7 +180,7 @@ def test_an_error_of_the_engine_reaches_its_requests_and_the_next_ones_are_compu
 
 def test_a_result_that_is_not_finite_is_an_error_of_its_request_alone(start: Start) -> None:
     batcher, sums = start()
-    blocked(batcher, sums)
+    block_runtime(batcher, sums)
     bad = put(batcher, 255)
     good = put(batcher, 1)
     sums.gate.set()
@@ -200,13 +200,13 @@ def test_an_explanation_is_of_the_likeliest_class(start: Start) -> None:
 def test_what_is_queued_is_computed_before_the_end() -> None:
     batcher = Batcher(Limits(max_batch=2))
     sums = Sums()
-    found = [put(batcher, value) for value in range(5)]
+    futures = [put(batcher, value) for value in range(5)]
     batcher.close()
     thread = threading.Thread(target=batcher.run, args=(sums,))
     thread.start()
     thread.join(PATIENCE_SEC)
     assert not thread.is_alive()
-    assert [each.result(0).logits[0, 0] for each in found] == [0, 12, 24, 36, 48]
+    assert [future.result(0).logits[0, 0] for future in futures] == [0, 12, 24, 36, 48]
 
 
 def test_many_threads_get_their_own_results(start: Start) -> None:

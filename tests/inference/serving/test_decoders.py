@@ -31,20 +31,20 @@ FRAMEWORKS = ("torch", "tensorflow", "paddle", "mxnet", "jax", "onnxruntime")
 
 def children(process: int) -> list[int]:
     """Return the processes that a process has started and that have not ended."""
-    found = []
+    numbers = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
         if int(parent) == process and is_running(int(folder.name)):
-            found.append(int(folder.name))
-    return found
+            numbers.append(int(folder.name))
+    return numbers
 
 
 def forker_of(server: Server) -> int:
-    [found] = children(server.process.pid)
-    return found
+    [forker] = children(server.process.pid)
+    return forker
 
 
 def decoders_of(server: Server) -> list[int]:
@@ -108,16 +108,16 @@ def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(
             for upload in uploads:
                 upload.sendall(data[-1:])
                 assert upload.recv(12) == b"HTTP/1.1 200"
-            found = list(clients.map(client, range(120)))
-        assert 200 in {status for status, _ in found} <= {200, 429}
-        assert all(int(after or 0) >= 1 for status, after in (*refused, *found) if status == 429)
-        wait_until(lambda: not any(is_running(each) for each in stuck))
+            answers = list(clients.map(client, range(120)))
+        assert 200 in {status for status, _ in answers} <= {200, 429}
+        assert all(int(after or 0) >= 1 for status, after in (*refused, *answers) if status == 429)
+        wait_until(lambda: not any(map(is_running, stuck)))
         assert server.metric("lockstep_images_total") >= 1
         last = decoders_of(server)
         for decoder in last:
             os.kill(decoder, signal.SIGSTOP)
         server.process.kill()
-        wait_until(lambda: not any(is_running(each) for each in (forker, *last)))
+        wait_until(lambda: not any(map(is_running, (forker, *last))))
 
 
 def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decoder(

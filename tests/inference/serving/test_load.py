@@ -66,9 +66,9 @@ def client(
 def load(server: Server, seconds: float, photos: list[Path], expected: np.ndarray) -> list[object]:
     wrong: list[object] = []
     until = time.monotonic() + seconds
-    given = (until, photos, expected, wrong)
     threads = [
-        threading.Thread(target=client, args=(server, number, *given)) for number in range(CLIENTS)
+        threading.Thread(target=client, args=(server, number, until, photos, expected, wrong))
+        for number in range(CLIENTS)
     ]
     for thread in threads:
         thread.start()
@@ -94,4 +94,4 @@ def test_many_clients_get_right_answers_and_memory_does_not_grow(
         )  # it closes what its clients have closed
         assert server.metric("lockstep_requests_total", status="200") > 3 * CLIENTS
         assert server.stop() == 0
-        assert [each for each in server.events() if each["level"] == "error"] == []
+        assert [event for event in server.events() if event["level"] == "error"] == []

@@ -22,27 +22,29 @@ REFUSED = "Failed to load resource"
 
 DROP_AND_PASTE = """([first, second]) => {
   const carrier = (data, name, type) => {
-    const found = new DataTransfer();
-    found.items.add(new File([new Uint8Array(data)], name, { type }));
-    return found;
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([new Uint8Array(data)], name, { type }));
+    return transfer;
   };
-  const dropped = carrier(first, "dropped.png", "image/png"), pasted = carrier(second, "pasted.jpg", "image/jpeg");
-  document.body.dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: dropped }));
-  document.body.dispatchEvent(new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData: pasted }));
+  const how = { bubbles: true, cancelable: true };
+  const dropped = carrier(first, "dropped.png", "image/png");
+  const pasted = carrier(second, "pasted.jpg", "image/jpeg");
+  document.body.dispatchEvent(new DragEvent("drop", { ...how, dataTransfer: dropped }));
+  document.body.dispatchEvent(new ClipboardEvent("paste", { ...how, clipboardData: pasted }));
 }"""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as playwright_browser:
+        yield playwright_browser
 
 
 @pytest.fixture(scope="module")
 def explaining(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose engine computes Grad-CAM."""
-    with serving(weights, tmp_path_factory.mktemp("log") / "log") as found:
-        yield found
+    with serving(weights, tmp_path_factory.mktemp("log") / "log") as explaining_server:
+        yield explaining_server
 
 
 @pytest.fixture
@@ -97,20 +99,20 @@ def test_images_get_bars_of_their_classes(
     page.locator("#status", has_text="2 of 2 images are classified.").wait_for()
     execution = Execution(backend="reference", reference_dtype="float32")
     expected = lockstep.predict(weights, photos[:2], top=3, execution=execution)
-    for card, found in zip(reversed(page.locator(".result").all()), expected, strict=True):
-        assert found.path is not None
-        assert card.locator("h2").inner_text() == found.path.name
-        assert card.locator(".name").all_text_contents() == list(found.classes)
+    for card, prediction in zip(reversed(page.locator(".result").all()), expected, strict=True):
+        assert prediction.path is not None
+        assert card.locator("h2").inner_text() == prediction.path.name
+        assert card.locator(".name").all_text_contents() == list(prediction.classes)
         assert card.locator(".value").all_text_contents() == [
-            f"{100 * share:.2f} %" for share in found.probabilities
+            f"{100 * share:.2f} %" for share in prediction.probabilities
         ]
         widths = card.locator(".fill").evaluate_all(
-            "all => all.map(each => each.getBoundingClientRect().width)"
+            "all => all.map(bar => bar.getBoundingClientRect().width)"
         )
-        track = card.locator(".track").first.evaluate("each => each.getBoundingClientRect().width")
-        assert widths == pytest.approx([track * share for share in found.probabilities], abs=1)
+        track = card.locator(".track").first.evaluate("bar => bar.getBoundingClientRect().width")
+        assert widths == pytest.approx([track * share for share in prediction.probabilities], abs=1)
         assert card.locator("img").evaluate(
-            "each => each.decode().then(() => each.naturalWidth > 0)"
+            "image => image.decode().then(() => image.naturalWidth > 0)"
         )
         assert " ms (server " in card.locator(".times").inner_text()
     page.locator("#clear").click()
@@ -140,7 +142,7 @@ def test_the_page_works_by_keyboard(show: Show, server: Server, photos: list[Pat
         )
     assert reached == ["skip", "theme", "unseen", "top"]
     page.keyboard.press("Shift+Tab")
-    outline = page.locator(".choose").evaluate("each => getComputedStyle(each).outlineStyle")
+    outline = page.locator(".choose").evaluate("label => getComputedStyle(label).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
     wait_for_results(page, 1)
@@ -160,7 +162,7 @@ def test_the_page_shows_why_an_image_is_refused(show: Show, server: Server, tmp_
     assert page.locator(".result .bad").inner_text().startswith("not an image that can be read")
     page.locator(".result img").wait_for(
         state="detached"
-    )  # when Chromium has found that it is damaged
+    )  # when Chromium reports that it is damaged
 
 
 def test_grad_cam_is_shown_if_asked_for(show: Show, explaining: Server, photos: list[Path]) -> None:
@@ -170,7 +172,7 @@ def test_grad_cam_is_shown_if_asked_for(show: Show, explaining: Server, photos: 
     wait_for_results(page, 1)
     pictures = page.locator(".result img")
     assert pictures.count() == 2
-    assert pictures.nth(1).evaluate("each => each.decode().then(() => each.naturalWidth)") == 32
+    assert pictures.nth(1).evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
     best = page.locator(".result .name").first.inner_text()
     assert pictures.nth(1).get_attribute("alt") == f"What speaks for {best}"
 

@@ -44,11 +44,11 @@ def test_an_image_gets_the_classes_that_the_reference_predicts(
     for photo, prediction in zip(photos, expected, strict=True):
         answer = server.post("/predict", photo.read_bytes(), params={"top": 10})
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-        found = answer.json()
-        assert tuple(found["classes"]) == prediction.classes
-        assert found["names"] == found["classes"]
-        assert found["probabilities"] == pytest.approx(prediction.probabilities, abs=2e-6)
-        assert found["ms"].keys() == {"receive", "decode", "wait", "compute", "total"}
+        content = answer.json()
+        assert tuple(content["classes"]) == prediction.classes
+        assert content["names"] == content["classes"]
+        assert content["probabilities"] == pytest.approx(prediction.probabilities, abs=2e-6)
+        assert content["ms"].keys() == {"receive", "decode", "wait", "compute", "total"}
 
 
 def test_a_form_with_an_image_gets_the_same_answer(server: Server, photos: list[Path]) -> None:
@@ -227,9 +227,9 @@ def test_the_log_is_lines_of_json(server: Server) -> None:
     events = server.events()
     assert events[-1].items() >= {"event": "request", "method": "GET", "status": 404}.items()
     assert events[-1]["path"] == "/v2/models/\x1b[31m\nforged"
-    listening = next(each for each in events if each["event"] == "listening")
+    listening = next(event for event in events if event["event"] == "listening")
     assert (listening["url"], listening["runtime"]) == (server.url, ENGINE)
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", each["time"]) for each in events)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", event["time"]) for event in events)
 
 
 def test_a_token_is_asked_for_and_one_of_an_export_is_served(
@@ -252,7 +252,7 @@ def test_a_token_is_asked_for_and_one_of_an_export_is_served(
             ):
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert server.get("/v2/health/ready").status_code == 200
-        found = server.post("/predict", data, headers=right | {"Host": "api.example"}).json()
+        content = server.post("/predict", data, headers=right | {"Host": "api.example"}).json()
         assert server.get("/v2/models/tiny", headers=right).status_code == 200
         large = server.post("/v2/models/tiny/infer", body, headers=right | length)
         assert (large.status_code, "1000 x 1001 pixels" in large.json()["error"]) == (413, True)
@@ -261,9 +261,9 @@ def test_a_token_is_asked_for_and_one_of_an_export_is_served(
         logged = [event["status"] for event in server.events() if event["event"] == "request"]
         assert logged == [401] * 4 + [413]
     [expected] = lockstep.predict(weights, photos[0], execution=REFERENCE)
-    assert found["model"] == "tiny"
-    assert set(found["classes"]) <= set(CLASSES)
-    assert found["probabilities"] == pytest.approx(expected.probabilities, abs=2e-6)
+    assert content["model"] == "tiny"
+    assert set(content["classes"]) <= set(CLASSES)
+    assert content["probabilities"] == pytest.approx(expected.probabilities, abs=2e-6)
 
 
 def test_files_of_pillow_are_images_too(server: Server, photos: list[Path]) -> None:

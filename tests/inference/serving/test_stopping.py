@@ -56,9 +56,9 @@ def test_a_signal_under_load_loses_no_request(
         events = server.events()
     assert lost == []
     assert set(statuses) <= {200, 503}
-    logged = [each["status"] for each in events if each["event"] == "request"]
+    logged = [event["status"] for event in events if event["event"] == "request"]
     assert sorted(logged) == sorted(statuses)
-    assert [each["event"] for each in events if each["event"] in ("stopping", "stopped")] == [
+    assert [event["event"] for event in events if event["event"] in ("stopping", "stopped")] == [
         "stopping",
         "stopped",
     ]
@@ -113,8 +113,8 @@ def test_an_upload_that_has_begun_is_answered_after_the_signal(
             connection.sendall(head.encode() + data[:100])
             wait_until(lambda: server.metric("lockstep_coming_requests") == 1)
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "stopping" in {each["event"] for each in server.events()})
-            time.sleep(1)  # longer than requests are taken
+            wait_until(lambda: "stopping" in {event["event"] for event in server.events()})
+            time.sleep(1)  # longer than requests are accepted
             assert server.post("/predict", data).status_code == 503
             connection.sendall(data[100:])
             assert connection.recv(100).startswith(b"HTTP/1.1 200 ")

@@ -25,8 +25,10 @@ def triton() -> Any:
 
 @pytest.fixture
 def client(triton: Any, server: Server) -> Any:
-    with triton.InferenceServerClient(f"{server.host}:{server.port}", concurrency=4) as found:
-        yield found
+    with triton.InferenceServerClient(
+        f"{server.host}:{server.port}", concurrency=4
+    ) as triton_client:
+        yield triton_client
 
 
 def test_the_client_finds_the_server_and_its_model_ready(client: Any) -> None:
@@ -42,32 +44,34 @@ def test_the_client_finds_the_server_and_its_model_ready(client: Any) -> None:
 @pytest.mark.parametrize("in_binary", [True, False])
 def test_the_client_infers(triton: Any, client: Any, weights: Path, in_binary: bool) -> None:
     images = noise(2, 32, seed=2)
-    given = triton.InferInput("images", list(images.shape), "UINT8")
-    given.set_data_from_numpy(images, binary_data=in_binary)
+    tensor = triton.InferInput("images", list(images.shape), "UINT8")
+    tensor.set_data_from_numpy(images, binary_data=in_binary)
     outputs = [
         triton.InferRequestedOutput(name, binary_data=in_binary)
         for name in ("probabilities", "logits", "classes")
     ]
-    found = client.infer("model", [given], outputs=outputs, request_id="17", timeout=1000)
+    answer = client.infer("model", [tensor], outputs=outputs, request_id="17", timeout=1000)
     logits = reference_logits(weights, images)
-    assert found.get_response()["id"] == "17"
-    assert found.as_numpy("logits") == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
-    assert found.as_numpy("logits").dtype == np.float32
-    assert found.as_numpy("probabilities") == pytest.approx(softmax(logits), abs=1e-5)
-    assert found.as_numpy("classes").tolist() == logits.argmax(axis=1)[:, None].tolist()
+    assert answer.get_response()["id"] == "17"
+    assert answer.as_numpy("logits") == pytest.approx(
+        logits, abs=1e-4 * float(np.abs(logits).max())
+    )
+    assert answer.as_numpy("logits").dtype == np.float32
+    assert answer.as_numpy("probabilities") == pytest.approx(softmax(logits), abs=1e-5)
+    assert answer.as_numpy("classes").tolist() == logits.argmax(axis=1)[:, None].tolist()
 
 
 def test_the_client_sends_files_and_asks_for_names(
     triton: Any, client: Any, weights: Path, photos: list[Path]
 ) -> None:
     files = np.array([photo.read_bytes() for photo in photos[:3]], dtype=object)
-    given = triton.InferInput("encoded", [3], "BYTES")
-    given.set_data_from_numpy(files)
-    found = client.infer(
-        "model", [given], outputs=[triton.InferRequestedOutput("probabilities", class_count=2)]
+    tensor = triton.InferInput("encoded", [3], "BYTES")
+    tensor.set_data_from_numpy(files)
+    answer = client.infer(
+        "model", [tensor], outputs=[triton.InferRequestedOutput("probabilities", class_count=2)]
     )
     for row, prediction in zip(
-        found.as_numpy("probabilities"),
+        answer.as_numpy("probabilities"),
         lockstep.predict(
             weights,
             photos[:3],
@@ -76,7 +80,7 @@ def test_the_client_sends_files_and_asks_for_names(
         ),
         strict=True,
     ):
-        texts = [each.decode().split(":") for each in row]
+        texts = [text.decode().split(":") for text in row]
         assert [text[2] for text in texts] == list(prediction.classes)
         assert [CLASSES[int(text[1])] for text in texts] == list(prediction.classes)
         assert [float(text[0]) for text in texts] == pytest.approx(
@@ -87,14 +91,14 @@ def test_the_client_sends_files_and_asks_for_names(
 def test_without_outputs_the_client_gets_those_of_an_export_in_binary(
     triton: Any, client: Any
 ) -> None:
-    given = triton.InferInput("images", [1, 32, 32, 3], "UINT8")
-    given.set_data_from_numpy(noise(1, 32))
-    found = client.infer("model", [given])
-    assert [each["name"] for each in found.get_response()["outputs"]] == [
+    tensor = triton.InferInput("images", [1, 32, 32, 3], "UINT8")
+    tensor.set_data_from_numpy(noise(1, 32))
+    answer = client.infer("model", [tensor])
+    assert [output["name"] for output in answer.get_response()["outputs"]] == [
         "classes",
         "probabilities",
     ]
-    assert found.as_numpy("probabilities").sum() == pytest.approx(1)
+    assert answer.as_numpy("probabilities").sum() == pytest.approx(1)
 
 
 def test_the_examples_of_the_page_run(
@@ -125,19 +129,19 @@ def test_requests_of_the_client_at_the_same_time(triton: Any, client: Any, weigh
     images = noise(8, 41, seed=3)  # of another size than the crop
     waiting = []
     for image in images:
-        given = triton.InferInput("images", [1, 41, 41, 3], "UINT8")
-        given.set_data_from_numpy(image[None])
+        tensor = triton.InferInput("images", [1, 41, 41, 3], "UINT8")
+        tensor.set_data_from_numpy(image[None])
         waiting.append(
-            client.async_infer("model", [given], outputs=[triton.InferRequestedOutput("logits")])
+            client.async_infer("model", [tensor], outputs=[triton.InferRequestedOutput("logits")])
         )
-    found = np.concatenate([each.get_result().as_numpy("logits") for each in waiting])
-    assert found == pytest.approx(reference_logits(weights, images), abs=1e-3)
+    logits = np.concatenate([one.get_result().as_numpy("logits") for one in waiting])
+    assert logits == pytest.approx(reference_logits(weights, images), abs=1e-3)
 
 
 def test_the_client_gets_the_reason_of_a_refusal(triton: Any, client: Any) -> None:
-    given = triton.InferInput("images", [1, 8, 6, 4], "UINT8")
-    given.set_data_from_numpy(np.zeros((1, 8, 6, 4), np.uint8))
+    tensor = triton.InferInput("images", [1, 8, 6, 4], "UINT8")
+    tensor.set_data_from_numpy(np.zeros((1, 8, 6, 4), np.uint8))
     with pytest.raises(triton.InferenceServerException, match="expected"):
-        client.infer("model", [given])
+        client.infer("model", [tensor])
     with pytest.raises(triton.InferenceServerException, match="compressed"):
-        client.infer("model", [given], request_compression_algorithm="gzip")
+        client.infer("model", [tensor], request_compression_algorithm="gzip")

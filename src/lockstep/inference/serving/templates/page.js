@@ -1,7 +1,7 @@
 "use strict";
 const $ = (selector) => document.querySelector(selector);
 const MOST_RESULTS = 100, MOST_TRIES = 5;
-let token = "", done = 0, asked = 0, about = null;
+let token = "", done = 0, chosen = 0, about = null;
 const waiting = [];
 let running = false;
 
@@ -19,7 +19,7 @@ function headers() {
 
 async function describe() {
   const answer = await fetch("about", { headers: headers() });
-  const found = await answer.json(), isDenied = answer.status === 401;
+  const content = await answer.json(), isDenied = answer.status === 401;
   $("#access").hidden = !isDenied;
   $("#drop").hidden = !answer.ok;
   if (isDenied) {
@@ -27,8 +27,8 @@ async function describe() {
     $("#token").focus();
     return;
   }
-  if (!answer.ok) throw new Error(found.error);
-  about = found;
+  if (!answer.ok) throw new Error(content.error);
+  about = content;
   $("#about").textContent = `${about.model} · ${about.runtime} · ${about.precision} · ${about.size} px · ${about.classes} classes`;
   $("#explains").hidden = !about.explains;
   $("#top").max = about.classes;
@@ -52,25 +52,25 @@ function take(files) {
   if (files.length > images.length) $("#status").textContent = "Files that are not images are left out.";
   if (!images.length || $("#drop").hidden) return;
   waiting.push(...images);
-  asked += images.length;
+  chosen += images.length;
   if (!running) run();
 }
 
 async function run() {
   running = true;
   while (waiting.length) {
-    $("#status").textContent = `Image ${done + 1} of ${asked}`;
+    $("#status").textContent = `Image ${done + 1} of ${chosen}`;
     await classify(waiting.shift());
     done += 1;
   }
   running = false;
-  $("#status").textContent = `${done} of ${asked} images are classified.`;
+  $("#status").textContent = `${done} of ${chosen} images are classified.`;
 }
 
 async function classify(file) {
   const card = node("li", { className: "card result" }), pictures = node("div", { className: "pictures" });
-  const found = node("div", {}, node("h2", { textContent: file.name || "image" }));
-  card.append(pictures, found);
+  const details = node("div", {}, node("h2", { textContent: file.name || "image" }));
+  card.append(pictures, details);
   const image = node("img", { alt: file.name || "image", src: URL.createObjectURL(file) });
   image.addEventListener("load", () => URL.revokeObjectURL(image.src));
   image.addEventListener("error", () => { URL.revokeObjectURL(image.src); image.remove(); });
@@ -78,9 +78,9 @@ async function classify(file) {
   try {
     const began = performance.now();
     const result = await send(file);
-    show(result, found, pictures, performance.now() - began);
+    show(result, details, pictures, performance.now() - began);
   } catch (error) {
-    found.append(node("p", { className: "bad", textContent: error.message }));
+    details.append(node("p", { className: "bad", textContent: error.message }));
   }
   $("#results").prepend(card);
   $("#clear").hidden = false;
@@ -100,7 +100,7 @@ async function send(file) {
   }
 }
 
-function show(result, found, pictures, milliseconds) {
+function show(result, details, pictures, milliseconds) {
   if (result.explanation) {
     pictures.append(node("img", { alt: `What speaks for ${result.names[0]}`, src: result.explanation }));
   }
@@ -115,7 +115,7 @@ function show(result, found, pictures, milliseconds) {
       node("span", { className: "value", textContent: `${percent.toFixed(2)} %` })));
   });
   const times = ["decode", "wait", "compute"].map((name) => `${name} ${result.ms[name].toFixed(1)}`).join(", ");
-  found.append(bars, node("p", { className: "times faint", textContent: `${milliseconds.toFixed(0)} ms (server ${result.ms.total.toFixed(1)} ms: ${times})` }));
+  details.append(bars, node("p", { className: "times faint", textContent: `${milliseconds.toFixed(0)} ms (server ${result.ms.total.toFixed(1)} ms: ${times})` }));
 }
 
 $("#files").addEventListener("change", (event) => { take(event.target.files); event.target.value = ""; });
