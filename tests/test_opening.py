@@ -55,7 +55,7 @@ ALLOWED = {
     "data/containers/webdataset.py members": OPENED,
     "data/decoding/decode.py": OPENED,
     "data/index.py _mapped": OPENED,
-    "data/pack_target.py _saved_states": OPENED,
+    "data/packing/target.py _load_states": OPENED,
     "data/staging.py _copy": OPENED,
     "inference/decoding/pool.py _forked": "starts a process",
     "inference/decoding/process.py _decode_on": "opens /dev/null",

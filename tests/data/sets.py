@@ -73,7 +73,7 @@ def pack_as(source: Path, target: Path, format: str, **how: int) -> Path:
 def held(listing: Listing) -> list[tuple[str, str, bytes]]:
     """Return class, name without folders, and bytes of every image."""
     return [
-        (listing.classes[label], listing.name(i).rpartition("/")[2], listing.read_bytes(i))
+        (listing.classes[label], listing.name(i).rpartition("/")[2], listing.read_encoded(i))
         for i, label in enumerate(listing.rows["label"].tolist())
     ]
 

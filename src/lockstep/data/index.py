@@ -112,7 +112,7 @@ class Index(Images):
                 file = int(self.rows["file"][sample])
                 if self._places(file).state() != self.states[file]:
                     raise self.explain_change(sample, "its file was written after indexing")
-                return self.read_bytes(sample)
+                return self.read_encoded(sample)
             data, time = read_file(self.path(sample))
         except OSError as error:
             raise self.explain_change(sample, str(error.strerror)) from None
@@ -333,7 +333,7 @@ def _inspected(
                 if is_folder:
                     data, times[i] = read_file(listing.path(i))
                 else:
-                    data = listing.read_bytes(i)
+                    data = listing.read_encoded(i)
                 height, width = check(data)
                 if max(height, width) > np.iinfo(np.uint16).max:
                     raise ValueError(f"{width} x {height} pixels are too many")

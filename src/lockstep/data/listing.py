@@ -164,7 +164,7 @@ class Images:
         offset = int(self.rows["offset"][sample])
         return f"{self.source.files[int(self.rows['file'][sample])]}@{offset if offset >= 0 else ~offset}"
 
-    def read_bytes(self, sample: int) -> bytes:
+    def read_encoded(self, sample: int) -> bytes:
         """Return the current bytes of an image. Raises `OSError`, or `ValueError` if its file has
         changed."""
         if self.source.format == FOLDER:
@@ -182,7 +182,7 @@ class Images:
         """Return the bytes of images, read into `memory` in one call; None if they are not close
         together in one file.
 
-        Raises the same errors as `read_bytes`.
+        Raises the same errors as `read_encoded`.
         """
         if self.source.format == FOLDER:
             return None

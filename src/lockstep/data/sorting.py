@@ -19,40 +19,37 @@ def sort_into_classes(folder: Path, labels: Path) -> int:
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    flat = sorted(
-        path.name for path in folder.iterdir() if path.is_file() and path.suffix.lower() in _IMAGES
-    )
-    sorted_before = {
-        path.name: path.parent.name for path in folder.glob("*/*") if path.suffix.lower() in _IMAGES
-    }
-    class_of = _classes(labels, sorted([*flat, *sorted_before]))
-    unknown = [name for name in flat if name not in class_of]
+    flat = sorted(path.name for path in folder.iterdir() if path.is_file() and _is_image(path))
+    sorted_before = {path.name for path in folder.glob("*/*") if _is_image(path)}
+    classes = _read_classes(labels, sorted([*flat, *sorted_before]))
+    unknown = [name for name in flat if name not in classes]
     if unknown:
         raise DataError(
             f"{labels} has no class for {len(unknown)} of {len(flat)} images; the first one is"
             f" {unknown[0]}"
         )
-    taken = next((name for name in flat if (folder / class_of[name] / name).exists()), None)
-    if taken is not None:
-        raise DataError(
-            f"{folder / class_of[taken] / taken} exists already; remove it or {folder / taken}"
-        )
     for name in flat:
-        target = folder / class_of[name]
+        target = folder / classes[name] / name
+        if target.exists():
+            raise DataError(f"{target} exists already; remove it or {folder / name}")
+    for name in flat:
+        target = folder / classes[name]
         target.mkdir(exist_ok=True)
         (folder / name).rename(target / name)
     return len(flat)
 
 
-def _classes(labels: Path, names: list[str]) -> dict[str, str]:
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _IMAGES
+
+
+def _read_classes(labels: Path, names: list[str]) -> dict[str, str]:
     try:
-        lines = [
-            line.strip()
-            for line in read_regular_text(labels, RECORDS, encoding="utf-8-sig").splitlines()
-        ]
+        text = read_regular_text(labels, RECORDS, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{labels} cannot be read: {error}") from None
-    rows = [re.split(r"[,\s]+", line) for line in lines if line]
+    lines = filter(None, map(str.strip, text.splitlines()))
+    rows = [re.split(r"[,\s]+", line) for line in lines]
     if rows and rows[0][0] == "ImageId":  # the header of Kaggle's LOC_val_solution.csv
         del rows[0]
     if not rows:
@@ -64,29 +61,33 @@ def _classes(labels: Path, names: list[str]) -> dict[str, str]:
             raise DataError(
                 f"{labels} has {len(rows)} classes for {len(names)} images; expected one for each"
             )
-        found = dict(zip(names, (row[0] for row in rows), strict=True))
+        classes = dict(zip(names, (row[0] for row in rows), strict=True))
     else:
-        short = next((i for i, row in enumerate(rows) if len(row) < 2), None)
-        if short is not None:
-            raise DataError(
-                f"{labels}: {rows[short][0]!r} has no class; expected a file's name and its class"
-            )
-        by_stem = {PurePosixPath(name).stem: name for name in names}
-        listed = ((PurePosixPath(row[0]), row[1]) for row in rows)
-        known = set(names)
-        found = {
-            path.name if path.name in known else by_stem.get(path.stem, path.name): label
-            for path, label in listed
-        }
+        classes = _match_names(labels, rows, names)
     # Numbers get leading zeros, so that the folders sort like the numbers.
-    width = max(map(len, found.values()))
-    found = {
-        name: label.zfill(width) if label.isdigit() else label for name, label in found.items()
-    }
-    bad = next((label for label in found.values() if "/" in label or label.startswith(".")), None)
-    if bad is not None:
-        raise DataError(
-            f"{labels}: {bad!r} is not a class name; expected one without '/' that does not start"
-            " with '.'"
-        )
-    return found
+    width = max(map(len, classes.values()))
+    for name, label in classes.items():
+        if "/" in label or label.startswith("."):
+            raise DataError(
+                f"{labels}: {label!r} is not a class name; expected one without '/' that does not"
+                " start with '.'"
+            )
+        if label.isdigit():
+            classes[name] = label.zfill(width)
+    return classes
+
+
+def _match_names(labels: Path, rows: list[list[str]], names: list[str]) -> dict[str, str]:
+    """Return the classes by the names of files; a name in the list may lack its ending."""
+    known = set(names)
+    by_stem = {PurePosixPath(name).stem: name for name in names}
+    classes = {}
+    for row in rows:
+        if len(row) < 2:
+            raise DataError(
+                f"{labels}: {row[0]!r} has no class; expected a file's name and its class"
+            )
+        path = PurePosixPath(row[0])
+        name = path.name if path.name in known else by_stem.get(path.stem, path.name)
+        classes[name] = row[1]
+    return classes

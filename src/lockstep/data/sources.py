@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +52,9 @@ class Source:
     @property
     def title(self) -> str:
         """The name of the source in messages."""
-        return (
-            str(self.root)
-            if self.format == FOLDER
-            else f"{self.root}/{self.files[0]}" + " ..." * (len(self.files) > 1)
-        )
+        if self.format == FOLDER:
+            return str(self.root)
+        return f"{self.root}/{self.files[0]}{' ...' if len(self.files) > 1 else ''}"
 
 
 def find_split(data: Path, split: str) -> Source:
@@ -71,10 +69,10 @@ def find_split(data: Path, split: str) -> Source:
     for alias in ALIASES[split]:
         if (data / alias).is_dir():
             return find_source(data / alias)
-    found = _of_files(data, find_files(data, split), split)
-    if found is None:
+    source = _make_source(data, find_files(data, split), split)
+    if source is None:
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
-    return found
+    return source
 
 
 def find_source(root: Path) -> Source:
@@ -85,13 +83,10 @@ def find_source(root: Path) -> Source:
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; expected images in {root}/<class>/<image>")
     _check_written(root)
-    with os.scandir(root) as entries:
-        folders = {
-            entry.name for entry in entries if is_folder(entry) and not entry.name.startswith(".")
-        }
-    if folders - {_DALI_INDEXES}:
+    folders, files = list_visible(root)
+    if set(folders) - {_DALI_INDEXES}:
         return Source(FOLDER, root)
-    return _of_files(root, _visible_files(root), "") or Source(FOLDER, root)
+    return _make_source(root, files, "") or Source(FOLDER, root)
 
 
 def holds_split(data: Path, split: str) -> bool:
@@ -107,8 +102,8 @@ def find_sources(data: Path) -> dict[str, Source]:
 
     Raises `DataError` as `find_split` does.
     """
-    found = {split: find_split(data, split) for split in ALIASES if holds_split(data, split)}
-    return found or {"": find_source(data)}
+    sources = {split: find_split(data, split) for split in ALIASES if holds_split(data, split)}
+    return sources or {"": find_source(data)}
 
 
 def _layouts(data: Path, split: str) -> str:
@@ -122,21 +117,32 @@ def _layouts(data: Path, split: str) -> str:
 def find_files(data: Path, split: str) -> list[str]:
     """Return the names of the files of any format that hold images of a split."""
     word = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(ALIASES[split])})(?:[^a-z]|$)", re.IGNORECASE)
-    names = (name for name in _visible_files(data) if word.search(name))
-    return [name for name in names if any(is_of(name) for is_of in IS_OF.values())]
+    _, files = list_visible(data)
+    return [name for name in files if word.search(name) and group_by_format([name])]
 
 
-def _visible_files(root: Path) -> list[str]:
+def list_visible(root: Path) -> tuple[list[str], list[str]]:
+    """Return the sorted names of folders and of files that do not begin with a dot."""
+    folders = []
+    files = []
     with os.scandir(root) as entries:
-        return sorted(
-            entry.name for entry in entries if not entry.name.startswith(".") and _is_file(entry)
-        )
+        for entry in entries:
+            if not entry.name.startswith("."):
+                if is_folder(entry):
+                    folders.append(entry.name)
+                elif _is_file(entry):
+                    files.append(entry.name)
+    return sorted(folders), sorted(files)
 
 
-def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
-    names = list(names)
-    by_format = {format: tuple(filter(is_of, names)) for format, is_of in IS_OF.items()}
-    by_format = {format: files for format, files in by_format.items() if files}
+def group_by_format(names: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the names of files by the storage format that they are of, if any."""
+    groups = {format: tuple(filter(is_of, names)) for format, is_of in IS_OF.items()}
+    return {format: files for format, files in groups.items() if files}
+
+
+def _make_source(root: Path, names: list[str], split: str) -> Source | None:
+    by_format = group_by_format(names)
     if not by_format:
         return None
     if len(by_format) > 1:
@@ -167,15 +173,26 @@ def _check_complete(root: Path, files: tuple[str, ...]) -> None:
     """Raise `DataError` if one of the files numbered `-i-of-n` is missing."""
     present: dict[tuple[str, int], set[int]] = {}
     for name in files:
-        if number := _NUMBERED.search(name):
+        number = _NUMBERED.search(name)
+        if number is not None:
             present.setdefault((name[: number.start()], int(number[2])), set()).add(int(number[1]))
     for (prefix, count), numbers in present.items():
         missing = sorted(set(range(count)) - numbers)
         if missing:
-            names = ", ".join(f"{prefix}-{i:05d}-of-{count:05d}" for i in missing[:3]) + " ..." * (
-                len(missing) > 3
+            names = [f"{prefix}-{i:05d}-of-{count:05d}" for i in missing]
+            raise DataError(
+                f"{root} lacks {len(missing)} of {count} files: {shorten_list(names, 3)}. Put them"
+                " back"
             )
-            raise DataError(f"{root} lacks {len(missing)} of {count} files: {names}. Put them back")
+
+
+def shorten_list(names: list[str], most: int) -> str:
+    """Return the first names of a list, comma-separated.
+
+    >>> shorten_list(["a", "b", "c"], 2)
+    'a, b ...'
+    """
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
 def read_lengths(root: Path) -> dict[str, dict[str, int]]:
@@ -185,7 +202,8 @@ def read_lengths(root: Path) -> dict[str, dict[str, int]]:
     with suppress(FileNotFoundError):
         for line in read_regular_text(root / FINISHED, RECORDS, errors="replace").split("\n"):
             with suppress(ValueError):  # an empty or incomplete line
-                if isinstance(lengths := json.loads(line), dict):
+                lengths = json.loads(line)
+                if isinstance(lengths, dict):
                     notes[next(iter(lengths), "")] = lengths
     return notes
 
@@ -214,9 +232,9 @@ def class_folders(root: Path) -> list[str]:
     folders = sorted((entry.name for entry in visible if is_folder(entry)), key=os.fsencode)
     if not folders:
         files = sum(map(_is_file, visible))
-        found = f"{files} files and no folders" if files else "nothing"
+        contents = f"{files} files and no folders" if files else "nothing"
         raise DataError(
-            f"{root} holds {found}; expected one folder for each class with its images inside. Sort"
+            f"{root} holds {contents}; expected one folder for each class with its images inside. Sort"
             " ImageNet's validation images into their classes with: lockstep data sort-val"
             f" {shlex.quote(str(root))} --labels FILE"
         )

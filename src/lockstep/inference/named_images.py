@@ -251,4 +251,4 @@ def _member(listing: Listing, sample: int) -> Encoded:
         if name
         else Path(listing.source.root, listing.place(sample))
     )
-    return Encoded(path, lambda: listing.read_bytes(sample))
+    return Encoded(path, lambda: listing.read_encoded(sample))

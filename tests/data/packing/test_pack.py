@@ -76,7 +76,7 @@ def test_a_task_holds_no_more_than_its_bytes(
     append = writing._append
 
     def noted(split: Any, packing: Any, writer: Any, numbers: Any, before: Any) -> int:
-        tasks.append([len(split.listing.read_bytes(number)) for number in numbers])
+        tasks.append([len(split.listing.read_encoded(number)) for number in numbers])
         return append(split, packing, writer, numbers, before)
 
     monkeypatch.setattr(writing, "TASK_BYTES", 2000)

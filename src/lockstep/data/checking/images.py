@@ -36,7 +36,7 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
         found = []
         for i in part.kept[some.start : some.stop].tolist():
             try:
-                data = listing.read_bytes(i)
+                data = listing.read_encoded(i)
             except OSError as error:
                 found.append(
                     (

@@ -52,7 +52,7 @@ def read_images(split: Split, numbers: Sequence[int]) -> Iterable[Bytes]:
 
 def _read(split: Split, number: int) -> bytes:
     try:
-        return split.listing.read_bytes(number)
+        return split.listing.read_encoded(number)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(
