@@ -1,0 +1,211 @@
+"""Download a file: over HTTPS, in parts that resume, verified before it gets its name."""
+
+import errno
+import fcntl
+import http
+import http.client
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from lockstep.system.errors import CheckpointError
+from lockstep.system.files import write_text
+from lockstep.system.regular_files import SETTINGS, WEIGHTS, read_regular_text
+from lockstep.system.version import version
+from lockstep.weights.fingerprints import sha256 as sha256_of_file
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes that are there, and all bytes of the file; None if the server does not say
+how many there are."""
+_TIMEOUT_SEC = 30
+"""A server may send nothing for this long."""
+_ATTEMPTS = 5
+"""A connection may break this often, as long as every one of them brings some bytes."""
+_PART = 2**20
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_address(address: str) -> None:
+    """Raise `CheckpointError` unless an address is `https://`, or `http://` of this machine."""
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname
+    except ValueError:
+        host = None
+    is_safe = host and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK))
+    if is_safe and "@" not in parts.netloc:
+        return
+    raise CheckpointError(
+        f"{address:.200} cannot be downloaded; expected https://HOST/PATH without a user's name"
+    )
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to HTTPS. Only this machine may redirect to this machine."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any,
+        newurl: str,
+    ) -> urllib.request.Request | None:  # fmt: skip
+        check_address(newurl)
+        if not newurl.startswith("https:") and req.host.rpartition(":")[0] not in _LOOPBACK:
+            raise CheckpointError(
+                f"{req.full_url:.200} redirects to {newurl:.200}; expected an https:// address"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _Broken(Exception):
+    """A connection that ended before the file did."""
+
+
+def download(
+    address: str, target: Path, *, sha256: str = "", progress: Progress | None = None
+) -> None:
+    """Download a file to `target`, unless it is there.
+
+    - What an interrupted download leaves, `target` with `.part` added, is continued: if the digest
+      is known, or the server still has the same file.
+    - `sha256` is the start of the file's SHA-256 in hexadecimal digits. A file with another digest
+      is removed.
+    - One process downloads at a time; others wait for it.
+
+    Raises `CheckpointError` with what to do without a network.
+    """
+    check_address(address)
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(part) as file:
+            if target.exists():
+                part.unlink()
+                return
+            if not (sha256 and file.tell() and sha256_of_file(part).startswith(sha256.lower())):
+                _fetch(address, file, part, can_resume=bool(sha256), progress=progress)
+                _check_digest(part, sha256, address)
+            part.replace(target)
+            _validator_path(part).unlink(missing_ok=True)
+    except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            reason = f"the server answers {error.code} {error.reason}"
+            error.close()
+        elif error.errno == errno.ENOSPC:
+            reason = f"no space is left for {part}; the same command resumes"
+        else:
+            reason = str(getattr(error, "reason", None) or error.strerror or error)
+        raise CheckpointError(
+            f"{address} cannot be downloaded: {reason}. Elsewhere, curl -fL -o {target.name}"
+            f" {address} downloads it; put the file at {target}"
+        ) from None
+
+
+@contextmanager
+def _lock(part: Path) -> Iterator[IO[bytes]]:
+    """Open a part to append to it, when no other process does that."""
+    while True:
+        with part.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # The process that had the lock before has renamed or removed the file, or left it.
+            if part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat()):
+                yield file
+                return
+
+
+def _fetch(
+    address: str, file: IO[bytes], part: Path, *, can_resume: bool, progress: Progress | None
+) -> None:
+    """Append to an open file what of an address is missing in it. Raises `OSError`."""
+    for _ in range(_ATTEMPTS):
+        before = file.tell()
+        try:
+            _receive(address, file, part, can_resume=can_resume, progress=progress)
+            return
+        except (_Broken, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            file.flush()
+            if file.tell() <= before:
+                raise OSError(f"the connection broke: {error or type(error).__name__}") from None
+    raise OSError(f"the connection broke {_ATTEMPTS} times; the same command resumes")
+
+
+def _receive(
+    address: str, file: IO[bytes], part: Path, *, can_resume: bool, progress: Progress | None
+) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": f"lockstep/{version()}"})
+    start = file.tell()
+    validator = _read_validator(part)
+    if start and (can_resume or validator):
+        request.add_header("Range", f"bytes={start}-")
+        if validator:
+            request.add_header("If-Range", validator)
+    opener = urllib.request.build_opener(_SafeRedirects)
+    try:
+        response = opener.open(request, timeout=_TIMEOUT_SEC)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
+            raise
+        error.close()
+        _empty(file)  # the part is not of this file, or is longer
+        _receive(address, file, part, can_resume=can_resume, progress=progress)
+        return
+    with closing(response):
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            _empty(file)
+            start = 0
+        length = response.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdigit() else None
+        if total is not None and total > WEIGHTS.most_bytes:
+            raise OSError(f"it has {total:,} bytes; expected at most {WEIGHTS.most_bytes:,}")
+        write_text(_validator_path(part), response.headers.get("ETag", "").strip())
+        _copy(response, file, start, total, progress)
+
+
+def _empty(file: IO[bytes]) -> None:
+    file.seek(0)
+    file.truncate()
+
+
+def _copy(
+    response: IO[bytes], file: IO[bytes], done: int, total: int | None, progress: Progress | None
+) -> None:
+    while data := response.read(_PART):
+        done += len(data)
+        if done > WEIGHTS.most_bytes:
+            raise OSError(f"it has more than {WEIGHTS.most_bytes:,} bytes")
+        file.write(data)
+        if progress is not None:
+            progress(done, total)
+    file.flush()
+    os.fsync(file.fileno())
+    if total is not None and done < total:
+        raise _Broken(f"{done:,} of {total:,} bytes came")
+
+
+def _validator_path(part: Path) -> Path:
+    """Return the file with the entity tag (RFC 9110) of the server's file that a part is of."""
+    return part.with_name(part.name + ".etag")
+
+
+def _read_validator(part: Path) -> str:
+    """Return the entity tag of a part; "" if there is none, or only a weak one, which does not say
+    that bytes are equal."""
+    try:
+        tag = read_regular_text(_validator_path(part), SETTINGS)
+    except (OSError, ValueError):
+        return ""
+    return tag if tag.startswith('"') and tag.isprintable() else ""
+
+
+def _check_digest(part: Path, sha256: str, address: str) -> None:
+    """Raise `CheckpointError`, and remove the file, if its SHA-256 does not begin as expected."""
+    digest = sha256_of_file(part)
+    if not digest.startswith(sha256.lower()):
+        part.unlink()
+        raise CheckpointError(
+            f"{address} has the SHA-256 {digest}; expected one that begins with {sha256}. The file"
+            " is damaged or another one, and was removed"
+        )

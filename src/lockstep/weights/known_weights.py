@@ -1,0 +1,65 @@
+"""Weights that are known by name: the rows of `known_weights.yaml`, such as
+`torchvision/resnet50.IMAGENET1K_V2` or `timm/resnet50.a1_in1k`."""
+
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict
+
+from lockstep.system.plain_yaml import read_yaml
+from lockstep.weights.preprocessing import KNOWN, Changes
+
+PUBLISHERS = ("torchvision/", "timm/")
+"""How names of known weights begin."""
+ROWS = Path(__file__).with_suffix(".yaml")
+
+
+class KnownWeights(BaseModel):
+    """Weights that a publisher offers for download, trained for ImageNet's 1,000 classes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: str
+    """The name in `lockstep.models.architectures`."""
+    image_size: int
+    """Side of the images in training, in pixels."""
+    eval_resize: int
+    """Shorter side to which evaluation resizes, in pixels."""
+    eval_crop: int
+    """Side of the crop that evaluation uses, in pixels."""
+    interpolation: Literal["bilinear", "bicubic"]
+    top1_percent: float | None = None
+    """Accuracy on ImageNet's validation images as published, in percent; None if it is not."""
+    licence: str
+    """The licence of the weights, as an SPDX identifier."""
+    address: str
+    """Where the file is: an `https://` address."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file, such as `resnet50-11ad3fa6.pth`."""
+        return PurePosixPath(urlsplit(self.address).path).name
+
+    @property
+    def sha256_start(self) -> str:
+        """The first eight hexadecimal digits of the file's SHA-256, which end its name."""
+        return PurePosixPath(self.file_name).stem.rpartition("-")[2]
+
+    def preprocessing(self) -> Changes:
+        """Return the fields of a recipe that say how images are prepared for evaluation."""
+        changes: Changes = {
+            "image_size": self.image_size,
+            "eval_resize": self.eval_resize,
+            "eval_crop": self.eval_crop,
+            "interpolation": self.interpolation,
+        }
+        return KNOWN["torchvision-v1"] | changes
+
+
+@cache
+def read_known_weights() -> dict[str, KnownWeights]:
+    """Return all known weights by name."""
+    rows = read_yaml(ROWS.read_text(encoding="utf-8"))
+    return {name: KnownWeights.model_validate(row) for name, row in rows.items()}

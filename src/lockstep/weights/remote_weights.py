@@ -1,0 +1,163 @@
+"""Weights that are somewhere else, by name: `torchvision/resnet50.IMAGENET1K_V2`,
+`timm/resnet50.a1_in1k`, `hf:OWNER/MODEL`, `https://HOST/FILE`.
+
+They are downloaded once, into `~/.cache/lockstep/weights` (`XDG_CACHE_HOME`), and verified each
+time they are used. Files of Hugging Face's hub are in its own cache.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from urllib.parse import urldefrag, urlsplit
+
+from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.files import user_cache
+from lockstep.weights.downloads import Progress, check_address, download
+from lockstep.weights.fingerprints import sha256
+from lockstep.weights.known_weights import PUBLISHERS, KnownWeights, read_known_weights
+from lockstep.weights.preprocessing import Changes
+
+HUB = "hf:"
+"""How names of models on Hugging Face's hub begin."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_HUB_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class LocalWeights:
+    """Downloaded weights."""
+
+    path: Path
+    """A file, or a folder as Hugging Face's hub has it."""
+    preprocessing: Changes = field(default_factory=dict)
+    """Fields of a recipe that are known for these weights; empty if the file says them."""
+
+
+def is_remote(name: str | Path) -> bool:
+    """Return whether a name is that of weights somewhere else. A file of this name takes
+    precedence."""
+    text = str(name)
+    if text.startswith((HUB, "https://", "http://")):
+        return True
+    return text.startswith(PUBLISHERS) and not Path(text).exists()
+
+
+def fetch_weights(name: str, *, progress: Progress | None = None) -> LocalWeights:
+    """Return the files of weights that are somewhere else, downloaded if they are not in the cache.
+
+    Raises `CheckpointError` for unknown names, for a file with another digest, and without a
+    network with the address and the place where the file can be put by hand.
+    """
+    if name.startswith(HUB):
+        return LocalWeights(_fetch_from_hub(name.removeprefix(HUB)))
+    if name.startswith(PUBLISHERS):
+        known = find_known_weights(name)
+        path = cached_path(known)
+        _fetch_file(known.address, path, known.sha256_start, progress)
+        return LocalWeights(path, known.preprocessing())
+    address, fragment = urldefrag(name)
+    check_address(address)
+    file_name = PurePosixPath(urlsplit(address).path).name
+    if not file_name:
+        raise CheckpointError(f"{name:.200} names no file; expected https://HOST/FOLDER/FILE")
+    # Files of several addresses can have one name.
+    folder = hashlib.sha256(address.encode()).hexdigest()[:16]
+    path = cache_folder() / folder / file_name
+    _fetch_file(address, path, fragment.removeprefix("sha256="), progress)
+    return LocalWeights(path)
+
+
+def find_known_weights(name: str) -> KnownWeights:
+    """Return known weights. Raises `CheckpointError` with similar names for unknown ones."""
+    known = read_known_weights()
+    if name not in known:
+        raise CheckpointError(
+            f"{name:.100} is neither a file nor known weights. {nearest(name, known)} lockstep"
+            " weights lists them; hf:OWNER/MODEL names a model on Hugging Face's hub"
+        )
+    return known[name]
+
+
+def cache_folder() -> Path:
+    """Return the folder of downloaded weights. It may not exist."""
+    return user_cache() / "weights"
+
+
+def cached_path(known: KnownWeights) -> Path:
+    """Return the path of known weights in the cache, whether they are there or not."""
+    return cache_folder() / known.file_name
+
+
+def _fetch_file(address: str, path: Path, digest: str, progress: Progress | None) -> None:
+    """Download a file unless it is there, and compare its digest. Raises `CheckpointError`."""
+    if not path.exists():
+        download(address, path, sha256=digest, progress=progress)
+        return
+    actual = sha256(path)
+    if not actual.startswith(digest.lower()):
+        raise CheckpointError(
+            f"{path} has the SHA-256 {actual}; expected one that begins with {digest}: it is"
+            " damaged or another file; remove it, and the same command downloads it again"
+        )
+
+
+def _fetch_from_hub(name: str) -> Path:
+    """Return the folder of a model of Hugging Face's hub, with its configuration and its weights.
+
+    Raises `CheckpointError`.
+    """
+    if not _HUB_NAME.fullmatch(name):
+        raise CheckpointError(f"hf:{name:.100} is no model; expected hf:OWNER/MODEL[@REVISION]")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise CheckpointError(
+            f"hf:{name} needs the package huggingface_hub, which is not installed; pip install"
+            " huggingface_hub==1.0.0, or download the model's files and name their folder"
+        ) from None
+    repository, _, revision = name.partition("@")
+    with _naming_the_hub(name):
+        folder = Path(
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=list(_HUB_FILES)
+            )
+        )
+    files = [folder / file for file in _HUB_FILES[1:] if (folder / file).exists()]
+    if not files:
+        raise CheckpointError(
+            f"hf:{name} has none of the files {' and '.join(_HUB_FILES[1:])}; expected weights of"
+            " PyTorch. Download the file that you want, and name it"
+        )
+    for file in files:
+        _check_hub_digest(file)
+    return folder
+
+
+@contextmanager
+def _naming_the_hub(name: str) -> Iterator[None]:
+    """Turn the errors of the hub's client into one message. Its exceptions have no common class."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"hf:{name} cannot be downloaded: {reason:.300}. Elsewhere, hf download"
+            f" {name.partition('@')[0]} downloads it; name the folder of its files"
+        ) from None
+
+
+def _check_hub_digest(file: Path) -> None:
+    """Raise `CheckpointError` if a large file of the hub's cache is damaged.
+
+    The cache names the contents of large files by their SHA-256.
+    """
+    content = file.resolve()
+    if _SHA256.fullmatch(content.name) and sha256(content) != content.name:
+        raise CheckpointError(
+            f"{content} is damaged: its SHA-256 is not its name; remove it, and the same command"
+            " downloads it again"
+        )

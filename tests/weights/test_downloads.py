@@ -1,0 +1,206 @@
+"""Downloads of weights, from a server on this machine."""
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.downloads import check_address, download
+
+CONTENT = bytes(range(256)) * 20_000
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT at /w.pth. It can end connections early, and it counts the bytes it sends."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = CONTENT
+        self.etag = '"1"'
+        self.cut_after: list[int] = []
+        """After how many bytes the next connections end."""
+        self.requests: list[dict[str, str]] = []
+        self.sent = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/w.pth"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.requests.append(dict(self.headers))
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "http://192.0.2.1/w.pth")
+            self.end_headers()
+            return
+        if self.path != "/w.pth":
+            self.send_error(404)
+            return
+        content = self.server.content
+        start = 0
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if wanted and self.headers.get("If-Range", self.server.etag) == self.server.etag:
+            start = int(wanted[1])
+            if start >= len(content):
+                self.send_error(416)
+                return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("ETag", self.server.etag)
+        self.end_headers()
+        body = content[start:]
+        if self.server.cut_after:
+            body = body[: self.server.cut_after.pop(0)]
+        self.wfile.write(body)
+        self.server.sent += len(body)
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_downloaded_once_with_its_progress(server: Server, tmp_path: Path) -> None:
+    counts: list[tuple[int, int | None]] = []
+    target = tmp_path / "cache" / "w.pth"
+    for _ in range(2):
+        download(server.address, target, sha256=DIGEST[:8], progress=lambda *c: counts.append(c))
+    assert target.read_bytes() == CONTENT
+    assert counts[-1] == (len(CONTENT), len(CONTENT))
+    assert len(server.requests) == 1
+    assert list_names(target.parent) == ["w.pth"]
+
+
+@pytest.mark.parametrize("sha256", [DIGEST, ""])
+def test_broken_connections_continue_where_they_ended(
+    server: Server, tmp_path: Path, sha256: str
+) -> None:
+    server.cut_after = [1_000_000, 2_000_000]
+    download(server.address, tmp_path / "w.pth", sha256=sha256)
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT
+    assert server.sent == len(CONTENT)
+    assert [request.get("Range") for request in server.requests] == [
+        None,
+        "bytes=1000000-",
+        "bytes=3000000-",
+    ]
+
+
+def test_a_part_of_an_earlier_command_is_continued(server: Server, tmp_path: Path) -> None:
+    server.cut_after = [1_000_000, 0]
+    with pytest.raises(CheckpointError, match="connection broke"):
+        download(server.address, tmp_path / "w.pth", sha256=DIGEST)
+    assert list_names(tmp_path) == ["w.pth.part", "w.pth.part.etag"]
+    download(server.address, tmp_path / "w.pth", sha256=DIGEST)
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT
+    assert server.sent == len(CONTENT)
+    assert list_names(tmp_path) == ["w.pth"]
+
+
+def test_a_file_that_changed_on_the_server_begins_again(server: Server, tmp_path: Path) -> None:
+    server.cut_after = [1_000_000, 0]
+    with pytest.raises(CheckpointError):
+        download(server.address, tmp_path / "w.pth")
+    server.content = CONTENT[::-1]
+    server.etag = '"2"'
+    download(server.address, tmp_path / "w.pth")
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("rest", [b"", b"more than the server has"])
+def test_a_part_that_is_complete_or_too_long_gives_the_file(
+    server: Server, tmp_path: Path, rest: bytes
+) -> None:
+    (tmp_path / "w.pth.part").write_bytes(CONTENT + rest)
+    download(server.address, tmp_path / "w.pth", sha256=DIGEST)
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT
+    assert len(server.requests) == (2 if rest else 0)
+
+
+def test_a_file_with_another_digest_is_removed(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{DIGEST}.*begins with 00000000"):
+        download(server.address, tmp_path / "w.pth", sha256="00000000")
+    assert "w.pth" not in list_names(tmp_path)
+    assert "w.pth.part" not in list_names(tmp_path)
+
+
+def test_two_at_once_download_one_file(server: Server, tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def get() -> None:
+        try:
+            download(server.address, tmp_path / "w.pth", sha256=DIGEST)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=get) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert server.sent == len(CONTENT)
+    assert list_names(tmp_path) == ["w.pth"]
+
+
+def test_without_a_server_the_message_says_what_to_do(server: Server, tmp_path: Path) -> None:
+    address = server.address
+    target = tmp_path / "w.pth"
+    with pytest.raises(CheckpointError, match="404") as missing:
+        download(address.replace("w.pth", "x.pth"), target)
+    assert f"put the file at {target}" in str(missing.value)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(CheckpointError, match="refused") as refused:
+        download(address, target)
+    assert f"curl -fL -o w.pth {address}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://example.org/w.pth",
+        "ftp://example.org/w.pth",
+        "file:///etc/passwd",
+        "https:///w.pth",
+        "https://user:secret@example.org/w.pth",
+        "https://[::1/w.pth",
+    ],
+)
+def test_other_addresses_are_refused(address: str) -> None:
+    with pytest.raises(CheckpointError, match="https://HOST"):
+        check_address(address)
+
+
+def test_a_redirect_to_another_machine_without_https_is_refused(
+    server: Server, tmp_path: Path
+) -> None:
+    address = server.address.replace("w.pth", "elsewhere")
+    with pytest.raises(CheckpointError, match=r"192\.0\.2\.1"):
+        download(address, tmp_path / "w.pth")
