@@ -1,0 +1,40 @@
+"""`lockstep weights`: list the weights that are known by name."""
+
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.terminal import print, print_json, print_table
+
+
+def command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with the addresses of the files.")
+    ] = False,
+) -> None:
+    """List weights that commands download by name.
+
+    --weights NAME of `train`, and the weights of `evaluate`, `predict`, `export`, `serve` and
+    `convert`. The accuracies are the publishers' on ImageNet. hf:OWNER/MODEL and https:// addresses
+    name others.
+    """
+    from lockstep.weights.known_weights import read_known_weights
+    from lockstep.weights.remote_weights import cached_path
+
+    known = read_known_weights()
+    if as_json:
+        rows = []
+        for name, weights in known.items():
+            path = cached_path(weights)
+            cached = str(path) if path.exists() else None
+            rows.append({"name": name, **weights.model_dump(), "cached": cached})
+        print_json(rows)
+        return
+    cells = [("name", "model", "top-1 %", "resize", "crop", "licence", "downloaded")]
+    for name, weights in known.items():
+        top1 = "-" if weights.top1_percent is None else f"{weights.top1_percent:.2f}"
+        sizes = (str(weights.eval_resize), str(weights.eval_crop))
+        cached = "yes" if cached_path(weights).exists() else ""
+        cells.append((name, weights.model, top1, *sizes, weights.licence, cached))
+    print_table(cells)
+    print("A hyphen stands for what the publisher's table does not have.")

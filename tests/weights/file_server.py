@@ -1,0 +1,77 @@
+"""A server of one file on this machine, which can end connections early."""
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `content` at /`name`, counts the bytes it sends, and ends connections early if asked."""
+
+    daemon_threads = True
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = content
+        self.name = name
+        self.etag = '"1"'
+        self.cut_after: list[int] = []
+        """After how many bytes the next connections end."""
+        self.requests: list[dict[str, str]] = []
+        self.sent = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{self.name}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.requests.append(dict(self.headers))
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "http://192.0.2.1/w.pth")
+            self.end_headers()
+            return
+        if self.path != f"/{self.server.name}":
+            self.send_error(404)
+            return
+        content = self.server.content
+        start = 0
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if wanted and self.headers.get("If-Range", self.server.etag) == self.server.etag:
+            start = int(wanted[1])
+            if start >= len(content):
+                self.send_error(416)
+                return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("ETag", self.server.etag)
+        self.end_headers()
+        body = content[start:]
+        if self.server.cut_after:
+            body = body[: self.server.cut_after.pop(0)]
+        self.wfile.write(body)
+        self.server.sent += len(body)
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serve(content: bytes, name: str) -> Iterator[Server]:
+    """Serve a file while the context is open."""
+    server = Server(content, name)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

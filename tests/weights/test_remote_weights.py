@@ -1,0 +1,116 @@
+"""Weights that are named, and downloaded from a server on this machine."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.models.architectures import MODELS
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import known_weights, remote_weights
+from lockstep.weights.known_weights import KnownWeights, read_known_weights
+from lockstep.weights.remote_weights import cached_path, fetch_weights, is_remote
+from tests.weights.file_server import Server, serve
+
+CONTENT = b"weights of a network" * 1000
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+NAME = "torchvision/resnet18.IMAGENET1K_V1"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of the weights NAME."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    with serve(CONTENT, f"w-{DIGEST[:8]}.pth") as server:
+        row = read_known_weights()[NAME].model_copy(update={"address": server.address})
+        monkeypatch.setattr(remote_weights, "read_known_weights", lambda: {NAME: row})
+        yield server
+
+
+@pytest.mark.parametrize(("name", "row"), read_known_weights().items())
+def test_rows_are_whole(name: str, row: KnownWeights) -> None:
+    publisher, _, network = name.partition("/")
+    assert f"{publisher}/" in known_weights.PUBLISHERS
+    assert network.partition(".")[0].replace("_", "-") == row.model
+    assert row.model in MODELS
+    assert row.address.startswith("https://")
+    assert len(bytes.fromhex(row.sha256_start)) == 4
+    assert row.eval_crop <= row.eval_resize
+    assert row.licence in {"BSD-3-Clause", "Apache-2.0", "CC-BY-NC-4.0"}
+
+
+def test_no_file_has_two_names() -> None:
+    names = [row.file_name for row in read_known_weights().values()]
+    assert len(set(names)) == len(names)
+
+
+def test_timms_sizes_follow_from_its_crop_share() -> None:
+    """timm resizes to floor(size / share): 224 / 0.95, 288 / 0.95, 224 / 0.875, 288 / 1."""
+    rows = [row for name, row in read_known_weights().items() if name.startswith("timm/")]
+    assert {(row.eval_resize, row.eval_crop) for row in rows} == {
+        (235, 224),
+        (303, 288),
+        (256, 224),
+        (288, 288),
+        (224, 224),
+    }
+
+
+def test_known_weights_are_downloaded_once_and_have_their_preprocessing(server: Server) -> None:
+    for _ in range(2):
+        weights = fetch_weights(NAME)
+        assert weights.path.read_bytes() == CONTENT
+        assert weights.preprocessing["eval_resize"] == 256
+        assert weights.preprocessing["interpolation"] == "bilinear"
+    assert len(server.requests) == 1
+
+
+def test_a_file_put_into_the_cache_by_hand_is_used_if_it_is_the_right_one(server: Server) -> None:
+    path = cached_path(remote_weights.find_known_weights(NAME))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    assert fetch_weights(NAME).path == path
+    path.write_bytes(CONTENT[1:])
+    with pytest.raises(CheckpointError, match=DIGEST[:8]):
+        fetch_weights(NAME)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("fragment", ["", f"#sha256={DIGEST}", f"#sha256={DIGEST[:8].upper()}"])
+def test_an_address_is_downloaded(server: Server, fragment: str) -> None:
+    weights = fetch_weights(server.address + fragment)
+    assert weights.path.name == server.address.rpartition("/")[2]
+    assert weights.path.read_bytes() == CONTENT
+    assert weights.preprocessing == {}
+
+
+def test_an_address_with_another_digest_is_refused(server: Server) -> None:
+    with pytest.raises(CheckpointError, match="begins with 0123abcd"):
+        fetch_weights(server.address + "#sha256=0123abcd")
+
+
+def test_a_file_takes_precedence_over_known_weights(server: Server, tmp_path: Path) -> None:
+    assert is_remote(NAME)
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / NAME).write_bytes(CONTENT)
+    assert not is_remote(NAME)
+    assert is_remote("hf:owner/model")
+    assert is_remote("https://example.org/w.pth")
+    assert not is_remote("run/checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("torchvision/resnet18.IMAGENET1K_V3", NAME),
+        ("timm/vit.a1_in1k", "lockstep weights"),
+        ("https://example.org/", "https://HOST/FOLDER/FILE"),
+        ("hf:model", "hf:OWNER/MODEL"),
+        ("hf:../../etc", "hf:OWNER/MODEL"),
+    ],
+)
+def test_names_of_nothing_are_refused(server: Server, name: str, expected: str) -> None:
+    with pytest.raises(CheckpointError, match=expected):
+        fetch_weights(name)
