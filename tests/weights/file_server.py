@@ -1,10 +1,14 @@
 """A server of one file on this machine, which can end connections early."""
 
+import hashlib
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
+
+S = TypeVar("S", bound=ThreadingHTTPServer)
 
 
 class Server(ThreadingHTTPServer):
@@ -63,10 +67,52 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class HubHandler(BaseHTTPRequestHandler):
+    """Answers as Hugging Face's hub does for the files of owner/model."""
+
+    files: dict[str, bytes]
+
+    def do_HEAD(self) -> None:
+        name = self.path.removeprefix("/owner/model/resolve/main/")
+        content = self.files.get(name)
+        if content is None:
+            self.send_response(404)
+            has_model = self.path.startswith("/owner/model/")
+            self.send_header("X-Error-Code", "EntryNotFound" if has_model else "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(self.files.get(self.path.rpartition("/")[2], b""))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serve_hub(files: dict[str, bytes]) -> Iterator[str]:
+    """Serve the files of owner/model as Hugging Face's hub does; yield its address."""
+    handler = type("Handler", (HubHandler,), {"files": files})
+    with _serve(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
 @contextmanager
 def serve(content: bytes, name: str) -> Iterator[Server]:
-    """Serve a file while the context is open."""
-    server = Server(content, name)
+    """Serve a file."""
+    with _serve(Server(content, name)) as server:
+        yield server
+
+
+@contextmanager
+def _serve(server: S) -> Iterator[S]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

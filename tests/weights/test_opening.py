@@ -1,6 +1,5 @@
 """Find weights: runs, checkpoints and files, of Lockstep and of other programs."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.starting_weights import StartSource, fit_start
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint, known_preprocessing, open_weights
+from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.run_checkpoints import find_best_step
 from tests.conftest import TINY_MODEL
 from tests.weights.small_models import (
@@ -567,17 +566,6 @@ def test_weights_of_timm_without_its_config_are_prepared_by_its_defaults(
     zip_file(tmp_path / "pytorch_model.bin", plain_state(recipe_of()))
     found = open_weights(tmp_path)
     assert (assumptions(found.remarks), found.recipe.interpolation) == (["timm"], "bicubic")
-
-
-@pytest.mark.parametrize(("origin", "resize"), [("torchvision-v1", 256), ("torchvision-v2", 232)])
-def test_a_file_that_torchvision_publishes_is_known_by_its_sha256(
-    origin: str, resize: int, tmp_path: Path, narrow: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
-    digest = hashlib.sha256((tmp_path / "a.pth").read_bytes()).hexdigest()[:8]
-    monkeypatch.setitem(known_preprocessing._TORCHVISION_DIGESTS, origin, (digest,))
-    found = open_weights(tmp_path / "a.pth")
-    assert (assumptions(found.remarks), found.recipe.eval_resize) == ([], resize)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
 """Weights that are named, and downloaded from a server on this machine."""
 
 import hashlib
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lockstep.models.architectures import MODELS
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import known_weights, remote_weights
+from lockstep.weights import known_preprocessing, known_weights, open_weights, remote_weights
 from lockstep.weights.known_weights import KnownWeights, read_known_weights
 from lockstep.weights.remote_weights import cached_path, fetch_weights, is_remote
-from tests.weights.file_server import Server, serve
+from tests.weights.file_server import Server, serve, serve_hub
+from tests.weights.small_models import plain_state, recipe_of, use_narrow_models, zip_file
 
 CONTENT = b"weights of a network" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -58,12 +62,9 @@ def test_timms_sizes_follow_from_its_crop_share() -> None:
     }
 
 
-def test_known_weights_are_downloaded_once_and_have_their_preprocessing(server: Server) -> None:
+def test_known_weights_are_downloaded_once(server: Server) -> None:
     for _ in range(2):
-        weights = fetch_weights(NAME)
-        assert weights.path.read_bytes() == CONTENT
-        assert weights.preprocessing["eval_resize"] == 256
-        assert weights.preprocessing["interpolation"] == "bilinear"
+        assert fetch_weights(NAME).read_bytes() == CONTENT
     assert len(server.requests) == 1
 
 
@@ -71,7 +72,7 @@ def test_a_file_put_into_the_cache_by_hand_is_used_if_it_is_the_right_one(server
     path = cached_path(remote_weights.find_known_weights(NAME))
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
-    assert fetch_weights(NAME).path == path
+    assert fetch_weights(NAME) == path
     path.write_bytes(CONTENT[1:])
     with pytest.raises(CheckpointError, match=DIGEST[:8]):
         fetch_weights(NAME)
@@ -80,10 +81,9 @@ def test_a_file_put_into_the_cache_by_hand_is_used_if_it_is_the_right_one(server
 
 @pytest.mark.parametrize("fragment", ["", f"#sha256={DIGEST}", f"#sha256={DIGEST[:8].upper()}"])
 def test_an_address_is_downloaded(server: Server, fragment: str) -> None:
-    weights = fetch_weights(server.address + fragment)
-    assert weights.path.name == server.address.rpartition("/")[2]
-    assert weights.path.read_bytes() == CONTENT
-    assert weights.preprocessing == {}
+    path = fetch_weights(server.address + fragment)
+    assert path.name == server.address.rpartition("/")[2]
+    assert path.read_bytes() == CONTENT
 
 
 def test_an_address_with_another_digest_is_refused(server: Server) -> None:
@@ -114,3 +114,69 @@ def test_a_file_takes_precedence_over_known_weights(server: Server, tmp_path: Pa
 def test_names_of_nothing_are_refused(server: Server, name: str, expected: str) -> None:
     with pytest.raises(CheckpointError, match=expected):
         fetch_weights(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("torchvision/resnet50.IMAGENET1K_V2", (232, 224, "bilinear")),
+        ("timm/resnet50.a1_in1k", (288, 288, "bicubic")),
+    ],
+)
+def test_weights_are_opened_by_name_and_recognised_by_their_sha256(
+    name: str,
+    expected: tuple[int, int, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_narrow_models(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    content = (tmp_path / "a.pth").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    with serve(content, f"a-{digest[:8]}.pth") as server:
+        row = read_known_weights()[name].model_copy(update={"address": server.address})
+        for module in (known_preprocessing, remote_weights):
+            monkeypatch.setattr(module, "read_known_weights", lambda: {name: row})
+        for path in (name, tmp_path / "a.pth", f"{server.address}#sha256={digest}"):
+            weights = open_weights(path)
+            recipe = weights.recipe
+            assert (recipe.eval_resize, recipe.eval_crop, recipe.interpolation) == expected
+            assert not any("assumed" in remark for remark in weights.remarks)
+
+
+HUB = """
+import pathlib, sys
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.remote_weights import fetch_weights
+for name in sys.argv[1:]:
+    try:
+        folder = fetch_weights(name)
+        print(sorted(path.name for path in folder.iterdir()))
+        for path in folder.iterdir():
+            path.resolve().write_bytes(b"damaged")
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
+    """Start Lockstep with a hub on this machine, which has files of owner/model."""
+    pytest.importorskip("huggingface_hub")
+    with serve_hub({"config.json": b"{}", "pytorch_model.bin": CONTENT}) as address:
+        yield lambda *names: subprocess.run(
+            [sys.executable, "-c", HUB, *names],
+            env=os.environ
+            | {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+
+
+def test_a_model_of_the_hub_is_downloaded_and_verified(hub: Callable[..., list[str]]) -> None:
+    downloaded, damaged, unknown = hub("hf:owner/model", "hf:owner/model", "hf:owner/other")
+    assert downloaded == "['config.json', 'pytorch_model.bin']"
+    assert "is damaged" in damaged
+    assert "hf download owner/other" in unknown

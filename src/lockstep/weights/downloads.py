@@ -17,7 +17,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_text
 from lockstep.system.regular_files import SETTINGS, WEIGHTS, read_regular_text
 from lockstep.system.version import version
-from lockstep.weights.fingerprints import sha256 as sha256_of_file
+from lockstep.weights.fingerprints import hash_file
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes that are there, and all bytes of the file; None if the server does not say
@@ -85,7 +85,7 @@ def download(
             if target.exists():
                 part.unlink()
                 return
-            if not (sha256 and file.tell() and sha256_of_file(part).startswith(sha256.lower())):
+            if not (sha256 and file.tell() and hash_file(part).startswith(sha256.lower())):
                 _fetch(address, file, part, can_resume=bool(sha256), progress=progress)
                 _check_digest(part, sha256, address)
             part.replace(target)
@@ -202,7 +202,7 @@ def _read_validator(part: Path) -> str:
 
 def _check_digest(part: Path, sha256: str, address: str) -> None:
     """Raise `CheckpointError`, and remove the file, if its SHA-256 does not begin as expected."""
-    digest = sha256_of_file(part)
+    digest = hash_file(part)
     if not digest.startswith(sha256.lower()):
         part.unlink()
         raise CheckpointError(

@@ -4,7 +4,6 @@ Sources: torchvision 0.29, transforms/_presets.py and models/resnet.py; MXNet 1.
 gluon/model_zoo/vision/__init__.py and gluon/data/vision/transforms.py; timm 1.0.31, data/config.py.
 """
 
-import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from lockstep.recipes.published import (
     resnet50_tensorflow_90ep,
     resnext101_32x4d_pytorch_90ep,
 )
-from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.weights.fingerprints import hash_file
+from lockstep.weights.known_weights import read_known_weights
 from lockstep.weights.preprocessing import FIELDS, Changes
 
 PILLOW: Changes = {
@@ -83,12 +83,6 @@ KNOWN: dict[str, Changes] = {
 - nvidia-*: the published recipes.
 """
 
-_TORCHVISION_DIGESTS = {
-    "torchvision-v1": ("f37072fd", "b627a593", "0676ba61", "63fe2227", "394f9c45"),
-    "torchvision-v2": ("11ad3fa6", "cd907fc2", "f82ba261"),
-}
-"""The files that torchvision downloads for its ResNets, by the first digits of their SHA-256, which
-end their names."""
 _WITHOUT_RECIPE = {"timm": "timm", "Gluon": "gluon"} | dict.fromkeys(
     ("torchvision", "PyTorch", "PaddleClas", "paddle.vision"), "torchvision-v1"
 )
@@ -117,16 +111,15 @@ def assume_preprocessing(
     return KNOWN[name], _describe_assumption(name, KNOWN[name], settings)
 
 
-def find_published(path: Path) -> str | None:
-    """Return the row of `KNOWN` for a file that torchvision publishes, whatever it is called; None
-    for any other file. All of its bytes are read for their SHA-256."""
+def find_published(path: Path) -> Changes | None:
+    """Return the preprocessing of a file that is one of the known weights, whatever it is called;
+    None for any other file. All of its bytes are read for their SHA-256."""
     if path.suffix != ".pth" or not path.is_file():
         return None
-    with open_regular(path, WEIGHTS) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
-    for name, digests in _TORCHVISION_DIGESTS.items():
-        if digest in digests:
-            return name
+    digest = hash_file(path)
+    for weights in read_known_weights().values():
+        if digest.startswith(weights.sha256_start):
+            return KNOWN["torchvision-v1"] | weights.preprocessing
     return None
 
 

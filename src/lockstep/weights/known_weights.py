@@ -3,13 +3,12 @@
 
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
 from lockstep.system.plain_yaml import read_yaml
-from lockstep.weights.preprocessing import KNOWN, Changes
 
 PUBLISHERS = ("torchvision/", "timm/")
 """How names of known weights begin."""
@@ -47,15 +46,10 @@ class KnownWeights(BaseModel):
         """The first eight hexadecimal digits of the file's SHA-256, which end its name."""
         return PurePosixPath(self.file_name).stem.rpartition("-")[2]
 
-    def preprocessing(self) -> Changes:
-        """Return the fields of a recipe that say how images are prepared for evaluation."""
-        changes: Changes = {
-            "image_size": self.image_size,
-            "eval_resize": self.eval_resize,
-            "eval_crop": self.eval_crop,
-            "interpolation": self.interpolation,
-        }
-        return KNOWN["torchvision-v1"] | changes
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """Those fields of a recipe in which the preprocessing of publishers differs."""
+        return self.model_dump(include={"image_size", "eval_resize", "eval_crop", "interpolation"})
 
 
 @cache

@@ -20,6 +20,7 @@ from lockstep.weights.preprocessing import (
     set_preprocessing,
 )
 from lockstep.weights.recognition import recognise
+from lockstep.weights.remote_weights import fetch_weights, is_remote
 from lockstep.weights.run_checkpoints import find_checkpoint
 
 
@@ -35,7 +36,7 @@ def open_weights(
     preprocessing: Preprocessing | None = None,
 ) -> Weights:
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint
-    folder or a file.
+    folder, a file, or weights somewhere else by their name (`lockstep.weights.remote_weights`).
 
     - With `ema`, the weights are the moving average instead of the trained weights.
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as
@@ -53,7 +54,7 @@ def open_weights(
     `preprocessing` does not fit, and `DataError` if `classes` does not.
     """
     settings = check_preprocessing(preprocessing)
-    path = Path(path)
+    path = fetch_weights(str(path)) if is_remote(path) else Path(path)
     try:
         path = find_checkpoint(path, checkpoint)
         # float64 values beyond float32 become infinite, as --inspect shows.

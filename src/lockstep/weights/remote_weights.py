@@ -9,32 +9,22 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import urldefrag, urlsplit
 
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import user_cache
 from lockstep.weights.downloads import Progress, check_address, download
-from lockstep.weights.fingerprints import sha256
+from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.known_weights import PUBLISHERS, KnownWeights, read_known_weights
-from lockstep.weights.preprocessing import Changes
 
 HUB = "hf:"
 """How names of models on Hugging Face's hub begin."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-_HUB_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+_CONFIGURATION = "config.json"
+_HUB_FILES = (_CONFIGURATION, "model.safetensors", "pytorch_model.bin")
+"""The files of a model that are downloaded: its configuration, and the first weights there are."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class LocalWeights:
-    """Downloaded weights."""
-
-    path: Path
-    """A file, or a folder as Hugging Face's hub has it."""
-    preprocessing: Changes = field(default_factory=dict)
-    """Fields of a recipe that are known for these weights; empty if the file says them."""
 
 
 def is_remote(name: str | Path) -> bool:
@@ -46,19 +36,20 @@ def is_remote(name: str | Path) -> bool:
     return text.startswith(PUBLISHERS) and not Path(text).exists()
 
 
-def fetch_weights(name: str, *, progress: Progress | None = None) -> LocalWeights:
-    """Return the files of weights that are somewhere else, downloaded if they are not in the cache.
+def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
+    """Return the file, or the folder of files, of weights that are somewhere else. They are
+    downloaded if they are not in the cache.
 
     Raises `CheckpointError` for unknown names, for a file with another digest, and without a
     network with the address and the place where the file can be put by hand.
     """
     if name.startswith(HUB):
-        return LocalWeights(_fetch_from_hub(name.removeprefix(HUB)))
+        return _fetch_from_hub(name.removeprefix(HUB))
     if name.startswith(PUBLISHERS):
         known = find_known_weights(name)
         path = cached_path(known)
         _fetch_file(known.address, path, known.sha256_start, progress)
-        return LocalWeights(path, known.preprocessing())
+        return path
     address, fragment = urldefrag(name)
     check_address(address)
     file_name = PurePosixPath(urlsplit(address).path).name
@@ -68,7 +59,7 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> LocalWeight
     folder = hashlib.sha256(address.encode()).hexdigest()[:16]
     path = cache_folder() / folder / file_name
     _fetch_file(address, path, fragment.removeprefix("sha256="), progress)
-    return LocalWeights(path)
+    return path
 
 
 def find_known_weights(name: str) -> KnownWeights:
@@ -97,7 +88,7 @@ def _fetch_file(address: str, path: Path, digest: str, progress: Progress | None
     if not path.exists():
         download(address, path, sha256=digest, progress=progress)
         return
-    actual = sha256(path)
+    actual = hash_file(path)
     if not actual.startswith(digest.lower()):
         raise CheckpointError(
             f"{path} has the SHA-256 {actual}; expected one that begins with {digest}: it is"
@@ -113,28 +104,31 @@ def _fetch_from_hub(name: str) -> Path:
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(f"hf:{name:.100} is no model; expected hf:OWNER/MODEL[@REVISION]")
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
     except ImportError:
         raise CheckpointError(
             f"hf:{name} needs the package huggingface_hub, which is not installed; pip install"
-            " huggingface_hub==1.0.0, or download the model's files and name their folder"
+            " huggingface_hub==2.4.0, or download the model's files and name their folder"
         ) from None
     repository, _, revision = name.partition("@")
     with _naming_the_hub(name):
-        folder = Path(
-            snapshot_download(
-                repository, revision=revision or None, allow_patterns=list(_HUB_FILES)
-            )
-        )
-    files = [folder / file for file in _HUB_FILES[1:] if (folder / file).exists()]
-    if not files:
+        paths = []
+        for file in _HUB_FILES:
+            try:
+                paths.append(Path(hf_hub_download(repository, file, revision=revision or None)))
+            except EntryNotFoundError:
+                continue
+            if file != _CONFIGURATION:
+                break
+    if not any(path.name != _CONFIGURATION for path in paths):
         raise CheckpointError(
             f"hf:{name} has none of the files {' and '.join(_HUB_FILES[1:])}; expected weights of"
             " PyTorch. Download the file that you want, and name it"
         )
-    for file in files:
-        _check_hub_digest(file)
-    return folder
+    for path in paths:
+        _check_hub_digest(path)
+    return paths[0].parent
 
 
 @contextmanager
@@ -156,7 +150,7 @@ def _check_hub_digest(file: Path) -> None:
     The cache names the contents of large files by their SHA-256.
     """
     content = file.resolve()
-    if _SHA256.fullmatch(content.name) and sha256(content) != content.name:
+    if _SHA256.fullmatch(content.name) and hash_file(content) != content.name:
         raise CheckpointError(
             f"{content} is damaged: its SHA-256 is not its name; remove it, and the same command"
             " downloads it again"

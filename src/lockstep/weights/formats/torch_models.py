@@ -47,7 +47,7 @@ from lockstep.weights.formats.common import (
     describe_unused,
     match_model,
 )
-from lockstep.weights.known_preprocessing import KNOWN, find_published
+from lockstep.weights.known_preprocessing import find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 
 NAME = "PyTorch"
@@ -188,7 +188,7 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weights:
     recipe = _recipe(path, origin, matching)
     published = find_published(path) if is_alone else None
     if published is not None:
-        recipe = recipe.replace(**KNOWN[published])
+        recipe = recipe.replace(**published)
     arrays = {
         name: kept
         for name, kept in stored.items()
