@@ -25,6 +25,7 @@ from lockstep.cli import (
     sparsify,
     train,
     verify,
+    weights,
 )
 from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print
@@ -76,6 +77,7 @@ app.command("serve", cls=Command)(serve.command)
 app.command("sparsify", cls=Command)(sparsify.command)
 app.command("verify", cls=Command)(verify.command)
 app.command("report", cls=Command)(report.command)
+app.command("weights", cls=Command)(weights.command)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(benchmark.app, name="benchmark")

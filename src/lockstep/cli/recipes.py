@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.terminal import console, print, print_json
+from lockstep.cli.terminal import console, print, print_json, print_table
 
 app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -109,10 +109,7 @@ def table(
         hours = "-" if row.hours is None else f"{row.hours:g}"
         notes = row.variant or ""
         lines.append((row.recipe, row.figure(), row.precision, gpus, epochs, hours, notes))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    print_table(lines)
 
 
 @app.command("fields")

@@ -10,6 +10,7 @@ import builtins
 import json
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     builtins.print(as_json(value, indent=1))  # noqa: T201
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells in columns that are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
 
 
 def console(**options: Any) -> "Console":

@@ -105,7 +105,7 @@ def _fetch_from_hub(name: str) -> Path:
         raise CheckpointError(f"hf:{name:.100} is no model; expected hf:OWNER/MODEL[@REVISION]")
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise CheckpointError(
             f"hf:{name} needs the package huggingface_hub, which is not installed; pip install"
@@ -117,6 +117,8 @@ def _fetch_from_hub(name: str) -> Path:
         for file in _HUB_FILES:
             try:
                 paths.append(Path(hf_hub_download(repository, file, revision=revision or None)))
+            except LocalEntryNotFoundError:  # there is no connection
+                raise
             except EntryNotFoundError:
                 continue
             if file != _CONFIGURATION:
