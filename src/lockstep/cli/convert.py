@@ -10,7 +10,7 @@ from lockstep.cli.terminal import in_line, print, print_json
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
+    source: options.WeightsArgument,
     target: Annotated[
         Path | None,
         typer.Argument(

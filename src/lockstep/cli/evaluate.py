@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
+    source: options.WeightsArgument,
     data: Annotated[
         Path, typer.Option(help="Validation images in any storage format, or a folder of images.")
     ],

@@ -10,7 +10,7 @@ from lockstep.cli.terminal import in_line, print
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
+    source: options.WeightsArgument,
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     to: Annotated[
         str,

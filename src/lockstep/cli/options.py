@@ -78,7 +78,27 @@ Model = Annotated[
     str | None,
     typer.Option(help="The model of a file that fits several, such as resnet50-v1."),
 ]
-WEIGHTS = "A run's folder, a checkpoint, or weights of another program (docs/weights.md)."
+WEIGHTS = (
+    "A run's folder, a checkpoint, weights of another program, or the name of published weights"
+    " (docs/weights.md)."
+)
+
+
+def find_weights(name: str) -> Path:
+    """Return the path of weights. Those that are somewhere else are downloaded, with a bar."""
+    from lockstep.weights.remote_weights import fetch_weights, is_remote
+
+    if not is_remote(name):
+        return Path(name)
+    from lockstep.cli.terminal import show_download
+
+    with show_download(name) as progress:
+        return fetch_weights(name, progress=progress)
+
+
+WeightsArgument = Annotated[
+    Path, typer.Argument(parser=find_weights, help=WEIGHTS, show_default=False)
+]
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
 Classes = Annotated[
     Path | None,

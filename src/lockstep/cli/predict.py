@@ -96,7 +96,9 @@ def command(
     _check_files(output, embeddings, explain, len(named))
     how |= {"features": embeddings is not None, "explain": explain is not None, "runtime": runtime}
     with ExitStack() as open_files:
-        predictor = open_files.enter_context(Predictor(run, listener=options.show_note, **how))
+        predictor = open_files.enter_context(
+            Predictor(options.find_weights(run), listener=options.show_note, **how)
+        )
         write = open_files.enter_context(_destination(output))
         keep = (
             [open_files.enter_context(_embeddings(embeddings, predictor.features))]

@@ -105,7 +105,7 @@ def command(
         "no_token": no_token,
         "allow_hosts": allow_host or (),
     }
-    serve(source, **access, name=name, limits=limits, quiet=quiet, **how)
+    serve(options.find_weights(source), **access, name=name, limits=limits, quiet=quiet, **how)
 
 
 def _token(file: Path | None) -> str | None:

@@ -10,7 +10,8 @@ import builtins
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -99,3 +100,30 @@ def _escaped(found: re.Match[str]) -> str:
     return (
         f"\\x{code:02x}" if code < 2**8 else f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
     )
+
+
+@contextmanager
+def show_download(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show the progress of a download on stderr: a bar in a terminal, else a line when it begins.
+
+    Yield what is called with the bytes that are there and all bytes, None if they are unknown.
+    """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    screen = console(stderr=True)
+    if screen.is_terminal:
+        with Progress(*columns, TimeRemainingColumn(), console=screen, transient=True) as bar:
+            task = bar.add_task(in_line(name), total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    has_begun = False
+
+    def report_begin(_: int, total: int | None) -> None:
+        nonlocal has_begun
+        if not has_begun:
+            size = "" if total is None else f", {total / 1e6:,.1f} MB"
+            print(f"downloading {in_line(name)}{size}", file=sys.stderr)
+        has_begun = True
+
+    yield report_begin

@@ -39,7 +39,12 @@ def command(
     weights: Annotated[
         Path | None,
         typer.Option(
-            help="Start a new run from the weights of a run, checkpoint or file (docs/weights.md)."
+            parser=options.find_weights,
+            metavar="SOURCE",
+            help=(
+                "Start a new run from the weights of a run, checkpoint or file, or from published"
+                " ones: `lockstep weights`."
+            ),
         ),
     ] = None,
     resume_from: Annotated[

@@ -18,6 +18,7 @@ from lockstep.runs.resuming import RunSettings, complete_settings
 from lockstep.runs.starting_weights import StartSource
 from lockstep.system.errors import UserError
 from lockstep.system.signals import StopRequests
+from lockstep.weights import locate_weights
 
 
 def train(
@@ -80,7 +81,8 @@ def run_training(
         )
     source = None
     if weights or resume_from:
-        source = StartSource(Path(weights or resume_from or ""), resumes=resume_from is not None)
+        path = locate_weights(weights or resume_from or "")
+        source = StartSource(path, resumes=resume_from is not None)
     execution = settings.execution
     with StopRequests() as stop:
         world = backends.load(execution.backend).world(execution)

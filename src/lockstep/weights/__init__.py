@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from lockstep.weights.opened_weights import LOCKSTEP, Weights
     from lockstep.weights.opening import open_weights
     from lockstep.weights.preprocessing import Preprocessing
+    from lockstep.weights.remote_weights import locate_weights
 
-__all__ = ["LOCKSTEP", "Classes", "Preprocessing", "Weights", "open_weights"]
+__all__ = ["LOCKSTEP", "Classes", "Preprocessing", "Weights", "locate_weights", "open_weights"]
 
 _HOME = {
     "LOCKSTEP": "opened_weights",
     "Classes": "class_names",
     "Preprocessing": "preprocessing",
     "Weights": "opened_weights",
+    "locate_weights": "remote_weights",
     "open_weights": "opening",
 }
 

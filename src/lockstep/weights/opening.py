@@ -20,7 +20,7 @@ from lockstep.weights.preprocessing import (
     set_preprocessing,
 )
 from lockstep.weights.recognition import recognise
-from lockstep.weights.remote_weights import fetch_weights, is_remote
+from lockstep.weights.remote_weights import locate_weights
 from lockstep.weights.run_checkpoints import find_checkpoint
 
 
@@ -54,7 +54,7 @@ def open_weights(
     `preprocessing` does not fit, and `DataError` if `classes` does not.
     """
     settings = check_preprocessing(preprocessing)
-    path = fetch_weights(str(path)) if is_remote(path) else Path(path)
+    path = locate_weights(path)
     try:
         path = find_checkpoint(path, checkpoint)
         # float64 values beyond float32 become infinite, as --inspect shows.

@@ -62,6 +62,12 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
     return path
 
 
+def locate_weights(name: str | Path, *, progress: Progress | None = None) -> Path:
+    """Return the path of weights, downloaded if they are somewhere else. Raises `CheckpointError`
+    as `fetch_weights` does."""
+    return fetch_weights(str(name), progress=progress) if is_remote(name) else Path(name)
+
+
 def find_known_weights(name: str) -> KnownWeights:
     """Return known weights. Raises `CheckpointError` with similar names for unknown ones."""
     known = read_known_weights()
