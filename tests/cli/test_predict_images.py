@@ -271,7 +271,7 @@ def odd_names(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     return path
 
 
-def test_csv_has_a_line_for_each_class_of_each_image(
+def test_csv_has_a_line_for_each_class_of_list_images(
     answer: Run, odd_names: Path, images: list[Path], tmp_path: Path
 ) -> None:
     odd = tmp_path / "x,y.jpg"

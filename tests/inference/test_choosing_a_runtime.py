@@ -11,7 +11,7 @@ import pytest
 
 import lockstep
 from lockstep.inference.runtimes import NATIVE, RUNTIMES, choosing, list_installed
-from lockstep.inference.runtimes.choosing import fastest
+from lockstep.inference.runtimes.choosing import choose_fastest
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.recorder import Recorder
@@ -68,7 +68,9 @@ def choose(weights: Weights, file: Path, rates: dict[str, Any]) -> Choose:
 
     def run(given: Weights = weights) -> tuple[str, list[str]]:
         notes: list[str] = []
-        chosen = fastest(given, EXECUTION, Recorder(lambda event: notes.append(event["message"])))  # type: ignore[typeddict-item]
+        chosen = choose_fastest(
+            given, EXECUTION, Recorder(lambda event: notes.append(event["message"]))
+        )  # type: ignore[typeddict-item]
         return chosen, notes
 
     return run
@@ -165,7 +167,7 @@ def test_an_evaluation_uses_the_choice(
 
 def test_runtimes_are_measured_for_real(weights: Weights, file: Path) -> None:
     notes: list[Any] = []
-    chosen = fastest(weights, EXECUTION, Recorder(notes.append))
+    chosen = choose_fastest(weights, EXECUTION, Recorder(notes.append))
     assert chosen != NATIVE, "the reference in NumPy is slower than any runtime"
     [choice] = json.loads(file.read_text())["choices"].values()
     assert choice["images_per_sec"].keys() == {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.inference.embeddings import embeddings_file
+from lockstep.inference.embeddings import write_embeddings
 from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
@@ -61,7 +61,7 @@ def test_a_file_of_embeddings_is_read_by_numpy(tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
     rows = np.random.default_rng(1).standard_normal((5000, 7), np.float32)
     names = [f"images/{'ü' * (i % 90)}{i}.jpg" for i in range(len(rows))]
-    with embeddings_file(path, 7) as file:
+    with write_embeddings(path, 7) as file:
         for name, row in zip(names, rows, strict=True):
             file.add(name, row)
         assert not path.exists()
@@ -74,13 +74,13 @@ def test_a_file_of_embeddings_is_read_by_numpy(tmp_path: Path) -> None:
 
 
 def test_a_file_of_no_embeddings_has_no_rows(tmp_path: Path) -> None:
-    with embeddings_file(tmp_path / "out.npz", 7):
+    with write_embeddings(tmp_path / "out.npz", 7):
         pass
     with np.load(tmp_path / "out.npz") as found:
         assert (found["features"].shape, found["paths"].shape) == ((0, 7), (0,))
 
 
 def test_after_an_error_there_is_no_file_of_embeddings(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), embeddings_file(tmp_path / "out.npz", 1):
+    with pytest.raises(KeyboardInterrupt), write_embeddings(tmp_path / "out.npz", 1):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ import torch
 
 import lockstep
 from lockstep import backends
-from lockstep.inference.explanation import explainer_of, overlaid
+from lockstep.inference.explanation import make_explainer, overlay
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.weights import open_weights
@@ -25,7 +25,7 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     images = pictures(64, 96)
     classes = np.array([3, 0, 9])
     world = backends.load("torch").world(Execution())
-    found = explainer_of(weights, "torch", world).heat(images, classes)
+    found = make_explainer(weights, "torch", world).heat(images, classes)
 
     kept: list[torch.Tensor] = []
     module = lockstep.load(weights.source)
@@ -49,7 +49,7 @@ def test_heat_colours_the_pixels_below_it_and_no_others() -> None:
     images = np.full((2, 64, 64, 3), 100, np.uint8)
     heat = np.zeros((2, 2, 2), np.float32)
     heat[1, 0, 1] = 7
-    cold, warm = overlaid(images, heat)
+    cold, warm = overlay(images, heat)
     np.testing.assert_array_equal(cold, images[0])
     np.testing.assert_array_equal(warm[50:, :10], images[1, 50:, :10])
     assert (warm[5, 60] != 100).all()

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.inference.images import Encoded, each_image, read_square
+from lockstep.inference.images import Encoded, list_images, read_square
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError, UserError
@@ -358,7 +358,7 @@ def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, found: 
         DataError,
         match=rf"given as {found}; expected a path, the bytes .* a uint8 RGB array .* Pillow",
     ):
-        list(each_image(image))
+        list(list_images(image))
 
 
 def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(

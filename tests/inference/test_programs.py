@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.programs import FILE, group_photos
+from lockstep.data.index import open_index
+from lockstep.inference import photo_batches
+from lockstep.inference.images import read_photo
+from lockstep.inference.photo_batches import group_photos
+from lockstep.inference.programs import FILE
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, saved
@@ -164,3 +169,22 @@ def test_another_number_of_logits_than_described_is_an_error(
 def test_photos_of_a_batch_are_bounded_by_their_pixels() -> None:
     sizes = np.array([[4000, 2000]] * 5 + [[9000, 9000]] * 2)
     assert [len(group) for group in group_photos(sizes, 4)] == [2, 2, 1, 1, 1]
+
+
+def test_photos_of_different_sizes_are_decoded_at_the_same_time(
+    photos: Path, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    def read(data: bytes, recipe: Recipe) -> np.ndarray:
+        together.wait()  # until another thread reads too
+        return read_photo(data, recipe)
+
+    monkeypatch.setattr(photo_batches, "read_photo", read)
+    index = open_index(photos)
+    groups = [np.array([place]) for place in range(len(index) // 2 * 2)]
+    batches = list(photo_batches.load_photos(index, tiny_recipe, groups, threads=2))
+    sizes = index.sizes_for(tiny_recipe)
+    assert [batch.pixels.shape[1:3] for batch in batches] == [
+        tuple(sizes[group[0]]) for group in groups
+    ]

@@ -12,7 +12,7 @@ import pytest
 from lockstep.inference import onnx_model, runtimes
 from lockstep.inference.runtimes import NATIVE, RUNTIMES, list_installed, open_runtime, tensorrt
 from lockstep.inference.runtimes import onnxruntime as runtime
-from lockstep.inference.runtimes.scoring import Pace, scores
+from lockstep.inference.runtimes.scoring import Pace, compute_scores
 from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import layers
@@ -262,7 +262,7 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
     reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
     wanted: Scores = reference.evaluate([batch])
     with open_runtime("onnxruntime", weights, CPU) as runtime:
-        found = scores(runtime, [batch])
+        found = compute_scores(runtime, [batch])
     assert (found.labels.tolist(), found.ranks.tolist()) == (
         wanted.labels.tolist(),
         wanted.ranks.tolist(),
@@ -284,8 +284,8 @@ def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
         "lockstep.inference.runtimes.scoring.time",
         SimpleNamespace(perf_counter=lambda: next(clock)),
     )
-    assert len(list(pace.watched([batch] * 3))) == 3
-    found = pace.speed(batch_images=8, on_gpu=False)
+    assert len(list(pace.watch([batch] * 3))) == 3
+    found = pace.describe_speed(batch_images=8, on_gpu=False)
     assert found["images_per_sec"] == 2 * len(batch.labels) / 20
     assert found["latency_ms"] is not None
     assert (
@@ -293,4 +293,4 @@ def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
         found["latency_ms"]["p50"],
         found["latency_ms"]["p99"],
     ) == (4000, 2000, 6000)
-    assert pace.speed(batch_images=8, on_gpu=True)["latency_ms"] is None
+    assert pace.describe_speed(batch_images=8, on_gpu=True)["latency_ms"] is None

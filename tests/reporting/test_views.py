@@ -13,7 +13,7 @@ from PIL import Image
 
 from lockstep import backends
 from lockstep.data.index import open_index
-from lockstep.inference.explanation import overlaid
+from lockstep.inference.explanation import overlay
 from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
@@ -67,7 +67,7 @@ def test_mistakes_are_explained_with_the_weights_that_made_them(
         shown = Image.open(
             io.BytesIO(base64.b64decode(images[mistake.explanation].partition(",")[2]))
         )
-        [wanted] = overlaid(pixels, heat)
+        [wanted] = overlay(pixels, heat)
         assert np.abs(np.asarray(shown).astype(int) - wanted).mean() < 8  # JPEG
     assert views[0].mistakes[3].explanation != views[1].mistakes[3].explanation
     assert all(mistake.explanation in images for view in views for mistake in view.mistakes)

@@ -175,9 +175,9 @@ def _predicted(
 @contextmanager
 def _embeddings(path: Path, features: int) -> "Iterator[Keep]":
     """Yield a function that adds a prediction to the file of embeddings."""
-    from lockstep.inference.embeddings import embeddings_file
+    from lockstep.inference.embeddings import write_embeddings
 
-    with embeddings_file(path, features) as file:
+    with write_embeddings(path, features) as file:
         yield lambda prediction: file.add(str(prediction.path), prediction.features)  # type: ignore[arg-type]
 
 

@@ -38,8 +38,8 @@ _PIXEL_BOUND = 5e-3
 _SMALLEST = 0.1
 """Differences are a share of at least this logit: float32 does not resolve probabilities that
 differ by less than 1e-5."""
-_UNLIKELY = 1e-30
-"""Smaller probabilities are taken for this one: float32 soon has no numbers below it."""
+_LEAST_COMPARED = 1e-30
+"""Smaller probabilities are replaced by this one: float32 soon has no numbers below it."""
 
 
 class Comparison(TypedDict):
@@ -186,4 +186,4 @@ def _as_logarithms(values: np.ndarray, *, is_logits: bool) -> np.ndarray:
     if is_logits:
         powers = np.exp(values - values.max(axis=1, keepdims=True))
         values = powers / powers.sum(axis=1, keepdims=True)
-    return np.log(np.maximum(values, _UNLIKELY))
+    return np.log(np.maximum(values, _LEAST_COMPARED))

@@ -22,20 +22,20 @@ _AT_ONCE = 2**22
 _NAMES_AT_ONCE = 2**12
 
 
-def width(weights: Weights) -> int:
+def count_features(weights: Weights) -> int:
     """Return the number of features of an image."""
     return features(model_spec(weights.recipe.model))
 
 
-def with_features(weights: Weights) -> Weights:
+def add_features(weights: Weights) -> Weights:
     """Return weights with more logits: first the features before the classifier, then the logits of
     the given weights.
 
-    The classifier gets an identity matrix above its own rows. So every engine returns the features
+    The classifier gets an identity matrix above its own rows. So every runtime returns the features
     as its classifier receives them, rounded as the precision or quantisation has it, in the same
     computation as the logits.
     """
-    count = width(weights)
+    count = count_features(weights)
     tensors = dict(weights.tensors)
     tensors["fc.weight"] = np.concatenate([np.eye(count, dtype=np.float32), tensors["fc.weight"]])
     tensors["fc.bias"] = np.concatenate([np.zeros(count, np.float32), tensors["fc.bias"]])
@@ -51,7 +51,8 @@ class Embeddings:
         self._features = features
         self._rows = rows
         self._names = names
-        self._images = self._longest = 0
+        self._images = 0
+        self._longest = 0
 
     def add(self, path: str, row: np.ndarray) -> None:
         """Add the features of an image, float32 [features]."""
@@ -70,16 +71,15 @@ class Embeddings:
                 while piece := self._rows.read(_AT_ONCE):
                     member.write(piece)
             about = zipfile.ZipInfo("paths.npy")
-            about.compress_type = (
-                zipfile.ZIP_DEFLATED
-            )  # NumPy makes all texts as long as the longest one
+            # NumPy makes all texts as long as the longest one.
+            about.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(about, "w", force_zip64=True) as member:
                 text = f"<U{max(self._longest, 1)}"
                 _write_header(member, text, (self._images,))
-                for names in self._named():
+                for names in self._read_names():
                     member.write(np.array(names, text).tobytes())
 
-    def _named(self) -> Iterator[list[str]]:
+    def _read_names(self) -> Iterator[list[str]]:
         """Yield the paths, some at a time."""
         self._names.seek(0)
         rest = b""
@@ -96,7 +96,7 @@ def _write_header(file: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @contextmanager
-def embeddings_file(path: Path, features: int) -> Iterator[Embeddings]:
+def write_embeddings(path: Path, features: int) -> Iterator[Embeddings]:
     """Yield what collects features. When the block ends, the file `path` appears complete; after an
     error it does not.
 
@@ -108,6 +108,6 @@ def embeddings_file(path: Path, features: int) -> Iterator[Embeddings]:
         tempfile.TemporaryFile(dir=path.parent) as rows,
         tempfile.TemporaryFile(dir=path.parent) as names,
     ):
-        found = Embeddings(features, rows, names)
-        yield found
-        found.write(partial)
+        embeddings = Embeddings(features, rows, names)
+        yield embeddings
+        embeddings.write(partial)

@@ -23,7 +23,7 @@ class Explainer(Protocol):
         [N]; at least 0."""
 
 
-def explainer_of(weights: Weights, backend: str, world: backends.World | None) -> Explainer:
+def make_explainer(weights: Weights, backend: str, world: backends.World | None) -> Explainer:
     """Return what explains the predictions of weights, in the world of the backend's engine.
 
     Raises `BackendError` if the backend cannot, or without a world: another runtime predicts.
@@ -31,24 +31,24 @@ def explainer_of(weights: Weights, backend: str, world: backends.World | None) -
     if world is None:
         raise BackendError("only a framework computes Grad-CAM; leave out --runtime")
     if not backends.FRAMEWORKS[backend].explains:
-        able = " or ".join(
-            name for name, framework in backends.FRAMEWORKS.items() if framework.explains
+        names = [name for name, framework in backends.FRAMEWORKS.items() if framework.explains]
+        raise BackendError(
+            f"the backend {backend} computes no Grad-CAM; use --backend {' or '.join(names)}"
         )
-        raise BackendError(f"the backend {backend} computes no Grad-CAM; use --backend {able}")
     module: Any = importlib.import_module(f"lockstep.backends.{backend}.explaining")
     return cast(Explainer, module.Explainer(weights.recipe, weights.tensors, world))
 
 
-def overlaid(images: np.ndarray, heat: np.ndarray) -> np.ndarray:
+def overlay(images: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """Return images with heat in colours over them: uint8 RGB [N, size, size, 3], as `images`.
 
     `heat` is float32 [N, height, width]. The largest heat of each image is bright yellow; where
     there is none, the image is as it was.
     """
-    return np.stack([_overlaid(image, each) for image, each in zip(images, heat, strict=True)])
+    return np.stack([_overlay(*pair) for pair in zip(images, heat, strict=True)])
 
 
-def _overlaid(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
+def _overlay(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     share = cv2.resize(heat / max(float(heat.max()), np.finfo(np.float32).tiny), image.shape[1::-1])
     colours = cv2.applyColorMap(np.rint(255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO)[
         :, :, ::-1

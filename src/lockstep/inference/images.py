@@ -23,7 +23,7 @@ from lockstep.system.regular_files import IMAGE, read_regular
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded image with a name, such as one in a tar file. It is read when its turn comes."""
+    """An encoded image with a name, such as one in a tar file. It is read only when it is needed."""
 
     path: Path
     read: Callable[[], bytes]
@@ -34,39 +34,39 @@ Image = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | PIL.Image.Image | Encoded
 )
 _KINDS = (str, os.PathLike, bytes, bytearray, memoryview, np.ndarray, PIL.Image.Image, Encoded)
-TAKEN = (
+ACCEPTED = (
     "a path, the bytes of an image file, a uint8 RGB array [height, width, 3], an image of Pillow,"
     " or several of them"
 )
 
 
-def each_image(images: Image | Iterable[Image]) -> Iterator[Image]:
-    """Yield one image or all of several. Raises `DataError` if something is not an image, with what
-    is taken."""
+def list_images(images: Image | Iterable[Image]) -> Iterator[Image]:
+    """Yield one image or all of several. Raises `DataError` if something is not an image."""
     if isinstance(images, _KINDS) and not (isinstance(images, np.ndarray) and images.ndim == 4):
-        yield _checked(images)
+        _check(images)
+        yield images
     elif isinstance(images, Iterable):
         for image in images:
-            yield _checked(image)
+            _check(image)
+            yield image
     else:
         raise _wrong(type(images).__name__)
 
 
-def _checked(image: Image) -> Image:
+def _check(image: Image) -> None:
     if not isinstance(image, _KINDS):
         raise _wrong(type(image).__name__)
     if isinstance(image, np.ndarray):
         is_rgb = image.ndim == 3 and image.shape[2] == 3 and image.size
         if image.dtype != np.uint8 or not is_rgb:
             raise _wrong(f"{image.dtype} array {list(image.shape)}")
-    return image
 
 
-def _wrong(found: str) -> DataError:
-    return DataError(f"an image is given as {found}; expected {TAKEN}")
+def _wrong(kind: str) -> DataError:
+    return DataError(f"an image is given as {kind}; expected {ACCEPTED}")
 
 
-def path_of(image: Image) -> Path | None:
+def find_path(image: Image) -> Path | None:
     """Return the path of an image; None if it has none."""
     if isinstance(image, Encoded):
         return image.path
@@ -120,7 +120,7 @@ def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
     if isinstance(image, np.ndarray):
         return np.ascontiguousarray(image), UPRIGHT
     if isinstance(image, PIL.Image.Image):
-        return _of_pillow(image, turns=recipe.exif_orientation), UPRIGHT
+        return _read_pillow(image, turns=recipe.exif_orientation), UPRIGHT
     if isinstance(image, Encoded):
         data = image.read()
     elif isinstance(image, str | os.PathLike):
@@ -131,7 +131,7 @@ def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
     return data if recipe.dct_scaling else decode_undamaged(data), orientation
 
 
-def _of_pillow(image: PIL.Image.Image, *, turns: bool) -> np.ndarray:
+def _read_pillow(image: PIL.Image.Image, *, turns: bool) -> np.ndarray:
     try:
         # Both load the pixels, and the user's image stays as it is.
         return convert_to_rgb(PIL.ImageOps.exif_transpose(image) if turns else image.copy())

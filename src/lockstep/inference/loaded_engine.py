@@ -48,22 +48,23 @@ def load(
     return backends.load(backend).load_module(weights.recipe, weights.tensors)
 
 
-def in_usable_precision(
+def choose_precision(
     weights: Weights,
-    asked: str | None,
-    world: backends.World,
+    requested: str | None,
     execution: Execution,
     recorder: Recorder,
+    *,
+    on_gpu: bool,
 ) -> Weights:
     """Return the weights in the requested precision; without one in the recipe's, or in fp32 if
     that would be emulated."""
-    precision = asked or weights.recipe.fields()["precision"]
-    emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
+    precision = requested or weights.recipe.precision
+    emulated = emulation(precision, on_gpu=on_gpu, backend=execution.backend)
     if emulated is None:
-        return weights.replace_precision(asked)
-    if asked is not None:
+        return weights.replace_precision(requested)
+    if requested is not None:
         recorder.note(f"{emulated}: --set precision=fp32 gives the same results within rounding")
-        return weights.replace_precision(asked)
+        return weights.replace_precision(requested)
     recorder.note(
         f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
     )

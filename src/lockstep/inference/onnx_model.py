@@ -13,6 +13,7 @@ from lockstep.models.quantisation import LARGEST, LOWEST, weight_scales
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.strict_json import to_json
 from lockstep.weights.formats import onnx_metadata
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class _Graph:
             model,
             {
                 "classes": json.dumps(list(classes), allow_nan=False),
-                onnx_metadata.KEY: onnx_metadata.describe_preprocessing(self._recipe),
+                onnx_metadata.KEY: to_json(self._recipe.preprocessing()),
             },
         )
         return model

@@ -12,14 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from lockstep.inference.computation import computing, export_to_run
-from lockstep.inference.embeddings import width, with_features
-from lockstep.inference.explanation import explainer_of, overlaid
-from lockstep.inference.images import Image, each_image, path_of, read_square
+from lockstep.inference.computation import find_exported_model, open_computation
+from lockstep.inference.embeddings import add_features, count_features
+from lockstep.inference.explanation import Explainer, make_explainer, overlay
+from lockstep.inference.images import Image, find_path, list_images, read_square
 from lockstep.inference.loaded_engine import ADVICE
-from lockstep.inference.programs import open_weights_or_advise
 from lockstep.inference.runtimes import AUTO, NATIVE, start_import
-from lockstep.inference.runtimes.exported import Exported
+from lockstep.inference.runtimes.exported import ExportedModel
+from lockstep.inference.selection import Selection
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -67,8 +67,8 @@ class Predictor:
 
     An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
     of Pillow. One image or any number of them may be given. Threads decode `batch` images at a
-    time, while the runtime computes the batch before. Images are taken, and results given, as they
-    are asked for: at most three batches are in memory.
+    time, while the runtime computes the batch before. Results are computed when they are needed: at
+    most three batches are in memory.
     """
 
     @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
@@ -100,44 +100,32 @@ class Predictor:
         execution = execution or Execution()
         start_import(runtime or NATIVE, execution)  # while weights are read, on another core
         recorder = Recorder(listener if is_leading() else None)
-        chosen: dict[str, Any] = {
-            "checkpoint": checkpoint,
-            "ema": ema,
-            "model": model,
-            "classes": classes,
-        }
-        chosen["preprocessing"] = preprocessing
-        weights, exported = to_predict(
-            source, runtime, execution, recorder, **chosen, as_exported=not (features or explain)
+        selection = Selection(checkpoint, ema, model, preprocessing)
+        may_export = not (features or explain)
+        weights, exported = open_for_prediction(
+            source, runtime, execution, recorder, selection, classes, as_exported=may_export
         )
         self._weights = weights
         self._batch_size = batch
-        self.features = width(weights) if features else 0
+        self.features = count_features(weights) if features else 0
         """The number of features of an image; 0 if predictions have none."""
         name = runtime or (AUTO if exported else NATIVE)
-        computed = with_features(weights) if features else weights
-        with ExitStack() as opened:
-            how = computing(
-                name,
-                computed,
-                precision,
-                execution,
-                listener,
-                most_images=batch,
-                exported=exported,
+        computed = add_features(weights) if features else weights
+        sizes: dict[str, Any] = {"most_images": batch, "exported": exported}
+        with ExitStack() as stack:
+            computation = stack.enter_context(
+                open_computation(name, computed, precision, execution, listener, **sizes)
             )
-            found = opened.enter_context(how)
-            self._logits = found.predict
-            self.runtime = found.runtime
+            self._logits = computation.predict
+            self.runtime = computation.runtime
             """The name of the runtime."""
-            self._explainer = (
-                explainer_of(weights, execution.backend, found.world) if explain else None
-            )
+            self._explainer: Explainer | None = None
+            if explain:
+                self._explainer = make_explainer(weights, execution.backend, computation.world)
             self._threads = execution.loader_threads or share_of_cores()
-            pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
-            opened.callback(pool.shutdown, wait=True, cancel_futures=True)
-            self._pool = pool
-            self._opened = opened.pop_all()
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
+            stack.callback(self._pool.shutdown, wait=True, cancel_futures=True)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +135,7 @@ class Predictor:
 
     def close(self) -> None:
         """Free the runtime and end the threads."""
-        self._opened.close()
+        self._stack.close()
 
     def predict(
         self, images: Image | Iterable[Image], top: int = 5, *, on_error: OnError | None = None
@@ -168,21 +156,18 @@ class Predictor:
                         f" {ADVICE}"
                     )
             features, logits = np.split(outputs, [self.features], axis=1)
-            pictures = self._explained(batch.pixels, logits)
+            pictures = None
+            if self._explainer is not None:
+                heat = self._explainer.heat(batch.pixels, logits.argmax(axis=1))
+                pictures = overlay(batch.pixels, heat)
             for i, path in enumerate(batch.paths):
-                best, likelihoods = likeliest(logits[i], top)
-                found = tuple(names.get(number, str(number)) for number in best)
-                own = (
-                    features[i].copy() if self.features else None
-                )  # a part of the array would keep all of it
-                yield Prediction(
-                    path, found, likelihoods, own, None if pictures is None else pictures[i]
-                )
-
-    def _explained(self, pixels: np.ndarray, logits: np.ndarray) -> np.ndarray | None:
-        if self._explainer is None:
-            return None
-        return overlaid(pixels, self._explainer.heat(pixels, logits.argmax(axis=1)))
+                best, probabilities = find_likeliest(logits[i], top)
+                classes = tuple(names.get(number, str(number)) for number in best)
+                row = None
+                if self.features:
+                    row = features[i].copy()  # a part of the array would keep all of it
+                picture = None if pictures is None else pictures[i]
+                yield Prediction(path, classes, probabilities, row, picture)
 
     def logits(
         self, images: Image | Iterable[Image], *, on_error: OnError | None = None
@@ -196,9 +181,9 @@ class Predictor:
         self, images: Image | Iterable[Image], on_error: OnError | None
     ) -> Iterator["_Batch"]:
         """Yield batches of images that could be read, decoded ahead."""
-        given = each_image(images)
+        every = list_images(images)
         numbers = count(0, self._batch_size)
-        groups = iter(lambda: list(islice(given, self._batch_size)), [])
+        groups = iter(lambda: list(islice(every, self._batch_size)), [])
         started = deque(self._start(group, next(numbers)) for group in islice(groups, _AHEAD))
         try:
             while started:
@@ -211,7 +196,7 @@ class Predictor:
                         raise DataError(f"{batch.labels[i]}: {batch.reasons[i]}")
                     on_error(batch.labels[i], batch.reasons[i])
                 if len(batch.reasons) < len(batch.labels):
-                    yield batch.readable()
+                    yield batch.drop_unreadable()
         finally:
             for batch in started:
                 for task in batch.work:
@@ -219,18 +204,17 @@ class Predictor:
 
     def _start(self, images: list[Image], first: int) -> "_Batch":
         size = self._weights.recipe.eval_crop
-        paths = [path_of(image) for image in images]
-        labels = [
-            f"images[{first + i}]" if path is None else str(path) for i, path in enumerate(paths)
-        ]
+        paths = [find_path(image) for image in images]
+        labels = []
+        for number, path in enumerate(paths, start=first):
+            labels.append(f"images[{number}]" if path is None else str(path))
         batch = _Batch(labels, paths, np.empty((len(images), size, size, 3), np.uint8))
         # One task for each image wastes the threads' time; too few tasks leave threads idle at the
         # end of a batch.
-        each = math.ceil(len(images) / (4 * self._threads))
-        for begin in range(0, len(images), each):
-            batch.work.append(
-                self._pool.submit(self._read, batch, images[begin : begin + each], begin)
-            )
+        count = math.ceil(len(images) / (4 * self._threads))
+        for begin in range(0, len(images), count):
+            some = images[begin : begin + count]
+            batch.work.append(self._pool.submit(self._read, batch, some, begin))
         return batch
 
     def _read(self, batch: "_Batch", images: list[Image], first: int) -> None:
@@ -256,7 +240,7 @@ class _Batch:
     """Why images could not be read, by position."""
     work: list[Future[None]] = field(default_factory=list)
 
-    def readable(self) -> "_Batch":
+    def drop_unreadable(self) -> "_Batch":
         """Return the batch without images that could not be read."""
         if not self.reasons:
             return self
@@ -324,40 +308,32 @@ def predict(
         return list(predictor.predict(images, top))
 
 
-def to_predict(
+def open_for_prediction(
     source: str | Path,
     runtime: str | None,
     execution: Execution,
     recorder: Recorder,
-    *,
-    checkpoint: str,
-    ema: bool,
-    model: str | None,
+    selection: Selection,
     classes: Classes | None,
-    preprocessing: Preprocessing | None = None,
+    *,
     as_exported: bool = True,
-) -> tuple[Weights, Exported | None]:
+) -> tuple[Weights, ExportedModel | None]:
     """Return weights with names of classes, and the exported model if the source is one and is to
-    run as it is.
+    run as it is. Such a model has no weights.
 
-    Such a model has no weights. Notes tell remarks on the weights, and names that are assumed. The
-    arguments and errors are those of `predict`.
+    Notes report remarks on the weights, and names that are assumed. The arguments and errors are
+    those of `predict`.
     """
-    runs_file = as_exported and checkpoint == "newest" and not (ema or model or preprocessing)
-    exported = export_to_run(Path(source), runtime, execution) if runs_file else None
-    opened: dict[str, Any] = {
-        "checkpoint": checkpoint,
-        "ema": ema,
-        "model": model,
-        "preprocessing": preprocessing,
-    }
-    weights = exported.about if exported else open_weights_or_advise(source, **opened)
+    exported = None
+    if as_exported and selection.is_default():
+        exported = find_exported_model(Path(source), runtime, execution)
+    weights = selection.open_weights(source) if exported is None else exported.about
     for remark in weights.remarks:
         recorder.note(remark)
-    return _with_names(weights.replace_classes(classes), recorder), exported
+    return _name_classes(weights.replace_classes(classes), recorder), exported
 
 
-def likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
+def find_likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
     """Return the numbers of the `top` likeliest classes of an image, and their probabilities, from
     its logits [logits]."""
     powers = np.exp(logits.astype(np.float64) - logits.max())
@@ -366,18 +342,16 @@ def likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...
     return best.tolist(), tuple(powers[best].tolist())
 
 
-def _with_names(weights: Weights, recorder: Recorder) -> Weights:
-    """Return the weights with names of classes; where these are assumed, a note says so."""
+def _name_classes(weights: Weights, recorder: Recorder) -> Weights:
+    """Return the weights with names of classes; a note reports names that are assumed."""
     assumed = () if weights.classes else assume_classes(weights.recipe)
     if not assumed:
         return weights
-    which = (
-        "1000 outputs"
-        if weights.recipe.logits == 1000
-        else "1001 outputs as NVIDIA's TensorFlow model, the last unused"
-    )
+    outputs = "1000 outputs"
+    if weights.recipe.logits != 1000:
+        outputs = "1001 outputs as NVIDIA's TensorFlow model, the last unused"
     recorder.note(
-        f"the weights name no classes and have {which}; shows ImageNet's names. If these are other"
-        " classes: --classes FILE"
+        f"the weights name no classes and have {outputs}; shows ImageNet's names. If these are"
+        " other classes: --classes FILE"
     )
     return replace(weights, classes=assumed)

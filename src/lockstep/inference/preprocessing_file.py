@@ -12,6 +12,17 @@ from lockstep.backends.shared import resizing
 from lockstep.recipes import Recipe
 
 FILE = "preprocessing.py"
+_SIDE_ROUNDINGS = {
+    "down": "rounded down",
+    "nearest": "rounded to the nearest number, halves up",
+    "float32_down": "computed in float32 and rounded down",
+}
+_OFFSET_ROUNDINGS = {"even": "to the even number", "up": "up", "down": "down"}
+_SAMPLINGS = {
+    "half_pixel": "samples at the centres of pixels, the image fills the rounded sides",
+    "half_pixel_symmetric": "both directions have the scale of the shorter side, from the centre",
+    "asymmetric": "pixel i is sampled at i times the scale",
+}
 
 _PROGRAM = '''
 
@@ -23,7 +34,7 @@ class NumPy:
     count = staticmethod(lambda first, end: np.arange(first, end, dtype=np.float64))
     real = staticmethod(lambda value: np.asarray(value, np.float64))
     single = staticmethod(lambda value: np.asarray(value, np.float32))
-    round_to_float32 = staticmethod(lambda value: np.asarray(np.asarray(value, np.float32), np.float64))
+    round_to_float32 = staticmethod(lambda value: np.float64(np.asarray(value, np.float32)))
     truncate = staticmethod(lambda value: np.asarray(value).astype(np.int64))
     floor = staticmethod(np.floor)
     minimum = staticmethod(np.minimum)
@@ -37,16 +48,18 @@ class NumPy:
 
 
 def prepare(photo):
-    """Return what the model takes for the path of a photo, or for its pixels, uint8 RGB [height, width, 3]."""
+    """Return what the model takes for a photo: its path, or uint8 RGB [height, width, 3]."""
     if not isinstance(photo, np.ndarray):
         with Image.open(photo) as image:
             upright = ImageOps.exif_transpose(image) if TURNS else image
             if upright.mode.startswith("I"):  # 16 bits of grey
-                upright = Image.fromarray(np.clip(np.asarray(upright) >> 8, 0, 255).astype(np.uint8))
+                grey = np.clip(np.asarray(upright) >> 8, 0, 255)
+                upright = Image.fromarray(grey.astype(np.uint8))
             photo = np.asarray(upright.convert("RGB"))
     squares = crop_centre(photo[None], GEOMETRY, NumPy())
     if NORMALISES:
-        return ((squares - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))).astype(np.float32)
+        mean, std = np.reshape(MEAN, (3, 1, 1)), np.reshape(STD, (3, 1, 1))
+        return ((squares - mean) / std).astype(np.float32)
     return np.ascontiguousarray(np.transpose(squares, (0, 2, 3, 1)), np.uint8)
 
 
@@ -78,26 +91,28 @@ def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> No
 def _describe(recipe: Recipe, *, normalises: bool) -> str:
     """Return the preprocessing in words."""
     side = recipe.eval_crop
-    how = (
-        "filtered as by Pillow"
-        if recipe.eval_antialias
-        else "sampled as by OpenCV, without a filter"
-    )
-    sides = f"the shorter side to {recipe.eval_resize} pixels, the other in proportion"
+    filtering = "sampled as by OpenCV, without a filter"
+    if recipe.eval_antialias:
+        filtering = "filtered as by Pillow"
+    decoding = "Decode the photo to RGB, 8 bits a colour"
+    if recipe.exif_orientation:
+        decoding += ", and turn it by its EXIF orientation"
     steps = [
-        "Decode the photo to RGB, 8 bits a colour"
-        + (", and turn it by its EXIF orientation." if recipe.exif_orientation else "."),
-        f"Resize it: {sides} ({recipe.interpolation}, {how}).",
-        f"Cut out the centre, {side} x {side} pixels.",
+        f"{decoding}.",
+        f"Resize it: the shorter side to {recipe.eval_resize} pixels, the other in proportion,"
+        f" {_SIDE_ROUNDINGS[recipe.eval_side_rounding]} ({recipe.interpolation}, {filtering};"
+        f" {_SAMPLINGS[recipe.eval_sampling]}).",
+        f"Cut out the centre, {side} x {side} pixels; half a pixel in its place is rounded"
+        f" {_OFFSET_ROUNDINGS[recipe.eval_offset_rounding]}.",
     ]
     result = f"uint8 [1, {side}, {side}, 3]"
     if normalises:
-        steps.append(
-            f"Subtract {tuple(recipe.mean)} from red, green and blue (0 to 255), and divide by"
-            f" {tuple(recipe.std)}."
-        )
-        steps.append("Put the colours first.")
         result = f"float32 [1, 3, {side}, {side}]"
+        steps += [
+            f"Subtract {tuple(recipe.mean)} from red, green and blue (0 to 255), and divide by"
+            f" {tuple(recipe.std)}.",
+            "Put the colours first.",
+        ]
     numbered = "".join(f"{number}. {step}\n" for number, step in enumerate(steps, start=1))
     return (
         f"Turn photos into what the model takes: {result} each.\n\n{numbered}\n    python"

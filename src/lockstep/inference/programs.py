@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data import Batch
-from lockstep.data.index import Index
-from lockstep.inference.images import read_photo
-from lockstep.inference.runtimes import AUTO
+from lockstep.inference.runtimes import AUTO, NATIVE
 from lockstep.inference.targets import TARGETS, Inputs, Program, Target, Wanted
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
@@ -23,17 +20,14 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, CheckpointError, LockstepError, RecipeError
 from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, read_regular
 from lockstep.system.strict_json import is_count, is_list_of, is_text, parsed, to_json
-from lockstep.weights import LOCKSTEP, Weights, open_weights
+from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.formats import onnx_metadata
 
 FILE = "export.json"
 PROGRAM = "program"
 """The name that stands for a program's own runtime."""
-_UNLIKELY = 1e-45
-"""Smaller probabilities are taken for this one: float32 has no numbers below it."""
-_MOST_PIXELS = 2**24
-"""Photos of a batch have at most this many pixels together, unless one has more: three bytes each.
-"""
+_SMALLEST_FLOAT32 = 1e-45
+"""Smaller probabilities are replaced by this one: float32 has no numbers below it."""
 
 
 def write_description(folder: Path, target: Target, wanted: Wanted, precision: str) -> None:
@@ -49,7 +43,7 @@ def write_description(folder: Path, target: Target, wanted: Wanted, precision: s
         "logits": recipe.logits,
         "validation_share": recipe.validation_share,
         "classes": list(wanted.weights.classes),
-        "preprocessing": parsed(onnx_metadata.describe_preprocessing(recipe)),
+        "preprocessing": recipe.preprocessing(),
     }
     (folder / FILE).write_text(to_json(description, indent=1) + "\n", encoding="utf-8")
 
@@ -72,6 +66,18 @@ class ExportedProgram:
         """The name of what runs it, such as "torchscript (torch 2.13.0)"."""
         return f"{self.target.name} ({self.target.runtime()})"
 
+    def check_options(self, precision: str | None, *, ranks: int) -> None:
+        """Raise `BackendError` for a precision or several processes."""
+        if precision is not None:
+            raise BackendError(
+                f"{self.folder} computes in {self.precision}; leave out precision, or add"
+                f" --runtime {NATIVE}"
+            )
+        if ranks > 1:
+            raise BackendError(
+                "an exported program computes in one process; start it without a launcher"
+            )
+
     @contextmanager
     def load(self) -> Iterator["ProgramRuntime"]:
         """Yield the program in its own runtime.
@@ -84,13 +90,13 @@ class ExportedProgram:
                 f"{self.folder} needs {self.target.distributions[0]}: {self.target.install}"
             )
         self._check_files()
-        with ExitStack() as opened:
-            with self.refusing():
-                program = opened.enter_context(self.target.open_program(self.inputs, self.folder))
+        with ExitStack() as stack:
+            with self.translate_errors():
+                program = stack.enter_context(self.target.open_program(self.inputs, self.folder))
             yield ProgramRuntime(self, program)
 
     def _check_files(self) -> None:
-        """Raise `CheckpointError` if a file is no regular one: runtimes open files by their paths."""
+        """Raise `CheckpointError` if a file is not regular: runtimes open files by their paths."""
         for path in self.folder.rglob("*"):
             try:
                 if not path.is_dir():
@@ -99,7 +105,7 @@ class ExportedProgram:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
     @contextmanager
-    def refusing(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Turn errors of the runtime, which have no common base, into `CheckpointError`."""
         try:
             yield
@@ -122,7 +128,7 @@ class ProgramRuntime:
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, or logarithms of probabilities, float64 [N, logits], of uint8 images of
         one size."""
-        with self._about.refusing():
+        with self._about.translate_errors():
             _, values = self._program(images)
         expected = len(images), self._about.about.recipe.logits
         if values.shape != expected:
@@ -132,17 +138,17 @@ class ProgramRuntime:
             )
         if self._about.inputs.bare:
             return values.astype(np.float64)
-        return np.log(np.maximum(values.astype(np.float64), _UNLIKELY))
+        return np.log(np.maximum(values.astype(np.float64), _SMALLEST_FLOAT32))
 
 
-def program_to_run(
+def find_program_to_run(
     source: Path, runtime: str | None, execution: Execution
 ) -> ExportedProgram | None:
     """Return the program to run at a path; None if it has none, or if another runtime computes with
     its weights.
 
-    Programs that can run code are run only if `runtime` is `PROGRAM`. Raises `CheckpointError` if it
-    is, but the path is no export.
+    Programs that can run code are run only if `runtime` is `PROGRAM`. Raises `CheckpointError` if
+    it is, but the path is no export.
     """
     program = find_program(source)
     if runtime == PROGRAM:
@@ -156,28 +162,7 @@ def program_to_run(
     return None if program.target.can_run_code or program.target.runtime() is None else program
 
 
-def open_weights_or_advise(source: str | Path, **chosen: Any) -> Weights:
-    """Return `open_weights` of the arguments. For an export whose weights cannot be read, the error
-    says what runs it."""
-    try:
-        return open_weights(source, **chosen)
-    except CheckpointError as error:
-        program = find_program(Path(source))
-        if program is None:
-            raise
-        trust = (
-            ", if you trust who wrote it, because it can run code"
-            if program.target.can_run_code
-            else ""
-        )
-        raise CheckpointError(
-            f"{source} is a program ({program.target.name}), whose weights cannot be read;"
-            f" `lockstep evaluate FOLDER --runtime {PROGRAM}` runs it{trust}. Other commands take"
-            f" the run, or its export to onnx ({error})"
-        ) from error
-
-
-def remarks_on_weights(source: Path, runtime: str | None) -> list[str]:
+def remark_on_weights(source: Path, runtime: str | None) -> list[str]:
     """Return a remark if the weights of an export are evaluated, and not its program, without being
     asked for."""
     if runtime is not None or find_program(source) is None:
@@ -232,41 +217,3 @@ def _read(file: Path) -> ExportedProgram:
     return ExportedProgram(
         target, file.parent, about, inputs, values["takes"] == "photos", values["precision"]
     )
-
-
-def check_alone(ranks: int) -> None:
-    """Raise `BackendError` if several processes evaluate."""
-    if ranks > 1:
-        raise BackendError(
-            "an exported program computes in one process; start it without a launcher"
-        )
-
-
-def group_photos(sizes: np.ndarray, most: int) -> list[np.ndarray]:
-    """Return the places of photos that follow each other and have one size, at most `most`
-    together, and `_MOST_PIXELS`.
-
-    `sizes` are heights and widths: int64 [N, 2].
-
-    >>> group_photos(np.array([[4, 3], [4, 3], [4, 3], [5, 3]]), 2)
-    [array([0, 1]), array([2]), array([3])]
-    """
-    changes = np.flatnonzero((sizes[1:] != sizes[:-1]).any(axis=1)) + 1
-    groups = []
-    for run in np.split(np.arange(len(sizes)), changes):
-        count = max(1, min(most, _MOST_PIXELS // int(sizes[run[0]].prod()))) if len(run) else 1
-        groups += [run[start : start + count] for start in range(0, len(run), count)]
-    return groups
-
-
-def load_photos(index: Index, recipe: Recipe, groups: list[np.ndarray]) -> Iterator[Batch]:
-    """Yield batches of whole photos, turned as the recipe says. Raises `DataError` that names the
-    file."""
-    for group in groups:
-        photos = []
-        for sample in group.tolist():
-            try:
-                photos.append(read_photo(index.read(sample), recipe))
-            except ValueError as error:
-                raise index.explain_change(sample, str(error)) from None
-        yield Batch(np.stack(photos), index.labels(group))

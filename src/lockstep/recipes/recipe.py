@@ -288,6 +288,11 @@ class Recipe(Settings):
         """
         return super().replace(**changes | eval_fields(changes)).rename(self.based_on)
 
+    def preprocessing(self) -> dict[str, Any]:
+        """Return the fields `PREPROCESSING`, as exported programs store them."""
+        fields = self.fields()
+        return {name: fields[name] for name in PREPROCESSING}
+
     def evaluation_recipe(self) -> Self:
         """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise
         this one.

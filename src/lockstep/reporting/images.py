@@ -12,7 +12,7 @@ from lockstep import backends
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
 from lockstep.data.split import find_validation_index
-from lockstep.inference.explanation import explainer_of, overlaid
+from lockstep.inference.explanation import make_explainer, overlay
 from lockstep.recipes import Execution
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import load_evaluated_images
@@ -83,7 +83,7 @@ def explain_images(run: Run, weights: str, index: Index, samples: list[int]) -> 
     try:
         images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
         classes = run.results.scores[weights].predictions[samples].astype(np.int64)
-        pictures = overlaid(images, explainer_of(opened, backend, world).heat(images, classes))
+        pictures = overlay(images, make_explainer(opened, backend, world).heat(images, classes))
     except DataError as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     finally:

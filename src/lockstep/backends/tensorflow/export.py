@@ -12,6 +12,7 @@ from lockstep.backends.tensorflow import frozen_graph
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
+from lockstep.system.strict_json import to_json
 
 
 def export(
@@ -32,7 +33,7 @@ def export(
     )  # the folder of a SavedModel for files that TensorFlow does not read
     extra.mkdir()
     (extra / "lockstep_preprocessing.json").write_text(
-        frozen_graph.preprocessing_of(recipe), encoding="utf-8"
+        to_json(recipe.preprocessing()), encoding="utf-8"
     )
     if classes:
         write_lines(extra / "classes.txt", classes)

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from lockstep.recipes import Recipe
-from lockstep.recipes.recipe import PREPROCESSING
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import to_json
@@ -37,7 +36,7 @@ def write(served: Any, recipe: Recipe, classes: tuple[str, ...], folder: Path) -
     for node in graph.node:
         node.name = labels.get(node.name, node.name)
     for name, text in {
-        "lockstep_preprocessing": preprocessing_of(recipe),
+        "lockstep_preprocessing": to_json(recipe.preprocessing()),
         "lockstep_classes": to_json(classes),
     }.items():
         node = graph.node.add(name=name, op="Const")
@@ -60,9 +59,3 @@ def load(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
         return classes.numpy(), probabilities.numpy()
 
     return run
-
-
-def preprocessing_of(recipe: Recipe) -> str:
-    """Return the recipe's preprocessing of an evaluation as JSON."""
-    fields = recipe.fields()
-    return to_json({name: fields[name] for name in PREPROCESSING})

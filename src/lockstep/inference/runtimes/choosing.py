@@ -42,7 +42,7 @@ _MOST = 200
 """The newest choices that are kept."""
 
 
-def fastest(weights: Weights, execution: Execution, recorder: Recorder) -> str:
+def choose_fastest(weights: Weights, execution: Execution, recorder: Recorder) -> str:
     """Return the name of the fastest installed runtime whose logits keep the bound. The native
     runtime always keeps it.
 

@@ -18,7 +18,7 @@ _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """An exported model. A runtime runs it if it is given `model`."""
 
     about: Weights
@@ -34,25 +34,23 @@ class Exported:
         onnx_metadata.take_squares(model, self.about.recipe.eval_crop)
         del model.graph.output[:]
         model.graph.output.append(onnx.ValueInfoProto(name=self.logits))
-        found: bytes = model.SerializeToString()
-        return found
+        data: bytes = model.SerializeToString()
+        return data
 
 
-def exported_file(path: Path) -> Path | None:
+def find_exported_file(path: Path) -> Path | None:
     """Return the ONNX file of `lockstep export` that a path names: the file or its folder; None if
     it names none.
 
     The package onnx is needed only for ONNX files.
     """
     file = onnx_weights.find(path)
-    return (
-        file
-        if file is not None and onnx_metadata.KEY in onnx_graph.open_graph(file).metadata
-        else None
-    )
+    if file is None or onnx_metadata.KEY not in onnx_graph.open_graph(file).metadata:
+        return None
+    return file
 
 
-def open_exported(file: Path) -> Exported:
+def open_exported(file: Path) -> ExportedModel:
     """Return an exported model. Raises `CheckpointError` if it lacks the preprocessing, the images
     or softmax."""
     graph = onnx_graph.open_graph(file)
@@ -69,7 +67,7 @@ def open_exported(file: Path) -> Exported:
             " preprocessing takes them: export it without --bare"
         )
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
-    return Exported(Weights(recipe, State(0, {}, {}), classes, file, LOCKSTEP), logits)
+    return ExportedModel(Weights(recipe, State(0, {}, {}), classes, file, LOCKSTEP), logits)
 
 
 def _recipe(text: str, logits: int) -> Recipe:

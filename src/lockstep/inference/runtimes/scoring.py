@@ -18,8 +18,8 @@ class Predicts(Protocol):
         """Return logits [N, logits] of uint8 images of one size."""
 
 
-def scores(runtime: Predicts, batches: Iterable[Batch]) -> Scores:
-    """Return the scores of every image that is not padding, from the runtime's logits in float64."""
+def compute_scores(runtime: Predicts, batches: Iterable[Batch]) -> Scores:
+    """Return the scores of every image that is not padding, from logits in float64."""
     rows = [np.zeros((0, 5))]
     for batch in batches:
         counted = batch.labels >= 0
@@ -57,23 +57,26 @@ class Pace:
     def __init__(self) -> None:
         self._marks: list[tuple[float, float, int]] = []
 
-    def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield all batches."""
         for batch in batches:
-            given = time.perf_counter()
+            began = time.perf_counter()
             yield batch
-            self._marks.append((given, time.perf_counter(), int((batch.labels >= 0).sum())))
+            self._marks.append((began, time.perf_counter(), int((batch.labels >= 0).sum())))
 
-    def speed(self, *, batch_images: int, on_gpu: bool) -> Speed:
+    def describe_speed(self, *, batch_images: int, on_gpu: bool) -> Speed:
         """Return the figures of the batches so far. There must be at least one."""
-        first = self._marks[0]
-        rest = self._marks[1:]
-        began, counted = (first[1], rest) if rest else (first[0], self._marks)
+        began, first_done, _ = self._marks[0]
+        counted = self._marks
+        if len(counted) > 1:
+            began = first_done
+            counted = counted[1:]
         seconds = counted[-1][1] - began
+        latency = None
+        if not on_gpu:
+            latency = latency_ms([done - begun for begun, done, _ in counted])
         return {
             "images_per_sec": sum(images for _, _, images in counted) / seconds,
             "batch_images": batch_images,
-            "latency_ms": None
-            if on_gpu
-            else latency_ms([done - given for given, done, _ in counted]),
+            "latency_ms": latency,
         }

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from lockstep.backends import FRAMEWORKS
 from lockstep.inference.decoding.pool import Decoders, GivenUp, NotDecoded
 from lockstep.inference.decoding.process import BAD_FORM, BAD_IMAGE, OVER_BUDGET
-from lockstep.inference.explanation import overlaid
+from lockstep.inference.explanation import overlay
 from lockstep.inference.images import read_square
-from lockstep.inference.prediction import likeliest
+from lockstep.inference.prediction import find_likeliest
 from lockstep.inference.runtimes import NATIVE
 from lockstep.inference.serving import open_inference as oip
 from lockstep.inference.serving.batching import Batcher, Computed, Full, Ticket
@@ -242,7 +242,7 @@ class Predict(_Route):
 
     def _describe_classes(self, logits: np.ndarray, top: int) -> dict[str, Any]:
         names = dict(enumerate(self._parts.about.classes))
-        best, shares = likeliest(logits, top)
+        best, shares = find_likeliest(logits, top)
         classes = [names.get(number, str(number)) for number in best]
         return {
             "model": self._parts.about.name,
@@ -254,7 +254,7 @@ class Predict(_Route):
 
 def _draw_heat(images: np.ndarray, heat: np.ndarray) -> str:
     """Return an image with Grad-CAM over it as a data URL."""
-    [picture] = overlaid(images, heat)
+    [picture] = overlay(images, heat)
     is_encoded, data = cv2.imencode(".png", picture[:, :, ::-1])
     assert is_encoded
     return "data:image/png;base64," + base64.b64encode(data.tobytes()).decode("ascii")

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.computation import Computing, computing
-from lockstep.inference.explanation import Explainer, explainer_of
-from lockstep.inference.prediction import to_predict
+from lockstep.inference.computation import Computation, open_computation
+from lockstep.inference.explanation import Explainer, make_explainer
+from lockstep.inference.prediction import open_for_prediction
 from lockstep.inference.runtimes import AUTO, NATIVE
+from lockstep.inference.selection import Selection
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -59,7 +60,7 @@ class About:
 class Served:
     """A model in its runtime. Only the thread that opened it may use it."""
 
-    def __init__(self, about: About, runtime: Computing, backend: str) -> None:
+    def __init__(self, about: About, runtime: Computation, backend: str) -> None:
         self.about = about
         self._runtime = runtime
         self._backend = backend
@@ -76,7 +77,7 @@ class Served:
         Raises `BackendError` if the runtime cannot.
         """
         if self._explainer is None:
-            self._explainer = explainer_of(
+            self._explainer = make_explainer(
                 self._runtime.weights, self._backend, self._runtime.world
             )
         return self._explainer.heat(images, classes)
@@ -97,18 +98,15 @@ def open_model(
             " launcher"
         )
     execution = source.execution or Execution()
-    weights, exported = to_predict(
+    weights, exported = open_for_prediction(
         source.source,
         source.runtime,
         execution,
         Recorder(listener),
-        checkpoint=source.checkpoint,
-        ema=source.ema,
-        model=source.model,
-        classes=source.classes,
-        preprocessing=source.preprocessing,
+        Selection(source.checkpoint, source.ema, source.model, source.preprocessing),
+        source.classes,
     )
-    with computing(
+    with open_computation(
         source.runtime or (AUTO if exported else NATIVE),
         weights,
         source.precision,

@@ -28,12 +28,6 @@ PREPROCESSING = "preprocessing/"
 _NEEDED = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
 
 
-def describe_preprocessing(recipe: Recipe) -> str:
-    """Return the value of the property `KEY` for a recipe."""
-    fields = recipe.fields()
-    return to_json({name: fields[name] for name in FIELDS})
-
-
 def apply_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -> Recipe:
     """Return a recipe with the preprocessing of the property `KEY`.
 

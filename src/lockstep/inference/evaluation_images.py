@@ -1,0 +1,75 @@
+"""The images of an evaluation: found in a data set, and indexed by the classes of weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.data.index import Index, open_index
+from lockstep.data.sources import Source, find_source, find_split, holds_split
+from lockstep.data.split import divide_index, whole_source
+from lockstep.recipes import Recipe
+from lockstep.runs.recorder import Recorder
+from lockstep.system.errors import DataError
+from lockstep.weights import Weights
+from lockstep.weights.class_names import assume_classes, imagenet_synsets
+
+
+@dataclass(frozen=True)
+class EvaluationImages:
+    """The images of an evaluation, before they are indexed."""
+
+    source: Source
+    share: float
+    """The share of them that is set apart for validation; 0: all are evaluated."""
+
+    def open_index(self, weights: Weights, recorder: Recorder) -> tuple[Index, list[str]]:
+        """Return the index of the images to evaluate, and remarks on them and on the weights."""
+        remarks = list(weights.remarks)
+        index = self._open(weights.classes, recorder)
+        logits = weights.recipe.logits
+        if not weights.classes and len(index.classes) < logits:
+            if assume_classes(weights.recipe) and set(index.classes) <= set(imagenet_synsets()):
+                # A part of ImageNet: the numbers of the folders are not those of the outputs.
+                index = self._open(imagenet_synsets(), recorder)
+                remarks.append(
+                    "the weights name no classes; the folders are synsets of ImageNet, so its"
+                    " classes are assumed"
+                )
+            else:
+                remarks.append(
+                    f"the weights name no classes: the {len(index.classes)} folders, in"
+                    f" alphabetical order, are taken for the first of {logits} outputs; --classes"
+                    " FILE names the outputs"
+                )
+        if self.share:
+            whole = len(index)
+            index = divide_index(index, self.share)[1]
+            remarks.append(
+                f"evaluates the share of {self.share:g} that is set apart for validation,"
+                f" {len(index)} of {whole} images; --split 0 evaluates all"
+            )
+        check_classes(index, self.source, logits)
+        return index, remarks
+
+    def _open(self, classes: tuple[str, ...], recorder: Recorder) -> Index:
+        progress = recorder.progress("indexing")
+        return open_index(self.source, classes=classes or None, progress=progress)
+
+
+def find_evaluation_images(data: Path, recipe: Recipe, split: float | None) -> EvaluationImages:
+    """Return the validation images of a data set, or a share of its images, or all."""
+    if split is None:
+        if holds_split(data, "val"):
+            return EvaluationImages(find_split(data, "val"), 0.0)
+        if not recipe.validation_share:
+            return EvaluationImages(find_source(data), 0.0)
+    else:
+        recipe = recipe.replace(validation_share=split)
+    return EvaluationImages(whole_source(data), recipe.validation_share)
+
+
+def check_classes(index: Index, source: Source, logits: int) -> None:
+    """Raise `DataError` if images have more classes than a model has logits."""
+    if len(index.classes) > logits:
+        raise DataError(
+            f"{source.title} has {len(index.classes)} classes, but the model has {logits} logits"
+        )
