@@ -32,7 +32,7 @@ ALLOWED = {
     "backends/mxnet/reading.py": OWN,
     "backends/mxnet/tracing.py": OWN,
     "backends/paddle/predictor.py": PROGRAM,
-    "backends/shared/loopback.py": KERNEL,
+    "backends/shared/listening.py": KERNEL,
     "backends/tensorflow/export.py": PROGRAM,
     "backends/tensorflow/reading.py": OWN,
     "backends/torch/export.py": PROGRAM,

@@ -25,9 +25,9 @@ from lockstep.backends import mxnet as mxnet_backend
 # isort: split
 import mxnet as mx
 
-from lockstep.backends.mxnet import hosts as of_hosts
-from lockstep.backends.mxnet.hosts import Hosts, meet
+from lockstep.backends.mxnet import rank_connections
 from lockstep.backends.mxnet.launching import worker
+from lockstep.backends.mxnet.rank_connections import RankConnections, meet_ranks
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.launch.connections import reach
 from lockstep.launch.nodes import one_machine
@@ -179,13 +179,13 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> No
     )
 
 
-def acquainted(count: int) -> list[Hosts]:
+def connect_ranks(count: int) -> list[RankConnections]:
     """Return `count` connected ranks."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     found = {}
 
     def come(rank: int) -> None:
-        found[rank] = meet(rank, count, address, "a word")
+        found[rank] = meet_ranks(rank, count, address, "a word")
 
     threads = [threading.Thread(target=come, args=[rank]) for rank in range(count)]
     for thread in threads:
@@ -196,11 +196,14 @@ def acquainted(count: int) -> list[Hosts]:
 
 
 def test_hosts_agree_on_the_largest() -> None:
-    hosts = acquainted(3)
+    connections = connect_ranks(3)
     answers = {}
 
     def ask(rank: int) -> None:
-        answers[rank] = [hosts[rank].largest([rank, -rank]), hosts[rank].largest([7 - rank])]
+        answers[rank] = [
+            connections[rank].largest([rank, -rank]),
+            connections[rank].largest([7 - rank]),
+        ]
 
     threads = [threading.Thread(target=ask, args=[rank]) for rank in range(3)]
     for thread in threads:
@@ -212,29 +215,29 @@ def test_hosts_agree_on_the_largest() -> None:
 
 @pytest.mark.parametrize(("gone", "left"), [(0, 1), (1, 0)])
 def test_a_host_that_has_gone_is_told(gone: int, left: int) -> None:
-    hosts = acquainted(2)
-    hosts[gone].close()
+    connections = connect_ranks(2)
+    connections[gone].close()
     with pytest.raises(LockstepError, match="another rank has ended"):
-        hosts[left].largest([1])
-    assert hosts[left].lost
+        connections[left].largest([1])
+    assert connections[left].lost
 
 
 @pytest.mark.parametrize(("gone", "left"), [(0, 1), (1, 0)])
 def test_a_host_that_has_gone_is_seen_and_one_that_speaks_is_not_taken_for_gone(
     gone: int, left: int
 ) -> None:
-    hosts = acquainted(2)
-    hosts[left].refuse_loss()
+    connections = connect_ranks(2)
+    connections[left].refuse_loss()
     if left == 0:
-        asking = threading.Thread(target=lambda: hosts[1].largest([5]))
+        asking = threading.Thread(target=lambda: connections[1].largest([5]))
         asking.start()
-        hosts[0].refuse_loss()
-        assert hosts[0].largest([3]) == [5], "nothing that was said is lost"
+        connections[0].refuse_loss()
+        assert connections[0].largest([3]) == [5], "nothing that was said is lost"
         asking.join()
-    assert not hosts[left].lost
-    hosts[gone].close()
+    assert not connections[left].lost
+    connections[gone].close()
     with pytest.raises(LockstepError, match="another rank has ended"):
-        hosts[left].refuse_loss()
+        connections[left].refuse_loss()
 
 
 def test_an_address_that_others_have_taken_is_named() -> None:
@@ -243,7 +246,7 @@ def test_an_address_that_others_have_taken_is_named() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BackendError, match=f"do not find each other at .*{address}"):
-            meet(0, 2, address, "a word")
+            meet_ranks(0, 2, address, "a word")
 
 
 SOON_SEC = 30.0
@@ -253,10 +256,12 @@ HAS_HOROVOD = find_spec("horovod") is not None
 
 
 def test_strangers_are_turned_away_and_the_ranks_meet() -> None:
-    server = of_hosts.listening("127.0.0.1", 0, 2)
+    server = rank_connections.open_server("127.0.0.1", 0, 2)
     port = server.getsockname()[1]
     met: list[Any] = []
-    waiting = threading.Thread(target=lambda: met.extend(of_hosts.come(server, 2, "a word")))
+    waiting = threading.Thread(
+        target=lambda: met.extend(rank_connections.accept_ranks(server, 2, "a word"))
+    )
     waiting.start()
     with pytest.raises(BackendError, match="has another secret"):
         reach("127.0.0.1", port, "another word", SOON_SEC)
@@ -282,15 +287,15 @@ def test_what_a_rank_sends_is_not_unpickled() -> None:
     with here, there:
         there.send(_Bomb())
         with pytest.raises(LockstepError, match="another rank has ended"):
-            of_hosts.Hosts(0, 2, [here]).largest([1, 2])
+            RankConnections(0, 2, [here]).largest([1, 2])
 
 
 def test_ranks_that_do_not_come_are_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(of_hosts, "PATIENCE_SEC", 0.05)
+    monkeypatch.setattr(rank_connections, "PATIENCE_SEC", 0.05)
     with pytest.raises(BackendError, match=r"do not find each other at .*0 of 1 other ranks came"):
-        meet(0, 2, f"127.0.0.1:{free_ports(1)[0]}", "a word")
+        meet_ranks(0, 2, f"127.0.0.1:{free_ports(1)[0]}", "a word")
 
 
 LAUNCH = """

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from lockstep.backends import LoadedBackend
-from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.backends.shared.horovod import rendezvous
 from lockstep.launch.nodes import Node, Table, one_machine
 from lockstep.system.errors import BackendError
 from tests.backends.conftest import for_ranks

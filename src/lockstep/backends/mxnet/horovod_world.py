@@ -1,4 +1,4 @@
-"""Horovod, if it is installed: one of the two ways in which NVIDIA's original ran on several GPUs."""
+"""Horovod, if it is installed: one of the two ways in which NVIDIA's original used several GPUs."""
 
 import os
 import secrets
@@ -7,10 +7,10 @@ import socket
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends.mxnet import hosts
-from lockstep.backends.mxnet.hosts import Hosts
+from lockstep.backends.mxnet import rank_connections
+from lockstep.backends.mxnet.rank_connections import RankConnections
 from lockstep.backends.mxnet.world import Array, Ranks
-from lockstep.backends.shared.loopback import refuse_open_sockets
+from lockstep.backends.shared.horovod import join_horovod
 from lockstep.launch.connections import reach
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
@@ -33,11 +33,7 @@ class HorovodWorld(Ranks):
     single one."""
 
     def __init__(self, execution: Execution) -> None:
-        hvd.init()
-        refuse_open_sockets()
-        # Under MPI only Horovod knows these numbers.
-        told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
-        os.environ.update({name: str(value) for name, value in told.items()})
+        join_horovod(hvd)
         super().__init__(execution, _meet())
 
     def refuse_loss(self, reason: str = "") -> None:
@@ -48,7 +44,7 @@ class HorovodWorld(Ranks):
         """
         super().refuse_loss()
         if any(words in reason for words in _FAILS_WITH):
-            raise self._hosts.give_up()
+            raise self._connections.give_up()
 
     def _exchange(self, key: str, array: Array) -> None:
         hvd.allreduce_(array, op=hvd.Sum, name=key)
@@ -61,25 +57,27 @@ class HorovodWorld(Ranks):
             hvd.shutdown()
 
 
-def _meet() -> Hosts:
+def _meet() -> RankConnections:
     """Connect the ranks for questions between hosts, since Horovod answers only after all work that
     MXNet has enqueued.
 
     Rank 0 listens. It sends its address and a shared secret to the others through Horovod.
     """
     if hvd.rank() > 0:
-        host, port, key = _told(b"").decode().split()
-        return Hosts(hvd.rank(), hvd.size(), [reach(host, int(port), key, hosts.PATIENCE_SEC)])
+        host, port, key = _broadcast(b"").decode().split()
+        return RankConnections(
+            hvd.rank(), hvd.size(), [reach(host, int(port), key, rank_connections.PATIENCE_SEC)]
+        )
     host = _own_host()
     key = secrets.token_hex()
     try:
-        server = hosts.listening(host, 0, hvd.size())
+        server = rank_connections.open_server(host, 0, hvd.size())
     except OSError as error:
         raise BackendError(
             f"rank 0 cannot listen at {host}, where the other ranks would reach it: {error}"
         ) from None
-    _told(f"{host} {server.getsockname()[1]} {key}".encode())
-    return Hosts(0, hvd.size(), hosts.come(server, hvd.size(), key))
+    _broadcast(f"{host} {server.getsockname()[1]} {key}".encode())
+    return RankConnections(0, hvd.size(), rank_connections.accept_ranks(server, hvd.size(), key))
 
 
 def _own_host() -> str:
@@ -90,7 +88,7 @@ def _own_host() -> str:
     return socket.getfqdn() if named == "localhost" else named
 
 
-def _told(letter: bytes) -> bytes:
+def _broadcast(letter: bytes) -> bytes:
     """Return the letter of rank 0. It is bytes, not a Python object, since unpickling an object can
     execute code."""
     padded = np.frombuffer(letter.ljust(_LETTER_BYTES, b" "), np.uint8)

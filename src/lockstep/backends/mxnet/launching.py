@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.backends.mxnet import hosts, loading
-from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.backends.mxnet import loading, rank_connections
+from lockstep.backends.shared.horovod import rendezvous
 from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
 from lockstep.system.ranks import OF_NETWORKS
@@ -41,8 +41,8 @@ def variables(table: Table) -> dict[str, str]:
     each other."""
     leading, (port, port_of_hosts) = table.nodes[0].address, table.shared_ports
     return {
-        hosts.ADDRESS: f"{leading}:{port_of_hosts}",
-        hosts.KEY: table.secret,
+        rank_connections.ADDRESS: f"{leading}:{port_of_hosts}",
+        rank_connections.KEY: table.secret,
         "DMLC_PS_ROOT_URI": leading,
         "DMLC_PS_ROOT_PORT": str(port),
         # not on all interfaces: a server executes what it receives

@@ -12,10 +12,10 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from lockstep.backends import HostQuestions
-from lockstep.backends.mxnet import hosts, loading
-from lockstep.backends.mxnet.hosts import Hosts
+from lockstep.backends.mxnet import loading, rank_connections
+from lockstep.backends.mxnet.rank_connections import RankConnections
 from lockstep.backends.shared.device import chosen_gpu
-from lockstep.backends.shared.loopback import refuse_open_sockets
+from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 
@@ -76,11 +76,11 @@ class MxnetWorld(HostQuestions):
 class Ranks(MxnetWorld):
     """This process as one of several, whose hosts communicate while MXNet computes."""
 
-    def __init__(self, execution: Execution, hosts: Hosts) -> None:
+    def __init__(self, execution: Execution, connections: RankConnections) -> None:
         super().__init__(execution)
-        self._hosts = hosts
-        self.rank = hosts.rank
-        self.ranks = hosts.ranks
+        self._connections = connections
+        self.rank = connections.rank
+        self.ranks = connections.ranks
         self._exchanged: dict[str, Array] = {}
         """The array that is sent and received under each key."""
         atexit.register(self._leave_at_once)
@@ -88,11 +88,11 @@ class Ranks(MxnetWorld):
     @property
     def lost(self) -> bool:
         """Whether a rank is known to have ended. Then enqueued work may never be done."""
-        return self._hosts.lost
+        return self._connections.lost
 
     def refuse_loss(self, reason: str = "") -> None:
         """Raise `LockstepError` if a rank has ended. `reason` is MXNet's error."""
-        self._hosts.refuse_loss()
+        self._connections.refuse_loss()
 
     def _leave_at_once(self) -> None:
         """End this process without MXNet's shutdown if a rank has ended. The shutdown would wait
@@ -135,26 +135,32 @@ class Ranks(MxnetWorld):
         raise NotImplementedError
 
     def _largest(self, values: list[int]) -> list[int]:
-        return self._hosts.largest(values)
+        return self._connections.largest(values)
 
     def close(self) -> None:
         """Leave the process group."""
-        self._hosts.close()
+        self._connections.close()
 
 
 class Workers(Ranks):
     """This process as one of the workers of a parameter server."""
 
     def __init__(self, execution: Execution) -> None:
-        if not {"DMLC_PS_ROOT_URI", hosts.ADDRESS, hosts.KEY} <= os.environ.keys():
+        if (
+            not {"DMLC_PS_ROOT_URI", rank_connections.ADDRESS, rank_connections.KEY}
+            <= os.environ.keys()
+        ):
             raise BackendError(
-                f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} with the addresses of"
+                f"several ranks, but no DMLC_PS_ROOT_URI and {rank_connections.ADDRESS} with the addresses of"
                 " parameter server and rank 0; start them with `lockstep launch`"
             )
         rank = int(os.environ["RANK"])
         ranks = int(os.environ["WORLD_SIZE"])
         super().__init__(
-            execution, hosts.meet(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY])
+            execution,
+            rank_connections.meet_ranks(
+                rank, ranks, os.environ[rank_connections.ADDRESS], os.environ[rank_connections.KEY]
+            ),
         )
         self._store = mx.kv.create("dist_sync")
         refuse_open_sockets()

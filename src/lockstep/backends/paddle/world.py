@@ -12,7 +12,7 @@ from lockstep.backends import HostQuestions
 from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import silenced
-from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
+from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
 from lockstep.launch.nodes import interface_between
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError

@@ -1,12 +1,11 @@
 """Horovod, if it is installed: NVIDIA's original used it for several GPUs."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends.shared.loopback import refuse_open_sockets
+from lockstep.backends.shared.horovod import join_horovod
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
@@ -25,11 +24,7 @@ class HorovodWorld(TensorflowWorld):
     single one."""
 
     def __init__(self, execution: Execution) -> None:
-        hvd.init()
-        refuse_open_sockets()
-        # Under MPI only Horovod knows these numbers.
-        told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
-        os.environ.update({name: str(value) for name, value in told.items()})
+        join_horovod(hvd)
         super().__init__(execution)
         self.rank = hvd.rank()
         self.ranks = hvd.size()

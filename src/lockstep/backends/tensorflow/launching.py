@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.backends.shared.horovod import rendezvous
 from lockstep.launch.nodes import Start, Table
 from lockstep.system.machine import cores
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import keeping_sigterm
-from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
+from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.machine import cores

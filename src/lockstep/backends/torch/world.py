@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import chosen_gpu
-from lockstep.backends.shared.loopback import refuse_open_sockets
+from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.launch.nodes import address_towards, interface_between
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError, UserError

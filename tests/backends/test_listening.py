@@ -9,8 +9,12 @@ import struct
 
 import pytest
 
-from lockstep.backends.shared import loopback
-from lockstep.backends.shared.loopback import _confined, is_loopback, listening, refuse_open_sockets
+from lockstep.backends.shared import bind_replacement
+from lockstep.backends.shared.listening import (
+    find_listening_sockets,
+    is_loopback,
+    refuse_open_sockets,
+)
 from lockstep.system.errors import BackendError
 from lockstep.system.ranks import LISTEN_ADDRESS
 
@@ -32,7 +36,7 @@ def sockaddr_in6(address: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"),
+    ("requested", "expected"),
     [
         (sockaddr_in("0.0.0.0"), sockaddr_in("127.0.0.1")),
         (sockaddr_in6("::"), sockaddr_in6("::ffff:127.0.0.1")),
@@ -47,9 +51,9 @@ def sockaddr_in6(address: str) -> bytes:
     ],
 )
 def test_all_interfaces_become_the_loopback_interface_and_nothing_else_changes(
-    asked: bytes, given: bytes
+    requested: bytes, expected: bytes
 ) -> None:
-    assert _confined(asked, "127.0.0.1") == given
+    assert bind_replacement._confine_address(requested, "127.0.0.1") == expected
 
 
 @pytest.mark.parametrize(
@@ -77,8 +81,8 @@ def test_a_process_knows_what_it_listens_on() -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6) as other,
     ):
         places = [("127.0.0.1", one.getsockname()[1]), ("::1", other.getsockname()[1])]
-        assert set(places) <= set(listening(os.getpid()))
-    assert not set(places) & set(listening(os.getpid()))
+        assert set(places) <= set(find_listening_sockets(os.getpid()))
+    assert not set(places) & set(find_listening_sockets(os.getpid()))
 
 
 def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port(
@@ -94,37 +98,34 @@ def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port(
             refuse_open_sockets()
 
 
-def bound(address: bytes) -> tuple[int, int, object]:
+def bind(address: bytes) -> tuple[int, int, object]:
     """Bind a socket as a framework's library does; return the result, the error and the socket's
     address."""
+    function_type = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True
+    )
+    function = ctypes.cast(bind_replacement._own_bind(), function_type)
     with socket.socket() as opened:
-        function = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True
-        )
-        own = ctypes.cast(loopback._own(), function)
-        return (
-            own(opened.fileno(), address, len(address)),
-            ctypes.get_errno(),
-            opened.getsockname()[0],
-        )
+        result = function(opened.fileno(), address, len(address))
+        return result, ctypes.get_errno(), opened.getsockname()[0]
 
 
 def test_a_socket_bound_to_all_interfaces_by_a_library_is_on_loopback() -> None:
-    result, _, address = bound(sockaddr_in("0.0.0.0", 0))
+    result, _, address = bind(sockaddr_in("0.0.0.0", 0))
     assert (result, address) == (0, "127.0.0.1")
 
 
 def test_a_port_that_is_taken_is_the_error_it_is() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        result, error, _ = bound(sockaddr_in("0.0.0.0", taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        result, error, _ = bind(sockaddr_in("0.0.0.0", server.getsockname()[1]))
     assert (result, error) == (-1, errno.EADDRINUSE)
 
 
 def test_a_socket_is_not_bound_when_something_fails_on_the_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(given: bytes, own: str) -> bytes:
+    def fail(requested: bytes, own: str) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loopback, "_confined", fail)
-    assert bound(sockaddr_in("0.0.0.0", 0))[:2] == (-1, errno.EACCES)
+    monkeypatch.setattr(bind_replacement, "_confine_address", fail)
+    assert bind(sockaddr_in("0.0.0.0", 0))[:2] == (-1, errno.EACCES)

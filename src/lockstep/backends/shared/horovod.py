@@ -1,11 +1,25 @@
-"""Rendezvous for Horovod's ranks on one machine, without Horovod's own launcher."""
+"""Horovod's ranks: how each joins the others, and a rendezvous on one machine without Horovod's own
+launcher."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
+from typing import Any
 
+from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.launch.nodes import Table
 from lockstep.system.errors import BackendError
+
+
+def join_horovod(hvd: Any) -> None:
+    """Join the ranks through Horovod's module for a framework, and name this one in the
+    environment: under MPI only Horovod knows these numbers."""
+    hvd.init()
+    refuse_open_sockets()
+    os.environ["RANK"] = str(hvd.rank())
+    os.environ["WORLD_SIZE"] = str(hvd.size())
+    os.environ["LOCAL_RANK"] = str(hvd.local_rank())
 
 
 @contextmanager

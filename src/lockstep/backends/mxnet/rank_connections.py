@@ -1,5 +1,7 @@
-"""Questions between the hosts of the ranks. MXNet's parameter server only adds up, and hangs when a
-rank has ended."""
+"""Connections between the ranks, by which their hosts ask each other questions.
+
+MXNet's parameter server only adds up, and hangs when a rank has ended.
+"""
 
 import socket
 import struct
@@ -15,7 +17,7 @@ PATIENCE_SEC = 120.0
 """Seconds to wait until rank 0 listens and the other ranks have connected."""
 
 
-class Hosts:
+class RankConnections:
     """This rank and its connections. Rank 0 receives the values of all ranks and answers all of
     them."""
 
@@ -32,8 +34,8 @@ class Hosts:
         call it."""
         try:
             if self.rank == 0:
-                heard = [values, *map(_receive, self._others)]
-                values = [max(column) for column in zip(*heard, strict=True)]
+                rows = [values, *map(_receive, self._others)]
+                values = [max(column) for column in zip(*rows, strict=True)]
             for other in self._others:
                 other.send_bytes(struct.pack(f"<{len(values)}q", *values))
             return values if self.rank == 0 else _receive(self._others[0])
@@ -71,26 +73,28 @@ def _receive(other: Line) -> list[int]:
 _LARGEST_MESSAGE_BYTES = 2**16
 
 
-def meet(rank: int, ranks: int, address: str, key: str) -> Hosts:
+def meet_ranks(rank: int, ranks: int, address: str, key: str) -> RankConnections:
     """Return the connected ranks, once all have come to `address` (host:port). Raises
     `BackendError` if they do not."""
     host, _, port = address.rpartition(":")
     try:
         if rank == 0:
-            return Hosts(rank, ranks, come(listening(host, int(port), ranks), ranks, key))
-        return Hosts(rank, ranks, [reach(host, int(port), key, PATIENCE_SEC)])
+            return RankConnections(
+                rank, ranks, accept_ranks(open_server(host, int(port), ranks), ranks, key)
+            )
+        return RankConnections(rank, ranks, [reach(host, int(port), key, PATIENCE_SEC)])
     except (BackendError, OSError, ValueError) as error:
         raise BackendError(
             f"the ranks do not find each other at {ADDRESS}={address}: {error}"
         ) from None
 
 
-def listening(host: str, port: int, ranks: int) -> socket.socket:
+def open_server(host: str, port: int, ranks: int) -> socket.socket:
     """Return the socket at which rank 0 listens. Port 0 stands for any free port."""
     return socket.create_server((host, port), backlog=ranks)
 
 
-def come(server: socket.socket, ranks: int, key: str) -> list[Line]:
+def accept_ranks(server: socket.socket, ranks: int, key: str) -> list[Line]:
     """Return the connections of all other ranks; strangers are refused. Closes the server.
 
     Raises `BackendError` if ranks are missing after `PATIENCE_SEC`.
