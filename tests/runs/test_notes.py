@@ -8,7 +8,13 @@ import pytest
 
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.notes import RunFacts, list_unusual_settings, note_determinism_cost
+from lockstep.runs.notes import (
+    FEW_IMAGES,
+    RunFacts,
+    list_unusual_settings,
+    note_determinism_cost,
+    suggest_weights,
+)
 
 SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
 
@@ -135,3 +141,20 @@ def test_what_is_seldom_meant_is_said(
 )
 def test_what_is_just_usual_is_not(changes: dict[str, Any], about: dict[str, Any]) -> None:
     assert list_unusual_settings(SENSIBLE.replace(**changes), facts(**about)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("resnet50", "timm/resnet50.a1_in1k"),
+        ("resnet18", "timm/resnet18.a1_in1k"),
+        ("resnext101-32x4d", "timm/resnext101_32x4d.gluon_in1k"),
+        ("resnet50-v1", "torchvision/resnet50.IMAGENET1K_V2"),
+    ],
+)
+def test_few_images_get_the_best_free_weights_of_their_model(model: str, name: str) -> None:
+    recipe = Recipe(model=model).named("my-images")
+    (note,) = suggest_weights(recipe, 500)
+    assert f"--weights {name};" in note
+    assert suggest_weights(recipe, FEW_IMAGES) == []
+    assert suggest_weights(recipe.named("resnet50-paddle-90ep"), 500) == []

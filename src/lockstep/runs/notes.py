@@ -10,9 +10,12 @@ from lockstep.backends.emulation import emulation
 from lockstep.data.listing import printable
 from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 from lockstep.runs import ending
 from lockstep.runs.context import RunContext
+from lockstep.weights import checkpoint
+from lockstep.weights.known_weights import read_known_weights
 
 _STEP_FIELDS = ("compile", "layout", "fused", "cuda_graph", "recompute")
 """Fields of the execution that change what a GPU computes in a step."""
@@ -20,6 +23,11 @@ LARGEST_CHANGE = 0.25
 """The evaluation size may differ from the training size by this share without a note. The published
 recipes use the same size for both, and a larger evaluation size improves accuracy at about 1.15 to
 1.3 times the training size (arXiv:1906.06423)."""
+FEW_IMAGES = 100_000
+"""With fewer training images than this, ImageNet's weights are suggested. arXiv:1805.08974 compares
+them with random ones on twelve data sets of 2,040 to 75,750 training images."""
+_USUAL_WEIGHTS = "torchvision/resnet50.IMAGENET1K_V2"
+"""The weights to suggest for a model that has none."""
 _NEAR_PEAK = 0.95
 _NAMED = 5
 
@@ -59,6 +67,8 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
         notes.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
     if step == 0:  # once in a run
         notes += note_determinism_cost(run.recipe, run.execution, run.world)
+        if not checkpoint.steps(run.checkpoints):  # weights to start from are checkpoint 0
+            notes += suggest_weights(run.recipe, len(run.sets.training))
     return notes + list_unusual_settings(run.recipe, _collect_facts(run))
 
 
@@ -85,6 +95,28 @@ def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
         *_check_sizes(recipe),
         *_check_rates(recipe, facts),
         *_check_classes(facts),
+    ]
+
+
+def suggest_weights(recipe: Recipe, images: int) -> list[str]:
+    """Return a note for a run of one's own images from random weights, if published weights of its
+    model would probably help.
+
+    >>> suggest_weights(Recipe(model="resnet50").named("my-images"), 500)[0][:68]
+    'with 500 images, training from published weights is usually better a'
+    """
+    if recipe.based_on != MY_IMAGES or images >= FEW_IMAGES:
+        return []
+    known = read_known_weights()
+    names = [
+        name
+        for name, weights in known.items()
+        if weights.model == recipe.model and weights.is_free and weights.top1_percent is not None
+    ]
+    best = max(names, key=lambda name: known[name].top1_percent or 0.0, default=_USUAL_WEIGHTS)
+    return [
+        f"with {images:,} images, training from published weights is usually better and faster than"
+        f" from random ones: --weights {best}; lockstep weights lists others"
     ]
 
 

@@ -47,6 +47,11 @@ class KnownWeights(BaseModel):
         return PurePosixPath(self.file_name).stem.rpartition("-")[2]
 
     @property
+    def is_free(self) -> bool:
+        """Whether the licence allows commercial use."""
+        return "NC" not in self.licence.split("-")
+
+    @property
     def preprocessing(self) -> dict[str, Any]:
         """Those fields of a recipe in which the preprocessing of publishers differs."""
         return self.model_dump(include={"image_size", "eval_resize", "eval_crop", "interpolation"})
