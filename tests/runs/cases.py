@@ -75,7 +75,7 @@ def read_losses(run: Path) -> list[float]:
     return losses
 
 
-def evaluated_steps(run: Path) -> list[int]:
+def list_evaluations(run: Path) -> list[int]:
     """Return the steps of the log's evaluations."""
     return [entry["step"] for entry in read_entries(run, "evaluate")]
 
@@ -97,7 +97,7 @@ def read_state(run: Path, step: int | None = None) -> State:
     return checkpoint.load(checkpoint.checkpoint_path(run / "checkpoints", step))[0]
 
 
-def to_bits(arrays: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+def copy_bytes(arrays: Mapping[str, np.ndarray]) -> dict[str, bytes]:
     """Return the bytes of arrays, to compare them."""
     return {name: value.tobytes() for name, value in arrays.items()}
 
@@ -107,7 +107,7 @@ def find_same_parts(run: Path, other: Path) -> list[str]:
     states = (read_state(run), read_state(other))
     same = []
     for part in ("tensors", "momentum", "ema"):
-        ours, theirs = (to_bits(getattr(state, part)) for state in states)
+        ours, theirs = (copy_bytes(getattr(state, part)) for state in states)
         if ours == theirs:
             same.append(part)
     return same
@@ -127,7 +127,7 @@ def read_outcome(run: Path) -> tuple[list[list[Any]], dict[str, bytes]]:
         [entry.get(key) for key in ("kind", "step", "loss", "top1_percent")]
         for entry in read_log(run / "log.jsonl")
     ]
-    return scores, to_bits(read_state(run).tensors)
+    return scores, copy_bytes(read_state(run).tensors)
 
 
 def tensorboard_events(folder: Path) -> Iterator[TensorBoardEvent]:
@@ -147,3 +147,10 @@ def tensorboard_figures(folder: Path) -> dict[tuple[str, int], float]:
         for value in event.summary.value:
             figures[value.tag, event.step] = value.simple_value
     return figures
+
+
+def train_and_listen(recipe: Recipe, data: Path, run: Path, **options: Any) -> list[Event]:
+    """Train, and return the events."""
+    events: list[Event] = []
+    lockstep.train(recipe, data, run, listener=events.append, **options)
+    return events

@@ -15,3 +15,11 @@ def uninterrupted(
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
     lockstep.train(tiny_recipe.rename("resnet50-paddle-90ep"), textures, out, execution=EXECUTION)
     return out
+
+
+@pytest.fixture(scope="session")
+def dense(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one epoch, with a moving average."""
+    out = tmp_path_factory.mktemp("dense") / "a dense run"
+    lockstep.train(tiny_recipe.replace(epochs=1, ema_decay=0.9), textures, out)
+    return out

@@ -1,4 +1,4 @@
-"""The same run with images in four storage formats: losses and weights are equal to the last bit."""
+"""The same run with images in four storage formats gives bit-identical losses and weights."""
 
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,14 @@ from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FORMATS
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.system.event_log import read_log
 from tests.conftest import TINY_MODEL
-from tests.runs.cases import read_outcome
+from tests.runs.cases import read_losses, read_outcome
 
 PACKED = {"recordio": 1, "tfrecord": 3, "webdataset": 2, "folder": 0}
 
 
 @pytest.fixture(scope="module")
-def packed(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def data_sets(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The textures in every storage format."""
     root = tmp_path_factory.mktemp("packed")
     for name, shards in PACKED.items():
@@ -43,12 +42,11 @@ def test_every_format_is_packed() -> None:
 
 @pytest.mark.parametrize("name", PACKED)
 def test_losses_and_weights_are_those_of_the_folder(
-    name: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+    name: str, data_sets: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    for data, run in ((textures, "folder"), (packed[name], "packed")):
-        lockstep.train(
-            recipe, data, tmp_path / run, execution=Execution(compile="off", log_every_steps=1)
-        )
+    for data, run in ((textures, "folder"), (data_sets[name], "packed")):
+        execution = Execution(compile="off", log_every_steps=1)
+        lockstep.train(recipe, data, tmp_path / run, execution=execution)
     losses, weights = read_outcome(tmp_path / "packed")
     assert len([event for event in losses if event[0] == "train"]) == 14
     assert (losses, weights) == read_outcome(tmp_path / "folder")
@@ -58,8 +56,8 @@ class Stopped(Exception):
     """An exception that is raised within a run."""
 
 
-def test_a_run_goes_on_from_another_format(
-    packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+def test_a_run_resumes_from_another_format(
+    data_sets: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
     execution = Execution(compile="off", save_every_steps=3)
     lockstep.train(recipe, textures, tmp_path / "whole", execution=execution)
@@ -71,9 +69,9 @@ def test_a_run_goes_on_from_another_format(
 
         with pytest.raises(Stopped):
             lockstep.train(
-                recipe, packed[name], tmp_path / "parts", execution=execution, listener=stop
+                recipe, data_sets[name], tmp_path / "parts", execution=execution, listener=stop
             )
-    lockstep.train(recipe, packed["tfrecord"], tmp_path / "parts", execution=execution)
+    lockstep.train(recipe, data_sets["tfrecord"], tmp_path / "parts", execution=execution)
     assert read_outcome(tmp_path / "parts")[1] == read_outcome(tmp_path / "whole")[1]
 
 
@@ -86,30 +84,33 @@ def test_a_run_goes_on_from_another_format(
     ],
 )
 def test_dali_trains_to_nearly_the_same_losses(
-    name: str, backend: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+    name: str,
+    backend: str,
+    data_sets: dict[str, Path],
+    recipe: Recipe,
+    textures: Path,
+    tmp_path: Path,
 ) -> None:
     # A pixel differs by at most one level of 255. The learning rate is so low that the random
     # network does not amplify it.
     recipe = recipe.replace(lr=1e-4)
     losses = []
-    for loader, data in (("host", textures), ("dali", packed[name])):
+    for loader, data in (("host", textures), ("dali", data_sets[name])):
         execution = Execution(backend=backend, compile="off", log_every_steps=1, loader=loader)
         lockstep.train(recipe, data, tmp_path / loader, execution=execution)
-        losses.append(
-            [event[2] for event in read_outcome(tmp_path / loader)[0] if event[0] == "train"]
-        )
+        losses.append(read_losses(tmp_path / loader))
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.01)
 
 
 def test_a_run_on_noise_needs_no_decoder(
-    packed: dict[str, Path], recipe: Recipe, tmp_path: Path
+    data_sets: dict[str, Path], recipe: Recipe, tmp_path: Path
 ) -> None:
     execution = Execution(compile="off", loader="synthetic")
-    report = lockstep.train(recipe, packed["recordio"], tmp_path / "run", execution=execution)
+    report = lockstep.train(recipe, data_sets["recordio"], tmp_path / "run", execution=execution)
     assert report["final"]["trained"]["images"] == 20
 
 
-OF_BACKENDS = {
+PUBLISHED = {
     "resnet50-paddle-50ep": ("paddle", "recordio", (1000, "symmetric", "fp16")),
     "resnet50-paddle-90ep": ("paddle", "webdataset", (1000, "symmetric", "fp16")),
     "resnet50-tensorflow-90ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
@@ -120,30 +121,21 @@ precision."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_BACKENDS)
-def test_a_recipe_trains_on_the_engine_it_was_published_for(
-    name: str, packed: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_trains_on_the_backend_it_was_published_for(
+    name: str, data_sets: dict[str, Path], tmp_path: Path
 ) -> None:
-    small = {
-        "image_size": 32,
-        "eval_resize": 36,
-        "eval_crop": 32,
-        "epochs": 2,
-        "global_batch_images": 8,
-    }
+    small = {"image_size": 32, "eval_resize": 36, "eval_crop": 32}
+    small |= {"epochs": 2, "global_batch_images": 8}
     recipe = RECIPES[name]().replace(model=TINY_MODEL, **small)
-    own, storage, fields = OF_BACKENDS[name]
+    own, storage, fields = PUBLISHED[name]
     assert (recipe.logits, recipe.padding, recipe.precision) == fields
     first = {}
     for backend in (own, "torch"):
         execution = Execution(backend=backend, compile="off", log_every_steps=1)
-        report = lockstep.train(recipe, packed[storage], tmp_path / backend, execution=execution)
+        report = lockstep.train(recipe, data_sets[storage], tmp_path / backend, execution=execution)
         assert report["final"]["trained"]["images"] == 20
-        losses = [
-            event["losses"][0]
-            for event in read_log(tmp_path / backend / "log.jsonl")
-            if event["kind"] == "train"
-        ]
+        losses = read_losses(tmp_path / backend)
         assert len(losses) == 14
         assert np.isfinite(losses).all()
         first[backend] = losses[0]

@@ -1,7 +1,5 @@
 """Where a run ends before the last step of its schedule: early stopping, decided from the log."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,15 @@ import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.runs.ending import explain_early_stop, find_last_step
 from lockstep.runs.report import Report, compare_with_published, read_report
-from lockstep.system.errors import Interrupted, RecipeError
-from lockstep.system.event_log import read_log
-from lockstep.weights import checkpoint
+from lockstep.system.errors import RecipeError
+from tests.runs.cases import (
+    Event,
+    list_evaluations,
+    newest_step,
+    read_entries,
+    stop_at,
+    train_until,
+)
 
 # 60 images, 30 per step
 PER_EPOCH = 2
@@ -33,13 +37,13 @@ PATIENT = Execution(early_stopping_patience=2)
         (24, {}, 100),
     ],
 )
-def test_a_command_stops_after_as_many_more_epochs_or_steps_as_it_is_told(
+def test_a_command_stops_after_this_many_more_epochs_or_steps(
     first: int, how: dict[str, int], step: int
 ) -> None:
     assert find_last_step(first, 100, 10, Execution(**how)) == step
 
 
-def evaluated(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
+def make_log(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
     """Return the log of a run that was evaluated at steps 10, 20, ..., also with a moving average
     that improves."""
     log = []
@@ -65,16 +69,14 @@ def evaluated(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
 def test_early_stopping_counts_the_evaluations_since_the_best_one(
     top1: list[float], stops: bool
 ) -> None:
-    assert (explain_early_stop(evaluated(*top1), 10 * len(top1), 2) is not None) == stops
-    assert explain_early_stop(evaluated(*top1), 10 * len(top1), 0) is None
+    assert (explain_early_stop(make_log(*top1), 10 * len(top1), 2) is not None) == stops
+    assert explain_early_stop(make_log(*top1), 10 * len(top1), 0) is None
 
 
 def test_early_stopping_is_decided_at_an_evaluation_alone() -> None:
-    log = evaluated(50.0, 40.0, 30.0)
-    assert (
-        explain_early_stop(log, 30, 2)
-        == "the last 2 evaluations are not above the top-1 of 50.00 % at step 10"
-    )
+    log = make_log(50.0, 40.0, 30.0)
+    reason = "the last 2 evaluations are not above the top-1 of 50.00 % at step 10"
+    assert explain_early_stop(log, 30, 2) == reason
     assert explain_early_stop(log, 35, 2) is None
     assert explain_early_stop(log, 20, 2) is None
 
@@ -93,19 +95,14 @@ def recipe(tiny_recipe: Recipe) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def stopped(
+def early_end(
     recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Report]:
     """A run that was interrupted at its second evaluation, and ended early at its third when it was
     resumed."""
-    run = tmp_path_factory.mktemp("stopped") / "run"
-
-    def interrupt(event: dict[str, Any]) -> None:
-        if event["kind"] == "evaluate" and event["step"] == 2 * PER_EPOCH:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        lockstep.train(recipe, textures, run, execution=PATIENT, listener=interrupt)
+    run = tmp_path_factory.mktemp("early end") / "run"
+    listener = stop_at("evaluate", 2 * PER_EPOCH)
+    train_until(listener, recipe, textures, run, execution=PATIENT)
     lockstep.train(recipe, textures, run, execution=PATIENT)
     report = read_report(run)
     assert report is not None
@@ -113,49 +110,42 @@ def stopped(
 
 
 def test_a_resumed_run_ends_early_where_it_would_have_ended_undivided(
-    stopped: tuple[Path, Report],
+    early_end: tuple[Path, Report],
 ) -> None:
-    run, report = stopped
-    first, *others = [entry for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"]
+    run, report = early_end
+    first, *others = read_entries(run, "evaluate")
     assert [entry["step"] for entry in others] == [4, 6]
     assert {entry["top1_percent"] for entry in others} == {first["top1_percent"]}
-    assert (
-        report["steps"],
-        report["epochs"],
-        report["best"]["step"],
-        report["final"]["trained"]["step"],
-    ) == (6, 5, 2, 6)
+    assert (report["steps"], report["epochs"]) == (6, 5)
+    assert (report["best"]["step"], report["final"]["trained"]["step"]) == (2, 6)
     assert report["stopped_early"].startswith("the last 2 evaluations are not above")
 
 
 def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(
-    stopped: tuple[Path, Report],
+    early_end: tuple[Path, Report],
 ) -> None:
-    _, report = stopped
+    _, report = early_end
     final = {"trained": report["final"]["trained"] | {"images": 50_000}}
-    found = compare_with_published(
-        load_recipe("resnet50-paddle-90ep"), report | {"final": final, "classes": ["a"] * 1000}
-    )
-    assert found is not None
-    assert (found["accuracies"], found["interval_percent"]) == ([], [])
-    assert found["not_compared"] == "early stopping ended this run before its 90 epochs"
+    recipe = load_recipe("resnet50-paddle-90ep")
+    comparison = compare_with_published(recipe, report | {"final": final, "classes": ["a"] * 1000})
+    assert comparison is not None
+    assert (comparison["accuracies"], comparison["interval_percent"]) == ([], [])
+    assert comparison["not_compared"] == "early stopping ended this run before its 90 epochs"
 
 
 def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
-    stopped: tuple[Path, Report], recipe: Recipe, textures: Path
+    early_end: tuple[Path, Report], recipe: Recipe, textures: Path
 ) -> None:
-    run, report = stopped
-    told: list[dict[str, Any]] = []
-    assert lockstep.train(out=run, listener=told.append) == report
-    assert "already_finished" in [event["kind"] for event in told]
+    run, report = early_end
+    events: list[Event] = []
+    assert lockstep.train(out=run, listener=events.append) == report
+    assert "already_finished" in [event["kind"] for event in events]
     (run / "report.json").unlink()  # killed before its report
     assert lockstep.train(out=run)["per_class"] == report["per_class"]
-    assert [
-        entry["step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"
-    ] == [2, 4, 6]
+    assert list_evaluations(run) == [2, 4, 6]
     unfinished: list[bool] = []
 
-    def listener(event: dict[str, Any]) -> None:
+    def listener(event: Event) -> None:
         if event["kind"] == "train":
             unfinished.append(read_report(run) is None)
 
@@ -163,4 +153,4 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     whole = lockstep.train(recipe, textures, run, execution=patient, listener=listener)
     assert unfinished == [True, True]
     assert (whole["steps"], "stopped_early" in whole) == (10, False)
-    assert checkpoint.steps(run / "checkpoints")[-1] == 10
+    assert newest_step(run) == 10

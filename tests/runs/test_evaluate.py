@@ -10,8 +10,8 @@ from lockstep.recipes import Recipe
 from tests.runs.cases import (
     EXECUTION,
     assert_same_run,
-    evaluated_steps,
     is_evaluating,
+    list_evaluations,
     newest_step,
     read_entries,
     stop_at,
@@ -28,10 +28,10 @@ def test_an_evaluation_that_a_signal_stops_is_repeated(
     listener = stop_when(is_evaluating, number)
     stopped = train_until(listener, tiny_recipe, textures, run, execution=EXECUTION)
     assert stopped.exit_code == 75
-    assert evaluated_steps(run) == []
+    assert list_evaluations(run) == []
     assert newest_step(run) == 7
     lockstep.train(tiny_recipe, textures, run, execution=EXECUTION)
-    assert evaluated_steps(run) == [7, 14]
+    assert list_evaluations(run) == [7, 14]
     assert_same_run(run, uninterrupted)
 
 

@@ -17,72 +17,66 @@ COLUMNS = ("losses", "ranks", "predictions", "labels", "confidences")
 
 
 @pytest.fixture(scope="module")
-def finished(
+def run_with_report(
     tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Any]]:
-    out = tmp_path_factory.mktemp("finished") / "run"
-    report = lockstep.train(
-        tiny_recipe.replace(ema_decay=0.9), textures, out, execution=Execution(accumulation_steps=2)
-    )
+    out = tmp_path_factory.mktemp("run with report") / "run"
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    report = lockstep.train(recipe, textures, out, execution=Execution(accumulation_steps=2))
     return out, report
 
 
-def results_of(run: Path) -> Results:
+def require_results(run: Path) -> Results:
     results = read_results(run)
     assert results is not None
     return results
 
 
-def images_in_order(data: Path) -> list[Path]:
+def list_images(data: Path) -> list[Path]:
     """Return the validation images in the index's order: by class, then by name."""
-    return [
-        file for folder in sorted((data / "val").glob("[!.]*")) for file in sorted(folder.iterdir())
-    ]
+    images: list[Path] = []
+    for folder in sorted((data / "val").glob("[!.]*")):
+        images += sorted(folder.iterdir())
+    return images
 
 
 @pytest.mark.parametrize("weights", ["trained", "ema"])
-def test_row_i_is_what_the_model_says_of_the_ith_image(
-    finished: tuple[Path, dict[str, Any]], textures: Path, weights: str
+def test_row_i_is_what_the_model_predicts_for_image_i(
+    run_with_report: tuple[Path, dict[str, Any]], textures: Path, weights: str
 ) -> None:
-    run, report = finished
-    images = images_in_order(textures)
-    scores = results_of(run).scores[weights]
-    predicted = lockstep.predict(run, images, top=10, ema=weights == "ema")
+    run, report = run_with_report
+    images = list_images(textures)
+    scores = require_results(run).scores[weights]
+    predictions = lockstep.predict(run, images, top=10, ema=weights == "ema")
     classes = report["classes"]
-    assert [classes[label] for label in scores.labels] == [image.parent.name for image in images]
-    assert [classes[label] for label in scores.predictions] == [
-        found.classes[0] for found in predicted
-    ]
-    assert scores.confidences == pytest.approx(
-        [found.probabilities[0] for found in predicted], rel=1e-4
-    )
-    places = [
-        found.classes.index(image.parent.name)
-        for found, image in zip(predicted, images, strict=True)
-    ]
-    assert scores.ranks.tolist() == places
-    own = [found.probabilities[place] for found, place in zip(predicted, places, strict=True)]
-    assert np.exp(-scores.losses) == pytest.approx(own, rel=1e-4)
+    rows = zip(images, predictions, strict=True)
+    for i, (image, prediction) in enumerate(rows):
+        own = image.parent.name
+        assert classes[scores.labels[i]] == own
+        assert classes[scores.predictions[i]] == prediction.classes[0]
+        assert scores.confidences[i] == pytest.approx(prediction.probabilities[0], rel=1e-4)
+        rank = prediction.classes.index(own)
+        assert scores.ranks[i] == rank
+        assert np.exp(-scores.losses[i]) == pytest.approx(prediction.probabilities[rank], rel=1e-4)
 
 
 def test_results_agree_with_the_report_and_name_the_images(
-    finished: tuple[Path, dict[str, Any]], textures: Path
+    run_with_report: tuple[Path, dict[str, Any]], textures: Path
 ) -> None:
-    run, report = finished
-    results = results_of(run)
+    run, report = run_with_report
+    results = require_results(run)
     assert results.step == 14
     assert results.digest == open_index(textures / "val").digest
     for weights in ("trained", "ema"):
-        assert results.scores[weights].per_class(10) == report["per_class"][weights]
-        assert (
-            results.scores[weights].counts().summary()["loss"] == report["final"][weights]["loss"]
-        )
+        scores = results.scores[weights]
+        assert scores.per_class(10) == report["per_class"][weights]
+        assert scores.counts().summary()["loss"] == report["final"][weights]["loss"]
 
 
 def test_a_finished_run_started_again_keeps_its_results(
-    finished: tuple[Path, dict[str, Any]], textures: Path, tiny_recipe: Recipe
+    run_with_report: tuple[Path, dict[str, Any]], textures: Path, tiny_recipe: Recipe
 ) -> None:
-    run, _ = finished
+    run, _ = run_with_report
     before = (run / FILE).read_bytes()
     lockstep.train(tiny_recipe.replace(ema_decay=0.9), textures, run)
     assert (run / FILE).read_bytes() == before
@@ -98,16 +92,16 @@ def random_scores() -> Scores:
     return Scores(**integers, **floats)
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     scores = random_scores()
     write_results(tmp_path, Results(7, "a digest", {"trained": scores}))
-    results = results_of(tmp_path)
+    results = require_results(tmp_path)
     assert (results.step, results.digest, list(results.scores)) == (7, "a digest", ["trained"])
     for name in COLUMNS:
-        found = getattr(results.scores["trained"], name)
+        column = getattr(results.scores["trained"], name)
         expected = getattr(scores, name)
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+        assert column.dtype == expected.dtype
+        np.testing.assert_array_equal(column, expected)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
@@ -115,7 +109,7 @@ def test_a_folder_without_results_has_none(tmp_path: Path) -> None:
     assert read_results(tmp_path) is None
 
 
-def overwritten(data: bytes, at: int, by: bytes) -> bytes:
+def overwrite(data: bytes, at: int, by: bytes) -> bytes:
     return data[:at] + by + data[at + len(by) :]
 
 
@@ -125,12 +119,10 @@ def overwritten(data: bytes, at: int, by: bytes) -> bytes:
         lambda data: b"no file of NumPy's",
         lambda data: b"",
         lambda data: data[: len(data) // 2],
-        lambda data: overwritten(
-            data, data.index(b"labels.npy") + 40, b"\xff" * 10
-        ),  # within a stream
-        lambda data: overwritten(
-            data, data.index(b"PK\x01\x02") + 10, b"c"
-        ),  # an unknown compression method
+        # within a stream
+        lambda data: overwrite(data, data.index(b"labels.npy") + 40, b"\xff" * 10),
+        # an unknown compression method
+        lambda data: overwrite(data, data.index(b"PK\x01\x02") + 10, b"c"),
     ],
 )
 def test_results_that_cannot_be_read_are_named(damage: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.runs.cases import (
     STEPS,
     Event,
     assert_same_run,
-    evaluated_steps,
+    list_evaluations,
     newest_step,
     read_entries,
     stop_at,
@@ -49,7 +49,7 @@ def test_the_log_holds_every_step_once_and_its_learning_rate(
     assert steps == list(range(STEPS))
     # step 2 of the 7 steps in which the rate grows to 0.05
     assert entries[1]["lr"] == pytest.approx(0.05 * 2 / 7)
-    assert evaluated_steps(uninterrupted) == [7, 14]
+    assert list_evaluations(uninterrupted) == [7, 14]
 
 
 def test_a_finished_run_started_again_changes_nothing(
@@ -100,7 +100,7 @@ def test_a_run_in_parts_ends_bit_for_bit_like_an_undivided_one(
         assert lockstep.train(tiny_recipe, textures, run, **how) == {}
         assert events[-1] == {"kind": "pause", "step": step, "total": STEPS, "out": str(run)}
         assert newest_step(run) == step
-        assert evaluated_steps(run) == evaluated
+        assert list_evaluations(run) == evaluated
         assert not (run / "report.json").exists()
     report = lockstep.train(out=run)  # to the end: parts are of one command alone
     assert_same_run(run, uninterrupted)

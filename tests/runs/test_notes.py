@@ -21,24 +21,23 @@ SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
 
 def facts(classes: int = 10, steps: int = 4, **counts: list[int]) -> RunFacts:
     names = [f"class {i}" for i in range(classes)]
-    images = {
-        split: np.array(counts.get(split, [3] * classes)) for split in ("training", "validation")
-    }
-    return RunFacts(names, images["training"], images["validation"], steps)
+    training = np.array(counts.get("training", [3] * classes))
+    validation = np.array(counts.get("validation", [3] * classes))
+    return RunFacts(names, training, validation, steps)
 
 
 @pytest.mark.parametrize(
     ("on_gpu", "deterministic", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0)]
 )
-def test_what_determinism_costs_can_be_measured_by_what_is_said(
+def test_a_note_names_the_command_that_measures_determinism(
     on_gpu: bool, deterministic: bool, expected: int
 ) -> None:
     world: Any = SimpleNamespace(on_gpu=on_gpu, ranks=4)
     recipe = Recipe(model="resnext101-32x4d", precision="bf16", global_batch_images=512)
     execution = Execution(deterministic=deterministic, accumulation_steps=2, recompute="blocks")
-    said = note_determinism_cost(recipe, execution, world)
-    assert len(said) == expected
-    for note in said:
+    notes = note_determinism_cost(recipe, execution, world)
+    assert len(notes) == expected
+    for note in notes:
         assert "--set deterministic=false" in note
         command = (
             "lockstep benchmark train --backend torch --model resnext101-32x4d -b 64 --set"
@@ -47,12 +46,12 @@ def test_what_determinism_costs_can_be_measured_by_what_is_said(
         assert note.endswith(f": {command}")
 
 
-def test_nothing_is_said_of_what_is_usual() -> None:
+def test_usual_settings_are_not_noted() -> None:
     assert list_unusual_settings(SENSIBLE, facts()) == []
 
 
 @pytest.mark.parametrize("name", set(RECIPES) - {"demo"})
-def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
+def test_a_published_recipe_on_imagenet_is_not_noted(name: str) -> None:
     assert list_unusual_settings(RECIPES[name](), facts(classes=1000, steps=40)) == []
 
 
@@ -120,11 +119,11 @@ def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_seldom_meant_is_said(
+def test_unusual_settings_are_noted(
     changes: dict[str, Any], about: dict[str, Any], sentence: str
 ) -> None:
-    found = list_unusual_settings(SENSIBLE.replace(**changes), facts(**about))
-    assert any(note.startswith(sentence) for note in found), found
+    notes = list_unusual_settings(SENSIBLE.replace(**changes), facts(**about))
+    assert any(note.startswith(sentence) for note in notes), notes
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,9 @@ def test_what_is_seldom_meant_is_said(
     ],
     ids=str,
 )
-def test_what_is_just_usual_is_not(changes: dict[str, Any], about: dict[str, Any]) -> None:
+def test_settings_that_are_just_usual_are_not_noted(
+    changes: dict[str, Any], about: dict[str, Any]
+) -> None:
     assert list_unusual_settings(SENSIBLE.replace(**changes), facts(**about)) == []
 
 

@@ -1,9 +1,7 @@
-"""Runs with quantisation: they start from trained weights, calibrate once, and keep their scales."""
+"""Quantised runs: they start from trained weights, calibrate once, and keep their scales."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,23 @@ from safetensors import safe_open
 
 import lockstep
 from lockstep.models.quantisation import layers
-from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.starting_weights import hash_tensors
 from lockstep.system.errors import (
     BackendError,
     CheckpointError,
     DivergedError,
-    Interrupted,
     RecipeError,
 )
-from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.inference.cases import random_tensors
+from tests.runs.cases import (
+    find_same_parts,
+    read_entries,
+    read_state,
+    stop_at,
+    stop_when,
+    train_until,
+)
 
 EXECUTION = Execution(compile="off", log_every_steps=1, save_every_steps=3, keep_checkpoints=99)
 
@@ -36,8 +38,8 @@ def recipe(tiny_recipe: Recipe) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def given(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("given") / "w.safetensors"
+def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
     checkpoint.write_weights(
         path, random_tensors(tiny_recipe, 1), {"recipe": tiny_recipe.fields(), "classes": []}
     )
@@ -46,81 +48,46 @@ def given(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def whole(
-    recipe: Recipe, given: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory
+    recipe: Recipe, weights: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A quantised run of 7 steps that was never interrupted. Tests only read it."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    lockstep.train(recipe, textures, out, weights=given, execution=EXECUTION)
+    lockstep.train(recipe, textures, out, weights=weights, execution=EXECUTION)
     return out
 
 
-def end(run: Path) -> State:
-    state = checkpoint.newest_intact(run / "checkpoints")[0]
-    assert state is not None
-    return state
-
-
-def digests(state: State) -> list[str]:
-    return [hash_tensors(part) for part in (state.tensors, state.momentum, state.ema)]
-
-
-def scales_of(file: Path) -> Any:
+def read_scales(file: Path) -> Any:
     with safe_open(file, framework="numpy") as opened:
         return json.loads(opened.metadata()["lockstep"])["scales"]
 
 
-def stop_at(kind: str, step: int = 0) -> Any:
-    """Return a listener that asks this process to stop at an event."""
-
-    def listener(event: dict[str, Any]) -> None:
-        if (
-            event["kind"] == kind
-            and event.get("step", step) == step
-            and event.get("what", "calibrating") == "calibrating"
-        ):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return listener
-
-
 def test_every_checkpoint_has_the_scales_of_the_first(whole: Path, recipe: Recipe) -> None:
     files = sorted(whole.glob("checkpoints/*/*.safetensors"))
-    first = scales_of(files[0])
+    first = read_scales(files[0])
     assert tuple(first) == layers(recipe.model)
-    assert [scales_of(file) for file in files if file.stem != "momentum"] == [first] * 8
-    note = (
-        "the inputs of 18 layers have int8 scales from 24 training images"  # 3 batches of 8 images
-    )
-    assert note in next(
-        event["notes"] for event in read_log(whole / "log.jsonl") if event["kind"] == "start"
-    )
+    assert [read_scales(file) for file in files if file.stem != "momentum"] == [first] * 8
+    (start,) = read_entries(whole, "start")
+    # 3 batches of 8 images
+    note = "the inputs of 18 layers have int8 scales from 24 training images"
+    assert note in start["notes"]
 
 
 def test_a_quantised_run_resumes_bit_for_bit(
-    whole: Path, recipe: Recipe, given: Path, textures: Path, tmp_path: Path
+    whole: Path, recipe: Recipe, weights: Path, textures: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(Interrupted):
-        lockstep.train(
-            recipe,
-            textures,
-            tmp_path / "run",
-            weights=given,
-            execution=EXECUTION,
-            listener=stop_at("train", 2),
-        )
-    lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
-    assert digests(end(tmp_path / "run")) == digests(end(whole))
+    run = tmp_path / "run"
+    how = {"weights": weights, "execution": EXECUTION}
+    train_until(stop_at("train", 2), recipe, textures, run, **how)
+    lockstep.train(recipe, textures, run, execution=EXECUTION)
+    assert find_same_parts(run, whole) == ["tensors", "momentum", "ema"]
 
 
 def test_a_stop_while_calibrating_trains_nothing(
-    recipe: Recipe, given: Path, textures: Path, tmp_path: Path
+    recipe: Recipe, weights: Path, textures: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        Interrupted, match="stopped by SIGTERM while calibrating; nothing is trained yet"
-    ):
-        lockstep.train(
-            recipe, textures, tmp_path / "run", weights=given, listener=stop_at("progress")
-        )
+    listener = stop_when(lambda event: event.get("what") == "calibrating")
+    stopped = train_until(listener, recipe, textures, tmp_path / "run", weights=weights)
+    assert str(stopped) == "stopped by SIGTERM while calibrating; nothing is trained yet"
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
@@ -128,7 +95,9 @@ def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_pa
     lockstep.convert(whole, tmp_path / "w.safetensors", certificate=False)
     plain = lockstep.load_recipe(whole).replace(quantisation="none")
     checkpoint.write_weights(
-        tmp_path / "f.safetensors", end(whole).tensors, {"recipe": plain.fields(), "classes": []}
+        tmp_path / "f.safetensors",
+        read_state(whole).tensors,
+        {"recipe": plain.fields(), "classes": []},
     )
     reported = json.loads((whole / "report.json").read_text())["final"]["trained"]["loss"]
     run, converted, in_float = (
@@ -140,21 +109,18 @@ def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_pa
 
 
 def test_a_quantised_recipe_needs_trained_weights_and_an_engine_that_quantises(
-    recipe: Recipe, given: Path, textures: Path, tmp_path: Path
+    recipe: Recipe, weights: Path, textures: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        RecipeError,
-        match=r"calibrates trained weights, but none.*quantisation=none first.*--weights",
-    ):
+    message = r"calibrates trained weights, but none.*quantisation=none first.*--weights"
+    with pytest.raises(RecipeError, match=message):
         lockstep.train(recipe, textures, tmp_path / "run")
+    how = {"weights": weights, "execution": Execution(backend="paddle")}
     with pytest.raises(BackendError, match="quantisation is int8, but the paddle backend"):
-        lockstep.train(
-            recipe, textures, tmp_path / "run", weights=given, execution=Execution(backend="paddle")
-        )
+        lockstep.train(recipe, textures, tmp_path / "run", **how)
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_that_are_no_numbers_are_not_calibrated(
+def test_weights_that_are_not_finite_are_not_calibrated(
     recipe: Recipe, tiny_recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
     tensors = random_tensors(tiny_recipe, 1)
@@ -185,10 +151,10 @@ def test_a_file_without_fitting_scales_is_refused(
 ) -> None:
     if scales == {"fc": 0.0}:
         scales = dict.fromkeys(layers(recipe.model), 1.0) | scales
-    about = {"recipe": recipe.fields(), "classes": []} | (
-        {} if scales is None else {"scales": scales}
-    )
-    checkpoint.write_weights(tmp_path / "w.safetensors", end(whole).tensors, about)
+    about = {"recipe": recipe.fields(), "classes": []}
+    if scales is not None:
+        about["scales"] = scales
+    checkpoint.write_weights(tmp_path / "w.safetensors", read_state(whole).tensors, about)
     with pytest.raises(CheckpointError, match=message):
         lockstep.evaluate(tmp_path / "w.safetensors", textures)
 

@@ -36,20 +36,19 @@ def test_an_event_is_in_the_log_as_soon_as_it_is_logged(tmp_path: Path) -> None:
 
 
 def test_entries_keep_the_order_and_the_fields_of_the_events(tmp_path: Path) -> None:
-    given = [
+    events = [
         {"kind": "start", "step": 0},
         train_event(2, loss=1.5),
         {"kind": "evaluate", "step": 2, "weights": "ema"},
     ]
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
-        for event in given:
+        for event in events:
             recorder.log(event)
         assert recorder.evaluations == read_log(tmp_path / "log.jsonl")[2:]
     entries = read_log(tmp_path / "log.jsonl")
-    assert [
-        {name: entry[name] for name in event} for entry, event in zip(entries, given, strict=True)
-    ] == given
+    for entry, event in zip(entries, events, strict=True):
+        assert {name: entry[name] for name in event} == event
     times = [entry["elapsed_sec"] for entry in entries]
     assert times == sorted(times)
     assert times[0] >= 0

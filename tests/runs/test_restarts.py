@@ -42,13 +42,10 @@ def test_restarts_are_in_the_log_and_the_report(
     tiny_recipe: Recipe, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    lockstep.train(
-        tiny_recipe.replace(epochs=1), textures, run, execution=HALF.replace(train_only=True)
-    )
+    recipe = tiny_recipe.replace(epochs=1)
+    lockstep.train(recipe, textures, run, execution=HALF.replace(train_only=True))
     monkeypatch.setenv(RESTARTED, json.dumps({"restart": 1, "reason": "rank 1 was killed"}))
-    report = lockstep.train(
-        tiny_recipe.replace(epochs=1), textures, run, execution=WHOLE.replace(train_only=True)
-    )
+    report = lockstep.train(recipe, textures, run, execution=WHOLE.replace(train_only=True))
     kinds = [(entry["kind"], entry["step"]) for entry in read_log(run / "log.jsonl", whole=True)]
     assert kinds[:5] == [("start", 0), ("train", 2), ("train", 3), ("start", 3), ("restart", 3)]
     assert kinds[5:] == [("train", 4), ("train", 6), ("train", 7)]
@@ -56,36 +53,30 @@ def test_restarts_are_in_the_log_and_the_report(
     assert "its ranks were started again 1 time after a failure" in (read_run(run).ending or "")
 
 
-def test_a_run_tells_its_launcher_what_it_does(
+def test_a_run_reports_to_its_launcher_what_it_does(
     tiny_recipe: Recipe, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = beat_file(tmp_path, 0)
-    told: list[tuple[str, int]] = []
+    beats: list[tuple[str, int]] = []
 
-    class Telling(Heart):
+    class NotingHeart(Heart):
         def beat(self, *what: object, **how: object) -> None:
             super().beat(*what, **how)  # type: ignore[arg-type]
-            found = read_beat(path) or Beat()
-            if (found.activity, found.step) not in told:
-                told.append((found.activity, found.step))
+            beat = read_beat(path) or Beat()
+            if (beat.activity, beat.step) not in beats:
+                beats.append((beat.activity, beat.step))
 
-    monkeypatch.setattr(heartbeat, "_hearts", [Telling(path)])
+    monkeypatch.setattr(heartbeat, "_hearts", [NotingHeart(path)])
     recipe = tiny_recipe.replace(epochs=1)
-    lockstep.train(
-        recipe,
-        textures,
-        tmp_path / "run",
-        execution=Execution(save_every_steps=4, log_every_steps=4),
-    )
-    assert told[:3] == [("saving", 0), ("starting", 0), ("compiling", 1)], (
-        "the start is logged first"
-    )
+    execution = Execution(save_every_steps=4, log_every_steps=4)
+    lockstep.train(recipe, textures, tmp_path / "run", execution=execution)
+    # the start is logged first
+    assert beats[:3] == [("saving", 0), ("starting", 0), ("compiling", 1)]
     # An engine may ask for the second batch before it compiles.
-    assert [step for activity, step in told if activity == "training"] == [3, 4, 5, 6, 7]
-    assert [step for activity, step in told if activity == "saving"] == [0, 4, 7]
-    assert ("evaluating", 7) in told
-    found = read_beat(path)
-    assert found is not None
-    assert (found.activity, found.moves) == ("saving", 7 + 3), (
-        "7 steps and 20 images in batches of 8; the report at the end"
-    )
+    assert [step for activity, step in beats if activity == "training"] == [3, 4, 5, 6, 7]
+    assert [step for activity, step in beats if activity == "saving"] == [0, 4, 7]
+    assert ("evaluating", 7) in beats
+    last = read_beat(path)
+    assert last is not None
+    # 7 steps and 20 images in batches of 8; the report at the end
+    assert (last.activity, last.moves) == ("saving", 7 + 3)

@@ -1,12 +1,10 @@
-"""Runs that go on where another program stopped: from a converted checkpoint they continue as the
-run that went on.
+"""Runs that resume where another program stopped: from a converted checkpoint they give the weights
+of the run that was not interrupted.
 
 The oracle is that run. Its checkpoint is converted to each of NVIDIA's formats, and a new run
 resumes from it.
 """
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,10 +21,20 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.starting_weights import Start, build_first_state
-from lockstep.system.errors import CheckpointError, Interrupted, UserError
-from lockstep.system.event_log import read_log
+from lockstep.system.errors import CheckpointError, UserError
 from lockstep.weights import Weights, checkpoint, open_weights
 from lockstep.weights.formats import nvidia_paddle, torch_file
+from tests.runs.cases import (
+    copy_bytes,
+    find_same_parts,
+    newest_step,
+    read_entries,
+    read_notes,
+    read_state,
+    stop_at,
+    train_and_listen,
+    train_until,
+)
 
 EXECUTION = Execution(
     backend="reference",
@@ -43,11 +51,10 @@ NAMES = {
     "nvidia-mxnet": "model-0001.params",
 }
 NO_AVERAGE = "there is no moving average: it starts at the weights"
-Arrays = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def named(tiny_recipe: Recipe) -> Iterator[None]:
+def named_model(tiny_recipe: Recipe) -> Iterator[None]:
     """Give the tiny model a name."""
     assert isinstance(tiny_recipe.model, ModelSpec)
     with pytest.MonkeyPatch.context() as patch:
@@ -87,37 +94,13 @@ def converted(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return convert
 
 
-def bits(arrays: Arrays) -> dict[str, bytes]:
-    return {name: value.tobytes() for name, value in arrays.items()}
-
-
-def state(run: Path, step: int = STEPS) -> State:
-    return checkpoint.load(checkpoint.checkpoint_path(run / "checkpoints", step))[0]
-
-
-def same_parts(run: Path, other: Path) -> list[str]:
-    """Return which parts of the last states are the same, bit for bit."""
-    ours = state(run)
-    theirs = state(other)
-    return [
-        part
-        for part in ("tensors", "momentum", "ema")
-        if bits(getattr(ours, part)) == bits(getattr(theirs, part))
-    ]
-
-
-def steps_of(run: Path) -> list[int]:
-    return [
-        event["first_step"] for event in read_log(run / "log.jsonl") if event["kind"] == "train"
-    ]
-
-
-def notes(events: list[dict[str, Any]]) -> list[str]:
-    return [note for event in events if event["kind"] == "start" for note in event["notes"]]
+def list_steps(run: Path) -> list[int]:
+    """Return the steps that a run has trained."""
+    return [entry["first_step"] for entry in read_entries(run, "train")]
 
 
 @pytest.mark.parametrize("to", NAMES)
-def test_a_run_that_goes_on_from_a_checkpoint_of_nvidias_code_is_the_run_that_went_on(
+def test_a_run_that_resumes_from_a_checkpoint_of_nvidias_code_is_the_whole_run(
     to: str,
     whole: Path,
     converted: Callable[..., Path],
@@ -125,33 +108,24 @@ def test_a_run_that_goes_on_from_a_checkpoint_of_nvidias_code_is_the_run_that_we
     recipe: Recipe,
     tmp_path: Path,
 ) -> None:
-    events: list[dict[str, Any]] = []
-    given = converted(to)
-    lockstep.train(
-        recipe,
-        images,
-        tmp_path / "run",
-        resume_from=given,
-        execution=EXECUTION,
-        listener=events.append,
+    file = converted(to)
+    events = train_and_listen(
+        recipe, images, tmp_path / "run", resume_from=file, execution=EXECUTION
     )
-    assert steps_of(tmp_path / "run") == [2, 3, 4, 5]
-    assert "step 2 of 6 is done, 1 of 3 epochs" in notes(events)
+    assert list_steps(tmp_path / "run") == [2, 3, 4, 5]
+    assert "step 2 of 6 is done, 1 of 3 epochs" in read_notes(events)
     has_averages = to == "nvidia-pytorch"
-    assert same_parts(tmp_path / "run", whole) == [
-        "tensors",
-        "momentum",
-        *(["ema"] if has_averages else []),
-    ]
-    assert (NO_AVERAGE in notes(events)) != has_averages
-    assert not any("velocities" in note for note in notes(events))
+    averages = ["ema"] if has_averages else []
+    assert find_same_parts(tmp_path / "run", whole) == ["tensors", "momentum", *averages]
+    assert (NO_AVERAGE in read_notes(events)) != has_averages
+    assert not any("velocities" in note for note in read_notes(events))
     if not has_averages:
-        begun = state(tmp_path / "run", 2)
-        assert bits(begun.ema) == bits(begun.tensors)
+        begun = read_state(tmp_path / "run", 2)
+        assert copy_bytes(begun.ema) == copy_bytes(begun.tensors)
 
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint of TensorFlow within an epoch"])
-def test_a_checkpoint_with_a_step_goes_on_at_that_step(
+def test_a_run_resumes_at_the_step_of_a_checkpoint(
     kind: str,
     whole: Path,
     converted: Callable[..., Path],
@@ -160,53 +134,38 @@ def test_a_checkpoint_with_a_step_goes_on_at_that_step(
     tmp_path: Path,
 ) -> None:
     folder = checkpoint.checkpoint_path(whole / "checkpoints", 3)
-    given = folder if kind == "run" else converted("nvidia-tensorflow", 3)
-    lockstep.train(recipe, images, tmp_path / "run", resume_from=given, execution=EXECUTION)
-    assert steps_of(tmp_path / "run") == [3, 4, 5]
-    assert same_parts(tmp_path / "run", whole)[:2] == ["tensors", "momentum"]
+    file = folder if kind == "run" else converted("nvidia-tensorflow", 3)
+    lockstep.train(recipe, images, tmp_path / "run", resume_from=file, execution=EXECUTION)
+    assert list_steps(tmp_path / "run") == [3, 4, 5]
+    assert find_same_parts(tmp_path / "run", whole)[:2] == ["tensors", "momentum"]
 
 
 def test_what_mxnet_does_not_store_is_noted(
     converted: Callable[..., Path], images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    given = converted("nvidia-mxnet")
-    given.with_name("model-0001.momentum.params").unlink()  # the original never writes it
-    events: list[dict[str, Any]] = []
-    lockstep.train(
-        recipe,
-        images,
-        tmp_path / "run",
-        resume_from=given,
-        execution=EXECUTION,
-        listener=events.append,
+    file = converted("nvidia-mxnet")
+    file.with_name("model-0001.momentum.params").unlink()  # the original never writes it
+    events = train_and_listen(
+        recipe, images, tmp_path / "run", resume_from=file, execution=EXECUTION
     )
-    assert {"there are no velocities (model-0001.momentum.params)", NO_AVERAGE} <= set(
-        notes(events)
-    )
-    assert not any(value.any() for value in state(tmp_path / "run", 2).momentum.values())
+    notes = read_notes(events)
+    assert {"there are no velocities (model-0001.momentum.params)", NO_AVERAGE} <= set(notes)
+    assert not any(value.any() for value in read_state(tmp_path / "run", 2).momentum.values())
 
 
-def test_a_run_that_went_on_from_a_checkpoint_and_was_stopped_resumes(
+def test_a_run_from_a_checkpoint_that_was_stopped_resumes(
     whole: Path, converted: Callable[..., Path], images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    def stop(event: dict[str, Any]) -> None:
-        if event["kind"] == "train" and event["step"] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    given = converted("nvidia-pytorch")
+    file = converted("nvidia-pytorch")
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        lockstep.train(recipe, images, run, resume_from=given, execution=EXECUTION, listener=stop)
-    assert max(checkpoint.steps(run / "checkpoints")) < STEPS
-    report = lockstep.train(recipe, images, run, resume_from=given, execution=EXECUTION)
-    assert same_parts(run, whole) == ["tensors", "momentum", "ema"]
-    again = lockstep.train(
-        recipe, images, run, resume_from=given, execution=EXECUTION
-    )  # it is finished
-    assert again["final"] == report["final"]
-    with pytest.raises(
-        CheckpointError, match=r"was started from other weights \(checkpoint\.pth\.tar\)"
-    ):
+    how = {"resume_from": file, "execution": EXECUTION}
+    train_until(stop_at("train", 3), recipe, images, run, **how)
+    assert newest_step(run) < STEPS
+    report = lockstep.train(recipe, images, run, **how)
+    assert find_same_parts(run, whole) == ["tensors", "momentum", "ema"]
+    assert lockstep.train(recipe, images, run, **how)["final"] == report["final"]
+    message = r"was started from other weights \(checkpoint\.pth\.tar\)"
+    with pytest.raises(CheckpointError, match=message):
         lockstep.train(recipe, images, run, resume_from=whole, execution=EXECUTION)
 
 
@@ -216,11 +175,9 @@ def test_a_checkpoint_at_the_end_of_the_run_is_only_evaluated(
     report = lockstep.train(
         recipe, images, tmp_path / "run", resume_from=whole, execution=EXECUTION
     )
-    assert steps_of(tmp_path / "run") == []
-    [expected] = [
-        e for e in read_log(whole / "log.jsonl") if e["kind"] == "evaluate" and e["step"] == STEPS
-    ][:1]
-    assert report["final"]["trained"]["loss"] == expected["loss"]
+    assert list_steps(tmp_path / "run") == []
+    trained, _ = [entry for entry in read_entries(whole, "evaluate") if entry["step"] == STEPS]
+    assert report["final"]["trained"]["loss"] == trained["loss"]
 
 
 def test_a_checkpoint_beyond_the_end_is_refused_and_more_epochs_help(
@@ -229,39 +186,24 @@ def test_a_checkpoint_beyond_the_end_is_refused_and_more_epochs_help(
     train = partial(
         lockstep.train, data=images, out=tmp_path / "run", resume_from=whole, execution=EXECUTION
     )
-    with pytest.raises(
-        CheckpointError, match="has done 6 steps, but this run ends at step 4: 2 epochs of 2 steps"
-    ):
+    message = "has done 6 steps, but this run ends at step 4: 2 epochs of 2 steps"
+    with pytest.raises(CheckpointError, match=message):
         train(recipe.replace(epochs=2))
     train(recipe.replace(epochs=4))
-    assert steps_of(tmp_path / "run") == [6, 7]
+    assert list_steps(tmp_path / "run") == [6, 7]
 
 
-def test_weights_without_a_step_or_an_epoch_cannot_be_gone_on_from(
+def test_a_run_cannot_resume_from_weights_without_a_step_or_an_epoch(
     whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    torch.save(
-        {name: torch.from_numpy(value) for name, value in state(whole).tensors.items()},
-        tmp_path / "weights.pth",
-    )
-    with pytest.raises(
-        CheckpointError,
-        match=r"weights\.pth does not say how many steps or epochs are done.*--weights",
-    ):
-        lockstep.train(
-            recipe,
-            images,
-            tmp_path / "run",
-            resume_from=tmp_path / "weights.pth",
-            execution=EXECUTION,
-        )
-    lockstep.train(
-        recipe.replace(epochs=1),
-        images,
-        tmp_path / "run",
-        weights=tmp_path / "weights.pth",
-        execution=EXECUTION,
-    )
+    file = tmp_path / "weights.pth"
+    tensors = {name: torch.from_numpy(value) for name, value in read_state(whole).tensors.items()}
+    torch.save(tensors, file)
+    train = partial(lockstep.train, data=images, out=tmp_path / "run", execution=EXECUTION)
+    message = r"weights\.pth does not say how many steps or epochs are done.*--weights"
+    with pytest.raises(CheckpointError, match=message):
+        train(recipe, resume_from=file)
+    train(recipe.replace(epochs=1), weights=file)
 
 
 @pytest.mark.parametrize(
@@ -278,13 +220,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_there_is_a_folder(
     change: dict[str, Any], message: str, whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        lockstep.train(
-            recipe.replace(**change),
-            images,
-            tmp_path / "run",
-            resume_from=whole,
-            execution=EXECUTION,
-        )
+        lockstep.train(recipe.replace(**change), images, tmp_path / "run", resume_from=whole)
     assert not (tmp_path / "run").exists()
 
 
@@ -302,51 +238,35 @@ def test_a_loss_scale_is_the_checkpoints_if_it_has_one(
 ) -> None:
     recipe = recipe.replace(precision="fp16", loss_scaling="dynamic")
     begun = initial_state(recipe)
-    found = Weights(
-        recipe,
-        State(0, begun.tensors, begun.momentum, {}, scaler),
-        (),
-        Path("a.pth"),
-        "torchvision",
-        epochs=2,
-    )
-    first, told = build_first_state(
-        recipe, begun.tensors, Start("a.pth", "", begun.tensors, (), found), per_epoch=2
-    )
+    state = State(0, begun.tensors, begun.momentum, {}, scaler)
+    weights = Weights(recipe, state, (), Path("a.pth"), "torchvision", epochs=2)
+    start = Start("a.pth", "", begun.tensors, (), weights)
+    first, notes = build_first_state(recipe, begun.tensors, start, per_epoch=2)
     assert (first.step, first.scaler) == (4, scaler)
-    assert ("there is no loss scale: it starts at the recipe's" in told) == (not scaler)
+    assert ("there is no loss scale: it starts at the recipe's" in notes) == (not scaler)
 
 
 def test_the_loss_scale_of_a_checkpoint_of_paddle_is_opened(recipe: Recipe, tmp_path: Path) -> None:
     scaler = {"scale": 512.0, "good_steps": 3.0, "bad_steps": 1.0}
     begun = initial_state(recipe)
-    nvidia_paddle.write(tmp_path / "a", recipe, State(0, begun.tensors, begun.momentum, {}, scaler))
+    for name, scale in (("a", 512.0), ("b", np.nan)):
+        state = State(0, begun.tensors, begun.momentum, {}, scaler | {"scale": scale})
+        nvidia_paddle.write(tmp_path / name, recipe, state)
     assert open_weights(tmp_path / "a", momentum=True).state.scaler == scaler
     assert open_weights(tmp_path / "a").state.scaler == {}
-    nvidia_paddle.write(
-        tmp_path / "b",
-        recipe,
-        State(0, begun.tensors, begun.momentum, {}, scaler | {"scale": np.nan}),
-    )
     assert open_weights(tmp_path / "b", momentum=True).state.scaler == {}
 
 
 def test_a_resumed_run_refuses_a_checkpoint_with_other_velocities(
     converted: Callable[..., Path], images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    given = converted("nvidia-pytorch")
-    lockstep.train(recipe, images, tmp_path / "run", resume_from=given, execution=EXECUTION)
-    stored = torch_file.load(given)
+    file = converted("nvidia-pytorch")
+    lockstep.train(recipe, images, tmp_path / "run", resume_from=file, execution=EXECUTION)
+    stored = torch_file.load(file)
     for slot in stored["optimizer"]["state"].values():
         slot["momentum_buffer"] = slot["momentum_buffer"] * np.float32(2)
-    torch_file.save(tmp_path / "other.pth.tar", stored)
-    with pytest.raises(
-        CheckpointError, match=r"started from other weights .*: leave out --resume-from"
-    ):
-        lockstep.train(
-            recipe,
-            images,
-            tmp_path / "run",
-            resume_from=tmp_path / "other.pth.tar",
-            execution=EXECUTION,
-        )
+    other = tmp_path / "other.pth.tar"
+    torch_file.save(other, stored)
+    message = r"started from other weights .*: leave out --resume-from"
+    with pytest.raises(CheckpointError, match=message):
+        lockstep.train(recipe, images, tmp_path / "run", resume_from=other, execution=EXECUTION)

@@ -21,9 +21,9 @@ def scores(losses: list[float], ranks: list[int], predictions: list[int] | None 
 
 
 def test_wrong_predictions_come_by_loss_and_right_ones_never() -> None:
-    found = scores([0.5, 9.0, 3.0, 4.0, 3.5], [1, 0, 2, 0, 1])
-    assert find_worst(found, 10).tolist() == [4, 2, 0]
-    assert find_worst(found, 2).tolist() == [4, 2]
+    some = scores([0.5, 9.0, 3.0, 4.0, 3.5], [1, 0, 2, 0, 1])
+    assert find_worst(some, 10).tolist() == [4, 2, 0]
+    assert find_worst(some, 2).tolist() == [4, 2]
 
 
 def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Recipe) -> None:
@@ -31,28 +31,25 @@ def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Rec
     losses = np.zeros(20)
     ranks = np.zeros(20, int)
     losses[[3, 11, 17]], ranks[[3, 11]] = (1.0, 2.0, 5.0), 1
-    found = scores(losses.tolist(), ranks.tolist(), [7] * 20)
-    pictures = load_worst_mistakes(index, tiny_recipe.replace(eval_antialias=True), found)
+    some = scores(losses.tolist(), ranks.tolist(), [7] * 20)
+    pictures = load_worst_mistakes(index, tiny_recipe.replace(eval_antialias=True), some)
     (plan,) = evaluation_plans(tiny_recipe, index.sizes, 20)
     with HostLoader(index, size=tiny_recipe.eval_crop, antialias=True) as loader:
         (batch,) = loader.batches([plan])
     assert [picture.name for picture in pictures] == ["mistakes/01", "mistakes/02"]
-    assert [picture.caption for picture in pictures] == [
-        f"{index.classes[0]} taken for {index.classes[7]}"
-    ] * 2
+    caption = f"{index.classes[0]} taken for {index.classes[7]}"
+    assert [picture.caption for picture in pictures] == [caption, caption]
     assert np.array_equal(pictures[0].pixels, batch.images[11])
     assert np.array_equal(pictures[1].pixels, batch.images[3])
 
 
 def test_a_class_without_a_name_is_numbered(textures: Path, tiny_recipe: Recipe) -> None:
     index = open_index(textures / "val")
-    found = scores([1.0] * 20, [1] + [0] * 19, [1000] * 20)
-    (picture,) = load_worst_mistakes(index, tiny_recipe, found)
+    some = scores([1.0] * 20, [1] + [0] * 19, [1000] * 20)
+    (picture,) = load_worst_mistakes(index, tiny_recipe, some)
     assert picture.caption == f"{index.classes[0]} taken for 1000"
 
 
 def test_without_mistakes_there_are_no_pictures(textures: Path, tiny_recipe: Recipe) -> None:
-    assert (
-        load_worst_mistakes(open_index(textures / "val"), tiny_recipe, scores([1.0] * 20, [0] * 20))
-        == []
-    )
+    index = open_index(textures / "val")
+    assert load_worst_mistakes(index, tiny_recipe, scores([1.0] * 20, [0] * 20)) == []

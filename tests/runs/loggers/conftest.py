@@ -14,10 +14,10 @@ from lockstep.runs.loggers import LOGGERS, Kind, Opening, Picture
 class Noting:
     """A logger that records its calls, and raises in the calls it is configured to fail in."""
 
-    def __init__(self, opening: Opening, told: list[tuple[Any, ...]], fails_at: set[str]) -> None:
-        self.told = told
+    def __init__(self, opening: Opening, calls: list[tuple[Any, ...]], fails_at: set[str]) -> None:
+        self.calls = calls
         self.fails_at = fails_at
-        self.key = opening.key or f"key {len(told)}"
+        self.key = opening.key or f"key {len(calls)}"
         self._note("open", opening.key, dict(opening.about))
 
     def figures(self, values: Mapping[str, float], step: int) -> None:
@@ -30,7 +30,7 @@ class Noting:
         self._note("close", outcome)
 
     def _note(self, what: str, *details: Any) -> None:
-        self.told.append((what, *details))
+        self.calls.append((what, *details))
         if what in self.fails_at:
             raise OSError("the disk is full")
 
@@ -39,11 +39,11 @@ class Notebook:
     """The calls that the logger "noting" got, and the calls in which it fails."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.fails_at: set[str] = set()
 
-    def of(self, what: str) -> list[tuple[Any, ...]]:
-        return [details for name, *details in self.told if name == what]
+    def select(self, what: str) -> list[tuple[Any, ...]]:
+        return [details for name, *details in self.calls if name == what]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> Notebook:
     """A logger with the name "noting"."""
     notebook = Notebook()
     module = ModuleType("lockstep.runs.loggers.noting")
-    module.open_logger = lambda opening: Noting(opening, notebook.told, notebook.fails_at)  # type: ignore[attr-defined]
+    vars(module)["open_logger"] = lambda opening: Noting(opening, notebook.calls, notebook.fails_at)
     monkeypatch.setitem(sys.modules, "lockstep.runs.loggers.noting", module)
     monkeypatch.setitem(LOGGERS, "noting", Kind(("numpy",), "", forgets=False))
     return notebook

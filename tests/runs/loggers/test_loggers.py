@@ -22,7 +22,7 @@ def test_figures_are_named_by_their_group(
     several.figures("train", {"loss": 1.5, "lr": 0.1}, 2)
     several.images("mistakes", [picture], 4)
     several.close("stopped")
-    assert noting.told == [
+    assert noting.calls == [
         ("open", None, {"epochs": 2}),
         ("figures", {"train/loss": 1.5, "train/lr": 0.1}, 2),
         ("images", ["mistakes/01"], 4),
@@ -42,8 +42,8 @@ def test_a_run_that_goes_on_keeps_its_key_and_sends_nothing_twice(
         again.figures("train", {"loss": float(step)}, step)
     again.figures("val_trained", {"loss": 9.0}, 4)
     again.figures("val_ema", {"loss": 8.0}, 4)
-    assert noting.of("open") == [[None, {"epochs": 2}], ["key 0", {"epochs": 2}]]
-    sent = [(*values.items(), step) for values, step in noting.of("figures")]
+    assert noting.select("open") == [[None, {"epochs": 2}], ["key 0", {"epochs": 2}]]
+    sent = [(*values.items(), step) for values, step in noting.select("figures")]
     assert sent == [
         (("train/loss", 2.0), 2),
         (("train/loss", 4.0), 4),
@@ -63,7 +63,7 @@ def test_what_was_sent_is_noted_before_it_is_sent(noting: Notebook, tmp_path: Pa
 
 
 @pytest.mark.parametrize("call", ["open", "figures", "images", "close"])
-def test_one_that_fails_is_warned_of_once_and_told_no_more(
+def test_a_logger_that_fails_is_warned_of_once_and_gets_nothing_more(
     call: str, noting: Notebook, picture: Picture, tmp_path: Path
 ) -> None:
     noting.fails_at = {call}
@@ -74,8 +74,8 @@ def test_one_that_fails_is_warned_of_once_and_told_no_more(
         several.images("mistakes", [picture], step)
     several.close("finished")
     assert warned == ["noting failed and gets nothing more of this run: OSError: the disk is full"]
-    assert noting.told[-1][0] == call
-    assert len(noting.of(call)) == 1
+    assert noting.calls[-1][0] == call
+    assert len(noting.select(call)) == 1
     assert list((tmp_path / "tensorboard").iterdir())  # the other loggers continue
 
 

@@ -36,19 +36,18 @@ def client(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return MlflowClient()
 
 
-def opened(folder: Path, step: int, warned: list[str]) -> Loggers:
+def open_loggers(folder: Path, step: int, warned: list[str]) -> Loggers:
     folder.mkdir(exist_ok=True)
-    return Loggers(
-        ["mlflow"], Opening(folder, step, {"epochs": 2, "mean": [1.0, 2.0]}, None), warned.append
-    )
+    opening = Opening(folder, step, {"epochs": 2, "mean": [1.0, 2.0]}, None)
+    return Loggers(["mlflow"], opening, warned.append)
 
 
-def test_a_run_goes_on_in_the_same_run_and_no_step_is_there_twice(
+def test_a_run_resumes_in_the_same_run_and_no_step_is_there_twice(
     client: Any, picture: Picture, tmp_path: Path
 ) -> None:
     warned: list[str] = []
     for first, outcome in ((2, "stopped"), (4, "finished")):
-        several = opened(tmp_path / "my run", first - 2, warned)
+        several = open_loggers(tmp_path / "my run", first - 2, warned)
         for step in (first, first + 2, first + 4):
             several.figures("train", {"loss": 1 / step, "images_per_sec": 10.0 * step}, step)
         if outcome == "finished":
@@ -70,15 +69,15 @@ def test_a_run_goes_on_in_the_same_run_and_no_step_is_there_twice(
 
 @pytest.mark.parametrize(("outcome", "status"), [("stopped", "KILLED"), ("failed", "FAILED")])
 def test_how_a_run_ended_is_told(outcome: Any, status: str, client: Any, tmp_path: Path) -> None:
-    opened(tmp_path / "run", 0, []).close(outcome)
+    open_loggers(tmp_path / "run", 0, []).close(outcome)
     (run,) = client.search_runs([client.get_experiment_by_name("lockstep").experiment_id])
     assert run.info.status == status
 
 
 def test_a_run_that_is_gone_is_warned_of(client: Any, tmp_path: Path) -> None:
     warned: list[str] = []
-    opened(tmp_path / "run", 0, warned).close("stopped")
+    open_loggers(tmp_path / "run", 0, warned).close("stopped")
     (tmp_path / "run" / "loggers.json").write_text('{"mlflow": {"key": "0123", "sent": {}}}')
-    opened(tmp_path / "run", 2, warned).figures("train", {"loss": 1.0}, 4)
+    open_loggers(tmp_path / "run", 2, warned).figures("train", {"loss": 1.0}, 4)
     assert len(warned) == 1
     assert "mlflow failed and gets nothing more of this run" in warned[0]

@@ -1,11 +1,8 @@
-"""Complete runs of a tiny model, with a logger that records its calls in place of Weights & Biases."""
+"""Complete runs of a tiny model, with a logger that records its calls instead of W&B."""
 
-import os
 import shutil
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,10 +10,10 @@ import lockstep
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.loggers import LOGGERS, Kind
 from lockstep.runs.report import read_report
-from lockstep.system.errors import Interrupted, UserError
+from lockstep.system.errors import UserError
 from lockstep.system.event_log import read_log
 from tests.backends.conftest import BACKENDS
-from tests.runs.cases import tensorboard_events
+from tests.runs.cases import Event, read_entries, stop_at, tensorboard_events, train_until
 from tests.runs.loggers.conftest import Notebook
 
 EXECUTION = Execution(
@@ -27,10 +24,9 @@ EXECUTION = Execution(
 
 
 @pytest.fixture
-def noted(noting: Notebook, monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    monkeypatch.setitem(
-        sys.modules, "lockstep.runs.loggers.wandb", sys.modules["lockstep.runs.loggers.noting"]
-    )
+def notebook(noting: Notebook, monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    module = sys.modules["lockstep.runs.loggers.noting"]
+    monkeypatch.setitem(sys.modules, "lockstep.runs.loggers.wandb", module)
     monkeypatch.setitem(LOGGERS, "wandb", LOGGERS["noting"])
     return noting
 
@@ -41,65 +37,57 @@ def recipe(tiny_recipe: Recipe) -> Recipe:
     return tiny_recipe.replace(epochs=1)
 
 
-def test_a_stopped_run_goes_on_in_the_same_place_and_every_step_is_there_once(
-    noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+def test_a_stopped_run_resumes_in_the_same_place_with_every_step_once(
+    notebook: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    def stop_at_3(event: dict[str, Any]) -> None:
-        if event["kind"] == "train" and event["step"] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION, listener=stop_at_3)
+    listener = stop_at("train", 3)
+    train_until(listener, recipe, textures, tmp_path / "run", execution=EXECUTION)
     lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
-    (first, about), (second, _) = noted.of("open")
+    (first, about), (second, _) = notebook.select("open")
     assert (first, second) == (None, "key 0")
     assert about["epochs"] == 1
     assert about["ranks"] == 1
-    assert [outcome for (outcome,) in noted.of("close")] == ["stopped", "finished"]
-    steps = [step for values, step in noted.of("figures") if "train/loss" in values]
-    assert steps == list(range(1, 8))
-    logged = {
-        entry["step"]: entry["loss"]
-        for entry in read_log(tmp_path / "run" / "log.jsonl")
-        if entry["kind"] == "train"
-    }
-    assert {step: v["train/loss"] for v, step in noted.of("figures") if "train/loss" in v} == logged
-    assert [
-        step for values, step in noted.of("figures") if "val_trained/top1_percent" in values
-    ] == [7]
+    assert [outcome for (outcome,) in notebook.select("close")] == ["stopped", "finished"]
+    losses = []
+    evaluations = []
+    for values, step in notebook.select("figures"):
+        if "train/loss" in values:
+            losses.append((step, values["train/loss"]))
+        if "val_trained/top1_percent" in values:
+            evaluations.append(step)
+    entries = read_entries(tmp_path / "run", "train")
+    assert losses == [(entry["step"], entry["loss"]) for entry in entries]
+    assert [step for step, _ in losses] == list(range(1, 8))
+    assert evaluations == [7]
 
 
 def test_the_worst_mistakes_are_shown_at_the_end(
-    noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+    notebook: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
     report = lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
-    wrong = min(
-        16,
-        sum(report["per_class"]["trained"]["images"]) - sum(report["per_class"]["trained"]["top1"]),
-    )
-    assert noted.of("images") == [[[f"mistakes/{number:02d}" for number in range(1, wrong + 1)], 7]]
-    values = [
-        value
-        for event in tensorboard_events(tmp_path / "run")
-        for value in event.summary.value
-        if value.HasField("image")
-    ]
-    assert [value.tag[:11] for value in values] == [
-        f"mistakes/{number:02d}" for number in range(1, wrong + 1)
-    ]
-    assert all("_taken_for_" in value.tag for value in values)
-    assert {(value.image.height, value.image.width) for value in values} == {(32, 32)}
+    counts = report["per_class"]["trained"]
+    mistakes = min(16, sum(counts["images"]) - sum(counts["top1"]))
+    names = [f"mistakes/{number:02d}" for number in range(1, mistakes + 1)]
+    assert notebook.select("images") == [[names, 7]]
+    tags = []
+    for event in tensorboard_events(tmp_path / "run"):
+        for value in event.summary.value:
+            if value.HasField("image"):
+                tags.append(value.tag)
+                assert (value.image.height, value.image.width) == (32, 32)
+    assert [tag[:11] for tag in tags] == names
+    assert all("_taken_for_" in tag for tag in tags)
 
 
 def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
-    noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+    notebook: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     shutil.copytree(textures, data)
-    told: list[dict[str, Any]] = []
+    events: list[Event] = []
 
-    def lose_images(event: dict[str, Any]) -> None:
-        told.append(event)
+    def lose_images(event: Event) -> None:
+        events.append(event)
         if event["kind"] == "evaluate":
             shutil.rmtree(data / "val")
 
@@ -108,30 +96,28 @@ def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
     )
     assert read_report(tmp_path / "run") is not None
     assert report["steps"] == 7
-    assert told[-1]["kind"] == "finish"
-    (warning,) = [event["message"] for event in told if event["kind"] == "warning"]
+    assert events[-1]["kind"] == "finish"
+    (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
     assert warning.startswith("the worst mistakes cannot be shown: ")
-    assert noted.of("images") == []
-    assert noted.of("close") == [["finished"]]
+    assert notebook.select("images") == []
+    assert notebook.select("close") == [["finished"]]
 
 
 def test_predictions_on_noise_are_not_shown_over_images(
-    noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+    notebook: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    report = lockstep.train(
-        recipe, textures, tmp_path / "run", execution=EXECUTION.replace(loader="synthetic")
-    )
-    assert sum(report["per_class"]["trained"]["images"]) > sum(
-        report["per_class"]["trained"]["top1"]
-    )
-    assert noted.of("images") == []
+    execution = EXECUTION.replace(loader="synthetic")
+    report = lockstep.train(recipe, textures, tmp_path / "run", execution=execution)
+    counts = report["per_class"]["trained"]
+    assert sum(counts["images"]) > sum(counts["top1"])
+    assert notebook.select("images") == []
 
 
 @pytest.mark.parametrize("call", ["open", "figures", "images", "close"])
 def test_a_logger_that_fails_does_not_end_the_training(
-    call: str, noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+    call: str, notebook: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    noted.fails_at = {call}
+    notebook.fails_at = {call}
     warned: list[str] = []
     report = lockstep.train(
         recipe,

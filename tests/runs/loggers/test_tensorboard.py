@@ -15,13 +15,8 @@ def test_an_image_is_in_the_events_pixel_for_pixel(picture: Picture, tmp_path: P
     logger = open_logger(Opening(tmp_path, 0, {}, None))
     logger.images([picture], 14)
     logger.close("finished")
-    (found,) = [
-        (event.step, value)
-        for event in tensorboard_events(tmp_path)
-        for value in event.summary.value
-    ]
-    step, value = found
-    assert (step, value.tag) == (14, "mistakes/01_dots_taken_for_rays")
-    assert np.array_equal(
-        np.asarray(Image.open(io.BytesIO(value.image.encoded_image_string))), picture.pixels
-    )
+    (event,) = [event for event in tensorboard_events(tmp_path) if event.summary.value]
+    (value,) = event.summary.value
+    assert (event.step, value.tag) == (14, "mistakes/01_dots_taken_for_rays")
+    image = Image.open(io.BytesIO(value.image.encoded_image_string))
+    assert np.array_equal(np.asarray(image), picture.pixels)

@@ -23,7 +23,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def opened(folder: Path, step: int, warned: list[str]) -> Loggers:
+def open_loggers(folder: Path, step: int, warned: list[str]) -> Loggers:
     folder.mkdir(exist_ok=True)
     return Loggers(["wandb"], Opening(folder, step, {"epochs": 2}, None), warned.append)
 
@@ -61,19 +61,18 @@ def records(folder: Path) -> list[list[Any]]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
-    return [
-        [Record.FromString(payload) for payload in payloads(file.read_bytes())] for file in files
-    ]
+    return [list(map(Record.FromString, payloads(file.read_bytes()))) for file in files]
 
 
 def history(records: list[Any]) -> list[dict[str, Any]]:
-    items = [
-        record.history.item for record in records if record.WhichOneof("record_type") == "history"
-    ]
-    return [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in each}
-        for each in items
-    ]
+    rows = []
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            row = {}
+            for item in record.history.item:
+                row[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            rows.append(row)
+    return rows
 
 
 def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(
@@ -82,7 +81,7 @@ def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(
     warned: list[str] = []
     for first, outcome in ((2, "stopped"), (4, "finished")):
         wait_for_the_next_second()  # the client names folders by it
-        several = opened(tmp_path / "my run", first - 2, warned)
+        several = open_loggers(tmp_path / "my run", first - 2, warned)
         for step in (first, first + 2, first + 4):
             several.figures("train", {"loss": 1 / step}, step)
         several.figures("val_trained", {"loss": 2.0}, first + 4)
