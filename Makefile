@@ -29,7 +29,8 @@ test-engines:
 # Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
 soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli tests/backends tests/inference tests/weights
-	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_two_hosts.py \
+	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_train_ranks.py \
+	  tests/cli/test_two_hosts.py \
 	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py
 
 # The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with
@@ -66,7 +67,7 @@ test-rest:
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
 	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py
-	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train.py -k "ranks_stopped or ranks_with"
+	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train_ranks.py -k "ranks_stopped or ranks_with"
 
 # Debian's Chromium, in which the tests open reports. LOCKSTEP_WITHOUT_BROWSER=1 skips the installation and these tests.
 browser:

@@ -11,6 +11,9 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.machine import Arithmetic
 from lockstep.weights import checkpoint
+from tests.backends.launchers import LAUNCHED
+from tests.cli.cases import DEFAULT, choose_launcher, run_command, set_fields
+from tests.soak import SOAK
 
 Answer = tuple[int, str, str]
 
@@ -98,3 +101,45 @@ def _run(recipe: Recipe, textures: Path, folder: Path) -> Path:
     entry = {"kind": "evaluate", "step": 7, "weights": "trained", "top1_percent": 10.0}
     (folder / "log.jsonl").write_text(json.dumps(entry) + "\n")
     return folder
+
+
+@pytest.fixture
+def arguments(recipe_file: Path, textures: Path) -> list[object]:
+    """A training, without its folder."""
+    options = [*set_fields(save_every_steps=2), *DEFAULT]
+    return ["train", "--recipe", recipe_file, "--data", textures, *options]
+
+
+@pytest.fixture(scope="session", params=LAUNCHED if SOAK else LAUNCHED[-1:])
+def launcher(request: pytest.FixtureRequest) -> str:
+    """One of the launchers; all of them in a soak."""
+    return str(request.param)
+
+
+@pytest.fixture
+def ranked(launcher: str, arguments: list[object]) -> list[object]:
+    """A training to launch in several processes."""
+    return [*arguments, *choose_launcher(launcher)]
+
+
+@pytest.fixture(scope="session")
+def finished_run(
+    launcher: str, recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A finished run of one epoch. Tests only read it."""
+    run = tmp_path_factory.mktemp("finished") / "a run"
+    options = [*set_fields(save_every_steps=2, epochs=1), *choose_launcher(launcher)]
+    output = run_command(
+        "train", "--recipe", recipe_file, "--data", textures, *options, "--out", run
+    )
+    assert "\x1b" not in output
+    return run
+
+
+@pytest.fixture(scope="session")
+def dense(recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run to start from."""
+    run = tmp_path_factory.mktemp("dense") / "run"
+    options = ["--backend", "reference", *set_fields(epochs=1, reference_dtype="float32")]
+    run_command("train", "--recipe", recipe_file, "--data", textures, "--out", run, *options)
+    return run

@@ -1,0 +1,195 @@
+"""`lockstep launch`: two ranks train, are signalled, stopped and refused together."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.runs.image_results import read_results
+from lockstep.weights import checkpoint
+from tests.cli.cases import (
+    ROUNDING,
+    assert_same_training,
+    count_zeros,
+    find_ranks,
+    last_step,
+    measure_difference,
+    read_report,
+    run_command,
+    set_fields,
+)
+from tests.processes import call, finish, is_running, room_for, running, wait_until
+from tests.runs.cases import read_state
+from tests.soak import SOAK, in_a_soak
+
+LAUNCH = ("launch", "-n", 2, "--")
+
+
+def compare_weights(run: Path, other: Path) -> float:
+    return measure_difference(read_state(run).tensors, read_state(other).tensors)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(
+    ranked: list[object], tmp_path: Path
+) -> None:
+    # A low rate and one epoch: rounding differences grow with every step, chaotically at a high
+    # rate.
+    changes = set_fields(batch_norm="synchronised", epochs=1, lr=0.001)
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    run_command(*ranked, *changes, "--out", one)
+    output = run_command(*LAUNCH, *ranked, *changes, "--out", two)
+    assert output.count("throughput") == 1, "only rank 0 prints"
+    assert "2 ranks" in output
+    assert compare_weights(one, two) < ROUNDING
+    assert read_report(two)["final"]["trained"]["images"] == 20
+    one_results = read_results(one)
+    two_results = read_results(two)
+    assert one_results is not None
+    assert two_results is not None
+    expected = one_results.scores["trained"]
+    scores = two_results.scores["trained"]
+    assert scores.labels.tolist() == sorted([*range(10), *range(10)])
+    assert scores.losses == pytest.approx(expected.losses, rel=1e-3), "every image has its result"
+    assert len(set(np.round(expected.losses, 2))) > 5, "which distinguishes images"
+
+
+@pytest.mark.slow
+@in_a_soak  # `tests/backends/test_ranks.py` sees the same of every engine
+def test_two_ranks_with_separate_batch_norm_end_with_other_weights(
+    ranked: list[object], tmp_path: Path
+) -> None:
+    # This shows that the bound of synchronised ones can fail.
+    changes = set_fields(epochs=1, lr=0.001)
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    run_command(*ranked, *changes, "--out", one)
+    run_command(*LAUNCH, *ranked, *changes, "--out", two)
+    assert compare_weights(one, two) > ROUNDING
+
+
+@pytest.mark.slow
+# SIGUSR1: to one rank, below
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT] if SOAK else [signal.SIGTERM])
+def test_one_signal_to_the_launcher_ends_all_ranks_saved(
+    number: signal.Signals, ranked: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with running(*LAUNCH, *ranked, *set_fields(epochs=500), "--out", run) as process:
+        wait_until(lambda: last_step(run) > 0)
+        ranks = find_ranks(process.pid)
+        process.send_signal(number)
+        code, _, errors = finish(process)
+    assert code == (130 if number == signal.SIGINT else 75), errors
+    assert len(ranks) == 2
+    wait_until(lambda: not any(map(is_running, ranks)), seconds=10)
+    assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
+
+
+@pytest.mark.slow
+def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(
+    ranked: list[object], tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
+    ranked += set_fields(epochs=3, log_every_steps=1)
+    run_command(*LAUNCH, *ranked, "--out", whole)
+    with running(*LAUNCH, *ranked, "--out", parts, room=room_for(2)) as process:
+        wait_until(lambda: last_step(parts) >= 2)
+        os.kill(find_ranks(process.pid)[1], signal.SIGUSR1)
+        code, _, errors = finish(process)
+    assert code == 75, errors
+    errors += (parts / "logs" / "rank-1.log").read_text()
+    steps = re.findall(r"after step (\d+) of", errors)
+    assert len(steps) == 2
+    assert steps[0] == steps[1]
+    run_command(*LAUNCH, *ranked, "--out", parts)
+    assert_same_training(whole, parts)
+
+
+@pytest.mark.slow
+def test_ranks_end_when_their_launcher_is_killed(ranked: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with running(*LAUNCH, *ranked, *set_fields(epochs=500), "--out", run) as process:
+        wait_until(lambda: last_step(run) > 0)
+        ranks = find_ranks(process.pid)
+        process.send_signal(signal.SIGKILL)
+    # less than the patience, which would end them
+    wait_until(lambda: not any(map(is_running, ranks)), seconds=100)
+    assert len(ranks) == 2
+    assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
+
+
+@pytest.mark.slow
+def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(
+    ranked: list[object], finished_run: Path
+) -> None:
+    changes = set_fields(epochs=1, momentum=0.5)
+    code, _, errors = call(*LAUNCH, *ranked, "--out", finished_run, *changes)
+    assert code == 2, errors
+    assert "holds a run of another recipe" in errors
+    log = (finished_run / "logs" / "rank-1.log").read_text()
+    assert "[rank 1] lockstep: another rank has ended" in log
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+@in_a_soak  # `tests/backends/test_ranks.py` sees the scores, and a finished run those of two ranks
+def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
+    ranked: list[object], textures: Path, finished_run: Path
+) -> None:
+    evaluate = ["evaluate", finished_run, "--data", textures, "--json", "--batch", 3, *ranked[-4:]]
+    alone = json.loads(call(*evaluate)[1])
+    code, output, errors = call(*LAUNCH, *evaluate)
+    assert (code, errors) == (0, "")
+    together = json.loads(output)
+    assert together.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-6)
+    assert together.pop("speed").keys() == alone.pop("speed").keys()
+    assert together == alone
+    assert together["images"] == 20
+
+
+@pytest.mark.slow
+def test_a_user_error_of_launched_ranks_keeps_its_exit_code(
+    arguments: list[object], tmp_path: Path
+) -> None:
+    code, _, errors = call(*LAUNCH, *arguments, *set_fields(epoch=1), "--out", tmp_path / "run")
+    assert code == 2
+    assert "Did you mean --set epochs=" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+@in_a_soak  # sparse runs and ranks are seen on every engine in `tests/backends`
+def test_two_sparse_ranks_end_with_the_weights_of_one(
+    ranked: list[object], dense: Path, tmp_path: Path
+) -> None:
+    changes = set_fields(sparsity="mask_2d_best", batch_norm="synchronised", epochs=1, lr=0.001)
+    changes += ["--weights", str(dense)]
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    run_command(*ranked, *changes, "--out", one)
+    run_command(*LAUNCH, *ranked, *changes, "--out", two)
+    assert compare_weights(one, two) < ROUNDING
+    assert count_zeros(one) == count_zeros(two)
+    assert set(count_zeros(two).values()) == {0}
+    assert (one / "start.json").read_text() == (two / "start.json").read_text()
+
+
+@pytest.mark.slow
+@in_a_soak  # a folder that is refused ends the ranks in the same way
+def test_weights_refused_to_rank_0_end_all_ranks_without_a_traceback(
+    ranked: list[object], dense: Path, finished_run: Path
+) -> None:
+    changes = [*set_fields(epochs=1), "--weights", dense]
+    code, _, errors = call(*LAUNCH, *ranked, *changes, "--out", finished_run)
+    assert code == 2, errors
+    assert "was started from its recipe's initial weights" in errors
+    log = (finished_run / "logs" / "rank-1.log").read_text()
+    assert "[rank 1] lockstep: another rank has ended" in log
+    assert "Traceback" not in errors
