@@ -154,8 +154,8 @@ def test_settings_that_are_just_usual_are_not_noted(
     ],
 )
 def test_few_images_get_the_best_free_weights_of_their_model(model: str, name: str) -> None:
-    recipe = Recipe(model=model).named("my-images")
+    recipe = Recipe(model=model).rename("my-images")
     (note,) = suggest_weights(recipe, 500)
     assert f"--weights {name};" in note
     assert suggest_weights(recipe, FEW_IMAGES) == []
-    assert suggest_weights(recipe.named("resnet50-paddle-90ep"), 500) == []
+    assert suggest_weights(recipe.rename("resnet50-paddle-90ep"), 500) == []

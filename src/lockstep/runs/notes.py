@@ -102,7 +102,7 @@ def suggest_weights(recipe: Recipe, images: int) -> list[str]:
     """Return a note for a run of one's own images from random weights, if published weights of its
     model would probably help.
 
-    >>> suggest_weights(Recipe(model="resnet50").named("my-images"), 500)[0][:68]
+    >>> suggest_weights(Recipe(model="resnet50").rename("my-images"), 500)[0][:68]
     'with 500 images, training from published weights is usually better a'
     """
     if recipe.based_on != MY_IMAGES or images >= FEW_IMAGES:
