@@ -291,7 +291,7 @@ def timm() -> list[Sample]:
         lambda folder: timm_folder.write(folder / "a", recipe, state_of(recipe), CLASSES)
     )
     safe = {name.removeprefix("a/"): data for name, data in files.items()}
-    arrays = timm_folder._weights(recipe, state_of(recipe))
+    arrays = timm_folder._build_state_dict(recipe, state_of(recipe))
     config = _in("config.json", damaged_json)
 
     def odd(rng: np.random.Generator, files: Files) -> Files:

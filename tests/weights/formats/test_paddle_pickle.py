@@ -248,8 +248,8 @@ NDARRAY = call("numpy", "ndarray")
 NESTED = b")" + b"\x85" * 200_000
 MIB = b"X" + struct.pack("<I", 2**20) + b"a" * 2**20 + b"\x940"
 ODD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "does not begin as a pickle"),
-    "no pickle": (b"PK\x03\x04 something else", "does not begin as a pickle"),
+    "empty": (b"", "not a pickle of protocol 2"),
+    "no pickle": (b"PK\x03\x04 something else", "not a pickle of protocol 2"),
     "no dict": (pickle.dumps([1, 2], 4), "it has a list in place of a dict"),
     "a number for a name": (program(b"}K\x01N", b"s"), "it has a int in place of a str"),
     "a nested name": (program(b"}", NESTED, b"N", b"s"), "it has a tuple in place of a str"),

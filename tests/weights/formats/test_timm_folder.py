@@ -184,7 +184,7 @@ def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> N
         values | {"conv1.weight": values["conv1.weight"].to(torch.int8)},
         saved(tmp_path, state) / "model.safetensors",
     )
-    with pytest.raises(CheckpointError, match=r"conv1.weight is int8; expected float32"):
+    with pytest.raises(CheckpointError, match=r"conv1.weight is int8"):
         timm_folder.read(tmp_path / "model.safetensors")
 
 

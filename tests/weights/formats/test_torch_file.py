@@ -471,7 +471,7 @@ BOMBS: dict[str, tuple[bytes, str]] = {
     ),
     "a key": (
         old_container([1], np.zeros(6)).replace(b"X\x01\x00\x00\x007", nested_twice()),
-        "no list of texts",
+        "not a list of texts",
     ),
     "a function": (
         of_program(b"ctorch._tensor\n_rebuild_from_type_v2\n(", nested_twice(), b"NNNtR"),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lockstep.weights import checkpoint
-from lockstep.weights.formats.torch_models import of_state_dict
+from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
 
 NAME = "safetensors"
@@ -25,4 +25,4 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
     """Read a file of tensors. Raises `CheckpointError` if it is damaged, incomplete or of another
     model."""
     stored, _ = checkpoint.read_weights(path, as_stored=True)
-    return of_state_dict(path, stored)
+    return read_state_dict(path, stored)

@@ -23,18 +23,17 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights.formats.pickles import (
     NUMPY,
     Refused,
     Rules,
     Unbuilt,
-    expected,
-    in_builtins,
+    check_shape,
+    check_type,
     interpret,
-    shape_of,
+    name_builtins,
 )
-from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.stand_ins import read_whole
 
 _NAMES = "StructuredToParameterName@@"
 _SLICES = "UnpackBigParamInfor@@"
@@ -75,12 +74,9 @@ def is_paddle(head: bytes) -> bool:
 def load(path: Path) -> Contents:
     """Read a file. Raises `CheckpointError` if it is damaged or asks for anything except arrays of
     numbers."""
+    data = read_whole(path)
     try:
-        data = read_regular(path, WEIGHTS)
-        refuse_stand_in(path, data)
-        return _contents(interpret(data, _RULES), len(data))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        return _read_contents(interpret(data, _RULES), len(data))
     except Refused as error:
         raise CheckpointError(
             f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of"
@@ -111,9 +107,9 @@ class _Pickler(pickle.Pickler):
         return np.ndarray, (value.shape, dtype.str, np.asarray(value, dtype).tobytes())
 
 
-def _contents(root: Any, size: int) -> Contents:
+def _read_contents(root: Any, size: int) -> Contents:
     """Return the contents of a file of `size` bytes from the object that it made."""
-    values = expected(dict, root)
+    values = check_type(dict, root)
     arrays = {}
     parameters = {}
     others = []
@@ -121,26 +117,24 @@ def _contents(root: Any, size: int) -> Contents:
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
             parameters[name], value = value
         if isinstance(value, np.ndarray | Unbuilt):
-            arrays[name] = expected(np.ndarray, None if isinstance(value, Unbuilt) else value)
+            arrays[name] = check_type(np.ndarray, None if isinstance(value, Unbuilt) else value)
         elif name not in (_NAMES, _SLICES):
             others.append(name)
     # Many arrays may share the same bytes of the file. Their copies might not fit into memory.
     if sum(array.nbytes for array in arrays.values()) > size:
         raise ValueError(f"its arrays have more bytes than its own {size}")
-    for name, parts in expected(dict, values.get(_SLICES, {})).items():
-        arrays[name] = _joined(arrays, expected(dict, parts))
-    parameters |= {
-        name: expected(str, known) for name, known in expected(dict, values.get(_NAMES, {})).items()
-    }
-    return Contents(
-        arrays, {name: parameters[name] for name in arrays if name in parameters}, tuple(others)
-    )
+    for name, parts in check_type(dict, values.get(_SLICES, {})).items():
+        arrays[name] = _join_slices(arrays, check_type(dict, parts))
+    for name, parameter in check_type(dict, values.get(_NAMES, {})).items():
+        parameters[name] = check_type(str, parameter)
+    named = {name: parameters[name] for name in arrays if name in parameters}
+    return Contents(arrays, named, tuple(others))
 
 
-def _joined(arrays: dict[str, np.ndarray], parts: dict[str, Any]) -> np.ndarray:
+def _join_slices(arrays: dict[str, np.ndarray], parts: dict[str, Any]) -> np.ndarray:
     """Return an array joined from its slices, and remove the slices."""
-    slices = [arrays.pop(expected(str, name)) for name in expected(list, parts["slices"])]
-    return np.concatenate(slices).reshape(shape_of(parts["OriginShape"]))
+    slices = [arrays.pop(check_type(str, name)) for name in check_type(list, parts["slices"])]
+    return np.concatenate(slices).reshape(check_shape(parts["OriginShape"]))
 
 
 def _name_in_scope(expression: Any = None, scope: Any = None, _: Any = None) -> Any:
@@ -152,7 +146,7 @@ def _name_in_scope(expression: Any = None, scope: Any = None, _: Any = None) -> 
 
 
 def _make_tuple(items: Any = ()) -> tuple[Any, ...]:
-    return tuple(expected(tuple, items))
+    return tuple(check_type(tuple, items))
 
 
 def _make_dict() -> dict[str, Any]:
@@ -166,7 +160,7 @@ def _make_bytes() -> bytes:
 _CALLS = {
     **NUMPY,
     "collections.OrderedDict": _make_dict,
-    **in_builtins({"tuple": _make_tuple, "eval": _name_in_scope, "bytes": _make_bytes}),
+    **name_builtins({"tuple": _make_tuple, "eval": _name_in_scope, "bytes": _make_bytes}),
 }
 """What a file may ask for, and the functions that replace it."""
 _RULES = Rules(_CALLS)

@@ -64,7 +64,7 @@ class _Dtype:
     order: str = "<"
 
 
-def expected(kind: type, value: Any) -> Any:
+def check_type(kind: type, value: Any) -> Any:
     """Return a value of this type. Raises `ValueError` for a value of another type."""
     if not isinstance(value, kind):
         raise ValueError(f"it has a {type(value).__name__} in place of a {kind.__name__}")
@@ -73,17 +73,17 @@ def expected(kind: type, value: Any) -> Any:
 
 def text_key(value: Any) -> str:
     """Return a string, the only key of a dict that most files need. Raises `ValueError`."""
-    return expected(str, value)
+    return check_type(str, value)
 
 
 def build_array(target: Any, state: Any) -> Any:
     """Return an array of NumPy from its state, or a type of numbers with its byte order. Raises
     `ValueError`."""
     if isinstance(target, Unbuilt) and target.kind == "array":
-        _, shape, dtype, by_columns, data = expected(tuple, state)
-        return _numbers(shape, expected(_Dtype, dtype), data, "F" if by_columns else "C")
+        _, shape, dtype, by_columns, data = check_type(tuple, state)
+        return _numbers(shape, check_type(_Dtype, dtype), data, "F" if by_columns else "C")
     if isinstance(target, _Dtype):
-        target.order = ">" if expected(tuple, state)[1] == ">" else "<"
+        target.order = ">" if check_type(tuple, state)[1] == ">" else "<"
         return target
     raise ValueError(f"it sets the state of a {type(target).__name__}")
 
@@ -122,7 +122,7 @@ def interpret(data: bytes | BinaryIO, rules: Rules, *, size: int | None = None) 
     rest = stream.seek(0, io.SEEK_END) - begin
     stream.seek(begin)
     if stream.read(1) != b"\x80":
-        raise ValueError("it does not begin as a pickle of protocol 2 to 4 does")
+        raise ValueError("it is not a pickle of protocol 2 to 4")
     stream.seek(begin)
     machine = _Machine(rules, rest if size is None else size)
     with warnings.catch_warnings():
@@ -160,11 +160,8 @@ class _Machine:
         elif name in self.rules.instructions and name in _MORE_STEPS:
             _MORE_STEPS[name](self, argument)
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise Refused(
-                f"{argument:.200} by {name}"
-                if isinstance(argument, str)
-                else f"an object by {name}"
-            )
+            what = f"{argument:.200}" if isinstance(argument, str) else "an object"
+            raise Refused(f"{what} by {name}")
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -173,7 +170,7 @@ class _Machine:
         self.below.append(self.stack)
         self.stack = []
 
-    def taken(self) -> list[Any]:
+    def pop_marked(self) -> list[Any]:
         """Remove the last mark and return all values above it."""
         items = self.stack
         self.stack = self.below.pop()
@@ -185,13 +182,13 @@ class _Machine:
         return items[::-1]
 
     def append(self, items: list[Any]) -> None:
-        expected(list, self.stack[-1]).extend(items)
+        check_type(list, self.stack[-1]).extend(items)
 
     def add(self, items: list[Any]) -> None:
-        expected(set, self.stack[-1]).update(self.rules.key(item) for item in items)
+        check_type(set, self.stack[-1]).update(self.rules.key(item) for item in items)
 
     def set_items(self, items: list[Any]) -> None:
-        target = expected(dict, self.stack[-1])
+        target = check_type(dict, self.stack[-1])
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[self.rules.key(key)] = value
 
@@ -206,7 +203,7 @@ class _Machine:
         self.push(self.memo[index])
 
     def find(self, module: Any, name: Any) -> None:
-        wanted = _Global(expected(str, module), expected(str, name))
+        wanted = _Global(check_type(str, module), check_type(str, name))
         if str(wanted) in self.rules.values:
             self.push(self.rules.values[str(wanted)])
         elif str(wanted) in self.rules.calls:
@@ -216,7 +213,7 @@ class _Machine:
 
     def reduce(self, _: Any) -> None:
         function, arguments = self.top(2)
-        value = self.rules.calls[name_of(function)](*expected(tuple, arguments))
+        value = self.rules.calls[get_name(function)](*check_type(tuple, arguments))
         if isinstance(value, bytes | str | set | dict | list):
             self.spare -= len(value)
             if self.spare < 0:
@@ -248,15 +245,15 @@ _NEW: dict[str, Callable[[], Any]] = {
 _STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "MARK": _Machine.mark,
     "POP": lambda machine, _: machine.top(1),
-    "POP_MARK": lambda machine, _: machine.taken(),
-    "TUPLE": lambda machine, _: machine.push(tuple(machine.taken())),
+    "POP_MARK": lambda machine, _: machine.pop_marked(),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_marked())),
     "TUPLE1": lambda machine, _: machine.push(tuple(machine.top(1))),
     "TUPLE2": lambda machine, _: machine.push(tuple(machine.top(2))),
     "TUPLE3": lambda machine, _: machine.push(tuple(machine.top(3))),
     "APPEND": lambda machine, _: machine.append(machine.top(1)),
-    "APPENDS": lambda machine, _: machine.append(machine.taken()),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_marked()),
     "SETITEM": lambda machine, _: machine.set_items(machine.top(2)),
-    "SETITEMS": lambda machine, _: machine.set_items(machine.taken()),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_marked()),
     "GLOBAL": lambda machine, argument: machine.find(*argument.split(" ", 1)),
     "STACK_GLOBAL": lambda machine, _: machine.find(*machine.top(2)),
     "REDUCE": _Machine.reduce,
@@ -268,22 +265,22 @@ _MORE_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "NEWOBJ": _Machine.reduce,
     "BINPERSID": _Machine.load,
     "EMPTY_SET": lambda machine, _: machine.push(set()),
-    "ADDITEMS": lambda machine, _: machine.add(machine.taken()),
+    "ADDITEMS": lambda machine, _: machine.add(machine.pop_marked()),
     **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), _Machine.push),
 }
 """Instructions that only some formats need: objects by class, objects outside the pickle, sets, and
 Python 2's strings."""
 
 
-def name_of(function: Any) -> str:
+def get_name(function: Any) -> str:
     """Return the full name of a function that a file asks for. Raises `ValueError` for any other
     object."""
-    return str(expected(_Global, function))
+    return str(check_type(_Global, function))
 
 
-def shape_of(value: Any) -> tuple[int, ...]:
-    """Return a tuple of sizes. Raises `ValueError` if it has too many axes or an impossible size."""
-    shape = tuple(expected(int, size) for size in expected(tuple, value))
+def check_shape(value: Any) -> tuple[int, ...]:
+    """Return a tuple of sizes. Raises `ValueError` for too many axes and for impossible sizes."""
+    shape = tuple(check_type(int, size) for size in check_type(tuple, value))
     if len(shape) > _MOST_AXES or not all(0 <= size < 2**40 for size in shape):
         raise ValueError(f"an array has {len(shape)} axes, or an impossible size")
     return shape
@@ -291,16 +288,16 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 def _numbers(shape: Any, dtype: Any, data: Any, order: Any = "C") -> np.ndarray:
     """Return an array that is a view of the file's bytes."""
-    sizes = shape_of(shape)
+    sizes = check_shape(shape)
     known = np.dtype(dtype.order + dtype.code)
-    stored = expected(bytes, data)
+    stored = check_type(bytes, data)
     if math.prod(sizes) * known.itemsize != len(stored):
         raise ValueError(f"an array of {list(sizes)} {known} has {len(stored)} bytes")
     return np.ndarray(sizes, known, stored, order=order)
 
 
 def _make_dtype(code: Any, align: Any = False, copy: Any = True) -> _Dtype:
-    bare = expected(str, code).lstrip("<>|=")
+    bare = check_type(str, code).lstrip("<>|=")
     if bare not in _DTYPES:
         raise Refused(f"an array of type {code[:20]!r}")
     return _Dtype(bare, ">" if code.startswith(">") else "<")
@@ -312,42 +309,43 @@ def _make_array(shape: Any, dtype: Any, data: Any = b"") -> np.ndarray:
 
 def _make_empty_array(kind: Any, shape: Any, code: Any) -> Unbuilt:
     if kind != _Global("numpy", "ndarray"):
-        raise Refused(
-            f"an array of the class {kind}" if isinstance(kind, _Global) else "an array of no class"
-        )
+        what = f"the class {kind}" if isinstance(kind, _Global) else "no class"
+        raise Refused(f"an array of {what}")
     return Unbuilt("array")
 
 
 def _make_scalar(dtype: Any, data: Any) -> np.ndarray:
-    return _numbers((), expected(_Dtype, dtype), data)
+    return _numbers((), check_type(_Dtype, dtype), data)
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
     if encoding != "latin1":
         raise ValueError("its text is not encoded as latin1")
-    return expected(str, text).encode("latin1")
+    return check_type(str, text).encode("latin1")
 
 
 NUMPY: dict[str, Callable[..., Any]] = {
     "numpy.ndarray": _make_array,
     "numpy.dtype": _make_dtype,
     "_codecs.encode": _encode,
-    # NumPy 2 uses another name than NumPy 1.
-    **{f"numpy.{core}.multiarray._reconstruct": _make_empty_array for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray.scalar": _make_scalar for core in ("core", "_core")},
+    "numpy.core.multiarray._reconstruct": _make_empty_array,
+    "numpy.core.multiarray.scalar": _make_scalar,
+    # NumPy 2 uses other names than NumPy 1.
+    "numpy._core.multiarray._reconstruct": _make_empty_array,
+    "numpy._core.multiarray.scalar": _make_scalar,
 }
 """Calls that make arrays of numbers, read-only views of the file's bytes. Scalars become arrays
 without axes."""
 
 
-def in_builtins(replacements: Mapping[str, Any]) -> dict[str, Any]:
+def name_builtins(replacements: Mapping[str, Any]) -> dict[str, Any]:
     """Return what replaces Python's builtins, given by their short names, under both names of their
     module.
 
     Protocol 2 uses Python 2's name.
     """
-    return {
-        f"{module}.{name}": found
-        for module in ("builtins", "__builtin__")
-        for name, found in replacements.items()
-    }
+    names = {}
+    for name, replacement in replacements.items():
+        names[f"builtins.{name}"] = replacement
+        names[f"__builtin__.{name}"] = replacement
+    return names

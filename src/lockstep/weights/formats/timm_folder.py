@@ -1,8 +1,10 @@
 """Folders of timm and of its models on the Hugging Face Hub.
 
     config.json           the model, its preprocessing and the names of its classes (`timm_config`)
-    model.safetensors     the weights by torchvision's names, and `num_batches_tracked` of every batch norm
-    pytorch_model.bin     the same, as PyTorch saves it; read only if there is no model.safetensors, as timm does
+    model.safetensors     the weights by torchvision's names, and a counter of every batch norm
+    pytorch_model.bin     the same, as PyTorch saves it
+
+As in timm, `pytorch_model.bin` is read only if there is no `model.safetensors`.
 
 Sources: timm 1.0.31, models/_hub.py and models/_helpers.py.
 """
@@ -24,8 +26,14 @@ from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import dtype_name, numbers, refuse_existing
-from lockstep.weights.formats.common import COUNTERS, Written, check_state, redirect_file
+from lockstep.weights.formats import dtype_name, refuse_existing
+from lockstep.weights.formats.common import (
+    COUNTERS,
+    Written,
+    check_floats,
+    check_state,
+    redirect_file,
+)
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.timm_config import build_timm_config, read_timm_config
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
@@ -50,16 +58,14 @@ def find(path: Path) -> Path | None:
     be read, or has no weights next to it.
     """
     folder = path if path.is_dir() else path.parent
-    named = path.name in (CONFIG, _SAFE, _PICKLED) and path.is_file()
-    if (
-        not (path.is_dir() or named)
-        or not (folder / CONFIG).is_file()
-        or not _is_timms(_config(folder))
-    ):
+    is_named = path.name in (CONFIG, *FILES) and path.is_file()
+    if not path.is_dir() and not is_named:
         return None
-    if path.name in (_SAFE, _PICKLED) and not path.is_dir():
+    if not (folder / CONFIG).is_file() or not _is_timms(_read_config(folder)):
+        return None
+    if path.name in FILES and not path.is_dir():
         return path
-    for name in (_SAFE, _PICKLED):
+    for name in FILES:
         if (folder / name).is_file():
             return folder / name
     raise CheckpointError(
@@ -67,7 +73,7 @@ def find(path: Path) -> Path | None:
     )
 
 
-def _config(folder: Path) -> Any:
+def _read_config(folder: Path) -> Any:
     try:
         data = read_regular(folder / CONFIG, TEXT)
         refuse_stand_in(folder / CONFIG, data)
@@ -88,74 +94,64 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
     0. Raises `CheckpointError` if a file is damaged, or if the model or its preprocessing is not
     supported.
     """
-    config = _config(path.parent)
+    config = _read_config(path.parent)
     if not _is_timms(config):
         raise CheckpointError(
             f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
         )
     try:
-        changes, classes, remarks = read_timm_config(config)
+        changes, classes, about = read_timm_config(config)
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
     recipe = Recipe(precision="fp32").replace(**changes)
-    arrays = _stored(path)
-    stored = {name: value for name, value in arrays.items() if name.rpartition(".")[2] != _COUNTER}
+    arrays = _load_arrays(path)
+    names = [name for name in arrays if name.rpartition(".")[2] != _COUNTER]
+    stored = {name: arrays[name] for name in names}
     outputs = stored["fc.bias"].shape if "fc.bias" in stored else ()
     if outputs and outputs != (recipe.logits,):
         raise CheckpointError(
             f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}"
         )
-    check_fit(
-        {each.name: each.shape for each in tensors(model_spec(recipe.model), recipe.logits)},
-        stored,
-        str(path),
-    )
-    missing = ("there are no velocities",) if momentum else ()
-    state = State(0, {name: _canonical(path, name, value) for name, value in stored.items()}, {})
-    held = list_arrays(describe_arrays(arrays), zip(stored, stored, strict=True))
-    remarks = (*remarks, *_converted(stored), *missing)
-    others = (path.parent / CONFIG,)
+    expected = tensors(model_spec(recipe.model), recipe.logits)
+    check_fit({tensor.name: tensor.shape for tensor in expected}, stored, str(path))
+    values = {}
+    for name, value in stored.items():
+        floats = check_floats(f"{path}: {name}", value)
+        values[name] = np.array(floats, np.float32, order="C")
+    remarks = [*about, *_describe_types(stored)]
+    if momentum:
+        remarks.append("there are no velocities")
     return Weights(
         recipe,
-        state,
+        State(0, values, {}),
         classes,
         path,
         NAME,
-        remarks,
+        tuple(remarks),
         has_preprocessing=True,
-        stored=held,
-        others=others,
+        stored=list_arrays(describe_arrays(arrays), zip(stored, stored, strict=True)),
+        others=(path.parent / CONFIG,),
     )
 
 
-def _stored(path: Path) -> Mapping[str, np.ndarray]:
+def _load_arrays(path: Path) -> Mapping[str, np.ndarray]:
     if path.suffix == ".safetensors":
         return checkpoint.read_weights(path, as_stored=True)[0]
-    found = importlib.import_module("lockstep.weights.formats.torch_file").load(path)
-    if not isinstance(found, dict) or not all(
-        isinstance(name, str) and isinstance(value, np.ndarray) for name, value in found.items()
-    ):
+    arrays = importlib.import_module("lockstep.weights.formats.torch_file").load(path)
+    items = arrays.items() if isinstance(arrays, dict) else [(None, arrays)]
+    if not all(isinstance(name, str) and isinstance(value, np.ndarray) for name, value in items):
         raise CheckpointError(
             f"{path} holds other values than tensors by name; expected a state_dict, as timm"
             " saves it"
         )
-    return found
+    return arrays
 
 
-def _canonical(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    found = numbers(values)
-    if found.dtype.kind != "f":
-        raise CheckpointError(f"{path}: {name} is {dtype_name(values.dtype)}; expected float32")
-    return np.array(found, np.float32, order="C")
-
-
-def _converted(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
-    odd = [name for name, value in stored.items() if value.dtype != np.float32]
-    if odd:
-        yield (
-            f"{len(odd)} tensors, such as {odd[0]}, are {dtype_name(stored[odd[0]].dtype)} and were"
-            " converted to float32"
-        )
+def _describe_types(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
+    names = [name for name, value in stored.items() if value.dtype != np.float32]
+    if names:
+        kind = dtype_name(stored[names[0]].dtype)
+        yield f"{len(names)} tensors, such as {names[0]}, are {kind} and were converted to float32"
 
 
 def write(
@@ -177,9 +173,11 @@ def write(
     """
     refuse_existing(target)
     config = build_timm_config(recipe, classes)
-    weights = _weights(recipe, state)
+    weights = _build_state_dict(recipe, state)
     # The metadata of PyTorch, without which some readers refuse the file.
-    metadata = {"format": "pt"} | ({} if certified else {"certificate": "none"})
+    metadata = {"format": "pt"}
+    if not certified:
+        metadata["certificate"] = "none"
     try:
         with appearing_folder(redirect_file(target, into)) as unfinished:
             unfinished.mkdir()
@@ -190,30 +188,31 @@ def write(
     return Written(
         (target / CONFIG, target / _SAFE),
         (target / _SAFE,),
-        tuple(_not_carried(recipe, state)),
+        tuple(_describe_differences(recipe, state)),
         COUNTERS,
     )
 
 
-def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+def _build_state_dict(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
+    values: dict[str, np.ndarray] = {}
     for tensor in check_state(model_spec(recipe.model), recipe.logits, state):
-        found[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
+        values[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
         if tensor.role == "bn_var":
-            found[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.array(state.step, np.int64)
-    return found
+            values[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.array(state.step, np.int64)
+    return values
 
 
-def _not_carried(recipe: Recipe, state: State) -> Iterator[str]:
+def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if not recipe.eval_antialias:
         yield (
             "timm's resize filters when it shrinks an image; these weights are evaluated with"
             " eval_antialias: false"
         )
-    if own := ", ".join(f"{name}: {value}" for name, value in own_geometry(recipe).items()):
+    geometry = ", ".join(f"{name}: {value}" for name, value in own_geometry(recipe).items())
+    if geometry:
         yield (
             "timm's resize and crop round and sample as torchvision's; these weights are evaluated"
-            f" with {own}"
+            f" with {geometry}"
         )
     if recipe.dct_scaling:
         yield "timm decodes JPEGs at full size; these weights are evaluated with dct_scaling"

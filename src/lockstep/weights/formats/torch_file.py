@@ -23,6 +23,7 @@ import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,21 @@ memory."""
 _ROOT = "archive"
 _OF_PROGRAMS = {
     "constants.pkl": "TorchScript, torch.jit.save",
-    **dict.fromkeys(("archive_format", "serialized_exported_program.json"), "torch.export.save"),
+    "archive_format": "torch.export.save",
+    "serialized_exported_program.json": "torch.export.save",
 }
 """What wrote a program, by a member that only its archives have. The last one is of older versions
 of PyTorch."""
 _STORAGES = {
-    **{
-        "float32": "Float",
-        "float64": "Double",
-        "float16": "Half",
-        "uint8": "Byte",
-        "int8": "Char",
-        "int16": "Short",
-    },
-    **{"int32": "Int", "int64": "Long", "bool": "Bool"},
+    "float32": "Float",
+    "float64": "Double",
+    "float16": "Half",
+    "uint8": "Byte",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "bool": "Bool",
 }
 
 
@@ -77,15 +79,14 @@ def is_torch_file(head: bytes, path: Path) -> bool:
     """Return whether a file is in one of the two containers, or a program of PyTorch, which `load`
     refuses."""
     if not head.startswith(_ZIP):
-        return _is_of_stream(head)
+        return _is_stream(head)
     try:
         with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-        return _program_in(names) is not None or any(
-            _is_at_root(name, "data.pkl") for name in names
-        )
     except (OSError, ValueError, *_OF_ZIP):
         return False
+    is_weights = any(_is_at_root(name, "data.pkl") for name in names)
+    return is_weights or _find_writer(names) is not None
 
 
 def _is_at_root(name: str, member: str) -> bool:
@@ -93,7 +94,7 @@ def _is_at_root(name: str, member: str) -> bool:
     return name.count("/") == 1 and name.endswith(f"/{member}")
 
 
-def _program_in(names: Iterable[str]) -> str | None:
+def _find_writer(names: Iterable[str]) -> str | None:
     """Return what wrote the program that an archive with these members holds; None if it holds
     none."""
     for name in names:
@@ -103,12 +104,12 @@ def _program_in(names: Iterable[str]) -> str | None:
     return None
 
 
-def _begin(path: Path) -> bytes:
+def _read_begin(path: Path) -> bytes:
     with open_regular(path, WEIGHTS) as file:
         return file.read(_BEGIN)
 
 
-def _is_of_stream(begin: bytes) -> bool:
+def _is_stream(begin: bytes) -> bool:
     """Return whether a file that begins so is in the older container."""
     return begin.startswith(b"\x80") and _MAGIC in begin[:_BEGIN]
 
@@ -127,17 +128,17 @@ def load(path: Path, *, without: Without | None = None) -> Any:
     try:
         size = path.stat().st_size
         refuse_stand_in(path)
-        if _begin(path).startswith(_ZIP):
+        if _read_begin(path).startswith(_ZIP):
             with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
-                writer = _program_in(archive.namelist())
+                writer = _find_writer(archive.namelist())
                 if writer is not None:
                     raise CheckpointError(
                         f"{path} is a program ({writer}), not weights. Nothing of it was run."
                         " Expected a dict of tensors; use the weights that it was made from, or"
                         " save them with torch.save(model.state_dict(), path)."
                     )
-                return _of_archive(archive, size, without)
-        return _of_stream(io.BytesIO(read_regular(path, WEIGHTS)), size)
+                return _read_archive(archive, size, without)
+        return _read_stream(io.BytesIO(read_regular(path, WEIGHTS)), size)
     except Refused as error:
         raise CheckpointError(
             f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of"
@@ -153,21 +154,21 @@ def load(path: Path, *, without: Without | None = None) -> Any:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _of_archive(archive: zipfile.ZipFile, size: int, without: Without | None) -> Any:
+def _read_archive(archive: zipfile.ZipFile, size: int, without: Without | None) -> Any:
     """Return the object of a zip archive of `size` bytes.
 
     With `without`, numbers are read after the object is known: until then storages are zeros, which
     take no memory. bool and big endian are read at once, since their tensors are copies, and so are
     bytes, which may be of any type.
     """
-    members = _members(archive, size)
+    members = _list_members(archive, size)
     roots = [name.removesuffix("data.pkl") for name in members if _is_at_root(name, "data.pkl")]
     if len(roots) != 1:
         raise ValueError("it is a zip archive without a single data.pkl")
     root = roots[0]
-    order = (
-        archive.read(members[f"{root}byteorder"]) if f"{root}byteorder" in members else b"little"
-    )
+    order = b"little"
+    if f"{root}byteorder" in members:
+        order = archive.read(members[f"{root}byteorder"])
     if order not in (b"little", b"big"):
         raise ValueError(f"its byte order is {order[:20]!r}")
     stored: dict[str, np.ndarray] = {}
@@ -186,42 +187,41 @@ def _of_archive(archive: zipfile.ZipFile, size: int, without: Without | None) ->
             if without is None or order == b"big" or kind.code in ("?", "u1"):
                 stored[key] = np.frombuffer(archive.read(member), np.uint8)
             else:
-                stored[key], unread[key] = np.zeros(member.file_size, np.uint8), member
+                stored[key] = np.zeros(member.file_size, np.uint8)
+                unread[key] = member
         return stored[key]
 
-    value = interpret(
-        archive.read(members[f"{root}data.pkl"]), rules(size, find, is_big_endian=order == b"big")
-    )
-    needed = _owners(value, () if without is None else without(value)) if unread else set()
-    for key, member in unread.items():
-        if id(stored[key]) in needed:
-            stored[key][:] = np.frombuffer(archive.read(member), np.uint8)
+    program = archive.read(members[f"{root}data.pkl"])
+    value = interpret(program, rules(size, find, is_big_endian=order == b"big"))
+    if without is not None and unread:
+        needed = _find_owners(value, without(value))
+        for key, member in unread.items():
+            if id(stored[key]) in needed:
+                stored[key][:] = np.frombuffer(archive.read(member), np.uint8)
     return value
 
 
-def _owners(value: Any, without: Collection[Any]) -> set[int]:
+def _find_owners(value: Any, without: Collection[Any]) -> set[int]:
     """Return the identities of the arrays that own the numbers of the arrays in a value, except
     below some of its keys."""
-    found = set[int]()
-    seen = set[int]()
-    left = (
-        [each for key, each in value.items() if key not in without]
-        if isinstance(value, dict)
-        else [value]
-    )
+    owners = set[int]()
+    visited = set[int]()
+    left = [value]
+    if isinstance(value, dict):
+        left = [part for key, part in value.items() if key not in without]
     while left:
-        each = left.pop()
-        if isinstance(each, np.ndarray):
-            while isinstance(each.base, np.ndarray):
-                each = each.base
-            found.add(id(each))
-        elif isinstance(each, dict | list | tuple | set) and id(each) not in seen:
-            seen.add(id(each))
-            left += each.values() if isinstance(each, dict) else each
-    return found
+        part = left.pop()
+        if isinstance(part, np.ndarray):
+            while isinstance(part.base, np.ndarray):
+                part = part.base
+            owners.add(id(part))
+        elif isinstance(part, dict | list | tuple | set) and id(part) not in visited:
+            visited.add(id(part))
+            left += part.values() if isinstance(part, dict) else part
+    return owners
 
 
-def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+def _list_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     """Return the members of an archive of `size` bytes by name. Raises `ValueError` if they are not
     PyTorch's."""
     entries = archive.infolist()
@@ -244,16 +244,15 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def _of_stream(stream: io.BytesIO, size: int) -> Any:
+def _read_stream(stream: io.BytesIO, size: int) -> Any:
     """Return the object of the older container.
 
     Storages follow the object that uses them. Therefore its pickle is interpreted twice: first only
     for the types of the storages, then with their numbers.
     """
     plain = Rules({})
-    first = interpret(
-        stream, Rules(NUMPY)
-    )  # so that a pickle of arrays alone is not called malicious
+    # With rules for arrays, so that a pickle of arrays alone is not called malicious.
+    first = interpret(stream, Rules(NUMPY))
     if not isinstance(first, int) or first != _MAGIC_NUMBER:
         raise ValueError(
             "it does not begin with PyTorch's magic number, so that another program may have"
@@ -271,14 +270,12 @@ def _of_stream(stream: io.BytesIO, size: int) -> Any:
             raise ValueError(f"the storage {key:.20} has two types or sizes")
         return np.empty(0, np.uint8)
 
-    interpret(stream, _without_tensors(rules(size, note)))
+    interpret(stream, _skip_tensors(rules(size, note)))
     keys = interpret(stream, plain)
-    if (
-        not isinstance(keys, list)
-        or not all(isinstance(key, str) for key in keys)
-        or len(set(keys)) != len(keys)
-    ):
-        raise ValueError("the keys of its storages are no list of texts, or one occurs twice")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError("the keys of its storages are not a list of texts")
+    if len(set(keys)) != len(keys):
+        raise ValueError("one of the keys of its storages occurs twice")
     stored: dict[str, np.ndarray] = {}
     for key in keys:
         if key not in kinds:
@@ -294,25 +291,23 @@ def _of_stream(stream: io.BytesIO, size: int) -> Any:
     return interpret(stream, rules(size, lambda key, kind, count: stored[key]))
 
 
-def _without_tensors(found: Rules) -> Rules:
+def _skip_tensors(full: Rules) -> Rules:
     """Return rules that only note storages, with the same values for everything else."""
 
     def note(identifier: Any) -> None:
         if isinstance(identifier, tuple) and len(identifier) == 6:
             identifier = (*identifier[:5], None)  # a view of a storage that is not there yet
-        assert found.persistent is not None
-        found.persistent(identifier)
+        assert full.persistent is not None
+        full.persistent(identifier)
 
-    ignored: dict[str, Callable[..., Any]] = {
-        name: _nothing for name in found.calls if name.startswith("torch._utils.")
-    }
-    ignored |= {"torch._tensor._rebuild_from_type_v2": _nothing}
-    return Rules(
-        {**found.calls, **ignored}, found.values, found.instructions, found.key, found.build, note
-    )
+    calls = dict(full.calls)
+    for name in full.calls:
+        if name.startswith("torch._utils.") or name == "torch._tensor._rebuild_from_type_v2":
+            calls[name] = _return_none
+    return replace(full, calls=calls, persistent=note)
 
 
-def _nothing(*_: Any) -> None:
+def _return_none(*_: Any) -> None:
     return None
 
 
@@ -324,20 +319,17 @@ def save(path: Path, value: Any) -> None:
     Raises `TypeError` for anything else.
     """
     storages: list[np.ndarray] = []
-    program = b"\x80\x02" + _program(value, storages) + b"."
+    program = b"\x80\x02" + _write_program(value, storages) + b"."
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, "data.pkl", program)
-        _add(archive, "byteorder", b"little")
+        _add_member(archive, "data.pkl", program)
+        _add_member(archive, "byteorder", b"little")
         for key, numbers in enumerate(storages):
-            _add(
-                archive,
-                f"data/{key}",
-                numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes(),
-            )
-        _add(archive, "version", b"3\n")
+            numbers = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
+            _add_member(archive, f"data/{key}", numbers.tobytes())
+        _add_member(archive, "version", b"3\n")
 
 
-def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+def _add_member(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     """Add a member whose bytes begin at a multiple of `_ALIGNMENT`."""
     member = zipfile.ZipInfo(f"{_ROOT}/{name}")
     assert archive.fp is not None
@@ -347,26 +339,32 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     archive.writestr(member, data)
 
 
-def _program(value: Any, storages: list[np.ndarray]) -> bytes:
+def _write_program(value: Any, storages: list[np.ndarray]) -> bytes:
     """Return the instructions of a pickle that make a value; its arrays are added to `storages`."""
     if value is None or isinstance(value, bool | int | float | str):
         return pickle.dumps(value, 2)[2:-1]  # without the instructions PROTO and STOP
     if isinstance(value, np.ndarray):
         storages.append(value)
-        return _tensor(value, len(storages) - 1)
+        return _write_tensor(value, len(storages) - 1)
     if isinstance(value, Mapping):
-        items = b"".join(_program(part, storages) for item in value.items() for part in item)
-        return (_ORDERED if isinstance(value, OrderedDict) else b"}") + b"(" + items + b"u"
-    if isinstance(value, list | tuple):
-        items = b"".join(_program(part, storages) for part in value)
-        return b"](" + items + b"e" if isinstance(value, list) else b"(" + items + b"t"
+        parts = [part for item in value.items() for part in item]
+        kind = _ORDERED if isinstance(value, OrderedDict) else b"}"
+        return kind + b"(" + _write_programs(parts, storages) + b"u"
+    if isinstance(value, list):
+        return b"](" + _write_programs(value, storages) + b"e"
+    if isinstance(value, tuple):
+        return b"(" + _write_programs(value, storages) + b"t"
     raise TypeError(f"a {type(value).__name__} cannot be written to a PyTorch file")
+
+
+def _write_programs(values: Iterable[Any], storages: list[np.ndarray]) -> bytes:
+    return b"".join(_write_program(value, storages) for value in values)
 
 
 _ORDERED = b"ccollections\nOrderedDict\n)R"
 
 
-def _tensor(array: np.ndarray, key: int) -> bytes:
+def _write_tensor(array: np.ndarray, key: int) -> bytes:
     """Return the instructions that make a tensor of the storage with this key."""
     if array.dtype.name not in _STORAGES:
         raise TypeError(f"an array of {array.dtype} cannot be written to a PyTorch file")
@@ -375,11 +373,8 @@ def _tensor(array: np.ndarray, key: int) -> bytes:
     for size in reversed(array.shape):
         strides.append(step)
         step *= max(size, 1)
-    storage = (
-        b"(" + _program("storage", []) + f"ctorch\n{_STORAGES[array.dtype.name]}Storage\n".encode(),
-        b"".join(_program(part, []) for part in (str(key), "cpu", array.size)) + b"tQ",
-    )
-    view = b"".join(
-        _program(part, []) for part in (0, array.shape, tuple(reversed(strides)), False)
-    )
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + b"".join(storage) + view + _ORDERED + b"tR"
+    kind = f"ctorch\n{_STORAGES[array.dtype.name]}Storage\n".encode()
+    storage = b"(" + _write_program("storage", []) + kind
+    storage += _write_programs((str(key), "cpu", array.size), []) + b"tQ"
+    view = _write_programs((0, array.shape, tuple(reversed(strides)), False), [])
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + view + _ORDERED + b"tR"

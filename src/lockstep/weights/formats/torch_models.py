@@ -3,9 +3,12 @@ canonical names.
 
 The state_dict is the whole file, or a value of it:
 
-    {"epoch", "best_prec1", "state_dict", "optimizer"[, "state_dict_ema"]}           NVIDIA; others write the same and more
-    {"model", "optimizer", "lr_scheduler", "epoch", "args"[, "model_ema", "scaler"]}     torchvision's reference script
-    {"epoch", "arch", "state_dict", "optimizer", "version", "args"[, "state_dict_ema", "amp_scaler"]}     timm
+- NVIDIA: `epoch`, `best_prec1`, `state_dict`, `optimizer`, and perhaps `state_dict_ema`. Others
+  write the same and more.
+- torchvision's reference script: `model`, `optimizer`, `lr_scheduler`, `epoch`, `args`, and perhaps
+  `model_ema` and `scaler`.
+- timm: `epoch`, `arch`, `state_dict`, `optimizer`, `version`, `args`, and perhaps `state_dict_ema`
+  and `amp_scaler`.
 
 Names of tensors are torchvision's, which are the canonical ones; timm's are the same. NVIDIA's code
 says `layers.0.` for `layer1.`, except in the files that it published as version 20.06.0. All of
@@ -13,21 +16,16 @@ them may begin with `module.` (several ranks) and `_orig_mod.` (a compiled model
 prefix that all share, such as `model.`. v1 and v1.5 have the same tensors; such a file is taken for
 v1.5, as NVIDIA's, torchvision's and timm's models are.
 
-The update of torch.optim.SGD is: velocity = momentum * velocity + (gradient + decay * weight);
-weight -= lr * velocity. The learning rate is outside the velocity, as in the canonical form. An
-optimizer numbers parameters in the order of its groups. NVIDIA's groups are: parameters with "bn"
-in the name (so without those of `downsample.1`), without weight decay; the rest.
+`torch_training` reads what such a checkpoint holds in addition.
 
 Sources: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets: models/resnet.py,
-models/model.py, optimizers.py, training.py, configs.yml; torchvision's models/resnet.py and
-references/classification/train.py; timm's checkpoint_saver.py; PyTorch's optim/sgd.py.
+models/model.py, training.py, configs.yml; torchvision's models/resnet.py and
+references/classification/train.py; timm's checkpoint_saver.py.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,48 +36,45 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import dtype_name, numbers, torch_file
+from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import (
     Matching,
     Shape,
+    check_floats,
     choose_model,
-    describe_missing_velocities,
+    describe_converted,
     describe_unused,
     match_model,
+)
+from lockstep.weights.formats.torch_training import (
+    BEST,
+    NVIDIA,
+    OPTIMIZER,
+    SCALERS,
+    describe_key,
+    list_groups,
+    read_epochs,
+    read_scaler,
+    read_velocities,
+    split_nvidia_groups,
 )
 from lockstep.weights.known_preprocessing import find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 
 NAME = "PyTorch"
 
-NVIDIA = "NVIDIA PyTorch"
 _ENDINGS = (".pth", ".pth.tar", ".pt", ".bin")
 _OF_FOLDER = ("checkpoint.pth.tar", "last.pth.tar", "model_best.pth.tar", "pytorch_model.bin")
 """Files that stand for their folder: the last checkpoint of NVIDIA's code and of timm, the best
 one, a model of a hub."""
 _WEIGHTS = ("state_dict", "model", "model_state_dict")
 _AVERAGES = ("state_dict_ema", "model_ema")
-_OPTIMIZER = "optimizer"
-_SCALERS = ("scaler", "amp_scaler")
-_BEST = ("best_prec1", "best_acc1")
-_KNOWN = {
-    *_WEIGHTS,
-    *_AVERAGES,
-    _OPTIMIZER,
-    *_SCALERS,
-    *_BEST,
-    "epoch",
-    "arch",
-    "args",
-    "version",
-    "metric",
-    "lr_scheduler",
-}
+_KNOWN = {*_WEIGHTS, *_AVERAGES, OPTIMIZER, *SCALERS, *BEST}
+_KNOWN |= {"epoch", "arch", "args", "version", "metric", "lr_scheduler"}
 _PREFIX = re.compile(r"(?:module\.|_orig_mod\.)+")
 _NVIDIA_STAGE = re.compile(r"layers\.([0-3])\.")
 _NOT_WEIGHTS = re.compile(r"(?:.*\.)?num_batches_tracked|n_averaged")
 """Counters: of a batch norm, and of a moving average."""
-_VELOCITY = "momentum_buffer"
 _LOGITS = 1000
 _OF_TORCHVISION = re.compile(
     r"resnet(?:18-(?:f37072fd|5c106cde)|34-(?:b627a593|333f7ec4)|50-(?:0676ba61|11ad3fa6|19c8e357)"
@@ -124,123 +119,98 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
     nor read from a zip archive. Raises `CheckpointError` if the file is damaged, incomplete or of
     another model.
     """
-    return of_state_dict(
-        path,
-        torch_file.load(path, without=None if momentum else _besides_weights),
-        momentum=momentum,
-    )
+    value = torch_file.load(path, without=None if momentum else _list_unneeded)
+    return read_state_dict(path, value, momentum=momentum)
 
 
-def _besides_weights(value: Any) -> tuple[str, ...]:
+def _list_unneeded(value: Any) -> tuple[str, ...]:
     """Return the keys of what is not needed for the weights alone."""
     if not isinstance(value, dict) or _is_state_dict(value):
         return ()
-    return (
-        _OPTIMIZER,
-        *(_AVERAGES if any(_is_state_dict(value.get(key)) for key in _WEIGHTS) else ()),
-    )
+    if any(_is_state_dict(value.get(key)) for key in _WEIGHTS):
+        return (OPTIMIZER, *_AVERAGES)
+    return (OPTIMIZER,)
 
 
-def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weights:
+def read_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weights:
     """Return what `read` returns, of the value that the file `path` holds: a state_dict, or a
     checkpoint with one."""
-    contents = _contents(path, value)
-    stored = contents.root[contents.weights]
-    prefix = _shared_prefix(stored)
-    names = _names(path, stored, prefix)
-    matching, has_classifier = _matched(path, stored, names)
-    expected = [
-        tensor
-        for tensor in tensors(MODELS[matching.model], matching.logits)
-        if tensor.name in names
-    ]
-    found = {
-        tensor.name: _float32(path, names[tensor.name], stored[names[tensor.name]])
-        for tensor in expected
-    }
-    trained = [
-        tensor for name in names for tensor in expected if tensor.name == name and tensor.is_trained
-    ]
-    groups = _groups(contents.root.get(_OPTIMIZER))
-    velocities, about = (
-        _velocities(contents.root.get(_OPTIMIZER), trained) if momentum else ({}, ())
-    )
-    average, about_average = _average(path, contents, expected) if momentum else ({}, ())
-    origin = _origin(path, contents.root, stored, prefix, trained, groups)
-    epochs, about_epoch = _epochs(contents.root, origin)
-    is_alone = contents.root.keys() == {contents.weights}
-    about_run = (
-        *([about_epoch] if momentum and not is_alone else []),
-        *about_average,
-        *([] if is_alone else about),
-    )
-    remarks = (
-        *(
-            [f"all names of tensors begin with {prefix!r:.60}, which was taken off"]
-            if prefix
-            else ()
-        ),
-        *about_run,
-        *_about_weights(contents, stored, names, expected, has_classifier),
-        *describe_unused(sorted(_text(name) for name in contents.root if name not in _KNOWN)),
-    )
-    scaler = _scaler(contents.root)
-    recipe = _recipe(path, origin, matching)
+    contents = _find_weights(path, value)
+    root = contents.root
+    stored = root[contents.weights]
+    prefix = _find_shared_prefix(stored)
+    names = _map_names(path, stored, prefix)
+    matching, has_classifier = _match_model(path, stored, names)
+    model = tensors(MODELS[matching.model], matching.logits)
+    expected = {tensor: names[tensor.name] for tensor in model if tensor.name in names}
+    parameters = {tensor.name: tensor for tensor in expected if tensor.is_trained}
+    trained = [parameters[name] for name in names if name in parameters]
+    origin = _find_origin(path, root, stored, prefix, trained)
+    epochs, about_epoch = read_epochs(root, origin)
+    remarks = []
+    if prefix:
+        remarks.append(f"all names of tensors begin with {prefix!r:.60}, which was taken off")
+    velocities: dict[str, np.ndarray] = {}
+    average: dict[str, np.ndarray] = {}
+    is_alone = root.keys() == {contents.weights}
+    if momentum and not is_alone:
+        velocities, about_velocities = read_velocities(root.get(OPTIMIZER), trained)
+        average, about_average = _read_average(path, contents, list(expected))
+        remarks += [about_epoch, *about_average, *about_velocities]
+    remarks += _describe_weights(contents, stored, expected, has_classifier)
+    remarks += describe_unused(sorted(describe_key(key) for key in root if key not in _KNOWN))
+    values = _convert_arrays(path, stored, expected)
+    arrays = describe_arrays(_list_named_arrays(stored))
+    recipe = _choose_recipe(path, origin, matching)
     published = find_published(path) if is_alone else None
     if published is not None:
         recipe = recipe.replace(**published)
-    arrays = {
-        name: kept
-        for name, kept in stored.items()
-        if isinstance(name, str) and isinstance(kept, np.ndarray)
-    }
-    held = list_arrays(describe_arrays(arrays), ((tensor, names[tensor]) for tensor in found))
-    state = State(0, found, velocities, average, scaler)
     return Weights(
         recipe,
-        state,
+        State(0, values, velocities, average, read_scaler(root)),
         (),
         path,
         origin,
-        remarks,
+        tuple(remarks),
         epochs,
         has_preprocessing=published is not None,
-        stored=held,
+        stored=list_arrays(arrays, ((tensor, names[tensor]) for tensor in values)),
     )
 
 
-def _contents(path: Path, value: Any) -> _Contents:
+def _list_named_arrays(stored: Mapping[Any, Any]) -> dict[str, np.ndarray]:
+    arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+    return {name: value for name, value in arrays.items() if isinstance(name, str)}
+
+
+def _find_weights(path: Path, value: Any) -> _Contents:
     """Return where a file has its weights. Raises `CheckpointError` if it has none."""
     if _is_state_dict(value):
         return _Contents({_WEIGHTS[0]: value}, _WEIGHTS[0], None)
     root = value if isinstance(value, dict) else {}
-    weights, average = (_only(path, root, keys) for keys in (_WEIGHTS, _AVERAGES))
+    weights = _find_only(path, root, _WEIGHTS)
+    average = _find_only(path, root, _AVERAGES)
     if weights is None and average is None:
-        keys = [_text(key) for key in root][:5]
+        keys = [describe_key(key) for key in root][:5]
+        contents = f" with {keys}" if keys else ""
         raise CheckpointError(
             f"{path} holds no state_dict of a convolutional network, at its top or below"
-            f" {', '.join(_WEIGHTS + _AVERAGES)}; it is a"
-            f" {type(value).__name__}{f' with {keys}' if keys else ''}. Save it again with"
-            " torch.save(model.state_dict(), path)."
+            f" {', '.join(_WEIGHTS + _AVERAGES)}; it is a {type(value).__name__}{contents}. Save it"
+            " again with torch.save(model.state_dict(), path)."
         )
     return _Contents(root, weights or average or "", average if weights else None)
 
 
-def _only(path: Path, root: Mapping[Any, Any], keys: Iterable[str]) -> str | None:
+def _find_only(path: Path, root: Mapping[Any, Any], keys: Iterable[str]) -> str | None:
     """Return which of some keys has a state_dict; None if none has. Raises `CheckpointError` if
     several have."""
-    found = [key for key in keys if _is_state_dict(root.get(key))]
-    if len(found) > 1:
+    places = [key for key in keys if _is_state_dict(root.get(key))]
+    if len(places) > 1:
         raise CheckpointError(
-            f"{path} holds several networks: {', '.join(found)}; save the one to use alone with"
+            f"{path} holds several networks: {', '.join(places)}; save the one to use alone with"
             " torch.save(network, path)"
         )
-    return found[0] if found else None
-
-
-def _text(key: Any) -> str:
-    """Return the key of a dict for a message."""
-    return key[:40] if isinstance(key, str) else f"a {type(key).__name__}"
+    return places[0] if places else None
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -250,111 +220,101 @@ def _is_state_dict(value: Any) -> bool:
     )
 
 
-def _shared_prefix(stored: Mapping[Any, Any]) -> str:
+def _find_shared_prefix(stored: Mapping[Any, Any]) -> str:
     """Return what the names of all arrays that have axes begin with, after `module.` and
     `_orig_mod.`; "" for nothing.
 
-    >>> _shared_prefix({"module.net.conv1.weight": np.zeros(2), "net.fc.bias": np.zeros(2), "n_averaged": np.array(3)})
+    >>> _find_shared_prefix({"module.net.conv1.weight": np.zeros(2), "net.fc.bias": np.zeros(2)})
     'net.'
     """
-    arrays = {
-        name: value
-        for name, value in stored.items()
-        if isinstance(name, str) and isinstance(value, np.ndarray)
-    }
-    parts = [
-        _without_wrappers(name).split(".")[:-1] for name, value in arrays.items() if value.ndim
-    ]
-    ends = zip(
-        min(parts, default=[]), max(parts, default=[]), strict=False
-    )  # what both begin with, all begin with
-    return "".join(f"{part}." for part, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+    parts = []
+    for name, value in _list_named_arrays(stored).items():
+        if value.ndim:
+            parts.append(_strip_wrappers(name).split(".")[:-1])
+    prefix = ""
+    # What the first and the last name begin with, all begin with.
+    for first, last in zip(min(parts, default=[]), max(parts, default=[]), strict=False):
+        if first != last:
+            break
+        prefix += f"{first}."
+    return prefix
 
 
-def _without_wrappers(name: str) -> str:
+def _strip_wrappers(name: str) -> str:
     return _PREFIX.sub("", name, count=1) if _PREFIX.match(name) else name
 
 
-def _bare(name: str, prefix: str) -> str:
-    """Return the canonical name of a tensor, which is also torchvision's, from its name in a file."""
-    name = _without_wrappers(name).removeprefix(prefix)
-    return (
-        _NVIDIA_STAGE.sub(lambda match: f"layer{int(match[1]) + 1}.", name, count=1)
-        if name.startswith("layers.")
-        else name
-    )
+def _strip_name(name: str, prefix: str) -> str:
+    """Return the canonical name of a tensor, also torchvision's, from its name in a file."""
+    name = _strip_wrappers(name).removeprefix(prefix)
+    if not name.startswith("layers."):
+        return name
+    return _NVIDIA_STAGE.sub(lambda match: f"layer{int(match[1]) + 1}.", name, count=1)
 
 
-def nvidia_name(name: str) -> str:
+def to_nvidia_name(name: str) -> str:
     """Return the name of a canonical tensor in NVIDIA's code.
 
-    >>> nvidia_name("layer1.0.downsample.0.weight")
+    >>> to_nvidia_name("layer1.0.downsample.0.weight")
     'layers.0.0.downsample.0.weight'
     """
     return re.sub(r"^layer([1-4])\.", lambda match: f"layers.{int(match[1]) - 1}.", name)
 
 
-def _names(path: Path, stored: Mapping[Any, Any], prefix: str) -> dict[str, str]:
+def _map_names(path: Path, stored: Mapping[Any, Any], prefix: str) -> dict[str, str]:
     """Return the names in a state_dict by canonical name, in its order. Raises `CheckpointError` if
     two are the same."""
-    found: dict[str, str] = {}
-    for name, value in stored.items():
-        if not isinstance(name, str) or not isinstance(value, np.ndarray):
-            continue
-        bare = _bare(name, prefix)
+    names: dict[str, str] = {}
+    for name in _list_named_arrays(stored):
+        bare = _strip_name(name, prefix)
         if _NOT_WEIGHTS.fullmatch(bare):
             continue
-        if bare in found:
+        if bare in names:
             raise CheckpointError(
-                f"{path} has the tensor {bare} twice: as {found[bare]} and as {name}"
+                f"{path} has the tensor {bare} twice: as {names[bare]} and as {name}"
             )
-        found[bare] = name
-    return found
+        names[bare] = name
+    return names
 
 
-def _matched(
+def _match_model(
     path: Path, stored: Mapping[str, np.ndarray], names: Mapping[str, str]
 ) -> tuple[Matching, bool]:
     """Return the model that has exactly the tensors of a file, and whether the file has a
     classifier."""
     shapes = {name: stored[name].shape for name in names.values()}
     has_classifier = any(name.startswith("fc.") for name in names)
-    renamed = (
-        nvidia_name
-        if any(f"layers.{stage}." in name for name in shapes for stage in range(4))
-        else str
-    )
+    is_nvidias = any(re.search(r"layers\.[0-3]\.", name) for name in shapes)
 
-    def held(model: str, spec: ModelSpec) -> Matching:
-        head: dict[str, Shape] = (
-            {}
-            if has_classifier
-            else {"fc.weight": (_LOGITS, features(spec)), "fc.bias": (_LOGITS,)}
-        )
-        table = {
-            tensor.name: names.get(tensor.name, renamed(tensor.name))
-            for tensor in tensors(spec, _LOGITS)
-        }
+    def match_spec(model: str, spec: ModelSpec) -> Matching:
+        head: dict[str, Shape] = {}
+        if not has_classifier:
+            head = {"fc.weight": (_LOGITS, features(spec)), "fc.bias": (_LOGITS,)}
+        table = {}
+        for tensor in tensors(spec, _LOGITS):
+            missing = to_nvidia_name(tensor.name) if is_nvidias else tensor.name
+            table[tensor.name] = names.get(tensor.name, missing)
         return match_model(
             model, table, shapes | head, lambda tensor: (tensor.shape,), lambda name: True
         )
 
-    matchings = (held(model, spec) for model, spec in MODELS.items())
+    matchings = [match_spec(model, spec) for model, spec in MODELS.items()]
     return choose_model(matchings, path, "PyTorch", names.values()), has_classifier
 
 
-def _float32(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    """Return an array as a new contiguous float32 array. Raises `CheckpointError` if it is not of
+def _convert_arrays(
+    path: Path, stored: Mapping[str, np.ndarray], names: Mapping[Tensor, str]
+) -> dict[str, np.ndarray]:
+    """Return tensors as new contiguous float32 arrays. Raises `CheckpointError` if one is not of
     floats."""
-    found = numbers(values)
-    if found.dtype.kind != "f":
-        raise CheckpointError(
-            f"{path}: {name} is {dtype_name(values.dtype)} {list(values.shape)}, expected float32"
-        )
-    return np.array(found, np.float32, order="C")
+    converted = {}
+    for tensor, name in names.items():
+        values = check_floats(f"{path}: {name}", stored[name])
+        converted[tensor.name] = np.array(values, np.float32, order="C")
+    return converted
 
 
-def _average(
+def _read_average(
     path: Path, contents: _Contents, expected: list[Tensor]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Return the moving average next to the weights, and remarks on it. One that does not fit is
@@ -362,26 +322,20 @@ def _average(
     if contents.average is None:
         return {}, ()
     stored = contents.root[contents.average]
-    names = _names(path, stored, _shared_prefix(stored))
-    shapes = {name: stored[known].shape for name, known in names.items()}
+    names = _map_names(path, stored, _find_shared_prefix(stored))
+    shapes = {bare: stored[name].shape for bare, name in names.items()}
     if shapes != {tensor.name: tensor.shape for tensor in expected}:
         return {}, (
-            (
-                f"the moving average ({contents.average}) has other tensors than the weights and"
-                " was left out"
-            ),
+            f"the moving average ({contents.average}) has other tensors than the weights and was"
+            " left out",
         )
-    return {
-        tensor.name: _float32(path, names[tensor.name], stored[names[tensor.name]])
-        for tensor in expected
-    }, ()
+    return _convert_arrays(path, stored, {tensor: names[tensor.name] for tensor in expected}), ()
 
 
-def _about_weights(
+def _describe_weights(
     contents: _Contents,
     stored: Mapping[str, np.ndarray],
-    names: Mapping[str, str],
-    expected: list[Tensor],
+    expected: Mapping[Tensor, str],
     has_classifier: bool,
 ) -> Iterator[str]:
     if contents.weights in _AVERAGES:
@@ -391,183 +345,35 @@ def _about_weights(
             "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
             " from it"
         )
-    odd = [
-        names[tensor.name] for tensor in expected if stored[names[tensor.name]].dtype != np.float32
-    ]
-    if odd:
-        yield f"{len(odd)} tensors, such as {odd[0]}, are not float32 and were converted to it"
+    names = [name for name in expected.values() if stored[name].dtype != np.float32]
+    yield from describe_converted(names, "tensors")
 
 
-def _groups(optimizer: Any) -> list[dict[Any, Any]]:
-    """Return the parameter groups of an optimizer; empty if it is not PyTorch's."""
-    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
-    if not isinstance(groups, list):
-        return []
-    known = all(
-        isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups
-    )
-    return groups if known else []
-
-
-def nvidia_groups(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the names of trained tensors in the order of NVIDIA's two groups: those with "bn" in
-    the name, and the rest."""
-    names = list(names)
-    return [name for name in names if "bn" in name], [name for name in names if "bn" not in name]
-
-
-def _orders(trained: list[Tensor]) -> Iterator[tuple[list[str], ...]]:
-    """Yield the names of trained tensors in the groups of known programs. They differ in size, so
-    only one can fit."""
-
-    def split(is_first: Callable[[Tensor], bool]) -> tuple[list[str], list[str]]:
-        first = [tensor.name for tensor in trained if is_first(tensor)]
-        return first, [tensor.name for tensor in trained if not is_first(tensor)]
-
-    yield ([tensor.name for tensor in trained],)
-    yield nvidia_groups(tensor.name for tensor in trained)
-    yield split(lambda tensor: len(tensor.shape) == 1)  # timm
-    yield split(lambda tensor: len(tensor.shape) > 1)
-    yield split(
-        lambda tensor: not tensor.role.startswith("bn")
-    )  # torchvision with --norm-weight-decay
-
-
-def _velocities(
-    optimizer: Any, trained: list[Tensor]
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Return velocities by canonical name, and remarks. Where they do not fit, none are returned."""
-    groups = _groups(optimizer)
-    shapes = {tensor.name: tensor.shape for tensor in trained}
-    kept = optimizer.get("state") if groups else None
-    if not isinstance(kept, dict) or not kept:
-        return {}, tuple(describe_missing_velocities(list(shapes), len(shapes), _OPTIMIZER))
-    sizes = [len(group["params"]) for group in groups]
-    order = next(
-        (order for order in _orders(trained) if [len(names) for names in order] == sizes), None
-    )
-    if order is None:
-        return {}, (
-            (
-                f"the velocities were left out: the optimizer's groups of {sizes} parameters are of"
-                " no known program"
-            ),
-        )
-    slots = dict(
-        zip(
-            (name for names in order for name in names),
-            (i for group in groups for i in group["params"]),
-            strict=True,
-        )
-    )
-    found = {name: kept.get(slot) for name, slot in slots.items() if isinstance(slot, int)}
-    entries = {name: entry for name, entry in found.items() if isinstance(entry, dict)}
-    others = sorted({_text(key) for entry in entries.values() for key in entry} - {_VELOCITY})
-    if others:
-        return {}, (
-            (
-                "the velocities were left out: the optimizer is not SGD, it also keeps"
-                f" {', '.join(others[:3])}"
-            ),
-        )
-    buffers = {name: entry.get(_VELOCITY) for name, entry in entries.items()}
-    arrays = {
-        name: numbers(value) for name, value in buffers.items() if isinstance(value, np.ndarray)
-    }
-    velocities = {name: value for name, value in arrays.items() if value.dtype.kind == "f"}
-    odd = [name for name, value in velocities.items() if value.shape != shapes[name]]
-    if odd:
-        first = f"{odd[0]} is {list(velocities[odd[0]].shape)}, expected {list(shapes[odd[0]])}"
-        return {}, (f"the velocities were left out: their order is unknown, {first}",)
-    missing = [name for name in shapes if name not in velocities]
-    if missing:
-        return {}, tuple(describe_missing_velocities(missing, len(shapes), _VELOCITY))
-    nesterov = any(group.get("nesterov") is True for group in groups)
-    about = (
-        ("its optimizer used Nesterov momentum: resume it with --set nesterov=true",)
-        if nesterov
-        else ()
-    )
-    return {name: np.array(velocities[name], np.float32, order="C") for name in shapes}, about
-
-
-def _origin(
-    path: Path,
-    root: Mapping[Any, Any],
-    stored: Any,
-    prefix: str,
-    trained: list[Tensor],
-    groups: list[dict[Any, Any]],
+def _find_origin(
+    path: Path, root: Mapping[Any, Any], stored: Any, prefix: str, trained: list[Tensor]
 ) -> str:
     """Return the program that wrote a file, by its names of tensors, modules and values, and by its
     own name."""
-    if any(
-        isinstance(name, str) and _without_wrappers(name).startswith(f"{prefix}layers.")
-        for name in stored
-    ):
+    names = [_strip_wrappers(name) for name in stored if isinstance(name, str)]
+    if any(name.startswith(f"{prefix}layers.") for name in names):
         return NVIDIA
-    split = [len(names) for names in nvidia_groups(tensor.name for tensor in trained)]
-    if path.name.startswith("nvidia_") or [len(group["params"]) for group in groups] == split:
+    sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
+    nvidia_groups = split_nvidia_groups(tensor.name for tensor in trained)
+    if path.name.startswith("nvidia_") or sizes == list(map(len, nvidia_groups)):
         return NVIDIA
-    modules = {
-        _without_wrappers(name).removeprefix(prefix) for name in getattr(stored, "modules", ())
-    }
-    if (
-        modules & {"act1", "global_pool"}
-        or {"arch", "args", "version"} <= root.keys()
-        or path.name == "pytorch_model.bin"
-    ):
+    modules = set()
+    for name in getattr(stored, "modules", ()):
+        modules.add(_strip_wrappers(name).removeprefix(prefix))
+    has_timms_keys = {"arch", "args", "version"} <= root.keys()
+    if modules & {"act1", "global_pool"} or has_timms_keys or path.name == "pytorch_model.bin":
         return "timm"
-    is_torchvision = {"relu", "avgpool", "layer1.0.relu"} <= modules or {
-        "model",
-        "args",
-        "lr_scheduler",
-    } <= root.keys()
-    return "torchvision" if is_torchvision or _OF_TORCHVISION.fullmatch(path.name) else "PyTorch"
+    has_modules = {"relu", "avgpool", "layer1.0.relu"} <= modules
+    has_keys = {"model", "args", "lr_scheduler"} <= root.keys()
+    is_torchvisions = has_modules or has_keys or _OF_TORCHVISION.fullmatch(path.name)
+    return "torchvision" if is_torchvisions else "PyTorch"
 
 
-def _number(value: Any) -> float | None:
-    """Return a finite number that may be stored as an array without axes; None for anything else."""
-    if isinstance(value, np.ndarray) and value.ndim == 0 and numbers(value).dtype.kind in "iuf":
-        value = numbers(value).item()
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
-    return float(value) if known and math.isfinite(value) else None
-
-
-def _epochs(root: Mapping[Any, Any], origin: str) -> tuple[int | None, str]:
-    """Return the number of epochs done, None if it is unknown, and a remark on when a file was
-    saved.
-
-    NVIDIA's code stores the number of the next epoch, as PyTorch's ImageNet example does.
-    torchvision's script and timm store that of the last one. Both count from 0.
-    """
-    stored = _number(root.get("epoch"))
-    best = next((_number(root[key]) for key in _BEST if key in root), None)
-    no_step = "no step is stored"
-    if stored is None or stored != int(stored) or stored < 0:
-        return None, no_step
-    about_best = f"; the best top-1 until then was {best:.2f} %" if best else ""
-    if origin in ("torchvision", "timm"):
-        return (
-            int(stored) + 1,
-            f"{no_step}; it was saved after {int(stored) + 1} epochs{about_best}",
-        )
-    if origin == NVIDIA or any(key in root for key in _BEST):
-        return int(stored), f"{no_step}; it was saved after {int(stored)} epochs{about_best}"
-    return None, f"{no_step}; it names epoch {int(stored)}, which may be the last or the next"
-
-
-def _scaler(root: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the loss scale as in `State.scaler`; empty if there is none, or no number above 0."""
-    stored: Any = next((root[key] for key in _SCALERS if isinstance(root.get(key), dict)), {})
-    scale = _number(stored.get("scale")) or 0.0
-    steps = _number(stored.get("_growth_tracker")) or 0.0
-    return (
-        {"scale": scale, "good_steps": steps, "bad_steps": 0.0} if scale > 0 and steps >= 0 else {}
-    )
-
-
-def _recipe(path: Path, origin: str, matching: Matching) -> Recipe:
+def _choose_recipe(path: Path, origin: str, matching: Matching) -> Recipe:
     """Return NVIDIA's recipe for its own model, else the default; in fp32. Raises `CheckpointError`
     if none is possible."""
     try:
@@ -578,8 +384,7 @@ def _recipe(path: Path, origin: str, matching: Matching) -> Recipe:
         )
     except RecipeError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    if matching.model == "resnext101-32x4d":
+        return recipe
     # configs.yml: ResNet-50 is trained with another batch and weight decay.
-    is_resnext = matching.model == "resnext101-32x4d"
-    return (
-        recipe if is_resnext else recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)
-    )
+    return recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)

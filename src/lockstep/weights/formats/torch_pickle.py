@@ -5,7 +5,9 @@ A tensor is a call of `torch._utils._rebuild_tensor_v2` with a storage (a row of
 pickle), an offset, sizes and strides in numbers. Several tensors may share a storage. A storage is
 named by a persistent identifier:
 
-    ("storage", torch.FloatStorage, key, device, count)         and in the older container, also: (view's key, offset, count)
+    ("storage", torch.FloatStorage, key, device, count)
+
+In the older container it also has a view: (its key, offset, count).
 
 Everything that `torch.load(weights_only=True)` reads is read: as plain values where these exist, as
 `Opaque` where they do not (sparse and quantized tensors, 8-bit floats). So are options of a command
@@ -30,10 +32,10 @@ from lockstep.weights.formats.pickles import (
     Rules,
     Unbuilt,
     build_array,
-    expected,
-    in_builtins,
-    name_of,
-    shape_of,
+    check_shape,
+    check_type,
+    get_name,
+    name_builtins,
 )
 
 
@@ -79,74 +81,53 @@ _KINDS = {
     "complex64": Kind("c8"),
     "complex128": Kind("c16"),
     "bool": Kind("?"),
-    **{
-        f"{sign}int{8 * size}": Kind(f"{sign or 'i'}{size}")
-        for sign in ("", "u")
-        for size in (1, 2, 4, 8)
-    },
+    "int8": Kind("i1"),
+    "int16": Kind("i2"),
+    "int32": Kind("i4"),
+    "int64": Kind("i8"),
+    "uint8": Kind("u1"),
+    "uint16": Kind("u2"),
+    "uint32": Kind("u4"),
+    "uint64": Kind("u8"),
 }
 """Types of numbers by PyTorch's names."""
 _STORAGES = {
-    **{
-        "FloatStorage": "float32",
-        "DoubleStorage": "float64",
-        "HalfStorage": "float16",
-        "BFloat16Storage": "bfloat16",
-    },
-    **{
-        "ByteStorage": "uint8",
-        "CharStorage": "int8",
-        "ShortStorage": "int16",
-        "IntStorage": "int32",
-    },
-    **{"LongStorage": "int64", "BoolStorage": "bool"},
-    **{
-        "ComplexFloatStorage": "complex64",
-        "ComplexDoubleStorage": "complex128",
-        "UntypedStorage": "uint8",
-    },
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ShortStorage": "int16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "UntypedStorage": "uint8",
 }
-_NAMES = (
-    *_KINDS,
-    *(
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-        "float4_e2m1fn_x2",
-    ),
-    *(
-        "complex32",
-        "quint8",
-        "qint8",
-        "qint32",
-        "quint4x2",
-        "quint2x4",
-        "bits8",
-        "bits16",
-        "bits1x8",
-        "bits2x4",
-        "bits4x2",
-    ),
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
-    *("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric"),
-    *("per_channel_affine_float_qparams", "Tensor"),
-    *(f"{name}Storage" for name in ("QUInt8", "QInt8", "QInt32", "QUInt4x2", "QUInt2x4")),
-)
-"""Names in `torch` that may occur as values; most have no equivalent in NumPy."""
+_OTHER_NAMES = """
+float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 complex32
+quint8 qint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2
+int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7
+per_tensor_affine per_tensor_symmetric per_channel_affine per_channel_symmetric
+per_channel_affine_float_qparams Tensor
+QUInt8Storage QInt8Storage QInt32Storage QUInt4x2Storage QUInt2x4Storage
+"""
+"""Other names in `torch` that may occur as values; they have no equivalent in NumPy."""
 _OPAQUE = (
-    *(
-        "_rebuild_sparse_tensor",
-        "_rebuild_sparse_csr_tensor",
-        "_rebuild_qtensor",
-        "_rebuild_nested_tensor",
-    ),
-    *("_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"),
+    "_rebuild_sparse_tensor",
+    "_rebuild_sparse_csr_tensor",
+    "_rebuild_qtensor",
+    "_rebuild_nested_tensor",
+    "_rebuild_meta_tensor_no_storage",
+    "_rebuild_wrapper_subclass",
 )
 _PATHS: dict[str, type[PurePath]] = {
-    **dict.fromkeys(("PosixPath", "PurePosixPath"), PurePosixPath),
-    **dict.fromkeys(("WindowsPath", "PureWindowsPath"), PureWindowsPath),
+    "PosixPath": PurePosixPath,
+    "PurePosixPath": PurePosixPath,
+    "WindowsPath": PureWindowsPath,
+    "PureWindowsPath": PureWindowsPath,
 }
 _FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
 """What a defaultdict may make. A plain dict replaces it."""
@@ -170,16 +151,14 @@ class _Tensors:
         if not isinstance(identifier, tuple) or not identifier or identifier[0] != "storage":
             raise Refused("an object that is no storage of numbers, such as the class of a model")
         kind, key, _, count, *view = identifier[1:]
-        stored = _KINDS.get(_STORAGES.get(expected(str, kind).rpartition(".")[2], ""))
+        stored = _KINDS.get(_STORAGES.get(check_type(str, kind).rpartition(".")[2], ""))
         if stored is None:
             raise Refused(f"a storage of type {kind:.40}")
-        numbers = self.find(str(expected(str, key)), stored, _natural(count))
+        numbers = self.find(str(check_type(str, key)), stored, _check_natural(count))
         if view and view[0] is not None:
-            _, offset, length = expected(tuple, view[0])
-            begin, end = (
-                stored.itemsize * _natural(number)
-                for number in (offset, _natural(offset) + _natural(length))
-            )
+            _, offset, length = check_type(tuple, view[0])
+            begin = stored.itemsize * _check_natural(offset)
+            end = begin + stored.itemsize * _check_natural(length)
             if end > len(numbers):
                 raise ValueError("a view reaches outside of its storage")
             numbers = numbers[begin:end]
@@ -187,27 +166,29 @@ class _Tensors:
 
     def tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *_: Any) -> np.ndarray:
         """Return a tensor with the storage's type of numbers."""
-        kind, stored = expected(tuple, storage)
-        return self._view(kind, stored, _natural(offset), sizes, strides)
+        kind, stored = check_type(tuple, storage)
+        return self._view(kind, stored, _check_natural(offset), sizes, strides)
 
     def tensor_of_type(
         self, storage: Any, offset: Any, sizes: Any, strides: Any, *others: Any
     ) -> np.ndarray | Opaque:
         """Return a tensor with another type of numbers than its storage."""
-        name = expected(str, others[2])
+        name = check_type(str, others[2])
         kind = _KINDS.get(name.removeprefix("torch."))
         if kind is None:
             return Opaque(name)
         if self.order == ">":
             raise ValueError("the byte order of a tensor is unknown, since its storage has no type")
-        return self._view(kind, expected(tuple, storage)[1], _natural(offset), sizes, strides)
+        return self._view(
+            kind, check_type(tuple, storage)[1], _check_natural(offset), sizes, strides
+        )
 
     def _view(
         self, kind: Kind, stored: np.ndarray, offset: int, sizes: Any, strides: Any
     ) -> np.ndarray:
         """Return a view of a storage; a new array of bool, and of numbers in big endian."""
-        shape = shape_of(sizes)
-        steps = shape_of(strides)
+        shape = check_shape(sizes)
+        steps = check_shape(strides)
         if len(shape) != len(steps):
             raise ValueError(f"a tensor has {len(shape)} sizes and {len(steps)} strides")
         last = offset + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
@@ -215,7 +196,8 @@ class _Tensors:
             raise ValueError(
                 f"a tensor of {list(shape)} reaches outside of its storage of {len(stored)} bytes"
             )
-        self.spare -= math.prod(shape) * kind.itemsize * (2 if kind.is_bfloat16 else 1)
+        bytes_needed = math.prod(shape) * kind.itemsize
+        self.spare -= 2 * bytes_needed if kind.is_bfloat16 else bytes_needed
         if self.spare < 0:
             raise ValueError(
                 f"its tensors have more than {_MOST_COPIES} times the bytes of the file"
@@ -224,14 +206,14 @@ class _Tensors:
             return np.zeros(shape, BFLOAT16 if kind.is_bfloat16 else kind.code)
         code = self.order + ("u1" if kind.code == "?" else kind.code)
         byte_steps = [kind.itemsize * step for step in steps]
-        found: np.ndarray = np.ndarray(shape, code, stored, kind.itemsize * offset, byte_steps)
+        values: np.ndarray = np.ndarray(shape, code, stored, kind.itemsize * offset, byte_steps)
         if kind.code == "?":
-            return np.not_equal(found, 0)
-        found = found.astype(found.dtype.newbyteorder("<"), copy=False)
-        return found.view(BFLOAT16) if kind.is_bfloat16 else found
+            return np.not_equal(values, 0)
+        values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        return values.view(BFLOAT16) if kind.is_bfloat16 else values
 
 
-def _natural(value: Any) -> int:
+def _check_natural(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value < 2**48:
         raise ValueError("an offset or a number of numbers is impossible")
     return value
@@ -242,18 +224,22 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
-def _of_class(
+def _rebuild_class(
     calls: dict[str, Callable[..., Any]], function: Any, _: Any, arguments: Any, *__: Any
 ) -> Any:
     """Replace the call that makes a tensor of a subclass, with attributes: return the tensor."""
-    name = name_of(function)
+    name = get_name(function)
     if not name.startswith("torch._utils._rebuild_"):
         raise Refused(f"a tensor by {name:.200}")
-    return calls[name](*expected(tuple, arguments))
+    return calls[name](*check_type(tuple, arguments))
 
 
 def _make_ordered(items: Any = ()) -> OrderedValues:
-    return OrderedValues((_key(key), value) for key, value in (tuple(item) for item in items))
+    values = OrderedValues()
+    for item in items:
+        key, value = tuple(item)
+        values[_check_key(key)] = value
+    return values
 
 
 def _make_default(factory: Any = None, *_: Any) -> dict[Any, Any]:
@@ -261,23 +247,24 @@ def _make_default(factory: Any = None, *_: Any) -> dict[Any, Any]:
 
 
 def _make_counter(counts: Any = None) -> dict[Any, Any]:
-    return dict(expected(dict, counts or {}))
+    return dict(check_type(dict, counts or {}))
 
 
 def _make_set(items: Any = ()) -> set[Any]:
-    return {_key(item) for item in expected(list, items)}
+    return set(map(_check_key, check_type(list, items)))
 
 
 def _make_size(sizes: Any = ()) -> tuple[Any, ...]:
-    return expected(tuple, sizes)
+    return check_type(tuple, sizes)
 
 
 def _make_device(kind: Any, index: Any = None) -> str:
-    return expected(str, kind) if index is None else f"{expected(str, kind):.20}:{_natural(index)}"
+    name = check_type(str, kind)
+    return name if index is None else f"{name:.20}:{_check_natural(index)}"
 
 
 def _make_complex(real: Any, imaginary: Any) -> complex:
-    return complex(expected(float, real), expected(float, imaginary))
+    return complex(check_type(float, real), check_type(float, imaginary))
 
 
 def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
@@ -285,11 +272,11 @@ def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
         return bytes(text)
     if encoding not in ("latin-1", "latin1"):
         raise ValueError("its text is not encoded as latin1")
-    return expected(str, text).encode("latin1")
+    return check_type(str, text).encode("latin1")
 
 
 def _make_path(kind: type[PurePath], *parts: Any) -> str:
-    if sum(len(expected(str, part)) for part in parts) > _MOST_PATH:
+    if sum(len(check_type(str, part)) for part in parts) > _MOST_PATH:
         raise ValueError(f"a path has more than {_MOST_PATH} characters")
     return str(kind(*parts))
 
@@ -303,15 +290,14 @@ def _make_namespace() -> Unbuilt:
 
 
 def _make_text(name: Any) -> str:
-    return expected(str, name)
+    return check_type(str, name)
 
 
-def _key(value: Any) -> Any:
+def _check_key(value: Any) -> Any:
     """Return the key of a dict: a text, a number or None, or a tuple of these."""
     scalars = str | bytes | int | float | None
-    if isinstance(value, scalars) or (
-        type(value) is tuple and all(isinstance(part, scalars) for part in value)
-    ):
+    parts = value if type(value) is tuple else (value,)
+    if all(isinstance(part, scalars) for part in parts):
         return value
     raise ValueError(f"it has a {type(value).__name__} as the key of a dict")
 
@@ -320,9 +306,9 @@ def _build(target: Any, state: Any) -> Any:
     """Return a namespace as the dict of its attributes, and a dict with the names of its modules,
     if it has them."""
     if isinstance(target, Unbuilt) and target.kind == "namespace":
-        return expected(dict, state)
+        return check_type(dict, state)
     if isinstance(target, OrderedValues):
-        modules = expected(dict, state).get("_metadata")
+        modules = check_type(dict, state).get("_metadata")
         if isinstance(modules, dict):
             target.modules = tuple(name for name in modules if isinstance(name, str))
         return target
@@ -338,20 +324,10 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "torch.device": _make_device,
     "torch.serialization._get_layout": _make_text,
     "argparse.Namespace": _make_namespace,
-    **in_builtins(
-        {
-            "set": _make_set,
-            "frozenset": _make_set,
-            "complex": _make_complex,
-            "bytearray": _make_bytes,
-        }
-    ),
-    **in_builtins({"bytes": _make_bytes}),
-    **{
-        f"pathlib{part}.{name}": partial(_make_path, kind)
-        for name, kind in _PATHS.items()
-        for part in ("", "._local")
-    },
+    **name_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex}),
+    **name_builtins({"bytearray": _make_bytes, "bytes": _make_bytes}),
+    **{f"pathlib.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
+    **{f"pathlib._local.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
     **{f"torch._utils.{name}": partial(_make_opaque, name) for name in _OPAQUE},
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
@@ -361,17 +337,15 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "torch.nn.parameter.Parameter": _first,
 }
 _VALUES: dict[str, Any] = {
-    **{f"torch.{name}": f"torch.{name}" for name in _NAMES},
-    **{
-        f"{module}.{name}": f"torch.{name}"
-        for name in _STORAGES
-        for module in ("torch", "torch.cuda", "torch.storage")
-    },
+    **{f"torch.{name}": f"torch.{name}" for name in (*_KINDS, *_STORAGES)},
+    **{f"torch.{name}": f"torch.{name}" for name in _OTHER_NAMES.split()},
+    **{f"torch.cuda.{name}": f"torch.{name}" for name in _STORAGES},
+    **{f"torch.storage.{name}": f"torch.{name}" for name in _STORAGES},
     "torch.storage._UntypedStorage": "torch.UntypedStorage",
-    **in_builtins({name: Opaque(name) for name in _FACTORIES}),
+    **name_builtins({name: Opaque(name) for name in _FACTORIES}),
 }
 _INSTRUCTIONS = frozenset(
-    {"NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHORT_BINSTRING", "BINSTRING"}
+    ["NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHORT_BINSTRING", "BINSTRING"]
 )
 
 
@@ -389,5 +363,5 @@ def rules(size: int, find: Find, *, is_big_endian: bool = False) -> Rules:
         "torch._utils._rebuild_tensor_v2": tensors.tensor,
         "torch._utils._rebuild_tensor_v3": tensors.tensor_of_type,
     }
-    calls["torch._tensor._rebuild_from_type_v2"] = partial(_of_class, calls)
-    return Rules(calls, _VALUES, _INSTRUCTIONS, _key, _build, tensors.storage)
+    calls["torch._tensor._rebuild_from_type_v2"] = partial(_rebuild_class, calls)
+    return Rules(calls, _VALUES, _INSTRUCTIONS, _check_key, _build, tensors.storage)

@@ -13,7 +13,7 @@ checkpoint2model.py.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from lockstep.weights.formats.common import (
     describe_omitted_parts,
     write_new,
 )
-from lockstep.weights.formats.torch_models import nvidia_groups, nvidia_name
+from lockstep.weights.formats.torch_models import to_nvidia_name
+from lockstep.weights.formats.torch_training import split_nvidia_groups
 
 _ENDINGS = (".pth.tar", ".pth", ".pt", ".bin")
 _OF_NVIDIA = ("resnet50", "resnext101-32x4d")
@@ -52,17 +53,10 @@ def write_torchvision(
     """
     _check_name(target)
     expected = check_state(model_spec(recipe.model), recipe.logits, state)
-    write_new(
-        target,
-        {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))},
-        into=into,
-    )
-    return Written(
-        (target,),
-        (target,),
-        (*_about_model(recipe, "torchvision's class"), *describe_omitted_parts(state)),
-        COUNTERS,
-    )
+    tensors = _build_state_dict(expected, state.tensors, str)
+    write_new(target, {target: partial(torch_file.save, value=tensors)}, into=into)
+    remarks = (*_describe_model(recipe, "torchvision's class"), *describe_omitted_parts(state))
+    return Written((target,), (target,), remarks, COUNTERS)
 
 
 def write_nvidia_pytorch(
@@ -79,81 +73,82 @@ def write_nvidia_pytorch(
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
     expected = check_state(model_spec(recipe.model), recipe.logits, state)
-    tensors = _state_dict(expected, state.tensors, nvidia_name)
+    trained = [tensor for tensor in expected if tensor.is_trained]
+    tensors = _build_state_dict(expected, state.tensors, to_nvidia_name)
     checkpoint: dict[str, Any] = {
         "epoch": epochs,
         "arch": recipe.model if isinstance(recipe.model, str) else "",
         "best_prec1": 0.0,
         "state_dict": tensors,
-        "optimizer": _optimizer(
-            recipe, [tensor for tensor in expected if tensor.is_trained], state.momentum
-        ),
+        "optimizer": _build_optimizer(recipe, trained, state.momentum),
     }
     if state.ema:
-        checkpoint["state_dict_ema"] = _state_dict(expected, state.ema, nvidia_name)
+        checkpoint["state_dict_ema"] = _build_state_dict(expected, state.ema, to_nvidia_name)
     files: Writers = {
         weights: partial(torch_file.save, value=tensors),
         target: partial(torch_file.save, value=checkpoint),
     }
     write_new(target, files, into=into)
     both = (target, weights)
-    return Written(
-        both, both, tuple(_about_nvidia(target, weights, recipe, state, epochs)), COUNTERS
-    )
+    remarks = tuple(_describe_checkpoint(target, weights, recipe, state, epochs))
+    return Written(both, both, remarks, COUNTERS)
 
 
 def _check_name(target: Path) -> str:
     """Return the ending of a file's name. Raises `CheckpointError` if it is none of PyTorch's."""
-    ending = next((ending for ending in _ENDINGS if target.name.endswith(ending)), None)
-    if ending is None:
-        raise CheckpointError(f"{target}: expected a name that ends in {', '.join(_ENDINGS)}")
-    return ending
+    for ending in _ENDINGS:
+        if target.name.endswith(ending):
+            return ending
+    raise CheckpointError(f"{target}: expected a name that ends in {', '.join(_ENDINGS)}")
 
 
-def _state_dict(
-    expected: list[Tensor], values: Mapping[str, np.ndarray], renamed: Callable[[str], str]
+def _build_state_dict(
+    expected: list[Tensor], values: Mapping[str, np.ndarray], rename: Callable[[str], str]
 ) -> OrderedDict[str, Any]:
     """Return tensors in PyTorch's order: those of a module as they were created, with the counter
     of each batch norm."""
-    found: OrderedDict[str, Any] = OrderedDict()
+    tensors: OrderedDict[str, Any] = OrderedDict()
     for tensor in expected:
-        found[renamed(tensor.name)] = values[tensor.name]
+        name = rename(tensor.name)
+        tensors[name] = values[tensor.name]
         if tensor.role == "bn_var":
-            found[renamed(tensor.name).replace("running_var", "num_batches_tracked")] = np.array(
-                0, np.int64
-            )
-    return found
+            counter = name.replace("running_var", "num_batches_tracked")
+            tensors[counter] = np.array(0, np.int64)
+    return tensors
 
 
-def _optimizer(
+def _build_optimizer(
     recipe: Recipe, trained: list[Tensor], momentum: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Return the state of torch.optim.SGD with NVIDIA's two groups. The code sets the learning rate
     at every step."""
+    state: dict[int, dict[str, np.ndarray]] = {}
     groups = []
     begin = 0
-    order = nvidia_groups(tensor.name for tensor in trained)
+    order = split_nvidia_groups(tensor.name for tensor in trained)
     for names, decay in zip(order, (0.0, recipe.weight_decay), strict=True):
         parameters = list(range(begin, begin + len(names)))
         begin += len(names)
         groups.append(
-            {"lr": recipe.lr, "momentum": recipe.momentum, "dampening": 0, "weight_decay": decay}
-            | {
+            {
+                "lr": recipe.lr,
+                "momentum": recipe.momentum,
+                "dampening": 0,
+                "weight_decay": decay,
                 "nesterov": recipe.nesterov,
                 "maximize": False,
                 "foreach": None,
                 "differentiable": False,
+                "params": parameters,
             }
-            | {"params": parameters}
         )
-    names = [name for group in order for name in group if name in momentum]
-    return {
-        "state": {i: {"momentum_buffer": momentum[name]} for i, name in enumerate(names)},
-        "param_groups": groups,
-    }
+        for name in names:
+            if name in momentum:
+                state[len(state)] = {"momentum_buffer": momentum[name]}
+    return {"state": state, "param_groups": groups}
 
 
-def _about_model(recipe: Recipe, module: str) -> Iterable[str]:
+def _describe_model(recipe: Recipe, module: str) -> Iterator[str]:
     """Yield what a state_dict cannot say about a model, for the module that will take it."""
     spec = model_spec(recipe.model)
     if spec.block == "bottleneck" and spec.stride_in == "1x1":
@@ -171,11 +166,8 @@ def _about_model(recipe: Recipe, module: str) -> Iterable[str]:
             f"batch norm adds {recipe.bn_epsilon:g} to the variance; {module} adds {_EPSILON:g} by"
             " default"
         )
-    if (
-        spec.groups > 1
-        and spec.widths[0] * spec.expansion == 256
-        and module.startswith("torchvision")
-    ):
+    is_resnext = spec.groups > 1 and spec.widths[0] * spec.expansion == 256
+    if is_resnext and module.startswith("torchvision"):
         per_group = spec.widths[0] // spec.groups
         yield (
             f"torchvision's class needs ResNet(Bottleneck, {list(spec.layers)},"
@@ -183,20 +175,19 @@ def _about_model(recipe: Recipe, module: str) -> Iterable[str]:
         )
 
 
-def _about_nvidia(
+def _describe_checkpoint(
     target: Path, weights: Path, recipe: Recipe, state: State, epochs: int
-) -> Iterable[str]:
+) -> Iterator[str]:
     yield (
         f"{target.name} is for --resume on one GPU; on several, the names in state_dict have to"
         " begin with module."
     )
     yield f"{weights.name} is for --pretrained-from-file"
-    yield f"epoch {epochs} is stored, at which --resume begins" + (
-        f"; step {state.step} is not" if state.step else ""
-    )
+    step = f"; step {state.step} is not" if state.step else ""
+    yield f"epoch {epochs} is stored, at which --resume begins{step}"
     if recipe.model not in _OF_NVIDIA:
         yield f"the original's code has only the models {' and '.join(_OF_NVIDIA)}; this is another"
-    yield from _about_model(recipe, "the original's model")
+    yield from _describe_model(recipe, "the original's model")
     if recipe.logits != _LOGITS:
         yield (
             f"the original's model has {_LOGITS} outputs; these weights have {recipe.logits}:"

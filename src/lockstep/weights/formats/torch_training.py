@@ -1,0 +1,157 @@
+"""What checkpoints of PyTorch hold in addition to weights: the optimizer, epochs, the loss scale.
+
+The update of torch.optim.SGD is: velocity = momentum * velocity + (gradient + decay * weight);
+weight -= lr * velocity. The learning rate is outside the velocity, as in the canonical form. An
+optimizer numbers parameters in the order of its groups. NVIDIA's groups are: parameters with "bn"
+in the name (so without those of `downsample.1`), without weight decay; the rest.
+
+Sources: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets: optimizers.py, training.py;
+torchvision's references/classification/train.py; timm's checkpoint_saver.py; PyTorch's
+optim/sgd.py.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.models.architectures import Tensor
+from lockstep.weights.formats import numbers
+from lockstep.weights.formats.common import describe_missing_velocities
+
+NVIDIA = "NVIDIA PyTorch"
+OPTIMIZER = "optimizer"
+SCALERS = ("scaler", "amp_scaler")
+BEST = ("best_prec1", "best_acc1")
+_VELOCITY = "momentum_buffer"
+
+
+def describe_key(key: Any) -> str:
+    """Return the key of a dict for a message."""
+    return key[:40] if isinstance(key, str) else f"a {type(key).__name__}"
+
+
+def list_groups(optimizer: Any) -> list[dict[Any, Any]]:
+    """Return the parameter groups of an optimizer; empty if it is not PyTorch's."""
+    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
+    if not isinstance(groups, list):
+        return []
+    for group in groups:
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+            return []
+    return groups
+
+
+def split_nvidia_groups(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names of trained tensors in the order of NVIDIA's two groups: those with "bn" in
+    the name, and the rest."""
+    names = list(names)
+    return [name for name in names if "bn" in name], [name for name in names if "bn" not in name]
+
+
+def _list_orders(trained: list[Tensor]) -> Iterator[tuple[list[str], ...]]:
+    """Yield the names of trained tensors in the groups of known programs. They differ in size, so
+    only one can fit."""
+    names = [tensor.name for tensor in trained]
+    vectors = [tensor.name for tensor in trained if len(tensor.shape) == 1]
+    matrices = [tensor.name for tensor in trained if len(tensor.shape) > 1]
+    norms = [tensor.name for tensor in trained if tensor.role.startswith("bn")]
+    others = [tensor.name for tensor in trained if not tensor.role.startswith("bn")]
+    yield (names,)
+    yield split_nvidia_groups(names)
+    yield vectors, matrices  # timm
+    yield matrices, vectors
+    yield others, norms  # torchvision with --norm-weight-decay
+
+
+def read_velocities(
+    optimizer: Any, trained: list[Tensor]
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Return velocities by canonical name, and remarks. If they do not fit, there are none."""
+    groups = list_groups(optimizer)
+    shapes = {tensor.name: tensor.shape for tensor in trained}
+    kept = optimizer.get("state") if groups else None
+    if not isinstance(kept, dict) or not kept:
+        return {}, tuple(describe_missing_velocities(list(shapes), len(shapes), OPTIMIZER))
+    names: list[str] = []
+    sizes = [len(group["params"]) for group in groups]
+    for order in _list_orders(trained):
+        if not names and list(map(len, order)) == sizes:
+            names = [name for group in order for name in group]
+    if not names:
+        return {}, (
+            f"the velocities were left out: the optimizer's groups of {sizes} parameters are of"
+            " no known program",
+        )
+    entries = {}
+    slots = [slot for group in groups for slot in group["params"]]
+    for name, slot in zip(names, slots, strict=True):
+        entry = kept.get(slot) if isinstance(slot, int) else None
+        if isinstance(entry, dict):
+            entries[name] = entry
+    keys = {describe_key(key) for entry in entries.values() for key in entry}
+    others = sorted(keys - {_VELOCITY})
+    if others:
+        return {}, (
+            "the velocities were left out: the optimizer is not SGD, it also keeps"
+            f" {', '.join(others[:3])}",
+        )
+    velocities = {}
+    for name, entry in entries.items():
+        value = entry.get(_VELOCITY)
+        if isinstance(value, np.ndarray) and numbers(value).dtype.kind == "f":
+            velocities[name] = numbers(value)
+    for name, value in velocities.items():
+        if value.shape != shapes[name]:
+            return {}, (
+                f"the velocities were left out: their order is unknown, {name} is"
+                f" {list(value.shape)}, expected {list(shapes[name])}",
+            )
+    missing = [name for name in shapes if name not in velocities]
+    if missing:
+        return {}, tuple(describe_missing_velocities(missing, len(shapes), _VELOCITY))
+    remarks: tuple[str, ...] = ()
+    if any(group.get("nesterov") is True for group in groups):
+        remarks = ("its optimizer used Nesterov momentum: resume it with --set nesterov=true",)
+    return {name: np.array(velocities[name], np.float32, order="C") for name in shapes}, remarks
+
+
+def _read_number(value: Any) -> float | None:
+    """Return a finite number, also one in an array without axes; None for anything else."""
+    if isinstance(value, np.ndarray) and value.ndim == 0 and numbers(value).dtype.kind in "iuf":
+        value = numbers(value).item()
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) >= 2**53:
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def read_epochs(root: Mapping[Any, Any], origin: str) -> tuple[int | None, str]:
+    """Return the number of epochs done, None if it is unknown, and a remark on when a file was
+    saved.
+
+    NVIDIA's code stores the number of the next epoch, as PyTorch's ImageNet example does.
+    torchvision's script and timm store that of the last one. Both count from 0.
+    """
+    no_step = "no step is stored"
+    stored = _read_number(root.get("epoch"))
+    if stored is None or stored != int(stored) or stored < 0:
+        return None, no_step
+    done = int(stored)
+    if origin in ("torchvision", "timm"):
+        done += 1
+    elif origin != NVIDIA and root.keys().isdisjoint(BEST):
+        return None, f"{no_step}; it names epoch {done}, which may be the last or the next"
+    best = next((_read_number(root[key]) for key in BEST if key in root), None)
+    about_best = f"; the best top-1 until then was {best:.2f} %" if best else ""
+    return done, f"{no_step}; it was saved after {done} epochs{about_best}"
+
+
+def read_scaler(root: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the loss scale as in `State.scaler`; empty if there is none, or no number above 0."""
+    stored: Any = next((root[key] for key in SCALERS if isinstance(root.get(key), dict)), {})
+    scale = _read_number(stored.get("scale")) or 0.0
+    steps = _read_number(stored.get("_growth_tracker")) or 0.0
+    if scale <= 0 or steps < 0:
+        return {}
+    return {"scale": scale, "good_steps": steps, "bad_steps": 0.0}
