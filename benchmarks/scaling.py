@@ -28,9 +28,9 @@ from typing import Any, NoReturn
 
 from lockstep.benchmark.cell_process import save_task
 from lockstep.benchmark.cells import TRAIN, Cell, Plan, full_name
-from lockstep.benchmark.contention import ProcessorTime, share_of_others
-from lockstep.benchmark.figures import times_of_all
-from lockstep.benchmark.scaling_fit import KIND, VERSION, compared, fitted, read_measured
+from lockstep.benchmark.contention import ProcessorTime, measure_others
+from lockstep.benchmark.figures import combine_times
+from lockstep.benchmark.scaling_fit import KIND, VERSION, compare_steps, fit_steps, read_measured
 from lockstep.launch.launcher import LOCKSTEP
 from lockstep.runs.environment import describe_environment
 from lockstep.system.files import write_json
@@ -191,7 +191,7 @@ def measured(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
         changes = {"image_size": settings["image_size"]}
         execution = {"device": "cpu", "all_reduce_mb": row.all_reduce_mb}
         plan = Plan(row.warmup, row.rounds, 1, changes=changes, execution=execution)
-        save_task(folder, cell, plan, plan.recipe_of(cell), plan.execution_of(cell))
+        save_task(folder, cell, plan, plan.make_recipe(cell), plan.make_execution(cell))
         running = [started(rank, row, names, folder) for rank in range(row.ranks)]
         try:
             wait(running, folder)
@@ -202,9 +202,9 @@ def measured(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
         ranks = [
             json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)
         ]
-    others = share_of_others([ProcessorTime(**rank["processors"]) for rank in ranks], cores())
+    others = measure_others([ProcessorTime(**rank["processors"]) for rank in ranks], cores())
     return row.key | {
-        "times_sec": times_of_all([rank["counted"] for rank in ranks]),
+        "times_sec": combine_times([rank["counted"] for rank in ranks]),
         "other_programs_share": others,
     }
 
@@ -338,7 +338,7 @@ def campaign(asked: argparse.Namespace) -> None:
         measured_rows = read_measured(asked.out)
         checks = [
             each
-            for each in compared(fitted(measured_rows), measured_rows)
+            for each in compare_steps(fit_steps(measured_rows), measured_rows)
             if not each.measured.fitted
         ]
         worst = max(abs(each.difference) for each in checks)

@@ -18,7 +18,7 @@ import typer
 import yaml
 
 from lockstep.cli import app
-from lockstep.launch.meeting import Asked, Meeting, meeting_of
+from lockstep.launch.meeting import Meeting, Options, find_meeting
 from lockstep.recipes import Execution
 from lockstep.recipes.published import RECIPES
 
@@ -49,10 +49,10 @@ def launched(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def meetings(words: list[str], nodes: list[dict[str, str]]) -> list[Meeting | None]:
     """Return where the launchers meet that have these environment variables."""
     given = launched(words)[0]
-    asked = Asked(
+    asked = Options(
         given["nodes"], given["node_rank"], given["rendezvous"], None, given["secret_file"]
     )
-    return [meeting_of(asked, each | {"LOCKSTEP_SECRET": SECRET}) for each in nodes]
+    return [find_meeting(asked, each | {"LOCKSTEP_SECRET": SECRET}) for each in nodes]
 
 
 def test_every_example_is_tested_here_and_shown_in_the_page() -> None:

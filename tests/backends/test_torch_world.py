@@ -6,12 +6,14 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from lockstep.launch.nodes import addresses
+from lockstep.launch.nodes import list_addresses
 
 dist = pytest.importorskip("torch.distributed")
 world = pytest.importorskip("lockstep.backends.torch.world")
 
-OUTSIDE = next((place for place in addresses().items() if not place[0].startswith("127.")), None)
+OUTSIDE = next(
+    (place for place in list_addresses().items() if not place[0].startswith("127.")), None
+)
 """An address of this machine that is not loopback, and its interface."""
 
 

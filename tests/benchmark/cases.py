@@ -16,26 +16,20 @@ def timeline(*ends: float, began: float = 0.0, waited: float = 0.0) -> dict[str,
 
 def rank(counted: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return what a rank measured."""
-    found = {
+    result: dict[str, Any] = {
         "device": "CPU",
         "on_gpu": False,
         "warmup": timeline(),
         "counted": counted,
         "compute_only": None,
+        "loader_only": None,
+        "gemm_gflops": 100.0,
+        "copy_gb_per_sec": 10.0,
+        "remarks": [],
+        "started": -2.0,
+        "peak_memory_bytes": None,
     }
-    return (
-        found
-        | {
-            "loader_only": None,
-            "gemm_gflops": 100.0,
-            "copy_gb_per_sec": 10.0,
-            "remarks": [],
-            "started": -2.0,
-            "peak_memory_bytes": None,
-        }
-        | PROCESSORS
-        | changes
-    )
+    return result | PROCESSORS | changes
 
 
 def entry(
@@ -54,10 +48,5 @@ def entry(
         "steady_reason": "",
         "roofline": {"share_of_limit": 0.5},
     }
-    return (
-        CELL.fields()
-        | {"status": "ok", "reason": None, "remarks": []}
-        | NOTHING
-        | figures
-        | changes
-    )
+    about = {"status": "ok", "reason": None, "remarks": []}
+    return CELL.fields() | about | NOTHING | figures | changes

@@ -34,7 +34,7 @@ CELL: dict[str, Any] = {
 def report(*changes: dict[str, Any], gpu: str | None = None) -> dict[str, Any]:
     """Return a report with a cell for each set of changes."""
     environment = {"processor": "AMD EPYC 9R14", "cores": 2, "gpus": [{"gpu": gpu}] if gpu else []}
-    cells = [CELL | each for each in changes]
+    cells = [CELL | change for change in changes]
     report = {
         "kind": "lockstep-benchmark",
         "version": 1,

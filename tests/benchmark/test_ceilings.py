@@ -18,14 +18,14 @@ HERE = [name for name, framework in backends.FRAMEWORKS.items() if framework.ver
 def test_what_is_timed_is_a_matrix_product(name: str) -> None:
     arithmetic = backends.load(name).products(False)
     a, b = (np.random.default_rng(seed).normal(size=(16, 16)).astype(np.float32) for seed in (0, 1))
-    found = arithmetic.product(arithmetic.tensor(a, "fp32"), arithmetic.tensor(b, "fp32"))
-    arithmetic.wait(found)
-    values = found.asnumpy() if hasattr(found, "asnumpy") else np.asarray(found)
+    result = arithmetic.product(arithmetic.tensor(a, "fp32"), arithmetic.tensor(b, "fp32"))
+    arithmetic.wait(result)
+    values = result.asnumpy() if hasattr(result, "asnumpy") else np.asarray(result)
     np.testing.assert_allclose(values, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-5)
 
 
 def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_seconds", lambda work, ranks: 0.5)
+    monkeypatch.setattr(ceilings, "_time", lambda work, ranks: 0.5)
     monkeypatch.setitem(ceilings.PRODUCT_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
     assert ceilings.gemm_gflops("reference", "fp32", on_gpu=False, ranks=1) == 2 * 64**3 / 0.5 / 1e9
@@ -62,7 +62,7 @@ def test_of_several_ranks_the_median_counts(
         worked.append(passing[len(worked) % 5])
         clock.now += worked[-1]
 
-    assert ceilings._seconds(work, ranks) == seconds
+    assert ceilings._time(work, ranks) == seconds
     assert worked[:4] == passing[:4]
 
 
@@ -77,12 +77,12 @@ def test_mxnets_products_are_of_the_ranks_own_gpu(monkeypatch: pytest.MonkeyPatc
     package = ModuleType("lockstep.backends.mxnet")
     package.__path__ = [str(Path(backends.__file__).parent / "mxnet")]
     package.loading = loading  # type: ignore[attr-defined]
-    found = {
+    modules = {
         "mxnet": mx,
         "lockstep.backends.mxnet": package,
         "lockstep.backends.mxnet.loading": loading,
     }
-    for name, module in found.items():
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.measuring", raising=False)

@@ -50,7 +50,7 @@ def test_int8_is_measured_on_runtimes_that_run_onnx_models() -> None:
         ("train", "torch"),
         *(("inference", name) for name in ("torch", "onnxruntime", "openvino", "paddle-inference")),
     ]
-    assert {Plan().recipe_of(cell).precision for cell in cells} == {"fp32"}
+    assert {Plan().make_recipe(cell).precision for cell in cells} == {"fp32"}
     with pytest.raises(
         UserError, match="int8 needs one that runs ONNX models, such as --runtime onnxruntime"
     ):
@@ -123,14 +123,14 @@ def test_a_plan_that_measures_nothing_is_refused(lengths: dict[str, int]) -> Non
 
 def test_a_cell_has_the_recipe_that_it_names() -> None:
     cell = Cell("train", "torch", "resnet50-v1", "bf16", batch=8, ranks=2, compile="off")
-    recipe = Plan(changes={"image_size": 64}).recipe_of(cell)
+    recipe = Plan(changes={"image_size": 64}).make_recipe(cell)
     assert (recipe.model, recipe.precision, recipe.global_batch_images, recipe.image_size) == (
         "resnet50-v1",
         "bf16",
         16,
         64,
     )
-    execution = Plan(execution={"accumulation_steps": 2}).execution_of(cell)
+    execution = Plan(execution={"accumulation_steps": 2}).make_execution(cell)
     assert (
         execution.backend,
         execution.compile,

@@ -13,8 +13,8 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> None:
     cell = {"model": "resnet50-v1.5", "what": "inference", "batch": 96, "dtype": "fp32"}
-    (found,) = compare(report(cell, gpu="Tesla V100-SXM3-32GB"), read_speeds())
-    rows = [beside.row for beside in found.published]
+    (comparison,) = compare(report(cell, gpu="Tesla V100-SXM3-32GB"), read_speeds())
+    rows = [beside.row for beside in comparison.published]
     assert {row.batch_images for row in rows} == {96}
     assert [row.images_per_sec for row in rows if row.batch_images == 96] == [3546, 1282]
     assert {(row.model, row.kind, row.accelerators) for row in rows} == {
@@ -22,7 +22,7 @@ def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> 
     }
     assert all("V100" in row.accelerator for row in rows)
     alike = [row for row in read_speeds() if row.model == "resnet50" and row.kind == "inference"]
-    assert found.left_out == len(alike) - len(rows)
+    assert comparison.left_out == len(alike) - len(rows)
     (everything,) = compare(
         report({"what": "inference", "batch": 96}), read_speeds(), everything=True
     )
@@ -30,25 +30,25 @@ def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> 
 
 
 def test_a_batch_that_nobody_published_stands_beside_all_batches() -> None:
-    (found,) = compare(report({"batch": 7}, gpu=V100), read_speeds())
-    assert {208, 96} <= {beside.row.batch_images for beside in found.published}
+    (comparison,) = compare(report({"batch": 7}, gpu=V100), read_speeds())
+    assert {208, 96} <= {beside.row.batch_images for beside in comparison.published}
 
 
 def test_a_processor_that_nobody_published_stands_alone_unless_all_rows_are_wanted() -> None:
-    (found,) = compare(report({}), read_speeds())
-    assert (found.published, found.left_out > 100) == ((), True)
+    (comparison,) = compare(report({}), read_speeds())
+    assert (comparison.published, comparison.left_out > 100) == ((), True)
 
 
 def test_version_1_of_the_model_is_not_compared_with_v1_5() -> None:
-    (found,) = compare(report({"model": "resnet50-v1"}), read_speeds())
-    assert found.published == ()
+    (comparison,) = compare(report({"model": "resnet50-v1"}), read_speeds())
+    assert comparison.published == ()
 
 
 def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
-    (found,) = compare(report({}, gpu=V100), read_speeds())
+    (comparison,) = compare(report({}, gpu=V100), read_speeds())
     divided = {
         beside.row.images_per_sec: beside.ratio
-        for beside in found.published
+        for beside in comparison.published
         if beside.ratio is not None
     }
     assert divided == {
@@ -68,9 +68,9 @@ def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
     ],
 )
 def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, object]) -> None:
-    (found,) = compare(report(change, gpu=gpu), read_speeds(), everything=True)
-    assert found.published
-    assert {beside.ratio for beside in found.published} == {None}
+    (comparison,) = compare(report(change, gpu=gpu), read_speeds(), everything=True)
+    assert comparison.published
+    assert {beside.ratio for beside in comparison.published} == {None}
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_images_of_another_size_are_told_and_not_compared(
 ) -> None:
     batch = {"train": 208, "inference": 128}[what]
     cell = {"what": what, "batch": batch, "dtype": "fp16"}
-    (found,) = compare(report(cell, gpu=V100) | {"settings": settings}, read_speeds())
-    assert found.image_size == size
-    assert any(beside.ratio is not None for beside in found.published) == (size == 224)
+    (comparison,) = compare(report(cell, gpu=V100) | {"settings": settings}, read_speeds())
+    assert comparison.image_size == size
+    assert any(beside.ratio is not None for beside in comparison.published) == (size == 224)
 
 
 def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
-    (found,) = compare(report({"device": "CPU, 2 threads"}, gpu=V100), read_speeds())
-    assert found.hardware == "AMD EPYC 9R14"
+    (comparison,) = compare(report({"device": "CPU, 2 threads"}, gpu=V100), read_speeds())
+    assert comparison.hardware == "AMD EPYC 9R14"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
 def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(
     device: str | None, gpus: list[str], hardware: str
 ) -> None:
-    told = report({"device": device} if device else {})
-    told["environment"]["gpus"] = [{"gpu": name} for name in gpus]
-    (found,) = compare(told, read_speeds())
-    assert found.hardware == hardware
-    divided = any(beside.ratio is not None for beside in found.published)
+    measured = report({"device": device} if device else {})
+    measured["environment"]["gpus"] = [{"gpu": name} for name in gpus]
+    (comparison,) = compare(measured, read_speeds())
+    assert comparison.hardware == hardware
+    divided = any(beside.ratio is not None for beside in comparison.published)
     assert divided == (hardware == V100)
 
 

@@ -1,11 +1,11 @@
-"""Lack of memory is distinguished from other failures, by the words of the programs that report it."""
+"""Lack of memory is recognised by the words of the programs that report it."""
 
 import signal
 
 import numpy as np
 import pytest
 
-from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory, why
+from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, explain_failure, is_out_of_memory
 from lockstep.system.errors import BackendError
 from lockstep.system.workers import Ended
 
@@ -107,6 +107,6 @@ SILENT = Ended(-signal.SIGKILL, "")
 def test_how_a_cell_failed_is_told(
     ended: Ended, of_ranks: list[dict[str, str]], killed: bool, ranks: int, status: str, reason: str
 ) -> None:
-    found = why(ended, of_ranks, killed=killed, ranks=ranks)
-    assert found[0] == status
-    assert reason in found[1]
+    result = explain_failure(ended, of_ranks, killed=killed, ranks=ranks)
+    assert result[0] == status
+    assert reason in result[1]

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from lockstep import backends
-from lockstep.benchmark.fingerprint import fingerprint, gpus
+from lockstep.benchmark.fingerprint import fingerprint, query_gpus
 from lockstep.recipes import Execution
 
 
 def test_cores_clocks_threads_and_versions_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    found = fingerprint("reference")
-    assert found["cores"] == len(os.sched_getaffinity(0))
-    assert found["threads"]["OMP_NUM_THREADS"] == "3"
+    facts = fingerprint("reference")
+    assert facts["cores"] == len(os.sched_getaffinity(0))
+    assert facts["threads"]["OMP_NUM_THREADS"] == "3"
     assert {
         "lockstep",
         "numpy",
@@ -26,7 +26,7 @@ def test_cores_clocks_threads_and_versions_are_noted(monkeypatch: pytest.MonkeyP
         "processor_mhz_max",
         "governor",
         "gpus",
-    } <= set(found)
+    } <= set(facts)
 
 
 HERE = [name for name, framework in backends.FRAMEWORKS.items() if framework.version() is not None]
@@ -34,15 +34,15 @@ HERE = [name for name, framework in backends.FRAMEWORKS.items() if framework.ver
 
 @pytest.mark.parametrize("name", HERE)
 def test_threads_and_libraries_are_those_that_the_framework_tells(name: str) -> None:
-    found = fingerprint(name)
+    facts = fingerprint(name)
     world = backends.load(name).world(Execution.of({"backend": name, "device": "cpu"}))
     try:
         assert world.device.startswith("CPU")
-        assert re.findall(r"(\d+) threads", world.device) in ([str(found["threads"]["used"])], [])
+        assert re.findall(r"(\d+) threads", world.device) in ([str(facts["threads"]["used"])], [])
     finally:
         world.close()
-    assert {"cuda", "cudnn", "onednn"} <= set(found)
-    json.dumps(found, allow_nan=False)
+    assert {"cuda", "cudnn", "onednn"} <= set(facts)
+    json.dumps(facts, allow_nan=False)
 
 
 @pytest.mark.parametrize(("chosen", "used"), [("3", 3), ("4,2", 4), ("many", None)])
@@ -71,7 +71,7 @@ def test_nvidias_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tmp_path,
         monkeypatch,
     )
-    (gpu,) = gpus()
+    (gpu,) = query_gpus()
     assert (gpu["gpu"], gpu["driver"], gpu["gpu_clock"]) == (
         "NVIDIA A100-SXM4-40GB",
         "535.54.03",
@@ -81,11 +81,11 @@ def test_nvidias_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_driver_without_a_gpu_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver_says("No devices were found", tmp_path, monkeypatch)
-    assert gpus() == []
+    assert query_gpus() == []
 
 
 def test_without_the_driver_there_is_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpus() == []
+    assert query_gpus() == []

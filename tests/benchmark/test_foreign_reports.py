@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.benchmark.foreign_reports import converted
+from lockstep.benchmark.foreign_reports import convert
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, DataError, UserError
 from tests.benchmark.published_cases import report
@@ -19,33 +19,16 @@ ENDED = 1_700_000_100.0
 
 def train(first: int, step: int, seconds: float, **figures: float) -> dict[str, Any]:
     images = BATCH * (step - first)
-    entry = {
-        "kind": "train",
-        "step": step,
-        "first_step": first,
-        "loss": 2.0,
-        "top1_percent": 25.0,
-        "top5_percent": 50.0,
-    }
-    entry |= {
-        "images": images,
-        "losses": [2.0] * (step - first),
-        "loss_scale": 128.0,
-        "images_per_sec": images / seconds,
-    }
-    return entry | {"data_wait_share": 0.25, "lr": 0.5, "elapsed_sec": 0.0} | figures
+    entry = {"kind": "train", "step": step, "first_step": first, "losses": [2.0] * (step - first)}
+    entry |= {"loss": 2.0, "top1_percent": 25.0, "top5_percent": 50.0, "loss_scale": 128.0}
+    entry |= {"images": images, "images_per_sec": images / seconds, "data_wait_share": 0.25}
+    return entry | {"lr": 0.5, "elapsed_sec": 0.0} | figures
 
 
-def evaluated(step: int, weights: str = "trained", **figures: float) -> dict[str, Any]:
-    entry = {
-        "kind": "evaluate",
-        "step": step,
-        "weights": weights,
-        "loss": 1.5,
-        "top1_percent": 60.0,
-        "top5_percent": 90.0,
-    }
-    return entry | {"images": 20, "images_per_sec": 40.0, "elapsed_sec": 0.0} | figures
+def evaluate(step: int, weights: str = "trained", **figures: float) -> dict[str, Any]:
+    entry = {"kind": "evaluate", "step": step, "weights": weights, "images": 20}
+    entry |= {"loss": 1.5, "top1_percent": 60.0, "top5_percent": 90.0}
+    return entry | {"images_per_sec": 40.0, "elapsed_sec": 0.0} | figures
 
 
 # Five steps in each epoch. The run was stopped once within the second epoch. Of the 42 images 2 are
@@ -54,14 +37,12 @@ LOG = [
     {"kind": "start", "step": 0, "elapsed_sec": 0.0},
     train(0, 4, 2.0, loss=3.0, top1_percent=10.0),
     train(4, 5, 0.5, loss=1.0, top1_percent=60.0, lr=0.75),
-    evaluated(5, elapsed_sec=3.5),
+    evaluate(5, elapsed_sec=3.5),
     {"kind": "start", "step": 5, "elapsed_sec": 0.25},
     train(5, 8, 3.0),
     train(8, 10, 1.0, lr=0.125),
-    evaluated(
-        10, loss=1.25, top1_percent=70.0, images_per_sec=80.0, batches=5, data_wait_share=0.2
-    ),
-    evaluated(10, "ema", loss=1.0, top1_percent=75.0, top5_percent=95.0, elapsed_sec=5.5),
+    evaluate(10, loss=1.25, top1_percent=70.0, images_per_sec=80.0, batches=5, data_wait_share=0.2),
+    evaluate(10, "ema", loss=1.0, top1_percent=75.0, top5_percent=95.0, elapsed_sec=5.5),
 ]
 
 
@@ -87,19 +68,19 @@ def write_log(folder: Path, entries: list[dict[str, Any]]) -> None:
     os.utime(folder / "log.jsonl", (ENDED, ENDED))
 
 
-def written(tmp_path: Path, *changes: dict[str, Any]) -> Path:
+def write_report(tmp_path: Path, *changes: dict[str, Any]) -> Path:
     (tmp_path / "report.json").write_text(json.dumps(report(*changes)))
     os.utime(tmp_path / "report.json", (ENDED, ENDED))
     return tmp_path / "report.json"
 
 
-def dlll(text: str) -> list[dict[str, Any]]:
+def parse_lines(text: str) -> list[dict[str, Any]]:
     assert all(line.startswith('DLLL {"timestamp": "') for line in text.splitlines())
     return [json.loads(line.removeprefix("DLLL ")) for line in text.splitlines()]
 
 
 def test_the_report_of_mxnets_example(run: Path) -> None:
-    text = converted(run, "nvidia-report")
+    text = convert(run, "nvidia-report")
     form = json.loads(text)
     assert text.startswith(
         '{\n    "model": "resnet50",\n    "ngpus": 2,'
@@ -122,7 +103,7 @@ def test_the_report_of_mxnets_example(run: Path) -> None:
 
 
 def test_the_summary_of_timm(run: Path) -> None:
-    text = converted(run, "timm")
+    text = convert(run, "timm")
     assert text.startswith("epoch,train_loss,eval_loss,eval_top1,eval_top5,lr\r\n")
     assert list(csv.reader(text.splitlines()[1:])) == [
         ["0", "2.6", "1.5", "60.0", "90.0", "0.75"],
@@ -132,13 +113,13 @@ def test_the_summary_of_timm(run: Path) -> None:
 
 def test_an_epoch_that_was_not_evaluated_has_no_values(run: Path) -> None:
     write_log(run, [entry for entry in LOG if (entry["kind"], entry["step"]) != ("evaluate", 5)])
-    assert json.loads(converted(run, "nvidia-report"))["metrics"]["val.top1"] == [70.0]
-    assert converted(run, "timm").splitlines()[1] == "0,2.6,,,,0.75"
+    assert json.loads(convert(run, "nvidia-report"))["metrics"]["val.top1"] == [70.0]
+    assert convert(run, "timm").splitlines()[1] == "0,2.6,,,,0.75"
 
 
 def test_an_unfinished_epoch_counts_as_far_as_it_went(run: Path) -> None:
     write_log(run, LOG[:2])
-    assert json.loads(converted(run, "nvidia-report"))["metrics"]["train.total_ips"] == [16.0]
+    assert json.loads(convert(run, "nvidia-report"))["metrics"]["train.total_ips"] == [16.0]
 
 
 def test_steps_under_a_profiler_have_no_speed(run: Path) -> None:
@@ -150,17 +131,17 @@ def test_steps_under_a_profiler_have_no_speed(run: Path) -> None:
             train(5, 6, 50.0, traced=True),
         ],
     )
-    metrics = json.loads(converted(run, "nvidia-report"))["metrics"]
+    metrics = json.loads(convert(run, "nvidia-report"))["metrics"]
     assert metrics["train.loss"] == [(2 * 32 + 7 * 8) / 40, 2.0]
     assert metrics["train.time"] == [2.0 / 4]  # the second epoch has none
     assert metrics["train.total_ips"] == [32 / 2.0]
-    logged = [line["data"] for line in dlll(converted(run, "dlll")) if line["type"] == "LOG"]
+    logged = [line["data"] for line in parse_lines(convert(run, "dlll")) if line["type"] == "LOG"]
     assert "train.total_ips" in logged[1]
     assert logged[2] == {"train.loss": 7.0, "train.lr": 0.5, "train.grad_scale": 128.0}
 
 
 def test_lines_of_dllogger_of_a_run(run: Path) -> None:
-    lines = dlll(converted(run, "dlll"))
+    lines = parse_lines(convert(run, "dlll"))
     metadata = {line["metric"]: line["metadata"] for line in lines if line["type"] == "METADATA"}
     assert metadata["train.total_ips"] == {"unit": "images/s"}
     assert metadata["train.data_time"] == {"unit": "s"}
@@ -190,15 +171,15 @@ def test_lines_of_dllogger_of_a_run(run: Path) -> None:
     }
     trained |= {"train.data_time": 0.2, "train.compute_time": 0.6, "train.grad_scale": 128.0}
     assert logged[7]["data"] == pytest.approx(trained)  # 40 images in five steps and 4 s
-    evaluated = {
+    evaluate = {
         "val.top1": 70.0,
         "val.top5": 90.0,
         "val.loss": 1.25,
         "val.total_ips": 80.0,
         "val.compute_ips": 100.0,
     }
-    evaluated |= {"val.data_time": 0.01, "val.compute_latency": 0.04}
-    assert logged[8]["data"] == pytest.approx(evaluated)  # 20 images in five batches and 0.25 s
+    evaluate |= {"val.data_time": 0.01, "val.compute_latency": 0.04}
+    assert logged[8]["data"] == pytest.approx(evaluate)  # 20 images in five batches and 0.25 s
     averaged = {
         "val_ema.top1": 75.0,
         "val_ema.top5": 95.0,
@@ -206,7 +187,7 @@ def test_lines_of_dllogger_of_a_run(run: Path) -> None:
         "val_ema.total_ips": 40.0,
     }
     assert logged[9]["data"] == averaged  # a log without batches
-    assert logged[-1]["data"] == pytest.approx(trained | evaluated | averaged)
+    assert logged[-1]["data"] == pytest.approx(trained | evaluate | averaged)
     assert list(logged[1]) == ["timestamp", "datetime", "elapsedtime", "type", "step", "data"]
     assert logged[1]["timestamp"] == str(ENDED - 9 + 2)
     assert logged[1]["elapsedtime"] == "2.0"
@@ -238,13 +219,13 @@ def test_keys_and_units_are_those_of_the_frameworks_example(
 ) -> None:
     about = json.loads((run / "environment.json").read_text()) | {"execution": {"backend": backend}}
     (run / "environment.json").write_text(json.dumps(about))
-    found = {
+    units = {
         str(line["step"]): line["data"]
-        for line in dlll(converted(run, "dlll"))
+        for line in parse_lines(convert(run, "dlll"))
         if line["type"] == "LOG"
     }
-    assert {name: found["[0, 4]"][name] for name in interval} == pytest.approx(interval)
-    assert {name: found["[0]"][name] for name in evaluation} == pytest.approx(evaluation)
+    assert {name: units["[0, 4]"][name] for name in interval} == pytest.approx(interval)
+    assert {name: units["[0]"][name] for name in evaluation} == pytest.approx(evaluation)
 
 
 def test_the_grid_of_mxnets_benchmark(tmp_path: Path) -> None:
@@ -252,8 +233,8 @@ def test_the_grid_of_mxnets_benchmark(tmp_path: Path) -> None:
         {"ranks": n, "batch": b, "images_per_sec": float(n * b)} for n in (1, 4) for b in (64, 128)
     ]
     cells[3] = {"ranks": 4, "batch": 128, "status": "out of memory", "images_per_sec": None}
-    text = converted(
-        written(tmp_path, *cells, {"ranks": 1, "batch": 64, "what": "inference"}),
+    text = convert(
+        write_report(tmp_path, *cells, {"ranks": 1, "batch": 64, "what": "inference"}),
         "nvidia-benchmark",
     )
     assert text.startswith(
@@ -275,7 +256,7 @@ def test_the_grid_of_mxnets_benchmark(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_inference_alone_has_its_key_alone(tmp_path: Path) -> None:
-    form = json.loads(converted(written(tmp_path, {"what": "inference"}), "nvidia-benchmark"))
+    form = json.loads(convert(write_report(tmp_path, {"what": "inference"}), "nvidia-benchmark"))
     assert form["metric_keys"] == ["val.total_ips"]
 
 
@@ -294,7 +275,7 @@ def test_a_report_of_more_than_the_grid_has_place_for_is_refused(
     with pytest.raises(
         DataError, match=f"the format has one {name}, the report has {', '.join(values)}"
     ):
-        converted(written(tmp_path, *({name: value} for value in values)), "nvidia-benchmark")
+        convert(write_report(tmp_path, *({name: value} for value in values)), "nvidia-benchmark")
 
 
 def test_lines_of_dllogger_of_a_benchmark(tmp_path: Path) -> None:
@@ -305,7 +286,9 @@ def test_lines_of_dllogger_of_a_benchmark(tmp_path: Path) -> None:
         {"status": "failed"},
     ]
     lines = [
-        line for line in dlll(converted(written(tmp_path, *cells), "dlll")) if line["type"] == "LOG"
+        line
+        for line in parse_lines(convert(write_report(tmp_path, *cells), "dlll"))
+        if line["type"] == "LOG"
     ]
     assert [line["step"] for line in lines] == ["PARAMETER", []] * 3
     assert lines[0]["data"]["batch"] == 208
@@ -334,19 +317,19 @@ def test_lines_of_dllogger_of_a_benchmark(tmp_path: Path) -> None:
 
 def test_what_cannot_be_made_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no form 'tim'\. Did you mean timm"):
-        converted(run, "tim")
+        convert(run, "tim")
     with pytest.raises(UserError, match="nvidia-benchmark is made from a benchmark report"):
-        converted(run, "nvidia-benchmark")
+        convert(run, "nvidia-benchmark")
     with pytest.raises(UserError, match="timm is made from a run's folder"):
-        converted(written(tmp_path, {}), "timm")
+        convert(write_report(tmp_path, {}), "timm")
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not a run's folder: it has no recipe\.yaml"):
-        converted(tmp_path, "timm")
+        convert(tmp_path, "timm")
     (run / "environment.json").unlink()
     with pytest.raises(CheckpointError, match="nothing was trained yet"):
-        converted(run, "timm")
+        convert(run, "timm")
 
 
 @pytest.mark.parametrize(
@@ -361,10 +344,10 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Path) -> None:
 def test_a_damaged_environment_is_refused(left: bytes, problem: str, run: Path) -> None:
     (run / "environment.json").write_bytes(left)
     with pytest.raises(CheckpointError, match=rf"environment\.json {problem}"):
-        converted(run, "timm")
+        convert(run, "timm")
 
 
 def test_a_run_that_trained_nothing_is_refused(run: Path) -> None:
     write_log(run, LOG[:1])
     with pytest.raises(CheckpointError, match="nothing was trained yet"):
-        converted(run, "timm")
+        convert(run, "timm")

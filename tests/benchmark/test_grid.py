@@ -17,7 +17,7 @@ from lockstep import backends
 from lockstep.benchmark import grid as grids
 from lockstep.benchmark.cells import Cell, Plan, grid
 from lockstep.benchmark.grid import benchmark
-from lockstep.benchmark.report_file import environment_of, read_benchmark
+from lockstep.benchmark.report_file import find_environment, read_benchmark
 from lockstep.inference.runtimes import RUNTIMES, count_threads
 from lockstep.system.errors import DataError, Interrupted, UserError
 from lockstep.system.files import write_json
@@ -111,7 +111,7 @@ def test_another_runtime_is_measured_without_a_limit_of_its_own_also_in_int8() -
 
 @pytest.mark.slow
 def test_a_cell_in_int8_runs_the_model_that_was_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grids, "_in_int8", lambda recipe, runtime: b"not a model")
+    monkeypatch.setattr(grids, "_export_int8", lambda recipe, runtime: b"not a model")
     [entry] = benchmark(cells("inference", runtimes=["onnxruntime"], dtypes=("int8",)), PLAN)[
         "cells"
     ]
@@ -300,7 +300,7 @@ def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(
         "torch": {"torch": "2.0", "python": "torch"},
         "reference": {"reference": "1.26", "python": "reference"},
     }
-    assert environment_of(report, "reference")["python"] == "reference"
+    assert find_environment(report, "reference")["python"] == "reference"
     versions["torch"] = "2.1"
     first, _, again = benchmark(cells(backends=["torch"], batches=(8,)), PLAN, out=out)["cells"]
     assert (first["remarks"], again["remarks"]) == (
@@ -312,13 +312,13 @@ def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(
 def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path) -> None:
     done: list[Path] = []
 
-    def interrupted(folder: Path) -> Ended:
+    def interrupt(folder: Path) -> Ended:
         if done:
             raise KeyboardInterrupt
         done.append(folder)
         return Ended(1, "no")
 
-    worker(interrupted)
+    worker(interrupt)
     out = tmp_path / "report.json"
     with pytest.raises(
         Interrupted, match=r"after 1 of 2 cells, kept in .*; the same command resumes"
@@ -355,9 +355,9 @@ def test_a_report_of_another_gpu_or_driver_is_not_mixed_with(
 ) -> None:
     worker(lambda folder: Ended(1, "no"))
     out = tmp_path / "report.json"
-    monkeypatch.setattr(grids, "gpus", lambda: [{"gpu": "H100", "driver": "570"}])
+    monkeypatch.setattr(grids, "query_gpus", lambda: [{"gpu": "H100", "driver": "570"}])
     benchmark(cells(), PLAN, out=out)
-    monkeypatch.setattr(grids, "gpus", lambda: [gpu])
+    monkeypatch.setattr(grids, "query_gpus", lambda: [gpu])
     with pytest.raises(UserError, match=message):
         benchmark(cells(), PLAN, out=out)
 

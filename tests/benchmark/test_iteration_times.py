@@ -20,8 +20,8 @@ def test_throughput_is_images_over_wall_time() -> None:
 
 def test_percentiles_are_times_that_were_measured() -> None:
     times = [0.001 * (i + 1) for i in range(100)]
-    found = latency_ms(list(reversed(times)))
-    assert found == pytest.approx(
+    latency = latency_ms(list(reversed(times)))
+    assert latency == pytest.approx(
         {"mean": 50.5, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "p100": 100}
     )
     assert latency_ms([0.002]) == pytest.approx(
@@ -31,10 +31,10 @@ def test_percentiles_are_times_that_were_measured() -> None:
 
 @given(TIMES)
 def test_percentiles_are_numpys_of_the_same_definition(times: list[float]) -> None:
-    found = latency_ms(times)
+    latency = latency_ms(times)
     for percent in (50, 90, 95, 99, 100):
         expected = 1000 * np.percentile(times, percent, method="inverted_cdf")
-        assert found[f"p{percent}"] == pytest.approx(expected, rel=1e-12)
+        assert latency[f"p{percent}"] == pytest.approx(expected, rel=1e-12)
 
 
 @given(TIMES, st.integers(1, 4096))
@@ -119,25 +119,25 @@ def test_the_interval_is_the_same_for_the_same_times_and_within_their_rates(
 
 
 def test_a_steady_run_with_single_slow_iterations_is_steady() -> None:
-    assert iteration_times.steadiness([1.0, 1.01, 0.99] * 10 + [9.0]).steady
+    assert iteration_times.judge_steadiness([1.0, 1.01, 0.99] * 10 + [9.0]).steady
 
 
 def test_a_run_that_slows_down_or_was_still_warming_up_is_not() -> None:
-    slowing = iteration_times.steadiness([1.0] * 10 + [1.05] * 10 + [1.1] * 10)
+    slowing = iteration_times.judge_steadiness([1.0] * 10 + [1.05] * 10 + [1.1] * 10)
     assert not slowing.steady
     assert "+10.0%" in slowing.reason
-    assert not iteration_times.steadiness([2.0] * 10 + [1.0] * 20).steady
+    assert not iteration_times.judge_steadiness([2.0] * 10 + [1.0] * 20).steady
 
 
 def test_five_percent_is_still_steady_and_six_is_not() -> None:
-    assert iteration_times.steadiness([1.0] * 6 + [1.049] * 3).steady
-    assert not iteration_times.steadiness([1.0] * 6 + [1.06] * 3).steady
+    assert iteration_times.judge_steadiness([1.0] * 6 + [1.049] * 3).steady
+    assert not iteration_times.judge_steadiness([1.0] * 6 + [1.06] * 3).steady
 
 
 def test_too_few_iterations_are_not_called_steady() -> None:
-    found = iteration_times.steadiness([1.0] * 8)
-    assert not found.steady
-    assert "8 iterations are too few" in found.reason
+    steadiness = iteration_times.judge_steadiness([1.0] * 8)
+    assert not steadiness.steady
+    assert "8 iterations are too few" in steadiness.reason
 
 
 # The definitions of NVIDIA's examples
@@ -145,8 +145,8 @@ def test_too_few_iterations_are_not_called_steady() -> None:
 
 def test_the_originals_definitions_on_hand_computed_times() -> None:
     # Two epochs of two iterations with 12 images each, after two warm-up iterations.
-    found = iteration_times.other_definitions([3.0, 1.0, 3.0, 2.0], [12.0, 6.0], 12, epochs=2)
-    assert found == pytest.approx(
+    rates = iteration_times.other_definitions([3.0, 1.0, 3.0, 2.0], [12.0, 6.0], 12, epochs=2)
+    assert rates == pytest.approx(
         {
             "paddlepaddle": 12 / 2.25,
             "mxnet-18.12": 2 / (1 / 12 + 2 / 12),  # 12 and 6 images/s: the harmonic mean
@@ -194,12 +194,12 @@ def test_a_mean_of_rates_is_never_below_images_over_wall_time(times: list[float]
     ],
 )
 def test_rates_are_printed_with_the_digits_that_count(rate: float, text: str) -> None:
-    assert iteration_times.printed(rate) == text
+    assert iteration_times.format_rate(rate) == text
 
 
 @given(st.floats(1e-5, 1e5), st.floats(1e-5, 1e5))
 def test_a_quotient_is_that_of_the_printed_rates(over: float, under: float) -> None:
-    assert iteration_times.quotient(over, under) == float(iteration_times.printed(over)) / float(
-        iteration_times.printed(under)
-    )
+    assert iteration_times.quotient(over, under) == float(
+        iteration_times.format_rate(over)
+    ) / float(iteration_times.format_rate(under))
     assert iteration_times.quotient(over, under) == pytest.approx(over / under, rel=3e-3)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lockstep.benchmark import largest_batch, step_process
-from lockstep.benchmark.largest_batch import FINENESS, Try, _tried, find_batch, largest_that_fits
+from lockstep.benchmark.largest_batch import FINENESS, Try, _try_steps, find_batch, find_largest
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import EXIT_INTERRUPTED, BackendError, Interrupted, UserError
 
@@ -23,10 +23,10 @@ def test_the_largest_number_is_found_nearly_exactly_with_few_tries(first: int, l
             tried.append(number)
             return number <= true
 
-        found = largest_that_fits(fits, max(first, least), 1024, least)
-        assert found <= min(true, 1024)
-        assert found + max(found // FINENESS, 1) >= min(true, 1024) or true < least
-        assert (found > 0) == (true >= least)
+        largest = find_largest(fits, max(first, least), 1024, least)
+        assert largest <= min(true, 1024)
+        assert largest + max(largest // FINENESS, 1) >= min(true, 1024) or true < least
+        assert (largest > 0) == (true >= least)
         assert len(tried) == len(set(tried)) <= 18
         assert least <= min(tried) <= max(tried) <= 1024
 
@@ -36,7 +36,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[tuple[int, in
     """Return a function that lets this many images of a part fit. It returns a list of all tries:
     images and parts."""
 
-    def limited(most: int) -> list[tuple[int, int]]:
+    def limit(most: int) -> list[tuple[int, int]]:
         tried: list[tuple[int, int]] = []
 
         def fake(
@@ -52,10 +52,10 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[tuple[int, in
                 is_short=True,
             )
 
-        monkeypatch.setattr(largest_batch, "_tried", fake)
+        monkeypatch.setattr(largest_batch, "_try_steps", fake)
         return tried
 
-    return limited
+    return limit
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_the_recipes_own_batch_is_tried_in_as_few_parts_as_fit(
         ):
             find_batch(recipe, HOW)
         return
-    found = find_batch(recipe, HOW)
-    assert (found.largest, found.parts) == (largest, parts)
+    answer = find_batch(recipe, HOW)
+    assert (answer.largest, answer.parts) == (largest, parts)
     assert tried[-1] == (256, parts)
-    assert [(each.images, each.parts) for each in found.tries] == tried
+    assert [(done.images, done.parts) for done in answer.tries] == tried
 
 
 def test_no_batch_of_a_single_value_of_a_channel_is_tried(limit: Any, tiny_recipe: Recipe) -> None:
@@ -97,18 +97,18 @@ def test_a_search_that_is_interrupted_reports_what_fits(
             raise KeyboardInterrupt
         return Try(images, parts, True)
 
-    monkeypatch.setattr(largest_batch, "_tried", fake)
+    monkeypatch.setattr(largest_batch, "_try_steps", fake)
     with pytest.raises(Interrupted, match="stopped after 2 tries: 64 images fit, more may") as stop:
         find_batch(tiny_recipe, HOW)
     assert stop.value.exit_code == EXIT_INTERRUPTED
 
 
 def test_a_step_fits_or_not(tiny_recipe: Recipe) -> None:
-    fits = _tried(tiny_recipe, HOW, 16, 2, 2 * 10**9)
+    fits = _try_steps(tiny_recipe, HOW, 16, 2, 2 * 10**9)
     assert (fits.images, fits.parts, fits.fits, fits.reason) == (16, 2, True, "")
     assert fits.images_per_sec is not None
     # The images alone take 0.3 GB.
-    too_large = _tried(tiny_recipe, HOW, 100_000, 1, 6 * 10**8)
+    too_large = _try_steps(tiny_recipe, HOW, 100_000, 1, 6 * 10**8)
     assert (too_large.fits, too_large.is_short, too_large.images_per_sec) == (False, True, None)
     assert "Unable to allocate" in too_large.reason
 
@@ -121,7 +121,7 @@ def test_where_the_smallest_step_fails_for_another_reason_the_search_ends(
         BackendError, match=r"a step of 2 images failed, but not for lack of memory: .*nchw"
     ):
         find_batch(tiny_recipe, HOW.replace(layout="nchw"), listener=tried.append)
-    assert [(each.images, each.fits, each.is_short) for each in tried] == [(32, False, False)]
+    assert [(done.images, done.fits, done.is_short) for done in tried] == [(32, False, False)]
 
 
 def test_a_failure_without_a_known_reason_is_taken_for_lack_of_memory_where_less_fits(
@@ -132,7 +132,7 @@ def test_a_failure_without_a_known_reason_is_taken_for_lack_of_memory_where_less
     ) -> Try:
         return Try(images, parts, images // parts <= 20, "std::exception")
 
-    monkeypatch.setattr(largest_batch, "_tried", fake)
+    monkeypatch.setattr(largest_batch, "_try_steps", fake)
     assert find_batch(tiny_recipe.replace(global_batch_images=40), HOW).largest == 20
 
 
@@ -149,7 +149,7 @@ def test_noise_is_a_batch_that_a_step_takes(tiny_recipe: Recipe, parts: int) -> 
 
 
 def test_a_step_is_measured(tiny_recipe: Recipe) -> None:
-    found = step_process.measured(tiny_recipe.replace(global_batch_images=4), HOW, None)
-    assert found["images_per_sec"] > 0
-    assert found["peak_memory_bytes"] > 10**7
-    assert found["device"].startswith("CPU")
+    result = step_process.measure_steps(tiny_recipe.replace(global_batch_images=4), HOW, None)
+    assert result["images_per_sec"] > 0
+    assert result["peak_memory_bytes"] > 10**7
+    assert result["device"].startswith("CPU")

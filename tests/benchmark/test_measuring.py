@@ -100,7 +100,7 @@ def measure(
 ) -> measuring.Measured:
     cell: Cell = grid((what,), batches=(batch,), models=("resnet18",), data=data)[0]
     return measuring.measure(
-        cell, plan, plan.recipe_of(cell), plan.execution_of(cell), lambda done, total: None
+        cell, plan, plan.make_recipe(cell), plan.make_execution(cell), lambda done, total: None
     )
 
 
@@ -128,9 +128,9 @@ def test_a_step_is_enqueued_before_the_one_before_is_fetched(device: Device) -> 
 
 
 def test_the_device_is_never_without_work_so_that_steps_take_what_it_takes(device: Device) -> None:
-    found = measure("train")
-    assert times(found.warmup) == [2.5, 2.0]
-    assert times(found.counted) == [
+    measured = measure("train")
+    assert times(measured.warmup) == [2.5, 2.0]
+    assert times(measured.counted) == [
         2.5,
         2.0,
         2.0,
@@ -139,31 +139,31 @@ def test_the_device_is_never_without_work_so_that_steps_take_what_it_takes(devic
 
 
 def test_inference_is_done_one_after_the_other(device: Device) -> None:
-    found = measure("inference")
+    measured = measure("inference")
     assert device.calls == ["predict"] * 6 + ["close"]
-    assert times(found.counted) == [3.0] * 4
+    assert times(measured.counted) == [3.0] * 4
 
 
 def test_synthetic_data_are_one_batch_of_the_steps_size(device: Device) -> None:
-    found = measure("train", batch=3)
+    measured = measure("train", batch=3)
     assert {id(images) for images in device.images} == {id(device.images[0])}
     assert device.images[0].shape == (3, 32, 32, 3)
-    assert found.compute_only is None is found.loader_only
+    assert measured.compute_only is None is measured.loader_only
 
 
 def test_a_folders_images_are_loaded_and_then_the_ceilings_measured(
     device: Device, textures: Path
 ) -> None:
-    found = measure("train", data=str(textures))
-    assert found.compute_only is not None
-    assert found.loader_only is not None
+    measured = measure("train", data=str(textures))
+    assert measured.compute_only is not None
+    assert measured.loader_only is not None
     assert (
-        len(found.compute_only.ends) == len(found.loader_only.ends) == 4
+        len(measured.compute_only.ends) == len(measured.loader_only.ends) == 4
     )  # never more than were measured
     held = {id(images) for images in device.images[6:]}
     assert len(held) == 1
     assert len({images.tobytes() for images in device.images[:6]}) == 6
-    assert times(found.compute_only) == [2.5, 2.0, 2.0, 2.0]
+    assert times(measured.compute_only) == [2.5, 2.0, 2.0, 2.0]
 
 
 def test_waiting_for_a_batch_is_counted_apart(
@@ -182,11 +182,11 @@ def test_waiting_for_a_batch_is_counted_apart(
                 yield Batch(np.zeros((len(plan.samples), 32, 32, 3), np.uint8), plan.samples)
 
     monkeypatch.setattr(measuring, "make_loader", Slow)
-    found = measure("train", data=str(textures))
-    assert found.counted.waited_sec == [4.0] * 4
-    assert found.warmup.waited_sec == [4.0] * 2
-    assert found.loader_only is not None
-    assert times(found.loader_only) == [4.0] * 4
+    measured = measure("train", data=str(textures))
+    assert measured.counted.waited_sec == [4.0] * 4
+    assert measured.warmup.waited_sec == [4.0] * 2
+    assert measured.loader_only is not None
+    assert times(measured.loader_only) == [4.0] * 4
 
 
 @pytest.mark.parametrize("what", ["train", "inference"])
@@ -223,9 +223,9 @@ def test_a_product_that_a_framework_lacks_is_a_remark(
         raise RuntimeError("no kernel for this type\nand much more")
 
     monkeypatch.setattr(ceilings, "gemm_gflops", lacking)
-    found = measure("train")
-    assert found.gemm_gflops is None
-    assert found.remarks == [
+    measured = measure("train")
+    assert measured.gemm_gflops is None
+    assert measured.remarks == [
         "torch has no matrix product in fp32 here, so no limit is known: no kernel for this type"
     ]
 
@@ -237,10 +237,10 @@ def test_a_copy_that_fails_leaves_the_cell_its_figures(
         raise MemoryError("Unable to allocate 256. MiB")
 
     monkeypatch.setattr(ceilings, "copy_gb_per_sec", failing)
-    found = measure("train")
-    assert (found.copy_gb_per_sec, found.gemm_gflops) == (None, 7.0)
-    assert times(found.counted) == [2.5, 2.0, 2.0, 2.0]
-    assert found.remarks == [
+    measured = measure("train")
+    assert (measured.copy_gb_per_sec, measured.gemm_gflops) == (None, 7.0)
+    assert times(measured.counted) == [2.5, 2.0, 2.0, 2.0]
+    assert measured.remarks == [
         "torch has no copy here, so no limit is known: Unable to allocate 256. MiB"
     ]
 
@@ -261,12 +261,16 @@ def test_ranks_begin_products_and_copies_together(
 
 
 def test_progress_is_told_seldom_and_at_the_end(device: Device) -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     cell = grid(("inference",), batches=(1,), models=("resnet18",))[0]
     device.predict = lambda images: setattr(device.clock, "now", device.clock.now + 0.05)  # type: ignore[method-assign]
     plan = dataclasses.replace(PLAN, iterations=10)
     measuring.measure(
-        cell, plan, plan.recipe_of(cell), plan.execution_of(cell), lambda *now: told.append(now)
+        cell,
+        plan,
+        plan.make_recipe(cell),
+        plan.make_execution(cell),
+        lambda *now: progress.append(now),
     )
-    assert told[-1] == (30, 30)
-    assert len(told) == pytest.approx(30 * 0.05 / measuring.TELL_SEC, abs=3)
+    assert progress[-1] == (30, 30)
+    assert len(progress) == pytest.approx(30 * 0.05 / measuring.TELL_SEC, abs=3)

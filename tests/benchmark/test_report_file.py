@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.benchmark.report_file import environment_of, read_benchmark
+from lockstep.benchmark.report_file import find_environment, read_benchmark
 from lockstep.system.errors import DataError
 from tests.benchmark.published_cases import report
 
@@ -41,9 +41,9 @@ def test_another_file_is_refused(content: str | None, message: str, tmp_path: Pa
 
 def test_an_environment_is_a_backends_own_or_in_older_reports_that_of_all() -> None:
     by_backend = {"environment": {"mxnet": {"processor": "a", "numpy": "1.23"}}}
-    assert environment_of(by_backend, "mxnet")["numpy"] == "1.23"
-    assert environment_of(by_backend, "torch") == {}
+    assert find_environment(by_backend, "mxnet")["numpy"] == "1.23"
+    assert find_environment(by_backend, "torch") == {}
     assert (
-        environment_of({"environment": {"processor": "a", "torch": "2.0"}}, "torch")["processor"]
+        find_environment({"environment": {"processor": "a", "torch": "2.0"}}, "torch")["processor"]
         == "a"
     )

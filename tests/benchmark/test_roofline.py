@@ -55,11 +55,11 @@ def test_layers_are_those_that_pytorch_computes(name: str, size: int) -> None:
             if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
                 module.register_forward_hook(note)
         model(torch.empty(1, 3, size, size))
-    found = [
+    sizes = [
         (layer.macs, layer.inputs, layer.outputs, layer.weights)
         for layer in layers(MODELS[name], size, 1000)
     ]
-    assert sorted(found) == sorted(seen)
+    assert sorted(sizes) == sorted(seen)
 
 
 TINY = ModelSpec(block="basic", layers=(1, 1, 1, 1), stem_width=2, widths=(2, 2, 2, 2), expansion=1)
@@ -95,8 +95,8 @@ def test_bytes_of_a_small_models_inference_by_hand() -> None:
         math.prod(t.shape) for t in tensors(TINY, 10) if t.role in ("conv_weight", "fc_weight")
     )
     for batch in (1, 8):
-        found = work(TINY, 32, 10, precision="bf16", batch=batch, training=False)
-        assert found.bytes == 2 * values + 2 * weights / batch
+        least = work(TINY, 32, 10, precision="bf16", batch=batch, training=False)
+        assert least.bytes == 2 * values + 2 * weights / batch
 
 
 def test_training_moves_the_bytes_of_its_kernels() -> None:
@@ -117,8 +117,8 @@ def test_training_moves_the_bytes_of_its_kernels() -> None:
     values += 3 * (2 + 10) + 2 * added
     weights = sum(layer.weights for layer in layers(TINY, 32, 10))
     parameters = sum(math.prod(t.shape) for t in tensors(TINY, 10) if t.is_trained)
-    found = work(TINY, 32, 10, precision="fp32", batch=4, training=True)
-    assert found.bytes == 4 * values + (3 * weights * 4 + 20 * parameters) / 4
+    least = work(TINY, 32, 10, precision="fp32", batch=4, training=True)
+    assert least.bytes == 4 * values + (3 * weights * 4 + 20 * parameters) / 4
 
 
 def test_half_precision_halves_the_bytes_of_activations_alone() -> None:

@@ -14,15 +14,15 @@ from lockstep.benchmark.scaling import (
     Link,
     Step,
     all_reduce_sec,
-    buckets_of,
-    expected_maximum,
+    expect_maximum,
     images_per_sec,
-    overlap_of,
+    measure_overlap,
+    predict_strong_scaling,
+    predict_weak_scaling,
     ring_sec,
+    split_gradients,
     step_time,
-    strong_scaling,
     tree_sec,
-    weak_scaling,
 )
 from lockstep.models.architectures import MODELS
 
@@ -31,7 +31,7 @@ SLOW = Link(10.0, 2.0)
 """Bytes and seconds of hand-computed cases."""
 
 
-def simulated_ring(ranks: int, size: float, link: Link) -> float:
+def simulate_ring(ranks: int, size: float, link: Link) -> float:
     """Pass pieces around: a rank sends its next piece when it has sent the last one and received
     the piece to send."""
     sent = [0.0] * ranks
@@ -45,7 +45,7 @@ def simulated_ring(ranks: int, size: float, link: Link) -> float:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
 def test_a_ring_takes_as_long_as_a_simulated_one(ranks: int) -> None:
-    assert ring_sec(ranks, 1000.0, FAST) == pytest.approx(simulated_ring(ranks, 1000.0, FAST))
+    assert ring_sec(ranks, 1000.0, FAST) == pytest.approx(simulate_ring(ranks, 1000.0, FAST))
 
 
 def test_closed_forms_by_hand() -> None:
@@ -90,7 +90,7 @@ def test_one_rank_on_each_host_uses_no_local_link(algorithm: str) -> None:
     ("ranks", "expected"), [(2, 0.56419), (3, 0.84628), (5, 1.16296), (10, 1.53875), (100, 2.50759)]
 )
 def test_the_slowest_of_ranks_is_that_of_published_tables(ranks: int, expected: float) -> None:
-    assert expected_maximum(ranks) == pytest.approx(expected, abs=1e-5)
+    assert expect_maximum(ranks) == pytest.approx(expected, abs=1e-5)
 
 
 STEP = Step(fixed_sec=1.0, image_sec=0.5, buckets=(600, 400), backward_share=0.5, overlap=0.5)
@@ -149,16 +149,20 @@ def test_ranks_that_share_cores_do_the_work_of_all() -> None:
 
 def test_weak_and_strong_scaling() -> None:
     cluster = Cluster(8, Link(math.inf), Link(math.inf))
-    weak = weak_scaling(STEP, cluster, [1, 8], batch=4)
-    assert [(each.ranks, each.batch, each.images_per_sec, each.speedup) for each in weak] == [
+    weak = predict_weak_scaling(STEP, cluster, [1, 8], batch=4)
+    assert [
+        (prediction.ranks, prediction.batch, prediction.images_per_sec, prediction.speedup)
+        for prediction in weak
+    ] == [
         (1, 4, 4 / 3, 1.0),
         (8, 4, 32 / 3, 8.0),
     ]
     # 16 images on 8 ranks: 2 each, in 2 s. 3 ranks do not divide 16.
-    strong = strong_scaling(STEP, cluster, [3, 8, 32], batch=4, global_batch=16)
-    assert [(each.ranks, each.batch, each.images_per_sec, each.speedup) for each in strong] == [
-        (8, 2, 8.0, 6.0)
-    ]
+    strong = predict_strong_scaling(STEP, cluster, [3, 8, 32], batch=4, global_batch=16)
+    assert [
+        (prediction.ranks, prediction.batch, prediction.images_per_sec, prediction.speedup)
+        for prediction in strong
+    ] == [(8, 2, 8.0, 6.0)]
 
 
 links = st.builds(Link, st.floats(1.0, 1e12), st.floats(0.0, 1.0))
@@ -234,17 +238,17 @@ def test_exchanges_are_those_of_pytorch(model: str, megabytes: int) -> None:
     parameters = list(reversed(list(built.parameters())))
     assigned, _ = dist._compute_bucket_assignment_by_size(parameters, [megabytes * 2**20])
     sizes = tuple(sum(4 * parameters[i].numel() for i in bucket) for bucket in assigned)
-    assert buckets_of(MODELS[model], 1000, megabytes) == sizes
-    assert buckets_of(MODELS[model], 1000, megabytes, value_bytes=2) == tuple(
+    assert split_gradients(MODELS[model], 1000, megabytes) == sizes
+    assert split_gradients(MODELS[model], 1000, megabytes, value_bytes=2) == tuple(
         size // 2 for size in sizes
     )
-    assert buckets_of(MODELS[model], 1000, None) == (sum(sizes),)
+    assert split_gradients(MODELS[model], 1000, None) == (sum(sizes),)
 
 
 def test_the_first_exchange_begins_when_the_last_layers_are_done() -> None:
     spec = MODELS["resnet50"]
     # 8 MB of gradients are in the classifier, 2 of 4,089 million multiply-adds.
-    assert overlap_of(spec, 1000, 224, 5) == pytest.approx(1 - 2.048 / 4089, abs=1e-5)
+    assert measure_overlap(spec, 1000, 224, 5) == pytest.approx(1 - 2.048 / 4089, abs=1e-5)
     # All gradients are ready with the first layer.
-    assert overlap_of(spec, 1000, 224, 1000) == 0.0
-    assert 0.9 < overlap_of(spec, 1000, 224, 25) < 0.95
+    assert measure_overlap(spec, 1000, 224, 1000) == 0.0
+    assert 0.9 < measure_overlap(spec, 1000, 224, 25) < 0.95

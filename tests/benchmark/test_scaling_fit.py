@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.benchmark.scaling import Cluster, Link, buckets_of
-from lockstep.benchmark.scaling_fit import KIND, Measured, compared, fitted, read_measured
+from lockstep.benchmark.scaling import Cluster, Link, split_gradients
+from lockstep.benchmark.scaling_fit import KIND, Measured, compare_steps, fit_steps, read_measured
 from lockstep.models.architectures import MODELS
 from lockstep.system.errors import DataError
 from tests.benchmark.cases import entry
@@ -26,12 +26,12 @@ OVERLAP = 0.6
 MEGABYTES = 102.228128
 """10^6 bytes of ResNet-50's gradients in float32: 25,557,032 values."""
 EXCHANGES = {
-    1: len(buckets_of(MODELS["resnet50"], 1000, 1)),
-    25: len(buckets_of(MODELS["resnet50"], 1000, 25)),
+    1: len(split_gradients(MODELS["resnet50"], 1000, 1)),
+    25: len(split_gradients(MODELS["resnet50"], 1000, 25)),
 }
 
 
-def made_up(
+def make_row(
     ranks: int, batch: int, hosts: int = 1, megabits: float | None = None, mb: int = 25, **more: Any
 ) -> Measured:
     """Return a step that takes as long as the parameters above say, by formulas of its own."""
@@ -48,45 +48,45 @@ def made_up(
 
 
 ROWS = [
-    *(made_up(ranks, batch) for ranks in (1, 2, 4) for batch in (4, 8)),
-    made_up(2, 4, mb=1),
-    *(made_up(ranks, 8, 2, megabits) for ranks in (2, 4) for megabits in (100, 1000)),
+    *(make_row(ranks, batch) for ranks in (1, 2, 4) for batch in (4, 8)),
+    make_row(2, 4, mb=1),
+    *(make_row(ranks, 8, 2, megabits) for ranks in (2, 4) for megabits in (100, 1000)),
 ]
 
 
 def test_known_parameters_are_found_again() -> None:
-    fit = fitted(ROWS)
-    found = (
+    fit = fit_steps(ROWS)
+    parameters = (
         fit.fixed_sec,
         fit.image_sec,
         fit.sharing,
         fit.handling.bytes_per_sec,
         fit.handling.latency_sec,
     )
-    assert found == pytest.approx((FIXED, IMAGE, SHARING, BANDWIDTH, LATENCY))
+    assert parameters == pytest.approx((FIXED, IMAGE, SHARING, BANDWIDTH, LATENCY))
     assert (fit.efficiency, fit.overlap, fit.variation) == pytest.approx(
         (EFFICIENCY, OVERLAP, 0.02)
     )
 
 
 def test_steps_that_were_not_fitted_are_predicted() -> None:
-    others = [made_up(3, 6), made_up(4, 6, 4, 300), made_up(3, 4, 3, 500)]
-    assert [each.difference for each in compared(fitted(ROWS), others)] == pytest.approx(
+    others = [make_row(3, 6), make_row(4, 6, 4, 300), make_row(3, 4, 3, 500)]
+    assert [row.difference for row in compare_steps(fit_steps(ROWS), others)] == pytest.approx(
         [0.0] * 3, abs=1e-6
     )
     slower = dataclasses.replace(others[0], step_sec=others[0].step_sec * 1.25)
-    assert compared(fitted(ROWS), [slower])[0].difference == pytest.approx(-0.2)
+    assert compare_steps(fit_steps(ROWS), [slower])[0].difference == pytest.approx(-0.2)
 
 
 def test_checks_do_not_move_the_fit() -> None:
-    wrong = dataclasses.replace(made_up(4, 6, 4, 300, fitted=False), step_sec=99.0)
-    assert fitted([*ROWS, wrong]) == fitted(ROWS)
+    wrong = dataclasses.replace(make_row(4, 6, 4, 300, fitted=False), step_sec=99.0)
+    assert fit_steps([*ROWS, wrong]) == fit_steps(ROWS)
 
 
 def test_a_link_that_the_work_of_the_cores_hides_says_nothing() -> None:
     # 100 Gbit/s: the wire takes no time, so these rows would pull the overlap up.
-    hidden = [made_up(2, 8, 2, 100_000), made_up(4, 8, 2, 100_000)]
-    fit = fitted([*ROWS, *hidden])
+    hidden = [make_row(2, 8, 2, 100_000), make_row(4, 8, 2, 100_000)]
+    fit = fit_steps([*ROWS, *hidden])
     assert (fit.efficiency, fit.overlap) == pytest.approx((EFFICIENCY, OVERLAP))
 
 
@@ -96,15 +96,15 @@ def test_noise_of_one_percent_moves_predictions_little() -> None:
         dataclasses.replace(row, step_sec=row.step_sec * factor)
         for row, factor in zip(ROWS, noise, strict=True)
     ]
-    others = [made_up(3, 6), made_up(4, 6, 4, 300), made_up(2, 6, 2, 300)]
-    assert max(abs(each.difference) for each in compared(fitted(noisy), others)) < 0.05
+    others = [make_row(3, 6), make_row(4, 6, 4, 300), make_row(2, 6, 2, 300)]
+    assert max(abs(row.difference) for row in compare_steps(fit_steps(noisy), others)) < 0.05
 
 
 def test_no_parameter_is_negative() -> None:
     # Two ranks that are faster than the sum of their computing: bytes and messages cannot take less
     # than nothing.
-    rows = [made_up(1, 4), made_up(1, 8), dataclasses.replace(made_up(2, 4), step_sec=0.2)]
-    fit = fitted(rows)
+    rows = [make_row(1, 4), make_row(1, 8), dataclasses.replace(make_row(2, 4), step_sec=0.2)]
+    fit = fit_steps(rows)
     assert fit.sharing == pytest.approx(0.2 / (2 * (FIXED + IMAGE * 4)))
     assert fit.handling == Link(float("inf"), 0.0)
 
@@ -112,26 +112,26 @@ def test_no_parameter_is_negative() -> None:
 def test_a_parameter_that_would_be_negative_is_left_out() -> None:
     # Per rank 0.24 and 0.4 s alone; 0.4 and 0.8 s for two: 1.25 times each, less 0.2 s. Least
     # squares of shares without the 0.2 s: 0.48 s and 0.8 s times the factor are 0.4 and 0.8 s.
-    rows = [made_up(1, 4), made_up(1, 8)]
+    rows = [make_row(1, 4), make_row(1, 8)]
     rows += [
-        dataclasses.replace(made_up(2, batch), step_sec=seconds)
+        dataclasses.replace(make_row(2, batch), step_sec=seconds)
         for batch, seconds in ((4, 0.4), (8, 0.8))
     ]
-    fit = fitted(rows)
+    fit = fit_steps(rows)
     assert fit.handling == Link(float("inf"), 0.0)
     assert fit.sharing == pytest.approx((1.2 + 1.0) / (1.2**2 + 1.0**2))
 
 
 def test_a_fit_makes_shares_small_and_not_seconds() -> None:
     rows = [
-        dataclasses.replace(made_up(1, batch), step_sec=seconds)
+        dataclasses.replace(make_row(1, batch), step_sec=seconds)
         for batch, seconds in ((1, 1.0), (2, 1.4), (100, 30.0))
     ]
 
     def error(fixed: float, image: float) -> float:
         return sum(((fixed + image * row.batch) / row.step_sec - 1) ** 2 for row in rows)
 
-    fit = fitted(rows)
+    fit = fit_steps(rows)
     best = error(fit.fixed_sec, fit.image_sec)
     for factor in (0.99, 1.01):
         assert error(fit.fixed_sec * factor, fit.image_sec) > best
@@ -143,12 +143,12 @@ def test_one_rank_at_one_batch_is_refused() -> None:
         DataError,
         match=r"fewer than two batches.*measure two: lockstep benchmark train -n 1 -b 4,8",
     ):
-        fitted([made_up(1, 4), made_up(1, 4), made_up(2, 8)])
+        fit_steps([make_row(1, 4), make_row(1, 4), make_row(2, 8)])
 
 
 def test_links_without_a_host_are_refused() -> None:
     with pytest.raises(DataError, match="none of several ranks on one host"):
-        fitted([made_up(1, 4), made_up(1, 8), made_up(2, 4, 2, 100)])
+        fit_steps([make_row(1, 4), make_row(1, 8), make_row(2, 4, 2, 100)])
 
 
 # Files
@@ -244,12 +244,12 @@ def test_training_steps_of_a_benchmark_report_are_read(tmp_path: Path) -> None:
 
 
 def test_ranks_with_a_gpu_each_are_predicted_from_one_and_from_the_system(tmp_path: Path) -> None:
-    def on_gpu(ranks: int, batch: int) -> Measured:
-        return dataclasses.replace(made_up(1, batch), ranks=ranks, on_gpu=True)
+    def make_gpu_row(ranks: int, batch: int) -> Measured:
+        return dataclasses.replace(make_row(1, batch), ranks=ranks, make_gpu_row=True)
 
-    rows = [on_gpu(1, 4), on_gpu(1, 8), on_gpu(4, 8)]
-    fit = fitted(rows)
+    rows = [make_gpu_row(1, 4), make_gpu_row(1, 8), make_gpu_row(4, 8)]
+    fit = fit_steps(rows)
     assert fit.sharing is None
     system = Cluster(8, Link(1e18), Link(1e18))
     # Four GPUs take as long as one, and wait for the slowest of four: 1.02938 standard deviations.
-    assert compared(fit, rows, system)[2].difference == pytest.approx(0.02 * 1.02938, abs=1e-6)
+    assert compare_steps(fit, rows, system)[2].difference == pytest.approx(0.02 * 1.02938, abs=1e-6)

@@ -1,5 +1,6 @@
 """Published systems: the numbers are those of published rows, and predictions next to them."""
 
+import itertools
 import math
 
 import pytest
@@ -9,12 +10,12 @@ from lockstep.benchmark.scaling_published import (
     BASES,
     SUBMISSIONS,
     SYSTEMS,
-    base_step,
-    clusters,
-    mlperf_predictions,
-    mlperf_step,
-    published_speedups,
-    without_overlap,
+    build_base_step,
+    build_clusters,
+    fit_mlperf,
+    predict_mlperf,
+    predict_speedups,
+    remove_overlap,
 )
 from lockstep.recipes.published_speeds import Row, read_speeds
 from lockstep.system.errors import UserError
@@ -24,7 +25,10 @@ TRAINED = [row for row in read_speeds() if row.kind == "train" and row.images_pe
 
 def test_speeds_of_bases_and_submissions_are_published() -> None:
     known = {(row.model, row.accelerators, row.images_per_sec) for row in TRAINED}
-    assert {("resnet50", each.gpus, float(each.images_per_sec)) for each in SUBMISSIONS} <= known
+    assert {
+        ("resnet50", submission.gpus, float(submission.images_per_sec))
+        for submission in SUBMISSIONS
+    } <= known
     for base in BASES:
         of_one = (base.model, 1, float(base.images_per_sec))
         of_eight = (base.model, 8, base.images_per_sec * 8)
@@ -50,14 +54,14 @@ def test_bandwidths_by_hand() -> None:
 
 
 def test_a_system_is_chosen_by_name_and_its_loader_limits_it() -> None:
-    (name, cluster), *others = clusters("dgx-2", 1000.0).items()
+    (name, cluster), *others = build_clusters("dgx-2", 1000.0).items()
     assert (name, cluster.loader_images_per_sec, others) == ("dgx-2", 1000.0, [])
-    assert list(clusters()) == list(SYSTEMS)
+    assert list(build_clusters()) == list(SYSTEMS)
     with pytest.raises(UserError, match=r"there is no system 'dgx-3'\. Did you mean dgx-"):
-        clusters("dgx-3")
+        build_clusters("dgx-3")
 
 
-def made_up(accelerators: int, rate: float, **changes: object) -> Row:
+def make_row(accelerators: int, rate: float, **changes: object) -> Row:
     fields = {
         "document": "d",
         "table": "t",
@@ -79,39 +83,39 @@ def made_up(accelerators: int, rate: float, **changes: object) -> Row:
 
 def test_a_speedup_is_over_one_gpu_of_the_same_table_precision_and_batch() -> None:
     others = [
-        made_up(1, 500.0, precision="tf32"),
-        made_up(1, 600.0, batch_images=128),
-        made_up(1, 700.0, table="u"),
+        make_row(1, 500.0, precision="tf32"),
+        make_row(1, 600.0, batch_images=128),
+        make_row(1, 700.0, table="u"),
     ]
-    rows = [*others, made_up(1, 2000.0), made_up(8, 14000.0), made_up(8, 9999.0, table="v")]
-    unknown = [made_up(each, each * 100.0, accelerator="Another GPU") for each in (1, 8)]
-    (found,) = published_speedups([*rows, *unknown], clusters())
-    assert (found.row.images_per_sec, found.one.images_per_sec, found.published_speedup) == (
+    rows = [*others, make_row(1, 2000.0), make_row(8, 14000.0), make_row(8, 9999.0, table="v")]
+    unknown = [make_row(gpus, gpus * 100.0, accelerator="Another GPU") for gpus in (1, 8)]
+    (scaled,) = predict_speedups([*rows, *unknown], build_clusters())
+    assert (scaled.row.images_per_sec, scaled.one.images_per_sec, scaled.published_speedup) == (
         14000.0,
         2000.0,
         7.0,
     )
-    assert 7.5 < found.predicted_speedup < 8.0
+    assert 7.5 < scaled.predicted_speedup < 8.0
 
 
 def test_published_speedups_in_full_precision_are_those_of_the_model() -> None:
     """Links limit both precisions alike, so what is missing in mixed precision is not theirs
     (docs/scaling.md)."""
-    found = published_speedups(read_speeds(), clusters())
-    assert len(found) == 64
-    full = [each for each in found if each.row.precision in ("fp32", "tf32")]
-    off = {id(each): abs(each.predicted_speedup / each.published_speedup - 1) for each in found}
-    assert max(off[id(each)] for each in full) < 0.08
-    assert max(off.values()) < 0.22
-    assert sum(each < 0.1 for each in off.values()) == 55
+    predictions = predict_speedups(read_speeds(), build_clusters())
+    assert len(predictions) == 64
+    off = [abs(row.predicted_speedup / row.published_speedup - 1) for row in predictions]
+    full = [row.row.precision in ("fp32", "tf32") for row in predictions]
+    assert max(itertools.compress(off, full)) < 0.08
+    assert max(off) < 0.22
+    assert sum(share < 0.1 for share in off) == 55
 
 
 def test_the_largest_submission_is_predicted_from_the_two_smaller_ones() -> None:
-    step = mlperf_step()
+    step = fit_mlperf()
     assert step.buckets == (2 * 25_557_032,)
-    predictions = mlperf_predictions()
+    predictions = predict_mlperf()
     assert [rate for _, rate in predictions[:2]] == pytest.approx(
-        [each.images_per_sec for each in SUBMISSIONS[:2]]
+        [submission.images_per_sec for submission in SUBMISSIONS[:2]]
     )
     assert predictions[2][1] == pytest.approx(SUBMISSIONS[2].images_per_sec, rel=0.05)
 
@@ -119,16 +123,16 @@ def test_the_largest_submission_is_predicted_from_the_two_smaller_ones() -> None
 def test_a_base_has_its_published_speed_on_one_gpu() -> None:
     for base in BASES:
         cluster = SYSTEMS[base.system].cluster()
-        assert images_per_sec(base_step(base), cluster, 1, base.batch) == pytest.approx(
+        assert images_per_sec(build_base_step(base), cluster, 1, base.batch) == pytest.approx(
             base.images_per_sec
         )
 
 
 def test_without_overlap_the_whole_exchange_is_waited_for() -> None:
     base = BASES[0]
-    step = base_step(base)
+    step = build_base_step(base)
     cluster = SYSTEMS[base.system].cluster()
-    late = without_overlap(step, base.model)
+    late = remove_overlap(step, base.model)
     assert (late.messages, late.gradient_bytes) == (1, step.gradient_bytes)
     slower = 1 - images_per_sec(late, cluster, 8, base.batch) / images_per_sec(
         step, cluster, 8, base.batch

@@ -1,11 +1,11 @@
 """Cells compared with cells."""
 
-from lockstep.benchmark.speedups import between, claims, differences
+from lockstep.benchmark.speedups import compare_settings, pair_claims, pair_reports
 from tests.benchmark.cases import entry
 
 
-def told(cells: list[dict[str, object]]) -> list[tuple[str, object, object]]:
-    return [(pair.axis, pair.over[pair.axis], pair.under[pair.axis]) for pair in claims(cells)]
+def compare_axes(cells: list[dict[str, object]]) -> list[tuple[str, object, object]]:
+    return [(pair.axis, pair.over[pair.axis], pair.under[pair.axis]) for pair in pair_claims(cells)]
 
 
 def test_the_documents_claims_are_pairs_that_differ_in_one_thing() -> None:
@@ -24,7 +24,7 @@ def test_the_documents_claims_are_pairs_that_differ_in_one_thing() -> None:
         entry(what="inference", dtype="bf16"),
         entry(what="inference", dtype="bf16", runtime="openvino"),
     ]
-    assert told(cells) == [
+    assert compare_axes(cells) == [
         ("dtype", "bf16", "fp32"),
         ("dtype", "fp16", "fp32"),
         ("dtype", "bf16", "fp32"),  # on two ranks
@@ -38,15 +38,15 @@ def test_the_documents_claims_are_pairs_that_differ_in_one_thing() -> None:
 
 
 def test_cells_without_figures_claim_nothing() -> None:
-    assert claims([entry(), entry(dtype="bf16", status="out of memory")]) == []
+    assert pair_claims([entry(), entry(dtype="bf16", status="out of memory")]) == []
 
 
 def test_a_quotient_is_that_of_the_printed_rates_and_scaling_that_of_the_ranks() -> None:
     # A published table prints 2.18, but its own rates, 3410 and 1055, give 3.23.
-    (pair,) = claims([entry(1055.2), entry(3410.4, dtype="bf16")])
+    (pair,) = pair_claims([entry(1055.2), entry(3410.4, dtype="bf16")])
     assert pair.quotient == 3410 / 1055
     assert pair.scaling is None
-    (scaling,) = claims([entry(10.0), entry(35.0, ranks=4)])
+    (scaling,) = pair_claims([entry(10.0), entry(35.0, ranks=4)])
     assert scaling.scaling == 3.5 / 4
 
 
@@ -60,7 +60,7 @@ def test_two_reports_are_held_against_each_other_where_both_have_figures() -> No
         ]
     }
     then = {"cells": [entry(30.0, batch=16), entry(10.0), entry(batch=32), entry(dtype="bf16")]}
-    pairs = between(now, then)
+    pairs = pair_reports(now, then)
     assert [(pair.over["batch"], pair.quotient, pair.overlap) for pair in pairs] == [
         (4, 1.2, False),
         (16, 1.0, True),
@@ -85,7 +85,8 @@ def test_what_was_measured_and_where_forbids_a_quotient_and_versions_and_lengths
     changed = settings(changes={"image_size": 64}, iterations=3, gpus=["H100"], lockstep="2")
     then = {"settings": changed, "environment": newer, "cells": [entry()]}
     assert [
-        (found.name, found.ours, found.theirs, found.divides) for found in differences(now, then)
+        (difference.name, difference.ours, difference.theirs, difference.divides)
+        for difference in compare_settings(now, then)
     ] == [
         ("changes", {}, {"image_size": 64}, False),
         ("iterations", 9, 3, True),
@@ -93,9 +94,9 @@ def test_what_was_measured_and_where_forbids_a_quotient_and_versions_and_lengths
         ("lockstep", "1", "2", True),
         ("torch: torch", "2.0", "2.1", True),
     ]
-    assert differences(now, now) == []
+    assert compare_settings(now, now) == []
 
 
 def test_an_environment_of_one_report_alone_is_no_difference() -> None:
     now = {"settings": settings(), "environment": {"torch": {"processor": "a"}}, "cells": [entry()]}
-    assert differences(now, now | {"environment": {}}) == []
+    assert compare_settings(now, now | {"environment": {}}) == []

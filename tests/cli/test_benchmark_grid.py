@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.benchmark import grid as grids
-from lockstep.benchmark.iteration_times import printed
+from lockstep.benchmark.iteration_times import format_rate
 from lockstep.system.files import write_json
 from lockstep.system.workers import Ended
 from tests.benchmark.cases import rank, timeline
@@ -120,7 +120,7 @@ def test_what_is_printed_follows_from_what_is_printed(
         assert quotient == pytest.approx(over / under, abs=5e-4)
         if parts[1] == "1":  # over one rank
             assert parts[6] == f"{over / under / 2:.0%}"
-    assert f"{printed(1.0)} images/s" in output
+    assert f"{format_rate(1.0)} images/s" in output
     assert "steady" not in output
 
 

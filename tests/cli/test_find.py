@@ -57,7 +57,7 @@ def test_every_try_is_a_line_and_the_last_one_a_command(
         assert (execution.recompute, memory_bytes) == ("blocks", 2_000_000_000)
         return Try(images, parts, images // parts <= 60, images_per_sec=100.0, is_short=images > 62)
 
-    monkeypatch.setattr(largest_batch, "_tried", fake)
+    monkeypatch.setattr(largest_batch, "_try_steps", fake)
     how = (
         "--recipe",
         recipe,

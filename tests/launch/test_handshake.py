@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lockstep.launch import connections
-from lockstep.launch.connections import Line, admitted, reach
+from lockstep.launch.connections import Line, admit, reach
 from lockstep.launch.handshake import GREETING, examine, introduce
 from lockstep.system.errors import BackendError
 from tests.processes import wait_until
@@ -36,7 +36,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @contextmanager
-def examined() -> Iterator[tuple[socket.socket, "Future[object]"]]:
+def examine_client() -> Iterator[tuple[socket.socket, "Future[object]"]]:
     """Yield a client's end whose server examines it, and what will come of that."""
     with pair() as (client, server), ThreadPoolExecutor(1) as pool:
         yield client, pool.submit(examine, server, SECRET.encode(), SOON_SEC)
@@ -46,15 +46,15 @@ def read(line: socket.socket, length: int) -> bytes:
     return line.recv(length, socket.MSG_WAITALL)
 
 
-def packed(place: tuple[str, int]) -> bytes:
+def pack(place: tuple[str, int]) -> bytes:
     return bytes(10) + b"\xff\xff" + IPv4Address(place[0]).packed + place[1].to_bytes(2, "big")
 
 
 def test_the_proofs_are_sha_256_over_roles_addresses_and_nonces() -> None:
     # By the protocol of the module's docstring, with Python's own HMAC.
-    with examined() as (line, result):
+    with examine_client() as (line, result):
         greeting = read(line, len(GREETING) + 32)
-        places = packed(line.getsockname()) + packed(line.getpeername())
+        places = pack(line.getsockname()) + pack(line.getpeername())
         own = os.urandom(32)
         about = places + greeting[len(GREETING) :] + own
         line.sendall(
@@ -72,7 +72,7 @@ def test_a_proof_that_was_overheard_is_refused() -> None:
         examining = pool.submit(examine, server, SECRET.encode(), SOON_SEC)
         introduction = pool.submit(introduce, Overheard(client, heard), SECRET.encode(), SOON_SEC)  # type: ignore[arg-type]
         assert examining.result(SOON_SEC).sending == introduction.result(SOON_SEC).receiving
-    with examined() as (line, result):
+    with examine_client() as (line, result):
         read(line, len(GREETING) + 32)
         line.sendall(heard)
         assert read(line, 33) == REFUSED
@@ -119,7 +119,7 @@ def test_more_strangers_than_places_keep_nobody_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(connections, "ANSWER_SEC", int(SOON_SEC))
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        closing(admitted(server, SECRET, SOON_SEC)) as arrivals,
+        closing(admit(server, SECRET, SOON_SEC)) as arrivals,
         ThreadPoolExecutor(1) as pool,
     ):
         assert next(arrivals) is None  # it begins to accept
@@ -146,7 +146,7 @@ def test_a_server_that_could_not_accept_a_connection_accepts_the_next_one() -> N
     with (
         socket.create_server(("127.0.0.1", 0)) as opened,
         Failing(fileno=opened.detach()) as server,
-        closing(admitted(server, SECRET, SOON_SEC)) as arrivals,
+        closing(admit(server, SECRET, SOON_SEC)) as arrivals,
         ThreadPoolExecutor(1) as pool,
     ):
         result = pool.submit(reach, *server.getsockname(), SECRET, SOON_SEC)
@@ -159,7 +159,7 @@ def ends() -> Iterator[tuple[Line, Line]]:
     """Both ends of a connection that has been proven."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        closing(admitted(server, SECRET, SOON_SEC)) as arrivals,
+        closing(admit(server, SECRET, SOON_SEC)) as arrivals,
         ThreadPoolExecutor(1) as pool,
     ):
         result = pool.submit(reach, *server.getsockname(), SECRET, SOON_SEC)

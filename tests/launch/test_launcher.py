@@ -3,20 +3,15 @@
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.launch import watching
-from lockstep.launch.launcher import Watch, code_of_ranks, launch_ranks
-from lockstep.launch.nodes import Start, one_machine
+from lockstep.launch.launcher import Watch, read_code
+from tests.launch.programs import launch_programs
 from tests.processes import wait_until
 
 # The exit code of several ranks
@@ -42,9 +37,9 @@ from tests.processes import wait_until
 def test_wrong_use_comes_before_an_interrupt_and_that_before_a_stop_and_a_failure(
     tmp_path: Path, codes: list[int], code: int
 ) -> None:
-    for rank, each in enumerate(codes):
-        (tmp_path / str(rank)).write_text(str(each))
-    assert code_of_ranks(tmp_path) == code
+    for rank, written in enumerate(codes):
+        (tmp_path / str(rank)).write_text(str(written))
+    assert read_code(tmp_path) == code
 
 
 linux = pytest.mark.skipif(
@@ -53,57 +48,21 @@ linux = pytest.mark.skipif(
 
 # Starting ranks
 
-RANK = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-rank, folder = os.environ["RANK"], Path(sys.argv[1])
-
-def wait_for(*names):
-    deadline = time.monotonic() + 60
-    while not all((folder / name).exists() for name in names):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-def leave(code):
-    (Path(os.environ["LOCKSTEP_EXIT_CODE_FOLDER"]) / rank).write_text(str(code))
-    sys.exit(code)
-"""
-"""The beginning of the programs below. They share a folder with the test."""
-
-
-def nothing_more(rank: int) -> dict[str, str]:
-    return {}
-
-
-def launch(
-    processes: int,
-    program: str,
-    folder: Path,
-    environment: Callable[[int], dict[str, str]] = nothing_more,
-    watch: Watch | None = None,
-) -> int:
-    start = Start(one_machine(processes), environment)
-    return launch_ranks(
-        ["-c", RANK + program, str(folder)], lambda: nullcontext(start), watch=watch
-    )
-
-
 WRITE_VARIABLES = """
 (folder / rank).write_text(json.dumps(dict(os.environ)))
 """
 
 
-def variables(folder: Path) -> list[dict[str, str]]:
+def read_variables(folder: Path) -> list[dict[str, str]]:
     """Return the variables that `WRITE_VARIABLES` wrote, by rank."""
     return [json.loads(file.read_text()) for file in sorted(folder.iterdir())]
 
 
 def test_every_rank_is_told_which_it_is_of_how_many(tmp_path: Path) -> None:
-    launch(3, WRITE_VARIABLES, tmp_path)
+    launch_programs(3, WRITE_VARIABLES, tmp_path)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    told = [tuple(found[name] for name in names) for found in variables(tmp_path)]
-    assert told == [("0", "0", "3", "3"), ("1", "1", "3", "3"), ("2", "2", "3", "3")]
+    ranks = [tuple(map(rank.get, names)) for rank in read_variables(tmp_path)]
+    assert ranks == [("0", "0", "3", "3"), ("1", "1", "3", "3"), ("2", "2", "3", "3")]
 
 
 def test_every_rank_has_variables_of_its_own_and_those_of_the_launcher(
@@ -111,25 +70,25 @@ def test_every_rank_has_variables_of_its_own_and_those_of_the_launcher(
 ) -> None:
     monkeypatch.setenv("OF_ALL", "all")
     monkeypatch.setenv("OF_EACH", "the launcher's")
-    launch(2, WRITE_VARIABLES, tmp_path, lambda rank: {"OF_EACH": f"of {rank}"})
-    told = [(found["OF_ALL"], found["OF_EACH"]) for found in variables(tmp_path)]
-    assert told == [("all", "of 0"), ("all", "of 1")]
+    launch_programs(2, WRITE_VARIABLES, tmp_path, lambda rank: {"OF_EACH": f"of {rank}"})
+    values = [(rank["OF_ALL"], rank["OF_EACH"]) for rank in read_variables(tmp_path)]
+    assert values == [("all", "of 0"), ("all", "of 1")]
 
 
 def test_the_variables_of_the_launcher_stay_as_they_are(tmp_path: Path) -> None:
     before = dict(os.environ)
-    launch(2, "", tmp_path, lambda rank: {"OF_EACH": f"of {rank}"})
+    launch_programs(2, "", tmp_path, lambda rank: {"OF_EACH": f"of {rank}"})
     assert dict(os.environ) == before
 
 
 def test_ranks_run_beside_each_other(tmp_path: Path) -> None:
     program = "(folder / rank).touch()\nwait_for('0', '1', '2')"
-    assert launch(3, program, tmp_path) == 0
+    assert launch_programs(3, program, tmp_path) == 0
 
 
 @pytest.mark.parametrize("program", ["", "leave(0)"], ids=["that leave no code", "that leave it"])
 def test_ranks_that_all_end_well_end_the_launch_well(program: str, tmp_path: Path) -> None:
-    assert launch(2, program, tmp_path) == 0
+    assert launch_programs(2, program, tmp_path) == 0
 
 
 FAIL_ON_RANK_1 = """
@@ -160,7 +119,7 @@ FAILURES = {
 def test_when_a_rank_fails_the_others_are_asked_to_stop(
     fail: str, code: int, tmp_path: Path
 ) -> None:
-    assert launch(3, FAIL_ON_RANK_1.format(fail=fail), tmp_path) == code
+    assert launch_programs(3, FAIL_ON_RANK_1.format(fail=fail), tmp_path) == code
     assert [(tmp_path / rank).read_text() for rank in ("0", "2")] == ["SIGTERM", "SIGTERM"]
 
 
@@ -176,13 +135,13 @@ if rank == "1":
     leave(1)
 time.sleep(600)
 """
-    assert launch(2, deaf, tmp_path) == 1
+    assert launch_programs(2, deaf, tmp_path) == 1
 
 
 def test_a_rank_that_ends_well_early_stops_no_other(tmp_path: Path) -> None:
     # Rank 1 runs long enough for the launcher to check the ranks.
     program = "if rank == '0':\n    leave(0)\ntime.sleep(0.3)\nleave(0)"
-    assert launch(2, program, tmp_path) == 0
+    assert launch_programs(2, program, tmp_path) == 0
 
 
 def test_of_two_that_fail_the_code_goes_by_the_rule(tmp_path: Path) -> None:
@@ -191,7 +150,7 @@ def test_of_two_that_fail_the_code_goes_by_the_rule(tmp_path: Path) -> None:
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(folder / rank).touch()\nwait_for('0',"
         " '1')\n"
     )
-    assert launch(2, f"{program}leave(1 + int(rank))", tmp_path) == 2
+    assert launch_programs(2, f"{program}leave(1 + int(rank))", tmp_path) == 2
 
 
 # Ranks that hang
@@ -206,16 +165,21 @@ wait_for("ready 0", "ready 1")
 """
 
 
-def hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def run_until_hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what the launcher says of two ranks that do not end by themselves.
 
     Of ranks that stall, one without a beat for half of the patience counts as silent: a busy
     machine must not take as long.
     """
     monkeypatch.setattr(watching, "GRACE_SEC", 0.3)
-    told: list[str] = []
-    assert launch(2, BEATS + program, folder, watch=Watch(patience_sec=6.0, say=told.append)) == 1
-    return "\n".join(told)
+    messages: list[str] = []
+    assert (
+        launch_programs(
+            2, BEATS + program, folder, watch=Watch(patience_sec=6.0, say=messages.append)
+        )
+        == 1
+    )
+    return "\n".join(messages)
 
 
 @linux
@@ -229,10 +193,12 @@ if rank == "1":
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(60)
 """
-    told = hung(tmp_path, BOTH_READY + stops, monkeypatch)
+    messages = run_until_hung(tmp_path, BOTH_READY + stops, monkeypatch)
     pid = (tmp_path / "pid 1").read_text()
-    assert f"rank 1 (host {socket.gethostname()}, pid {pid}) has shown no sign of life for" in told
-    assert "its process is stopped (state T); last it was training, 7 steps begun" in told
+    assert (
+        f"rank 1 (host {socket.gethostname()}, pid {pid}) has shown no sign of life for" in messages
+    )
+    assert "its process is stopped (state T); last it was training, 7 steps begun" in messages
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -245,15 +211,15 @@ if rank == "1":
     heartbeat.note("training", 8, moved=True)
 time.sleep(60)
 """
-    told = hung(tmp_path, BOTH_READY + waits, monkeypatch)
-    assert "lockstep: no rank has taken a batch for" in told
-    assert "rank 0" in told
-    assert "is behind the others: training, 7 steps begun" in told
+    messages = run_until_hung(tmp_path, BOTH_READY + waits, monkeypatch)
+    assert "lockstep: no rank has taken a batch for" in messages
+    assert "rank 0" in messages
+    assert "is behind the others: training, 7 steps begun" in messages
 
 
 def test_a_rank_that_computes_without_beats_is_not_hung(tmp_path: Path) -> None:
     computes = "ends = time.monotonic() + 4.5\nwhile time.monotonic() < ends:\n    pass"
-    assert launch(1, computes, tmp_path, watch=Watch(patience_sec=3.0)) == 0
+    assert launch_programs(1, computes, tmp_path, watch=Watch(patience_sec=3.0)) == 0
 
 
 def test_when_ranks_cannot_be_started_those_that_run_are_ended(tmp_path: Path) -> None:
@@ -264,7 +230,7 @@ def test_when_ranks_cannot_be_started_those_that_run_are_ended(tmp_path: Path) -
         return {}
 
     with pytest.raises(OSError, match="no place for this rank"):
-        launch(
+        launch_programs(
             2,
             "(folder / rank).write_text(str(os.getpid()))\ntime.sleep(60)",
             tmp_path,
@@ -282,7 +248,7 @@ def test_the_output_of_rank_0_is_shown_and_that_of_others_is_logged(
     logs = tmp_path / "a run" / "logs"
     program = "print('out of', rank)\nprint('error of', rank, file=sys.stderr)"
     for _ in range(2):
-        assert launch(3, program, tmp_path, watch=Watch(logs=logs)) == 0
+        assert launch_programs(3, program, tmp_path, watch=Watch(logs=logs)) == 0
     assert capfd.readouterr() == ("out of 0\n" * 2, "error of 0\n" * 2)
     assert {file.name: file.read_text() for file in logs.iterdir()} == {
         f"rank-{rank}.log": f"out of {rank}\nerror of {rank}\n" * 2 for rank in (1, 2)
@@ -301,13 +267,15 @@ time.sleep(60)
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_the_last_lines_of_a_rank_that_failed_are_shown(tmp_path: Path, is_kept: bool) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     logs = tmp_path / "logs"
     assert (
-        launch(2, FAILS, tmp_path, watch=Watch(logs=logs if is_kept else None, say=told.append))
+        launch_programs(
+            2, FAILS, tmp_path, watch=Watch(logs=logs if is_kept else None, say=messages.append)
+        )
         == 1
     )
-    first, second, *lines = told[0].splitlines()
+    first, second, *lines = messages[0].splitlines()
     assert first.endswith("failed with exit code 1; it was starting. All ranks are ended.")
     assert second == f"The last lines of its output{f', {logs}/rank-1.log' if is_kept else ''}:"
     assert lines == [f"  line {number}" for number in range(80, 100)]
@@ -316,7 +284,7 @@ def test_the_last_lines_of_a_rank_that_failed_are_shown(tmp_path: Path, is_kept:
 
 def test_a_folder_that_cannot_be_made_keeps_no_rank_from_running(tmp_path: Path) -> None:
     (tmp_path / "a file").touch()
-    assert launch(2, "", tmp_path, watch=Watch(logs=tmp_path / "a file" / "logs")) == 0
+    assert launch_programs(2, "", tmp_path, watch=Watch(logs=tmp_path / "a file" / "logs")) == 0
 
 
 # Starting again
@@ -340,16 +308,21 @@ def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
         ' {restart["restart"]}\')\n'
     )
     program += "    os.kill(os.getpid(), signal.SIGKILL)"
-    told: list[str] = []
+    messages: list[str] = []
     assert (
-        launch(2, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=5, say=told.append)) == 0
+        launch_programs(
+            2, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=5, say=messages.append)
+        )
+        == 0
     )
     assert tries(tmp_path) == [f"{rank} try {number}" for rank in (0, 1) for number in range(3)]
     assert (tmp_path / "0 try 0").read_text() == ""
     assert re.fullmatch(
         r"rank 1 \(.*\) was ended by SIGKILL.*, 2 steps begun", (tmp_path / "0 try 2").read_text()
     )
-    assert told[1] == "lockstep: all ranks are started again (1 of 5), from the newest checkpoint"
+    assert (
+        messages[1] == "lockstep: all ranks are started again (1 of 5), from the newest checkpoint"
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,175 +338,11 @@ def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
 def test_ranks_are_not_started_again_if_they_would_fail_again(
     program: str, code: int, attempts: int, tmp_path: Path
 ) -> None:
-    assert launch(1, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=2)) == code
+    assert launch_programs(1, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=2)) == code
     assert tries(tmp_path) == [f"0 try {number}" for number in range(attempts)]
 
 
 def test_ranks_that_were_asked_to_stop_are_not_started_again(tmp_path: Path) -> None:
     program = "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)"
-    assert launch(1, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=2)) == 1
+    assert launch_programs(1, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=2)) == 1
     assert tries(tmp_path) == ["0 try 0"]
-
-
-# Signals
-
-WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-@contextmanager
-def handlers(handler: Any) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in WATCHED}
-    try:
-        yield
-    finally:
-        for number, each in before.items():
-            signal.signal(number, each)
-
-
-def own_handler(number: int, _: object) -> None:
-    """Stands for any handler of the launching program."""
-
-
-def test_after_a_launch_signals_are_handled_as_before(tmp_path: Path) -> None:
-    with handlers(own_handler):
-        launch(1, "", tmp_path)
-        assert [signal.getsignal(number) for number in WATCHED] == [own_handler] * 3
-
-
-def test_after_a_launch_that_could_not_start_signals_are_handled_as_before(tmp_path: Path) -> None:
-    def refuse(rank: int) -> dict[str, str]:
-        raise OSError("no place for this rank")
-
-    with handlers(own_handler):
-        with pytest.raises(OSError, match="no place for this rank"):
-            launch(1, "", tmp_path, refuse)
-        assert [signal.getsignal(number) for number in WATCHED] == [own_handler] * 3
-
-
-LAUNCH = """
-import os, signal, sys
-from contextlib import nullcontext
-from lockstep.launch.launcher import launch_ranks
-from lockstep.launch.nodes import Start, one_machine
-
-def environment(rank):
-    {each}
-    return {{}}
-
-sys.exit(launch_ranks(["-c", *sys.argv[1:]], lambda: nullcontext(Start(one_machine(2), environment))))
-"""
-
-NOTE_SIGNALS = """
-def note(number, frame):
-    with (folder / f"{rank} received").open("a") as file:
-        print(signal.Signals(number).name, file=file)
-
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-    signal.signal(number, note)
-(folder / f"{rank} is ready").touch()
-wait_for("end")
-"""
-
-
-@contextmanager
-def launching(program: str, folder: Path, each: str = "pass") -> Iterator[subprocess.Popen[str]]:
-    """Launch two ranks from a process that leads a process group, as in a terminal; `each` runs
-    before each rank starts.
-
-    At the end of the block the ranks may end. A launcher that does not end is killed.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH.format(each=each), RANK + program, str(folder)],
-        env=os.environ | {"TMPDIR": str(folder)},
-        start_new_session=True,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        (folder / "end").touch()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-
-
-def all_have(folder: Path, what: str) -> bool:
-    return all((folder / f"{rank} {what}").exists() for rank in (0, 1))
-
-
-@pytest.mark.parametrize("number", WATCHED)
-def test_a_signal_to_the_terminals_process_group_reaches_every_rank_once(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    with launching(NOTE_SIGNALS, tmp_path) as process:
-        wait_until(lambda: all_have(tmp_path, "is ready"))
-        os.killpg(process.pid, number)
-        wait_until(lambda: all_have(tmp_path, "received"))
-    assert process.returncode == 0
-    assert [(tmp_path / f"{rank} received").read_text() for rank in (0, 1)] == [
-        f"{number.name}\n"
-    ] * 2
-
-
-@pytest.mark.parametrize("number", WATCHED)
-def test_a_signal_to_the_launcher_alone_reaches_every_rank_once(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    with launching(NOTE_SIGNALS, tmp_path) as process:
-        wait_until(lambda: all_have(tmp_path, "is ready"))
-        process.send_signal(number)
-        wait_until(lambda: all_have(tmp_path, "received"))
-    assert process.returncode == 0
-    assert [(tmp_path / f"{rank} received").read_text() for rank in (0, 1)] == [
-        f"{number.name}\n"
-    ] * 2
-
-
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
-)
-def test_ranks_that_stop_on_a_signal_end_the_launch_with_their_code(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
-    program = NOTE_SIGNALS.replace(
-        'wait_for("end")', f'wait_for(f"{{rank}} received")\nleave({code})'
-    )
-    with launching(program, tmp_path) as process:
-        wait_until(lambda: all_have(tmp_path, "is ready"))
-        process.send_signal(number)
-        assert process.wait(60) == code
-
-
-@pytest.mark.parametrize("started", [0, 1])
-def test_a_signal_that_comes_while_ranks_are_started_stops_them_all(
-    started: int, tmp_path: Path
-) -> None:
-    each = f"if rank == {started}: os.kill(os.getpid(), signal.SIGTERM)"
-    with launching('wait_for("end")', tmp_path, each) as process:
-        try:
-            process.wait(40)  # ranks that hear nothing end after a minute
-        except subprocess.TimeoutExpired:
-            pytest.fail(
-                f"SIGTERM was lost that came when {started} ranks had been started", pytrace=False
-            )
-    assert process.returncode == 1
-
-
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="other systems do not tell when a parent dies"
-)
-def test_ranks_that_follow_their_launcher_hear_of_its_sudden_end(tmp_path: Path) -> None:
-    program = (
-        f"from lockstep.system.ranks import follow_launcher\nfollow_launcher()\n{NOTE_SIGNALS}"
-    )
-    with launching(program, tmp_path) as process:
-        wait_until(lambda: all_have(tmp_path, "is ready"))
-        process.kill()
-        wait_until(lambda: all_have(tmp_path, "received"))
-        # No launcher waits for these ranks: they may still be writing.
-        files = [tmp_path / f"{rank} received" for rank in (0, 1)]
-        wait_until(lambda: all(file.read_text() for file in files))
-    assert [file.read_text() for file in files] == ["SIGTERM\n"] * 2

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import nodes
-from lockstep.launch.meeting import Asked, Meeting, meeting_of, meeting_of_rank, read_secret
-from lockstep.launch.nodes import addresses, interface_between, resolve_bind
+from lockstep.launch.meeting import Meeting, Options, find_meeting, find_rank_meeting, read_secret
+from lockstep.launch.nodes import find_interface, list_addresses, resolve_bind
 from lockstep.system.errors import UserError
 
 WORDS = "a secret of the tests"
 SECRET = {"LOCKSTEP_SECRET": WORDS}
-TWO = Asked(nodes=2, node_rank=1, rendezvous="node0:29400")
+TWO = Options(nodes=2, node_rank=1, rendezvous="node0:29400")
 STEP = {
     "SLURM_JOB_ID": "1",
     "SLURM_STEP_ID": "0",
@@ -27,65 +27,65 @@ STEP = {
 
 
 def test_options_say_where_to_meet() -> None:
-    assert meeting_of(TWO, SECRET) == Meeting(1, 2, "node0", 29400, WORDS)
+    assert find_meeting(TWO, SECRET) == Meeting(1, 2, "node0", 29400, WORDS)
 
 
 @pytest.mark.parametrize(
     "asked",
-    [Asked(), Asked(nodes=1), Asked(nodes=1, node_rank=0, rendezvous="node0:29400")],
+    [Options(), Options(nodes=1), Options(nodes=1, node_rank=0, rendezvous="node0:29400")],
     ids=str,
 )
-def test_one_machine_meets_nobody_and_needs_no_secret(asked: Asked) -> None:
-    assert meeting_of(asked, {}) is None
+def test_one_machine_meets_nobody_and_needs_no_secret(asked: Options) -> None:
+    assert find_meeting(asked, {}) is None
 
 
 def test_the_environment_can_say_place_and_address() -> None:
     environment = SECRET | {"LOCKSTEP_RENDEZVOUS": "node0:29400", "LOCKSTEP_BIND": "127.0.0.1"}
     expected = Meeting(1, 2, "node0", 29400, WORDS, "127.0.0.1")
-    assert meeting_of(Asked(nodes=2, node_rank=1), environment) == expected
+    assert find_meeting(Options(nodes=2, node_rank=1), environment) == expected
 
 
 def test_a_slurm_step_says_all_but_the_secret() -> None:
-    assert meeting_of(Asked(), STEP | SECRET) == Meeting(1, 2, "node0", 15_008, WORDS)
+    assert find_meeting(Options(), STEP | SECRET) == Meeting(1, 2, "node0", 15_008, WORDS)
     with pytest.raises(UserError, match="shared secret"):
-        meeting_of(Asked(), STEP)
+        find_meeting(Options(), STEP)
 
 
 def test_options_come_before_slurm() -> None:
-    asked = Asked(nodes=3, node_rank=2, rendezvous="other:1234")
-    assert meeting_of(asked, STEP | SECRET) == Meeting(2, 3, "other", 1234, WORDS)
+    asked = Options(nodes=3, node_rank=2, rendezvous="other:1234")
+    assert find_meeting(asked, STEP | SECRET) == Meeting(2, 3, "other", 1234, WORDS)
 
 
 def test_several_launchers_on_a_node_are_refused() -> None:
     with pytest.raises(UserError, match=r"4 tasks on 2 nodes.*--ntasks-per-node=1"):
-        meeting_of(Asked(), STEP | SECRET | {"SLURM_STEP_NUM_TASKS": "4"})
+        find_meeting(Options(), STEP | SECRET | {"SLURM_STEP_NUM_TASKS": "4"})
     with pytest.raises(UserError, match=r"8 tasks on 1 nodes.*--ntasks-per-node=1"):
-        meeting_of(
-            Asked(), STEP | SECRET | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}
+        find_meeting(
+            Options(), STEP | SECRET | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}
         )
 
 
 @pytest.mark.parametrize(
     ("asked", "missing"),
     [
-        (Asked(nodes=2), "--node-rank and --rendezvous HOST:PORT is missing"),
-        (Asked(nodes=2, node_rank=0), "but --rendezvous HOST:PORT is missing"),
-        (Asked(nodes=2, rendezvous="node0:29400"), "but --node-rank is missing"),
+        (Options(nodes=2), "--node-rank and --rendezvous HOST:PORT is missing"),
+        (Options(nodes=2, node_rank=0), "but --rendezvous HOST:PORT is missing"),
+        (Options(nodes=2, rendezvous="node0:29400"), "but --node-rank is missing"),
         (
-            Asked(nodes=2, node_rank=2, rendezvous="node0:29400"),
+            Options(nodes=2, node_rank=2, rendezvous="node0:29400"),
             "--node-rank is 2, expected 0 to 1",
         ),
-        (Asked(node_rank=1, rendezvous="node0:29400"), "--nodes is 1"),
-        (Asked(nodes=2, node_rank=0, rendezvous="node0"), "expected HOST:PORT"),
-        (Asked(nodes=2, node_rank=0, rendezvous=":29400"), "expected HOST:PORT"),
-        (Asked(nodes=2, node_rank=0, rendezvous="node0:70000"), "expected HOST:PORT"),
-        (Asked(nodes=2, node_rank=0, rendezvous="node0:1", bind="192.0.2.1"), "--bind 192.0.2.1"),
+        (Options(node_rank=1, rendezvous="node0:29400"), "--nodes is 1"),
+        (Options(nodes=2, node_rank=0, rendezvous="node0"), "expected HOST:PORT"),
+        (Options(nodes=2, node_rank=0, rendezvous=":29400"), "expected HOST:PORT"),
+        (Options(nodes=2, node_rank=0, rendezvous="node0:70000"), "expected HOST:PORT"),
+        (Options(nodes=2, node_rank=0, rendezvous="node0:1", bind="192.0.2.1"), "--bind 192.0.2.1"),
     ],
     ids=str,
 )
-def test_what_is_missing_or_wrong_is_named(asked: Asked, missing: str) -> None:
+def test_what_is_missing_or_wrong_is_named(asked: Options, missing: str) -> None:
     with pytest.raises(UserError) as refused:
-        meeting_of(asked, SECRET)
+        find_meeting(asked, SECRET)
     assert missing in str(refused.value)
 
 
@@ -94,12 +94,12 @@ def test_what_is_missing_or_wrong_is_named(asked: Asked, missing: str) -> None:
 
 def test_without_a_secret_it_is_told_how_to_make_one() -> None:
     with pytest.raises(UserError, match=r"secrets.token_hex\(16\)"):
-        meeting_of(TWO, {})
+        find_meeting(TWO, {})
 
 
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(UserError, match="5 characters; expected at least 16"):
-        meeting_of(TWO, {"LOCKSTEP_SECRET": "short"})
+        find_meeting(TWO, {"LOCKSTEP_SECRET": "short"})
 
 
 def test_a_secret_comes_from_a_file_that_nobody_else_can_read(tmp_path: Path) -> None:
@@ -133,27 +133,27 @@ def test_a_secret_is_shown_nowhere() -> None:
 
 
 def test_this_machine_is_node_0_of_those_it_starts() -> None:
-    found = meeting_of(Asked(hosts=("127.0.0.1", "127.0.0.2")), {})
-    assert found is not None
-    assert (found.node, found.nodes, found.host) == (0, 3, "127.0.0.1")
-    assert len(found.secret) == 32
-    other = meeting_of(Asked(hosts=("127.0.0.1",)), {})
+    meeting = find_meeting(Options(hosts=("127.0.0.1", "127.0.0.2")), {})
+    assert meeting is not None
+    assert (meeting.node, meeting.nodes, meeting.host) == (0, 3, "127.0.0.1")
+    assert len(meeting.secret) == 32
+    other = find_meeting(Options(hosts=("127.0.0.1",)), {})
     assert other is not None
-    assert other.secret != found.secret
+    assert other.secret != meeting.secret
 
 
 @pytest.mark.parametrize(
-    "asked", [Asked(hosts=("a",), nodes=2), Asked(hosts=("a",), node_rank=0)], ids=str
+    "asked", [Options(hosts=("a",), nodes=2), Options(hosts=("a",), node_rank=0)], ids=str
 )
-def test_machines_that_are_started_are_not_counted_by_hand(asked: Asked) -> None:
+def test_machines_that_are_started_are_not_counted_by_hand(asked: Options) -> None:
     with pytest.raises(UserError, match="leave out --nodes and --node-rank"):
-        meeting_of(asked, {})
+        find_meeting(asked, {})
 
 
 @pytest.mark.parametrize("host", ["", "-oProxyCommand=true"])
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(UserError, match="expected names such as"):
-        meeting_of(Asked(hosts=("node1", host)), {})
+        find_meeting(Options(hosts=("node1", host)), {})
 
 
 # Ranks that meet without launchers
@@ -161,19 +161,19 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 
 def test_ranks_of_srun_or_mpirun_meet_as_nodes() -> None:
     rank = {"RANK": "3", "WORLD_SIZE": "4"}
-    assert meeting_of_rank(SECRET | rank | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) == Meeting(
+    assert find_rank_meeting(SECRET | rank | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) == Meeting(
         3, 4, "node0", 29400, WORDS
     )
-    assert meeting_of_rank(SECRET | rank | STEP) == Meeting(3, 4, "node0", 15_008, WORDS)
-    assert meeting_of_rank(SECRET | rank) is None
-    assert meeting_of_rank(SECRET | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) is None
+    assert find_rank_meeting(SECRET | rank | STEP) == Meeting(3, 4, "node0", 15_008, WORDS)
+    assert find_rank_meeting(SECRET | rank) is None
+    assert find_rank_meeting(SECRET | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) is None
 
 
 # Addresses
 
 
 def test_an_interface_stands_for_its_address() -> None:
-    assert addresses()["127.0.0.1"] == "lo"
+    assert list_addresses()["127.0.0.1"] == "lo"
     assert resolve_bind("lo") == resolve_bind("127.0.0.1") == "127.0.0.1"
 
 
@@ -204,6 +204,6 @@ def test_ranks_of_several_machines_meet_on_the_way_and_those_of_one_on_loopback(
         return "127.0.0.1" if host.startswith("127.") else "10.0.0.1"
 
     here = {"127.0.0.1": "lo", "10.0.0.1": "eth0:1"}
-    monkeypatch.setattr(nodes, "addresses", lambda: here)
-    monkeypatch.setattr(nodes, "address_towards", find_source)
-    assert interface_between(hosts) == expected
+    monkeypatch.setattr(nodes, "list_addresses", lambda: here)
+    monkeypatch.setattr(nodes, "find_address", find_source)
+    assert find_interface(hosts) == expected

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from lockstep.launch import rendezvous
-from lockstep.launch.connections import Line, admitted, reach, receive, send
+from lockstep.launch.connections import Line, admit, reach, receive, send
 from lockstep.launch.meeting import Meeting
 from lockstep.launch.nodes import Table
-from lockstep.launch.rendezvous import Link, agree, met
+from lockstep.launch.rendezvous import Link, agree, meet
 from lockstep.system.errors import BackendError, LockstepError, UserError
 from lockstep.system.ranks import free_ports
 from tests.processes import wait_until
@@ -52,13 +52,14 @@ def together(
     def one(node: int) -> Any:
         place = meeting(node, count, port)
         try:
-            with met(place, silence) as (link, address):
+            with meet(place, silence) as (link, address):
                 return work(link, place, address)
         except LockstepError as error:
             return error
 
     with ThreadPoolExecutor(count) as pool:
-        return [each.result(SOON_SEC) for each in [pool.submit(one, node) for node in range(count)]]
+        futures = [pool.submit(one, node) for node in range(count)]
+        return [future.result(SOON_SEC) for future in futures]
 
 
 @contextmanager
@@ -66,10 +67,10 @@ def links(count: int, port: int, silence: float = SILENCE_SEC) -> Iterator[list[
     """Yield the links of n launchers that have met."""
     with ExitStack() as stack, ThreadPoolExecutor(count) as pool:
         entered: list[Future[tuple[Link, str]]] = [
-            pool.submit(stack.enter_context, met(meeting(node, count, port), silence))
+            pool.submit(stack.enter_context, meet(meeting(node, count, port), silence))
             for node in range(count)
         ]
-        yield [each.result(SOON_SEC)[0] for each in entered]
+        yield [future.result(SOON_SEC)[0] for future in entered]
 
 
 # The table
@@ -150,7 +151,7 @@ def test_a_node_0_that_admits_and_then_says_nothing_is_not_waited_for_without_en
     monkeypatch.setattr(rendezvous, "_BEYOND_SEC", 1)
     with (
         socket.create_server(("127.0.0.1", port)) as server,
-        closing(admitted(server, SECRET, SOON_SEC)) as arrivals,
+        closing(admit(server, SECRET, SOON_SEC)) as arrivals,
         ThreadPoolExecutor(1) as pool,
     ):
         coming = pool.submit(enter, meeting(1, 2, port))
@@ -176,12 +177,12 @@ def test_a_node_that_has_no_place_is_refused_and_the_others_still_meet(
         leading = pool.submit(enter, meeting(0, 2, port))
         line = newcomer(port, node, nodes)
         assert reason in receive(line)["refused"]
-        with met(meeting(1, 2, port), SILENCE_SEC):
+        with meet(meeting(1, 2, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
 
 
 def enter(place: Meeting) -> Link:
-    return met(place, SILENCE_SEC).__enter__()[0]
+    return meet(place, SILENCE_SEC).__enter__()[0]
 
 
 def newcomer(port: int, node: int, nodes: int) -> Line:
@@ -200,7 +201,7 @@ def test_of_two_nodes_with_one_number_the_second_is_refused(port: int) -> None:
             receive(refused)["refused"]
             == "there is already a node 1; give each node another --node-rank"
         )
-        with met(meeting(2, 3, port), SILENCE_SEC):
+        with meet(meeting(2, 3, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
 
 
@@ -209,7 +210,7 @@ def test_a_node_that_ended_may_come_again_also_after_all_others(port: int) -> No
         leading = pool.submit(enter, meeting(0, 3, port))
         newcomer(port, 1, 3).close()
         others = [newcomer(port, 2, 3), newcomer(port, 1, 3)]
-        assert [receive(each) for each in others] == [{"all": "here"}] * 2
+        assert [receive(line) for line in others] == [{"all": "here"}] * 2
         leading.result(SOON_SEC).close()
 
 
@@ -225,15 +226,15 @@ def test_who_does_not_know_the_secret_is_refused_and_keeps_nobody_out(port: int)
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
         with (
             pytest.raises(BackendError, match="has another secret"),
-            met(meeting(1, 2, port, SECRET[::-1]), SILENCE_SEC),
+            meet(meeting(1, 2, port, SECRET[::-1]), SILENCE_SEC),
         ):
             pass
         nonsense = socket.create_connection(("127.0.0.1", port))
         nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with met(meeting(1, 2, port), SILENCE_SEC):
+        with meet(meeting(1, 2, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
-        for each in [*silent, nonsense]:
-            each.close()
+        for line in [*silent, nonsense]:
+            line.close()
 
 
 def test_nothing_listens_after_all_have_come(port: int) -> None:
@@ -245,7 +246,7 @@ def test_a_node_that_does_not_come_is_named(port: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
     with (
         pytest.raises(BackendError, match=r"node 1, 2 did not come"),
-        met(meeting(0, 3, port), SILENCE_SEC),
+        meet(meeting(0, 3, port), SILENCE_SEC),
     ):
         pass
 
@@ -256,7 +257,7 @@ def test_a_node_0_that_does_not_come_is_named_with_its_place(
     monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
     with (
         pytest.raises(BackendError, match=f"nothing answers at 127.0.0.1:{port}"),
-        met(meeting(1, 2, port), SILENCE_SEC),
+        meet(meeting(1, 2, port), SILENCE_SEC),
     ):
         pass
 
@@ -265,7 +266,7 @@ def test_a_port_that_is_taken_is_refused_with_the_address(port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}"),
-        met(meeting(0, 2, port), SILENCE_SEC),
+        meet(meeting(0, 2, port), SILENCE_SEC),
     ):
         pass
 
@@ -276,7 +277,7 @@ def test_waiting_ends_when_the_check_fails(port: int) -> None:
 
     with (
         pytest.raises(LockstepError, match="it is gone"),
-        met(meeting(0, 2, port), SILENCE_SEC, check),
+        meet(meeting(0, 2, port), SILENCE_SEC, check),
     ):
         pass
 
@@ -288,7 +289,7 @@ def test_a_name_that_is_loopback_here_alone_is_refused(
     place = Meeting(0, 2, "node0", port, SECRET)
     with (
         pytest.raises(UserError, match=r"node0 is 127.0.1.1 on this machine.*--bind"),
-        met(place, SILENCE_SEC),
+        meet(place, SILENCE_SEC),
     ):
         pass
 
@@ -305,7 +306,7 @@ def test_what_one_node_tells_all_others_hear_with_its_number(port: int) -> None:
         def all_heard() -> bool:
             for node, link in enumerate((zero, one, two)):
                 heard[node] += link.news()
-            return [len(found) for found in heard.values()] == [1, 2, 1]
+            return list(map(len, heard.values())) == [1, 2, 1]
 
         wait_until(all_heard)
         of_zero = {"step": 1, "node": 0}
@@ -317,12 +318,12 @@ def test_what_one_node_tells_all_others_hear_with_its_number(port: int) -> None:
 
 
 def test_every_node_gathers_the_values_of_all(port: int) -> None:
-    found = together(
+    values = together(
         3,
         port,
         lambda link, place, _: [link.gather([place.node, round], SOON_SEC) for round in (1, 2)],
     )
-    assert found == [[[[0, 1], [1, 1], [2, 1]], [[0, 2], [1, 2], [2, 2]]]] * 3
+    assert values == [[[[0, 1], [1, 1], [2, 1]], [[0, 2], [1, 2], [2, 2]]]] * 3
 
 
 def test_a_node_that_ends_is_lost_to_all_and_gives_no_value(port: int) -> None:
@@ -389,14 +390,14 @@ def test_a_relay_between_two_launchers_is_refused_and_named_on_both_sides(
         wait_until(lambda: is_open(port))
         with (
             pytest.raises(BackendError, match="a relay, a proxy or NAT") as refused,
-            met(meeting(1, 2, place), SILENCE_SEC),
+            meet(meeting(1, 2, place), SILENCE_SEC),
         ):
             pass
         assert re.search(
             rf"from 127.0.0.1:\d+ to 127.0.0.1:{place} here, and .* to 127.0.0.1:{port} there",
             str(refused.value),
         )
-        with met(meeting(1, 2, port), SILENCE_SEC):
+        with meet(meeting(1, 2, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
     lines: list[str] = []
     wait_until(lambda: lines.extend(capsys.readouterr().err.splitlines()) or lines)

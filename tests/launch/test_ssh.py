@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import ssh
-from lockstep.launch.ssh import NODE, launched_over_ssh
+from lockstep.launch.ssh import NODE, launch_over_ssh
 from lockstep.system.errors import LockstepError, UserError
 from tests.backends.conftest import BACKENDS
 from tests.processes import call, wait_until
@@ -48,7 +48,7 @@ def test_each_host_runs_the_command_with_its_number_here_and_gets_the_secret_uns
     program = (
         "import os, sys; print(sys.argv[1:], input(), os.getcwd(), os.environ.get('OF_THIS_SHELL'))"
     )
-    with launched_over_ssh(["one", "two"], ["-c", program, NODE, "a 'word' $HOME"], SECRET):
+    with launch_over_ssh(["one", "two"], ["-c", program, NODE, "a 'word' $HOME"], SECRET):
         wait_until(lambda: len(list(folder.glob("*.arguments"))) == 2)
     lines = sorted(capfd.readouterr().out.splitlines())
     words = "a 'word' $HOME"
@@ -65,14 +65,14 @@ def test_each_host_runs_the_command_with_its_number_here_and_gets_the_secret_uns
 def test_what_a_host_writes_as_an_error_is_written_as_one(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with launched_over_ssh(["one"], ["-c", "import sys; print('why', file=sys.stderr)"], SECRET):
+    with launch_over_ssh(["one"], ["-c", "import sys; print('why', file=sys.stderr)"], SECRET):
         pass
     assert capfd.readouterr() == ("", "[one] why\n")
 
 
 def test_a_host_that_has_ended_is_an_error_with_its_exit_code(folder: Path) -> None:
     program = "import sys; input(); sys.argv[1] == '1' and sys.stdin.read(); sys.exit(7)"
-    with launched_over_ssh(["one", "two"], ["-c", program, NODE], SECRET) as both:
+    with launch_over_ssh(["one", "two"], ["-c", program, NODE], SECRET) as both:
 
         def is_over() -> bool:
             try:
@@ -86,7 +86,7 @@ def test_a_host_that_has_ended_is_an_error_with_its_exit_code(folder: Path) -> N
 
 def test_without_ssh_it_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="needs ssh"), launched_over_ssh(["one"], ["-V"], SECRET):
+    with pytest.raises(UserError, match="needs ssh"), launch_over_ssh(["one"], ["-V"], SECRET):
         pass
 
 
@@ -109,8 +109,8 @@ time.sleep(60)
 FIRST = """
 import sys, time
 from pathlib import Path
-from lockstep.launch.ssh import launched_over_ssh
-with launched_over_ssh(["one"], ["-c", sys.argv[1], sys.argv[2]], "a secret of the tests"):
+from lockstep.launch.ssh import launch_over_ssh
+with launch_over_ssh(["one"], ["-c", sys.argv[1], sys.argv[2]], "a secret of the tests"):
     while not (Path(sys.argv[2]) / "started").exists():
         time.sleep(0.005)
     if sys.argv[3] == "is killed":
@@ -131,12 +131,17 @@ def test_other_launchers_are_stopped_when_the_first_one_ends(folder: Path, end: 
         first.wait()
 
 
+def train_nothing(folder: Path) -> list[str | Path]:
+    """Return a command whose ranks find no data."""
+    return ["train", "--recipe", "demo", "--data", folder / "nowhere", "--out", folder / "run"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_a_command_runs_on_this_machine_and_on_the_other(folder: Path) -> None:
-    code, output, errors = call("launch", "--hosts", "127.0.0.1", "-n", 1, "--", "recipes")
-    assert code == 0, errors
-    assert "resnet50-paddle-90ep" in output
+    code, _, errors = call("launch", "--hosts", "127.0.0.1", "-n", 1, "--", *train_nothing(folder))
+    assert code == 2
+    assert "nowhere" in errors
     assert "launch -n 1 --nodes 2 --node-rank 1" in (folder / "127.0.0.1.arguments").read_text()
 
 
@@ -144,7 +149,8 @@ def test_a_command_runs_on_this_machine_and_on_the_other(folder: Path) -> None:
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_a_machine_that_cannot_be_reached_ends_the_launch(folder: Path) -> None:
     (folder / "bin" / "ssh").write_text("#!/bin/sh\necho no route to host >&2\nexit 255\n")
-    code, output, errors = call("launch", "--hosts", "127.0.0.1", "-n", 1, "--", "recipes")
+    command = train_nothing(folder)
+    code, output, errors = call("launch", "--hosts", "127.0.0.1", "-n", 1, "--", *command)
     assert (code, output) == (1, "")
     assert "[127.0.0.1] no route to host" in errors
     assert "lockstep: the launcher on 127.0.0.1 has ended with exit code 255" in errors

@@ -15,11 +15,11 @@ from lockstep.launch.watching import (
     Fault,
     Outcome,
     Rank,
+    describe_fault,
     find_fault,
     has_explained_itself,
     next_signal,
-    seen,
-    sentence,
+    update_rank,
     will_try_again,
 )
 from lockstep.system.heartbeat import Beat
@@ -32,8 +32,8 @@ def ranks(*differ: dict[str, Any], now: float = 100.0) -> list[Rank]:
     """Return healthy ranks that train, each with differences."""
     healthy = Rank(0, 10, heard_at=now, moved_at=now, beat=TRAINS, state="S")
     return [
-        replace(healthy, **({"number": number, "pid": 10 + number} | each))
-        for number, each in enumerate(differ)
+        replace(healthy, **({"number": number, "pid": 10 + number} | changes))
+        for number, changes in enumerate(differ)
     ]
 
 
@@ -43,9 +43,9 @@ def look(rank: Rank, now: float, **changes: Any) -> Rank:
         "processor_sec": rank.processor_sec,
         "state": "S",
         "code": None,
-        "told": None,
+        "reported": None,
     }
-    return seen(rank, now, **(same | changes))
+    return update_rank(rank, now, **(same | changes))
 
 
 # What is seen
@@ -78,8 +78,8 @@ def test_a_beat_and_used_processor_time_are_signs_of_life(
     ids=["only a beat", "a batch", "another activity", "another activity with a batch"],
 )
 def test_a_batch_is_a_move_and_its_time_counts(beat: Beat, moved_at: float, slowest: float) -> None:
-    found = look(Rank(0, 1, moved_at=5.0, beat=TRAINS), 8.0, beat=beat)
-    assert (found.moved_at, found.slowest_sec) == (moved_at, slowest)
+    rank = look(Rank(0, 1, moved_at=5.0, beat=TRAINS), 8.0, beat=beat)
+    assert (rank.moved_at, rank.slowest_sec) == (moved_at, slowest)
 
 
 # Faults
@@ -92,9 +92,9 @@ def test_healthy_ranks_have_no_fault() -> None:
 @pytest.mark.parametrize("activity", ["starting", "compiling", "training", "evaluating", "saving"])
 def test_a_rank_without_a_sign_of_life_is_silent_whatever_it_did(activity: str) -> None:
     beat = Beat(1, activity)  # type: ignore[arg-type]
-    found = find_fault(ranks({}, {"heard_at": 39.0, "beat": beat}), 100.0, PATIENCE)
-    assert found is not None
-    assert (found.kind, found.began_at, found.rank and found.rank.number) == ("silent", 39.0, 1)
+    fault = find_fault(ranks({}, {"heard_at": 39.0, "beat": beat}), 100.0, PATIENCE)
+    assert fault is not None
+    assert (fault.kind, fault.began_at, fault.rank and fault.rank.number) == ("silent", 39.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,11 @@ def test_ranks_stall_that_all_train_or_evaluate_without_a_batch(
     activities: list[Any], stalls: bool
 ) -> None:
     standing = [
-        {"moved_at": 39.0 - number, "beat": Beat(1, each)} for number, each in enumerate(activities)
+        {"moved_at": 39.0 - number, "beat": Beat(1, activity)}
+        for number, activity in enumerate(activities)
     ]
-    found = find_fault(ranks(*standing), 100.0, PATIENCE)
-    assert (found is not None and (found.kind, found.began_at) == ("stalled", 39.0)) == stalls
+    fault = find_fault(ranks(*standing), 100.0, PATIENCE)
+    assert (fault is not None and (fault.kind, fault.began_at) == ("stalled", 39.0)) == stalls
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,8 @@ def test_ranks_stall_that_all_train_or_evaluate_without_a_batch(
 def test_ranks_do_not_stall_while_they_wait_for_a_rank_elsewhere_that_saves(
     elsewhere: Elsewhere, stalls: bool
 ) -> None:
-    found = find_fault(ranks({"moved_at": 30.0}, {"moved_at": 30.0}), 100.0, PATIENCE, elsewhere)
-    assert (found is not None) == stalls
+    fault = find_fault(ranks({"moved_at": 30.0}, {"moved_at": 30.0}), 100.0, PATIENCE, elsewhere)
+    assert (fault is not None) == stalls
 
 
 def test_one_rank_with_a_batch_is_enough_against_a_stall() -> None:
@@ -140,43 +141,43 @@ def test_one_rank_with_a_batch_is_enough_against_a_stall() -> None:
 def test_slow_steps_are_no_stall_until_three_times_the_slowest() -> None:
     slow = ranks({"moved_at": 0.0, "slowest_sec": 40.0}, {"moved_at": 0.0})
     assert find_fault(slow, 119.0, PATIENCE) is None
-    found = find_fault(slow, 121.0, PATIENCE)
-    assert found is not None
-    assert found.kind == "stalled"
+    fault = find_fault(slow, 121.0, PATIENCE)
+    assert fault is not None
+    assert fault.kind == "stalled"
 
 
 def test_the_rank_with_the_fewest_batches_is_to_blame_for_a_stall() -> None:
     behind = Beat(1, "training", step=6, moves=6)
-    found = find_fault(ranks({"moved_at": 0.0}, {"moved_at": 0.0, "beat": behind}), 100.0, PATIENCE)
-    assert found is not None
-    assert found.rank is not None
-    assert found.rank.number == 1
+    fault = find_fault(ranks({"moved_at": 0.0}, {"moved_at": 0.0, "beat": behind}), 100.0, PATIENCE)
+    assert fault is not None
+    assert fault.rank is not None
+    assert fault.rank.number == 1
 
 
 def test_a_silent_rank_is_to_blame_for_the_stall_of_all() -> None:
     stands = {"moved_at": 0.0}
-    found = find_fault(
+    fault = find_fault(
         ranks(stands, stands | {"heard_at": 1.0}, now=PATIENCE + 0.5), PATIENCE + 0.5, PATIENCE
     )
-    assert found is not None
-    assert (found.kind, found.rank and found.rank.number) == ("silent", 1)
+    assert fault is not None
+    assert (fault.kind, fault.rank and fault.rank.number) == ("silent", 1)
 
 
-@pytest.mark.parametrize(("told", "blamed"), [(1, 1), (2, 0), (3, 0), (None, 0)])
+@pytest.mark.parametrize(("reported", "blamed"), [(1, 1), (2, 0), (3, 0), (None, 0)])
 def test_a_silent_rank_is_to_blame_if_another_one_fails_because_of_it(
-    told: int | None, blamed: int
+    reported: int | None, blamed: int
 ) -> None:
-    failed = {"code": told or -9, "told": told, "ended_at": 90.0}
+    failed = {"code": reported or -9, "reported": reported, "ended_at": 90.0}
     hangs = {"heard_at": 80.0, "moved_at": 80.0}
-    found = find_fault(ranks(failed, hangs), 92.0, PATIENCE)
-    assert found is not None
-    assert (found.kind, found.rank and found.rank.number) == (("ended", "silent")[blamed], blamed)
+    fault = find_fault(ranks(failed, hangs), 92.0, PATIENCE)
+    assert fault is not None
+    assert (fault.kind, fault.rank and fault.rank.number) == (("ended", "silent")[blamed], blamed)
 
 
 @pytest.mark.parametrize("code", [0, 75, 130])
 def test_a_rank_that_ends_as_it_should_is_no_fault(code: int) -> None:
     assert (
-        find_fault(ranks({"code": code, "told": code, "ended_at": 1.0}, {}), 100.0, PATIENCE)
+        find_fault(ranks({"code": code, "reported": code, "ended_at": 1.0}, {}), 100.0, PATIENCE)
         is None
     )
 
@@ -199,24 +200,24 @@ def test_a_failure_is_a_fault_at_once_when_all_have_ended() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "blamed"),
     [
-        ({"code": 1, "told": 1}, {"code": -9, "told": None}, 1),
-        ({"code": 1, "told": 1}, {"code": 1, "told": None}, 1),
-        ({"code": 1, "told": 1}, {"code": 2, "told": 2}, 1),
-        ({"code": 1, "told": 1}, {"code": 3, "told": 3}, 1),
-        ({"code": 1, "told": 1}, {"code": 1, "told": 1, "ended_at": 98.0}, 1),
-        ({"code": 2, "told": 2}, {"code": 2, "told": 2}, 0),
+        ({"code": 1, "reported": 1}, {"code": -9, "reported": None}, 1),
+        ({"code": 1, "reported": 1}, {"code": 1, "reported": None}, 1),
+        ({"code": 1, "reported": 1}, {"code": 2, "reported": 2}, 1),
+        ({"code": 1, "reported": 1}, {"code": 3, "reported": 3}, 1),
+        ({"code": 1, "reported": 1}, {"code": 1, "reported": 1, "ended_at": 98.0}, 1),
+        ({"code": 2, "reported": 2}, {"code": 2, "reported": 2}, 0),
     ],
     ids=["killed", "crashed", "used wrongly", "diverged", "earlier", "alike"],
 )
 def test_the_rank_is_to_blame_that_did_not_end_because_of_another(
     first: dict[str, Any], second: dict[str, Any], blamed: int
 ) -> None:
-    found = find_fault(
+    fault = find_fault(
         ranks({"ended_at": 98.5} | first, {"ended_at": 98.5} | second), 100.0, PATIENCE
     )
-    assert found is not None
-    assert found.rank is not None
-    assert found.rank.number == blamed
+    assert fault is not None
+    assert fault.rank is not None
+    assert fault.rank.number == blamed
 
 
 # Signals
@@ -230,9 +231,9 @@ def test_nothing_is_sent_to_healthy_ranks() -> None:
 
 
 def test_after_a_fault_ranks_are_asked_and_killed_after_the_grace() -> None:
-    found = Ending(FAULT, found_at=100.0)
-    assert next_signal(ranks({}, {}), 100.0, PATIENCE, found) == signal.SIGTERM
-    asked = replace(found, asked_at=100.0)
+    ending = Ending(FAULT, found_at=100.0)
+    assert next_signal(ranks({}, {}), 100.0, PATIENCE, ending) == signal.SIGTERM
+    asked = replace(ending, asked_at=100.0)
     assert next_signal(ranks({}, {}), 100.0 + GRACE_SEC, PATIENCE, asked) is None
     assert next_signal(ranks({}, {}), 100.1 + GRACE_SEC, PATIENCE, asked) == signal.SIGKILL
 
@@ -314,27 +315,27 @@ def test_two_failures_at_the_same_step_are_not_followed_by_a_third() -> None:
 
 def test_machines_start_again_together_or_not_at_all() -> None:
     other = replace(FAILED, code=75, step=9, failed=False)
-    assert FAILED.joined([FAILED, other]) == replace(FAILED, code=75, step=9)
-    assert not FAILED.joined([FAILED, None]).is_curable
-    assert not FAILED.joined([FAILED, replace(other, code=2)]).is_curable
-    assert not FAILED.joined([FAILED, replace(other, was_asked=True)]).is_curable
+    assert FAILED.join([FAILED, other]) == replace(FAILED, code=75, step=9)
+    assert not FAILED.join([FAILED, None]).is_curable
+    assert not FAILED.join([FAILED, replace(other, code=2)]).is_curable
+    assert not FAILED.join([FAILED, replace(other, was_asked=True)]).is_curable
     done = replace(FAILED, code=0, failed=False)
-    assert done.joined([done, done]).code == 0
-    assert done.joined([done, None]).code == 1
-    assert Outcome.from_json(FAILED.to_json()) == FAILED
+    assert done.join([done, done]).code == 0
+    assert done.join([done, None]).code == 1
+    assert Outcome.parse(FAILED.fields()) == FAILED
 
 
 # Sentences
 
 
-def said(fault: Fault, *differ: dict[str, Any]) -> str:
-    return sentence(fault, ranks(*differ), "a-host", 104.0)
+def describe(fault: Fault, *differ: dict[str, Any]) -> str:
+    return describe_fault(fault, ranks(*differ), "a-host", 104.0)
 
 
 def test_a_killed_rank_is_named_with_the_signal_and_what_it_did() -> None:
     (rank,) = ranks({"number": 3, "code": -9})
     assert (
-        said(Fault("ended", 99.0, rank), {})
+        describe(Fault("ended", 99.0, rank), {})
         == "rank 3 (host a-host, pid 10) was ended by SIGKILL, as the system does when memory runs"
         " out; it was training, 7 steps begun"
     )
@@ -343,7 +344,7 @@ def test_a_killed_rank_is_named_with_the_signal_and_what_it_did() -> None:
 def test_a_hung_rank_is_named_with_its_state_and_its_last_step() -> None:
     (rank,) = ranks({"number": 1, "state": "T", "heard_at": 40.0, "moved_at": 39.0})
     assert (
-        said(Fault("silent", 40.0, rank), {})
+        describe(Fault("silent", 40.0, rank), {})
         == "rank 1 (host a-host, pid 10) has shown no sign of life for 64 s; its process is stopped"
         " (state T); last it was training, 7 steps begun, 65 s ago"
     )
@@ -353,22 +354,22 @@ def test_of_stalled_ranks_the_one_behind_is_named() -> None:
     first, second = ranks(
         {"moved_at": 40.0, "beat": replace(TRAINS, moves=6), "state": "D"}, {"moved_at": 41.0}
     )
-    found = sentence(Fault("stalled", 41.0, first), [first, second], "a-host", 104.0)
-    assert found.startswith(
+    text = describe_fault(Fault("stalled", 41.0, first), [first, second], "a-host", 104.0)
+    assert text.startswith(
         "no rank has taken a batch for 63 s; rank 0 (host a-host, pid 10) is behind the others:"
         " training"
     )
-    assert "state D" in found
-    both = sentence(Fault("stalled", 41.0, second), [second, second], "a-host", 104.0)
+    assert "state D" in text
+    both = describe_fault(Fault("stalled", 41.0, second), [second, second], "a-host", 104.0)
     assert "all are as far as rank 1 (host a-host, pid 11)" in both
 
 
 @pytest.mark.parametrize(
     ("leading", "other", "explained"),
     [
-        ({"code": 2, "told": 2}, {"code": 2, "told": 2}, True),
-        ({"code": 1, "told": 1}, {"code": 2, "told": 2}, False),
-        ({"code": 1, "told": 1}, {"code": 1, "told": 1}, False),
+        ({"code": 2, "reported": 2}, {"code": 2, "reported": 2}, True),
+        ({"code": 1, "reported": 1}, {"code": 2, "reported": 2}, False),
+        ({"code": 1, "reported": 1}, {"code": 1, "reported": 1}, False),
         ({}, {"code": -9}, False),
     ],
     ids=["the same wrong use", "another rank has ended", "perhaps another failure", "killed"],
@@ -381,6 +382,6 @@ def test_what_rank_0_has_said_is_not_repeated(
 
 
 def test_rank_0_speaks_for_itself_unless_it_was_killed() -> None:
-    (told,), (killed,) = ranks({"code": 1, "told": 1}), ranks({"code": -9})
-    assert has_explained_itself(Fault("ended", 1.0, told), [told])
+    (failed,), (killed,) = ranks({"code": 1, "reported": 1}), ranks({"code": -9})
+    assert has_explained_itself(Fault("ended", 1.0, failed), [failed])
     assert not has_explained_itself(Fault("ended", 1.0, killed), [killed])

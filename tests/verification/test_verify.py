@@ -48,23 +48,23 @@ QUANTITIES = [
 EXACT = {"counts", "state"}
 
 
-def failed(report: dict[str, Any], engine: str = "torch") -> list[str]:
+def list_failures(report: dict[str, Any], engine: str = "torch") -> list[str]:
     return [row["quantity"] for row in report["engines"][engine]["rows"] if not row["passed"]]
 
 
 @pytest.fixture(scope="module")
-def heard() -> list[dict[str, Any]]:
+def events() -> list[dict[str, Any]]:
     """Return what a listener of `report` hears."""
     return []
 
 
 @pytest.fixture(scope="module")
-def report(heard: list[dict[str, Any]]) -> dict[str, Any]:
-    return lockstep.verify(["torch"], steps=5, listener=heard.append)
+def report(events: list[dict[str, Any]]) -> dict[str, Any]:
+    return lockstep.verify(["torch"], steps=5, listener=events.append)
 
 
 def test_a_sound_engine_passes(report: dict[str, Any]) -> None:
-    assert failed(report) == []
+    assert list_failures(report) == []
     assert report["passed"]
     assert [row["quantity"] for row in report["engines"]["torch"]["rows"]] == QUANTITIES
 
@@ -86,32 +86,24 @@ def test_a_report_says_what_was_run(report: dict[str, Any]) -> None:
 
 def test_the_loader_of_the_same_environment_gives_the_same_pixels(report: dict[str, Any]) -> None:
     loader = report["engines"]["torch"]["loader"]
-    assert loader == {
-        "samples": True,
-        "windows": True,
-        "flips": True,
-        "largest_pixel_difference": 0,
-        "passed": True,
-    }
+    same = dict.fromkeys(("samples", "windows", "flips", "passed"), True)
+    assert loader == same | {"largest_pixel_difference": 0}
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_curves_are_drawn(report: dict[str, Any], tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"the curves.{suffix}"
     plot(report, path)
-    start = path.read_bytes()[:200]
-    assert (
-        start.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in start or b"<?xml" in start
-    )
+    assert path.read_bytes().startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
 
 
 @pytest.mark.usefixtures("report")
-def test_progress_is_reported_for_every_engine(heard: list[dict[str, Any]]) -> None:
-    for engine in ("reference", "torch"):
-        done = [event["done"] for event in heard if event["what"] == engine]
-        assert done == list(range(1, len(done) + 1))
-        assert len(done) > 1
-        assert {event["total"] for event in heard if event["what"] == engine} == {len(done)}
+def test_progress_is_reported_for_every_engine(events: list[dict[str, Any]]) -> None:
+    for backend in ("reference", "torch"):
+        progress = [(event["done"], event["total"]) for event in events if event["what"] == backend]
+        total = len(progress)
+        assert total > 1
+        assert progress == [(done, total) for done in range(1, total + 1)]
 
 
 @pytest.mark.parametrize(
@@ -171,33 +163,30 @@ class Wrong:
         )
 
 
-def decaying(role: str) -> Wrong:
+def decay_also(role: str) -> Wrong:
     return Wrong(
         recipe=lambda recipe: recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, role))
     )
 
 
-def setting(**changes: Any) -> Wrong:
+def change(**changes: Any) -> Wrong:
     return Wrong(recipe=lambda recipe: recipe.replace(**changes))
 
 
-def without_running_means(state: State) -> State:
-    tensors = {
-        name: value * 0 if name.endswith("running_mean") else value
-        for name, value in state.tensors.items()
-    }
-    return replace(state, tensors=tensors)
+def forget_running_means(state: State) -> State:
+    means = {n: value * 0 for n, value in state.tensors.items() if n.endswith("running_mean")}
+    return replace(state, tensors=state.tensors | means)
 
 
-def with_other_partners(batch: Batch) -> Batch:
+def shift_partners(batch: Batch) -> Batch:
     return batch if batch.partners is None else replace(batch, partners=np.roll(batch.partners, 1))
 
 
 FAULTS: dict[str, tuple[Wrong, list[str]]] = {
-    "decays the scale of batch norm": (decaying("bn_scale"), ["decay"]),
-    "decays the bias of batch norm": (decaying("bn_bias"), ["decay"]),
+    "decays the scale of batch norm": (decay_also("bn_scale"), ["decay"]),
+    "decays the bias of batch norm": (decay_also("bn_bias"), ["decay"]),
     "does not decay the classifier's bias": (
-        setting(weight_decay_roles=("conv_weight", "fc_weight")),
+        change(weight_decay_roles=("conv_weight", "fc_weight")),
         ["decay"],
     ),
     "takes the next step's rate": (Wrong(rates=lambda rates: np.roll(rates, -1)), ["update"]),
@@ -209,17 +198,17 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         Wrong(recipe=lambda recipe: recipe.replace(momentum=recipe.momentum / 2)),
         ["momentum"],
     ),
-    "does not smooth": (setting(label_smoothing=0.0), ["loss", "gradient"]),
-    "follows statistics too fast": (setting(bn_momentum=0.9), ["statistics"]),
+    "does not smooth": (change(label_smoothing=0.0), ["loss", "gradient"]),
+    "follows statistics too fast": (change(bn_momentum=0.9), ["statistics"]),
     "averages too fast": (
         Wrong(recipe=lambda recipe: recipe.replace(ema_decay=recipe.ema_decay and 0.3)),
         ["moving average"],
     ),
     "forgets the running mean": (
-        Wrong(written=without_running_means),
+        Wrong(written=forget_running_means),
         ["logits", "evaluation", "state"],
     ),
-    "mixes with another partner": (Wrong(batches=with_other_partners), ["loss"]),
+    "mixes with another partner": (Wrong(batches=shift_partners), ["loss"]),
     "computes parts as one": (
         Wrong(execution=lambda how: how.replace(accumulation_steps=1)),
         ["two parts"],
@@ -241,25 +230,25 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     return build(tmp_path_factory.mktemp("work"), recipe, None, 6, "fp32", full=False)
 
 
-def carried_out(work: Workload, name: str, wrong: Wrong | None = None) -> dict[str, np.ndarray]:
+def run_worker(work: Workload, name: str, wrong: Wrong | None = None) -> dict[str, np.ndarray]:
     """Run a worker in this process, with the right engine or a wrong one; return the arrays that
     are compared."""
     backend = backends.load(name)
     execution = Execution(backend=name)
     world = backend.world(execution)
     engine = backend if wrong is None else SimpleNamespace(engine=wrong.engine)
-    return Worker(engine, world, execution, work, rules=name != "reference").arrays()  # type: ignore[arg-type]
+    return Worker(engine, world, execution, work, rules=name != "reference").run()  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def expected(work: Workload) -> dict[str, np.ndarray]:
-    return carried_out(work, "reference")
+    return run_worker(work, "reference")
 
 
-def missed(
-    work: Workload, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]
+def find_differences(
+    work: Workload, actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> set[str]:
-    rows = [row.fields() for row in compare(found, expected, work, False)]
+    rows = [row.fields() for row in compare(actual, expected, work, False)]
     assert json.dumps(rows, allow_nan=False)
     return {row["quantity"] for row in rows if not row["passed"]}
 
@@ -267,7 +256,7 @@ def missed(
 def test_the_right_engine_misses_nothing_in_this_process_either(
     work: Workload, expected: dict[str, np.ndarray]
 ) -> None:
-    assert missed(work, carried_out(work, "torch", Wrong()), expected) == set()
+    assert find_differences(work, run_worker(work, "torch", Wrong()), expected) == set()
 
 
 @pytest.mark.slow
@@ -275,7 +264,7 @@ def test_the_right_engine_misses_nothing_in_this_process_either(
 def test_a_wrong_engine_is_caught_by_what_it_gets_wrong(
     work: Workload, expected: dict[str, np.ndarray], wrong: Wrong, quantities: list[str]
 ) -> None:
-    assert set(quantities) <= missed(work, carried_out(work, "torch", wrong), expected)
+    assert set(quantities) <= find_differences(work, run_worker(work, "torch", wrong), expected)
 
 
 # Wrong workers, in the Python that LOCKSTEP_TORCH_PYTHON names
@@ -321,9 +310,9 @@ def test_a_loader_that_mirrors_images_is_caught(wrong_python: Any) -> None:
 @pytest.mark.slow
 def test_an_engine_that_fails_is_reported_with_its_own_words(wrong_python: Any) -> None:
     wrong_python("raise SystemExit('no such instruction')")
-    found = lockstep.verify(["torch"], steps=3)["engines"]["torch"]
-    assert found["error"].endswith("python ended with exit code 1: no such instruction")
-    assert (found["passed"], found["rows"]) == (False, [])
+    result = lockstep.verify(["torch"], steps=3)["engines"]["torch"]
+    assert result["error"].endswith("python ended with exit code 1: no such instruction")
+    assert (result["passed"], result["rows"]) == (False, [])
 
 
 @pytest.mark.slow

@@ -74,14 +74,14 @@ def test_images_differ_from_step_to_step(workload: Workload) -> None:
 
 def test_what_is_saved_is_loaded(workload: Workload, folder: Path) -> None:
     save(workload, folder)
-    found = load(folder)
-    assert found.recipe == workload.recipe
-    assert found.data == workload.data
-    for ours, theirs in ((found.initial, workload.initial), (found.state, workload.state)):
+    again = load(folder)
+    assert again.recipe == workload.recipe
+    assert again.data == workload.data
+    for ours, theirs in ((again.initial, workload.initial), (again.state, workload.state)):
         assert bits(ours.tensors) == bits(theirs.tensors)
         assert bits(ours.momentum) == bits(theirs.momentum)
     for ours, theirs in zip(
-        found.batches + found.evaluation, workload.batches + workload.evaluation, strict=True
+        again.batches + again.evaluation, workload.batches + workload.evaluation, strict=True
     ):
         assert ours.images.tobytes() == theirs.images.tobytes()
         assert ours.labels.tolist() == theirs.labels.tolist()

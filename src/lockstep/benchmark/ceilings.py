@@ -30,9 +30,10 @@ def gemm_gflops(backend: str, dtype: str, *, on_gpu: bool, ranks: int) -> float:
     """
     size = PRODUCT_SIZE["gpu" if on_gpu else "cpu"]
     framework = backends.load(backend).products(on_gpu)
-    drawn = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
-    a, b = (framework.tensor(drawn / np.sqrt(size), dtype) for _ in range(2))
-    return 2 * size**3 / _seconds(lambda: framework.wait(framework.product(a, b)), ranks) / 1e9
+    values = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32) / np.sqrt(size)
+    a = framework.tensor(values, dtype)
+    b = framework.tensor(values, dtype)
+    return 2 * size**3 / _time(lambda: framework.wait(framework.product(a, b)), ranks) / 1e9
 
 
 def copy_gb_per_sec(backend: str, *, on_gpu: bool, ranks: int) -> float:
@@ -46,15 +47,16 @@ def copy_gb_per_sec(backend: str, *, on_gpu: bool, ranks: int) -> float:
         size = COPY_BYTES["gpu"]
         framework = backends.load(backend).products(True)
         values = framework.tensor(np.zeros((1024, size // 4096), np.float32), "fp32")
-        return 2 * size / _seconds(lambda: framework.wait(-values), ranks) / 1e9
+        return 2 * size / _time(lambda: framework.wait(-values), ranks) / 1e9
     size = COPY_BYTES["cpu"]
     threads = share_of_cores()
-    sources, targets = (np.array_split(np.ones(size // 8), threads) for _ in range(2))
+    sources = np.array_split(np.ones(size // 8), threads)
+    targets = np.array_split(np.ones(size // 8), threads)
     with ThreadPoolExecutor(threads) as pool:
-        return 2 * size / _seconds(lambda: list(pool.map(np.copyto, targets, sources)), ranks) / 1e9
+        return 2 * size / _time(lambda: list(pool.map(np.copyto, targets, sources)), ranks) / 1e9
 
 
-def _seconds(work: Callable[[], object], ranks: int) -> float:
+def _time(work: Callable[[], object], ranks: int) -> float:
     """Return the shortest of several times in seconds, or the median if there are several ranks.
     The first is left out."""
     work()

@@ -9,11 +9,10 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from lockstep import backends
 from lockstep.benchmark.cells import Cell, Plan
-from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory
+from lockstep.benchmark.failures import describe_error
 from lockstep.benchmark.fingerprint import fingerprint
 from lockstep.benchmark.measuring import measure
 from lockstep.launch.launcher import LOCKSTEP, launch_ranks
@@ -74,23 +73,14 @@ def work(folder: Path) -> int:
     exported = model.read_bytes if model.exists() else None
     try:
         listener = tell if is_leading() else _say_nothing
-        found = measure(cell, plan, Recipe.of(task["recipe"]), execution, listener, exported)
+        measured = measure(cell, plan, Recipe.of(task["recipe"]), execution, listener, exported)
     except Exception as error:
-        status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
-        write_json(folder / f"failure-{rank}.json", {"status": status, "reason": _reason(error)})
+        write_json(folder / f"failure-{rank}.json", describe_error(error))
         return 1
-    result: dict[str, Any] = found.fields() | {
-        "environment": fingerprint(cell.computes),
-        "started": task["started"],
-    }
-    write_json(folder / f"rank-{rank}.json", result)
+    about = {"environment": fingerprint(cell.computes), "started": task["started"]}
+    write_json(folder / f"rank-{rank}.json", measured.fields() | about)
     return 0
 
 
 def _say_nothing(done: int, total: int) -> None:
     pass
-
-
-def _reason(error: Exception) -> str:
-    said = str(error).strip()
-    return f"{type(error).__name__}: {said:.1000}" if said else type(error).__name__

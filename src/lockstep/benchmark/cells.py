@@ -54,13 +54,12 @@ class Cell:
     data: str = SYNTHETIC
     """A folder, or `SYNTHETIC`."""
     runtime: str = NATIVE
-    """What infers: the backend (native), or another one of `lockstep.inference.runtimes`, which does
-    not use the backend."""
+    """What infers: the backend (native), or a runtime of `lockstep.inference.runtimes`."""
 
     @property
     def computes(self) -> str:
         """The name of what computes: the backend, or the runtime that is not native."""
-        return computes(self.fields())
+        return name_computer(self.fields())
 
     def fields(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -103,32 +102,25 @@ class Plan:
         """Return the fields by name."""
         return asdict(self)
 
-    def recipe_of(self, cell: Cell) -> Recipe:
+    def make_recipe(self, cell: Cell) -> Recipe:
         """Return the recipe that a cell is measured with. Raises `RecipeError` if there is none."""
-        precision = "fp32" if cell.dtype == INT8 else cell.dtype
-        own = {
-            "model": plain_name(cell.model),
-            "precision": precision,
-            "global_batch_images": cell.batch * cell.ranks,
-        }
-        return load_recipe(self.recipe).replace(**self.changes | own)
-
-    def execution_of(self, cell: Cell) -> Execution:
-        """Return the execution that a cell is measured with. Raises `RecipeError` for a wrong
-        field."""
-        loader = {"loader": SYNTHETIC} if cell.data == SYNTHETIC else {}
-        return Execution.of(
-            self.execution
-            | loader
-            | {
-                "backend": cell.backend,
-                "compile": cell.compile,
-                "layout": cell.layout,
-            }
+        return load_recipe(self.recipe).replace(
+            **self.changes,
+            model=plain_name(cell.model),
+            precision="fp32" if cell.dtype == INT8 else cell.dtype,
+            global_batch_images=cell.batch * cell.ranks,
         )
 
+    def make_execution(self, cell: Cell) -> Execution:
+        """Return the execution that a cell is measured with. Raises `RecipeError` for a wrong
+        field."""
+        fields = {name: getattr(cell, name) for name in ("backend", "compile", "layout")}
+        if cell.data == SYNTHETIC:
+            fields["loader"] = SYNTHETIC
+        return Execution.of(self.execution | fields)
 
-def computes(entry: Mapping[str, Any]) -> str:
+
+def name_computer(entry: Mapping[str, Any]) -> str:
     """Return the name of what computes a report's cell: its backend, or its runtime if that is not
     native."""
     return str(entry["backend"] if entry["runtime"] == NATIVE else entry["runtime"])
@@ -170,11 +162,11 @@ def grid(
 ) -> list[Cell]:
     """Return a cell for every combination of values. The batch changes fastest.
 
-    Of `runtimes`, those that are not native have only cells of
-    inference on one rank, once for all backends, compilers and layouts. Only those of them that run
-    ONNX models have cells in `INT8`.
+    Of `runtimes`, those that are not native have only cells of inference on one rank, once for all
+    backends, compilers and layouts. Only those of them that run ONNX models have cells in `INT8`.
 
-    Raises `UserError` for an unknown backend, runtime or model, a number below 1, or if no cell is left.
+    Raises `UserError` for an unknown backend, runtime or model, a number below 1, or if no cell is
+    left.
     """
     for name in backends:
         if name not in FRAMEWORKS:
@@ -185,20 +177,18 @@ def grid(
         if name != NATIVE:
             find_row(name)
     names = list(map(full_name, models))
-    axes = (whats, backends, names, compiles, layouts, ranks, dtypes, batches)
-    native = [
-        Cell(what, backend, model, dtype, batch, count, compiler, layout, data)
-        for what, backend, model, compiler, layout, count, dtype, batch in product(*axes)
-        if dtype != INT8
-    ]
-    others = product([name for name in runtimes if name != NATIVE], names, dtypes, batches)
-    cells = native if NATIVE in runtimes else []
+    cells = []
+    if NATIVE in runtimes:
+        axes = (whats, backends, names, compiles, layouts, ranks, dtypes, batches)
+        for what, backend, model, compiler, layout, count, dtype, batch in product(*axes):
+            if dtype != INT8:
+                place = (compiler, layout, data)
+                cells.append(Cell(what, backend, model, dtype, batch, count, *place))
     if INFERENCE in whats and 1 in ranks:
-        cells = cells + [
-            Cell(INFERENCE, backends[0], model, dtype, batch, 1, "auto", data=data, runtime=name)
-            for name, model, dtype, batch in others
-            if dtype != INT8 or find_row(name).runs_onnx
-        ]
+        for name, model, dtype, batch in product(runtimes, names, dtypes, batches):
+            if name != NATIVE and (dtype != INT8 or find_row(name).runs_onnx):
+                own = {"data": data, "runtime": name}
+                cells.append(Cell(INFERENCE, backends[0], model, dtype, batch, 1, "auto", **own))
     if not cells:
         raise UserError(
             f"no cell is left: runtimes besides {NATIVE} only infer, on one rank (-n 1), and {INT8}"

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.benchmark.cells import computes
-from lockstep.benchmark.report_file import BenchmarkReport, environment_of
+from lockstep.benchmark.cells import name_computer
+from lockstep.benchmark.report_file import BenchmarkReport, find_environment
 from lockstep.recipes import load_recipe
 from lockstep.recipes.published_speeds import Measured, Row
 from lockstep.system.errors import RecipeError
@@ -47,23 +47,22 @@ def compare(
     batch, only rows with that batch or an unknown batch are returned; otherwise rows of any batch.
     With `everything`, all rows are returned.
     """
-    found = []
+    comparisons = []
     for cell in report["cells"]:
         if cell["status"] != "ok":
             continue
-        ours = _measured(report, cell)
+        ours = _describe_speed(report, cell)
         alike = [row for row in rows if ours.is_of_same_model(row)]
         shown = [row for row in alike if everything or ours.is_on_like_hardware(row)]
         if not everything and any(row.batch_images == cell["batch"] for row in shown):
             shown = [row for row in shown if row.batch_images in (None, cell["batch"])]
         beside = tuple(Beside(row, ours.ratio(row)) for row in shown)
-        found.append(
-            Comparison(cell, ours.hardware, ours.image_size, beside, len(alike) - len(shown))
-        )
-    return found
+        left_out = len(alike) - len(shown)
+        comparisons.append(Comparison(cell, ours.hardware, ours.image_size, beside, left_out))
+    return comparisons
 
 
-def _image_size(report: BenchmarkReport, cell: dict[str, Any]) -> int | None:
+def _find_image_size(report: BenchmarkReport, cell: dict[str, Any]) -> int | None:
     """Return height and width of a cell's images, from the report's recipe and its changes; None if
     that is unknown."""
     settings = report.get("settings", {})
@@ -74,23 +73,23 @@ def _image_size(report: BenchmarkReport, cell: dict[str, Any]) -> int | None:
     return recipe.image_size if cell["what"] == "train" else recipe.eval_crop
 
 
-def _measured(report: BenchmarkReport, cell: dict[str, Any]) -> Measured:
+def _describe_speed(report: BenchmarkReport, cell: dict[str, Any]) -> Measured:
     return Measured(
         model=cell["model"],
         kind=cell["what"],
-        hardware=hardware_of(environment_of(report, computes(cell)), cell),
+        hardware=name_hardware(find_environment(report, name_computer(cell)), cell),
         accelerators=cell["ranks"],
         precision=cell["dtype"],
         batch_images=cell["batch"],
-        image_size=_image_size(report, cell),
+        image_size=_find_image_size(report, cell),
         images_per_sec=float(cell["images_per_sec"]),
     )
 
 
-def hardware_of(environment: dict[str, Any], cell: dict[str, Any]) -> str:
+def name_hardware(environment: dict[str, Any], cell: dict[str, Any]) -> str:
     """Return what a cell was measured on: the GPU as its driver names it, else the processor.
 
-    Some engines, such as MXNet, report a GPU only as a number. If all GPUs of the machine have the
+    Some backends, such as MXNet, report a GPU only as a number. If all GPUs of the machine have the
     same name, that name is used. Otherwise it stays a number: CUDA orders GPUs by speed and
     visibility, the driver does not.
     """
@@ -100,8 +99,6 @@ def hardware_of(environment: dict[str, Any], cell: dict[str, Any]) -> str:
         return str(environment.get("processor", "unknown hardware"))
     if device and not re.search(r"GPU[ :]\d+$", device):
         return str(device)
-    return (
-        names[0]
-        if len(names) == 1
-        else f"{device or 'a GPU'} of {', '.join(names) or 'unknown ones'}"
-    )
+    if len(names) == 1:
+        return str(names[0])
+    return f"{device or 'a GPU'} of {', '.join(names) or 'unknown ones'}"

@@ -28,19 +28,17 @@ class ProcessorTime:
     @classmethod
     def now(cls) -> Self:
         """Return the clocks of this moment."""
-        return cls(time.monotonic(), time.process_time(), _busy_sec())
+        return cls(time.monotonic(), time.process_time(), _read_busy_sec())
 
     def since(self, earlier: Self) -> "ProcessorTime":
         """Return the time that has passed since `earlier`."""
-        busy = (
-            None
-            if self.busy_sec is None or earlier.busy_sec is None
-            else self.busy_sec - earlier.busy_sec
-        )
+        busy = None
+        if self.busy_sec is not None and earlier.busy_sec is not None:
+            busy = self.busy_sec - earlier.busy_sec
         return ProcessorTime(self.wall_sec - earlier.wall_sec, self.own_sec - earlier.own_sec, busy)
 
 
-def _busy_sec() -> float | None:
+def _read_busy_sec() -> float | None:
     try:
         fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
     except (OSError, IndexError):
@@ -48,11 +46,12 @@ def _busy_sec() -> float | None:
     return sum(int(fields[i]) for i in _COUNTED if i < len(fields)) / os.sysconf("SC_CLK_TCK")
 
 
-def share_of_others(passed: list[ProcessorTime], cores: int) -> float | None:
+def measure_others(passed: list[ProcessorTime], cores: int) -> float | None:
     """Return the share of all cores that other programs than these ranks used. `passed` has the
     times of each rank.
 
-    >>> share_of_others([ProcessorTime(10.0, own_sec=4.0, busy_sec=15.0), ProcessorTime(10.0, 6.0, 15.0)], cores=2)
+    >>> times = [ProcessorTime(10.0, own_sec=4.0, busy_sec=15.0), ProcessorTime(10.0, 6.0, 15.0)]
+    >>> measure_others(times, cores=2)
     0.25
     """
     busy = passed[0].busy_sec

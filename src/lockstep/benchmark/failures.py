@@ -38,28 +38,35 @@ def says_out_of_memory(text: str) -> bool:
     return _WORDS.search(text) is not None
 
 
-def why(
-    ended: Ended, of_ranks: list[dict[str, str]], *, killed: bool, ranks: int
+def describe_error(error: Exception) -> dict[str, str]:
+    """Return the status and the reason that a process leaves when it fails."""
+    status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
+    reason = f"{type(error).__name__}: {str(error).strip():.1000}"
+    return {"status": status, "reason": reason.removesuffix(": ")}
+
+
+def explain_failure(
+    ended: Ended, failures: list[dict[str, str]], *, killed: bool, ranks: int
 ) -> tuple[str, str]:
     """Return status and reason of a cell if not all of its processes wrote a result.
 
-    `of_ranks` are the statuses and reasons that ranks wrote. `killed` says whether the system
+    `failures` are the statuses and reasons that ranks wrote. `killed` says whether the system
     killed some process during the measurement because memory ran out: a killed process reports
     nothing, and its launcher reports only that it failed.
     """
-    short = [failure for failure in of_ranks if failure["status"] == OUT_OF_MEMORY]
-    if short:
-        return OUT_OF_MEMORY, short[0]["reason"]
+    for failure in failures:
+        if failure["status"] == OUT_OF_MEMORY:
+            return OUT_OF_MEMORY, failure["reason"]
     if killed and (ended.code == -signal.SIGKILL or ranks > 1):
         return OUT_OF_MEMORY, "the system killed a process because memory ran out"
-    if of_ranks:
-        return FAILED, of_ranks[0]["reason"]
+    if failures:
+        return FAILED, failures[0]["reason"]
     how = signal.Signals(-ended.code).name if ended.code < 0 else f"exit code {ended.code}"
     status = OUT_OF_MEMORY if says_out_of_memory(ended.said) else FAILED
     return status, f"the process ended with {how}: {ended.said or 'it printed nothing'}"
 
 
-def system_kills() -> int | None:
+def count_kills() -> int | None:
     """Return how many processes the system has killed for lack of memory since it started; None if
     it does not report it."""
     try:

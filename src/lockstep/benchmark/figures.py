@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.benchmark import iteration_times
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
-from lockstep.benchmark.contention import ProcessorTime, share_of_others
+from lockstep.benchmark.contention import ProcessorTime, measure_others
 from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import latency_ms
@@ -37,30 +37,40 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 """The figures of a cell that was not measured."""
 
 
-def times_of_all(timelines: list[dict[str, Any]]) -> list[float]:
+def combine_times(timelines: list[dict[str, Any]]) -> list[float]:
     """Return how long each iteration took on all ranks together, in seconds. It ends when it has
     ended on every rank.
 
     The times add up to the time from the first rank's start to the last rank's end.
     """
-    ends = [max(ends) for ends in zip(*(timeline["ends"] for timeline in timelines), strict=True)]
-    starts = [min(timeline["began"] for timeline in timelines), *ends]
-    return [end - start for start, end in zip(starts, ends, strict=False)]
+    start = min(timeline["began"] for timeline in timelines)
+    times = []
+    for ends in zip(*(timeline["ends"] for timeline in timelines), strict=True):
+        times.append(max(ends) - start)
+        start = max(ends)
+    return times
 
 
-def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def compute_figures(
+    cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Return a cell's figures from the `lockstep.benchmark.measuring.Measured` of its ranks, as
     plain values."""
     counted = [rank["counted"] for rank in ranks]
-    times = times_of_all(counted)
+    times = combine_times(counted)
     images = cell.batch * cell.ranks
     rate = iteration_times.images_per_sec(times, images)
     latency = latency_ms(times)
     iteration_times.check(times, images, rate, latency)
-    steadiness = iteration_times.steadiness(times)
+    steadiness = iteration_times.judge_steadiness(times)
     waited = math.fsum(math.fsum(timeline["waited_sec"]) for timeline in counted) / len(counted)
-    computing = _rate_of([rank["compute_only"] for rank in ranks], images)
-    loading = _rate_of([rank["loader_only"] for rank in ranks], images)
+    computing = _measure_rate(ranks, "compute_only", images)
+    loading = _measure_rate(ranks, "loader_only", images)
+    bound_by = COMPUTING
+    if loading is not None and computing is not None and computing > loading:
+        bound_by = DATA
+    warmup = combine_times([rank["warmup"] for rank in ranks])
+    processors = [ProcessorTime(**rank["processors"]) for rank in ranks]
     return {
         "times_sec": times,
         "images_per_sec": rate,
@@ -69,36 +79,32 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
         "data_wait_share": waited / math.fsum(times),
         "compute_only_images_per_sec": rate if cell.data == SYNTHETIC else computing,
         "loader_only_images_per_sec": loading,
-        "bound_by": COMPUTING
-        if loading is None or computing is None or computing <= loading
-        else DATA,
+        "bound_by": bound_by,
         "steady": steadiness.steady,
         "steady_reason": steadiness.reason,
-        "roofline": _roofline(cell, recipe, ranks, rate),
-        "other_definitions": iteration_times.other_definitions(
-            times, times_of_all([rank["warmup"] for rank in ranks]), images, plan.epochs
-        ),
-        "other_programs_share": share_of_others(
-            [ProcessorTime(**rank["processors"]) for rank in ranks], ranks[0]["machine_cores"]
-        ),
-        "first_answer_sec": None if cell.what == TRAIN else max(map(_first_answer, ranks)),
-        "peak_memory_bytes": _added([rank["peak_memory_bytes"] for rank in ranks]),
+        "roofline": _compare_with_limit(cell, recipe, ranks, rate),
+        "other_definitions": iteration_times.other_definitions(times, warmup, images, plan.epochs),
+        "other_programs_share": measure_others(processors, ranks[0]["machine_cores"]),
+        "first_answer_sec": None if cell.what == TRAIN else max(map(_time_first_answer, ranks)),
+        "peak_memory_bytes": _add_up(ranks, "peak_memory_bytes"),
         "device": ranks[0]["device"],
     }
 
 
-def _first_answer(rank: dict[str, Any]) -> float:
+def _time_first_answer(rank: dict[str, Any]) -> float:
     """Return the seconds from the start of a rank's process to the end of its first batch."""
     ends: list[float] = rank["warmup"]["ends"] + rank["counted"]["ends"]
     return ends[0] - float(rank["started"])
 
 
-def _rate_of(timelines: list[dict[str, Any] | None], images: int) -> float | None:
-    found = [timeline for timeline in timelines if timeline is not None]
-    return iteration_times.images_per_sec(times_of_all(found), images) if found else None
+def _measure_rate(ranks: list[dict[str, Any]], name: str, images: int) -> float | None:
+    timelines = [rank[name] for rank in ranks if rank[name] is not None]
+    if not timelines:
+        return None
+    return iteration_times.images_per_sec(combine_times(timelines), images)
 
 
-def _roofline(
+def _compare_with_limit(
     cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: float
 ) -> dict[str, Any]:
     """Return operations and bytes of an image, the rates of all ranks' devices, the limit they set,
@@ -106,14 +112,13 @@ def _roofline(
 
     A rate is None if a rank could not measure it. Then the limit and the share are None too.
     """
-    of_image = image_work(cell, recipe)
-    gemm, copy = (
-        _added([rank[name] for rank in ranks]) for name in ("gemm_gflops", "copy_gb_per_sec")
-    )
-    limit = None if gemm is None or copy is None else limit_images_per_sec(of_image, gemm, copy)
+    image = image_work(cell, recipe)
+    gemm = _add_up(ranks, "gemm_gflops")
+    copy = _add_up(ranks, "copy_gb_per_sec")
+    limit = None if gemm is None or copy is None else limit_images_per_sec(image, gemm, copy)
     return {
-        "gflop_per_image": of_image.flops / 1e9,
-        "bytes_per_image": of_image.bytes,
+        "gflop_per_image": image.flops / 1e9,
+        "bytes_per_image": image.bytes,
         "gemm_gflops": gemm,
         "copy_gb_per_sec": copy,
         "limit_images_per_sec": limit,
@@ -121,9 +126,9 @@ def _roofline(
     }
 
 
-def _added(rates: list[float | None]) -> float | None:
-    known = [rate for rate in rates if rate is not None]
-    return math.fsum(known) if len(known) == len(rates) else None
+def _add_up(ranks: list[dict[str, Any]], name: str) -> float | None:
+    values = [rank[name] for rank in ranks]
+    return None if None in values else math.fsum(values)
 
 
 def image_work(cell: Cell, recipe: Recipe) -> Work:

@@ -17,7 +17,7 @@ THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
     "TF_NUM_INTRAOP_THREADS",
 )
-_OF_GPU = {
+_QUERIES = {
     "gpu": "name",
     "driver": "driver_version",
     "gpu_memory": "memory.total",
@@ -31,8 +31,8 @@ def fingerprint(name: str) -> dict[str, Any]:
     """Return versions, machine, threads and clocks as plain values; None for what neither system
     nor framework reports.
 
-    `name` is a backend, or a runtime that is not native. It must be installed. A
-    framework is loaded.
+    `name` is a backend, or a runtime that is not native. It must be installed. A framework is
+    loaded.
     """
     if name in RUNTIMES:
         libraries: dict[str, Any] = {"threads": count_threads()}
@@ -41,36 +41,30 @@ def fingerprint(name: str) -> dict[str, Any]:
         libraries = backends.load(name).libraries()
         about = describe_environment(name)
     threads = {"used": libraries.pop("threads")}
-    return (
-        about
-        | dict.fromkeys(("cuda", "cudnn", "onednn"))
-        | libraries
-        | {
-            "threads": threads
-            | {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
-        }
-        | {
-            "processor_mhz": _mhz_now(),
-            "processor_mhz_max": _mhz_max(),
-            "governor": _read(_CPU_0 / "scaling_governor"),
-        }
-        | {"gpus": gpus()}
-    )
+    for variable in THREAD_VARIABLES:
+        if variable in os.environ:
+            threads[variable] = os.environ[variable]
+    fields = {
+        "threads": threads,
+        "processor_mhz": _read_clocks(),
+        "processor_mhz_max": _read_highest_clock(),
+        "governor": _read(_CPU_0 / "scaling_governor"),
+        "gpus": query_gpus(),
+    }
+    return about | dict.fromkeys(("cuda", "cudnn", "onednn")) | libraries | fields
 
 
 _CPU_0 = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
-def _mhz_now() -> list[float] | None:
+def _read_clocks() -> list[float] | None:
     """Return the clock of every core at this moment, in MHz."""
     text = _read(Path("/proc/cpuinfo")) or ""
-    found = [
-        float(line.partition(":")[2]) for line in text.splitlines() if line.startswith("cpu MHz")
-    ]
-    return found or None
+    lines = [line for line in text.splitlines() if line.startswith("cpu MHz")]
+    return [float(line.partition(":")[2]) for line in lines] or None
 
 
-def _mhz_max() -> float | None:
+def _read_highest_clock() -> float | None:
     khz = _read(_CPU_0 / "cpuinfo_max_freq")
     return int(khz) / 1000 if khz else None
 
@@ -82,11 +76,13 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def gpus() -> list[dict[str, str]]:
+def query_gpus() -> list[dict[str, str]]:
     """Return what NVIDIA's driver reports for every GPU; empty without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return []
-    command = ["nvidia-smi", f"--query-gpu={','.join(_OF_GPU.values())}", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERIES.values())}", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [dict(zip(_OF_GPU, row, strict=True)) for row in rows if len(row) == len(_OF_GPU)]
+    if done.returncode != 0:
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    return [dict(zip(_QUERIES, row, strict=True)) for row in rows if len(row) == len(_QUERIES)]

@@ -45,10 +45,10 @@ def interval(times_sec: Sequence[float], images: int) -> tuple[float, float]:
     times = np.asarray(times_sec, np.float64)
     length = min(math.ceil(math.sqrt(len(times))), max(len(times) // 3, 1))
     sums = np.concatenate([[0.0], np.cumsum(np.concatenate([times, times[: length - 1]]))])
-    of_blocks = sums[length:] - sums[:-length]
+    blocks = sums[length:] - sums[:-length]
     count = math.ceil(len(times) / length)
-    drawn = np.random.default_rng(SEED).integers(0, len(times), (RESAMPLES, count))
-    rates = images * length * count / of_blocks[drawn].sum(axis=1)
+    choice = np.random.default_rng(SEED).integers(0, len(times), (RESAMPLES, count))
+    rates = images * length * count / blocks[choice].sum(axis=1)
     low, high = np.percentile(rates, [2.5, 97.5])
     return float(low), float(high)
 
@@ -61,25 +61,23 @@ class Steadiness:
     reason: str
 
 
-def steadiness(times_sec: Sequence[float]) -> Steadiness:
+def judge_steadiness(times_sec: Sequence[float]) -> Steadiness:
     """Return whether the median times of the first and the last third of the iterations differ by
     at most 5 %.
 
     Medians are used because single slow iterations are not drift. The percentiles show those.
     """
-    third = len(times_sec) // 3
-    if len(times_sec) < FEWEST_TO_TELL:
-        return Steadiness(
-            False,
-            f"{len(times_sec)} iterations are too few to tell; at least {FEWEST_TO_TELL} are"
-            " needed",
-        )
+    count = len(times_sec)
+    third = count // 3
+    if count < FEWEST_TO_TELL:
+        reason = f"{count} iterations are too few to tell; at least {FEWEST_TO_TELL} are needed"
+        return Steadiness(False, reason)
     drift = float(np.median(times_sec[-third:]) / np.median(times_sec[:third])) - 1
-    return Steadiness(
-        abs(drift) <= LARGEST_DRIFT,
+    reason = (
         f"the median time changed by {drift:+.1%} from the first third to the last; up to"
-        f" ±{LARGEST_DRIFT:.0%} is steady",
+        f" ±{LARGEST_DRIFT:.0%} is steady"
     )
+    return Steadiness(abs(drift) <= LARGEST_DRIFT, reason)
 
 
 def other_definitions(
@@ -102,18 +100,14 @@ def other_definitions(
     differ.
     """
     times = np.asarray(times_sec, np.float64)
-    of_epochs = times.reshape(epochs, -1)
-    without_first = of_epochs[:, 1:]
+    later = times.reshape(epochs, -1)[:, 1:]
     skipped = min(len(times) // 10, 100)
+    everything = np.concatenate([np.asarray(warmup_sec, np.float64), times])
     return {
         "paddlepaddle": float(images / times.mean()),
-        "mxnet-18.12": (
-            float(images / without_first.mean(axis=1).mean()) if without_first.size else None
-        ),
+        "mxnet-18.12": float(images / later.mean(axis=1).mean()) if later.size else None,
         "mxnet-22.10": float(images / times[skipped:].mean()),
-        "pytorch": float(
-            (images / np.concatenate([np.asarray(warmup_sec, np.float64), times])).mean()
-        ),
+        "pytorch": float((images / everything).mean()),
         "tensorflow": float((images / times).mean()),
     }
 
@@ -132,11 +126,11 @@ def check(times_sec: Sequence[float], images: int, rate: float, latency: dict[st
     )
 
 
-def printed(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Return a rate with four significant digits; digits before the point are never rounded away.
 
-    >>> printed(9.87654), printed(98.7654), printed(98765.4), printed(0.0123456)
-    ('9.877', '98.77', '98765', '0.01235')
+    >>> [format_rate(rate) for rate in (9.87654, 98.7654, 98765.4, 0.0123456)]
+    ['9.877', '98.77', '98765', '0.01235']
     """
     exponent = int(f"{rate:.3e}".partition("e")[2])  # after rounding: 9.9996 is 10.00
     return f"{rate:.{max(3 - exponent, 0)}f}"
@@ -149,7 +143,7 @@ def quotient(over: float, under: float) -> float:
     >>> quotient(3410.4, 1055.3)  # 3410 over 1055
     3.2322274881516586
     """
-    return float(printed(over)) / float(printed(under))
+    return float(format_rate(over)) / float(format_rate(under))
 
 
 def overlap(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Find the largest batch whose training step fits into memory: each try is a step in a new process."""
+"""Find the largest batch whose training step fits into memory. Each try is a new process."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
-from lockstep.benchmark.failures import OUT_OF_MEMORY, system_kills, why
+from lockstep.benchmark.failures import OUT_OF_MEMORY, count_kills, explain_failure
 from lockstep.benchmark.step_process import FAILURE, RESULT, save_task
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import STRIDE
@@ -82,50 +82,45 @@ def find_batch(
     tries: list[Try] = []
 
     def fits(images: int, parts: int = 1) -> bool:
-        done = _tried(recipe, execution, images, parts, memory_bytes)
-        tries.append(done)
-        listener(done)
-        if not (done.fits or done.is_short or any(each.fits for each in tries)):
-            _check_smallest(_tried(recipe, execution, least, 1, memory_bytes))
-        return done.fits
+        result = _try_steps(recipe, execution, images, parts, memory_bytes)
+        tries.append(result)
+        listener(result)
+        if not (result.is_short or any(other.fits for other in tries)):
+            _check_smallest(_try_steps(recipe, execution, least, 1, memory_bytes))
+        return result.fits
 
     try:
-        largest = largest_that_fits(fits, max(first, least), MOST, least)
+        largest = find_largest(fits, max(first, least), MOST, least)
         if largest == 0:
             raise UserError(
                 f"no batch fits: {tries[-1].reason}\nUse a smaller image_size or model, or more"
                 " memory"
             )
-        parts = next(
-            (
-                parts
-                for parts in _divisors(recipe, least, largest)
-                if fits(recipe.global_batch_images, parts)
-            ),
-            None,
-        )
+        images = recipe.global_batch_images
+        divisors = _list_divisors(images, least, largest)
+        parts = next((parts for parts in divisors if fits(images, parts)), None)
     except (KeyboardInterrupt, Interrupted) as stop:
-        fitting = max((each.images for each in tries if each.fits and each.parts == 1), default=0)
+        fitting = max((done.images for done in tries if done.fits and done.parts == 1), default=0)
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
         known = f"{fitting} images fit, more may" if fitting else "nothing is known yet"
         raise Interrupted(f"stopped after {len(tries)} tries: {known}", code) from None
     if parts is None:
         raise UserError(
-            f"{largest} images fit, but not {recipe.global_batch_images} in any number of parts:"
+            f"{largest} images fit, but not {images} in any number of parts:"
             f" {tries[-1].reason}\nUse another global_batch_images"
         )
     return Found(largest, parts, tries)
 
 
-def largest_that_fits(fits: Callable[[int], bool], first: int, most: int, least: int = 1) -> int:
+def find_largest(fits: Callable[[int], bool], first: int, most: int, least: int = 1) -> int:
     """Return a number up to `most` that fits, so that 1 / FINENESS more does not fit; 0 if `least`
     does not fit.
 
     If n fits, everything below n is taken to fit. Numbers are doubled from `first`, or halved, and
     then bisected.
 
-    >>> largest_that_fits(lambda images: images <= 100, 32, 1024), largest_that_fits(lambda images: images <= 5, 32, 1024)
-    (100, 5)
+    >>> find_largest(lambda images: images <= 100, 32, 1024)
+    100
     """
     low = 0
     high = min(first, most)
@@ -143,18 +138,13 @@ def largest_that_fits(fits: Callable[[int], bool], first: int, most: int, least:
     return low
 
 
-def _divisors(recipe: Recipe, least: int, largest: int) -> list[int]:
-    """Return in how many parts the recipe's global batch can be computed, with `least` to `largest`
-    images each."""
-    images = recipe.global_batch_images
-    return [
-        parts
-        for parts in range(1, images + 1)
-        if images % parts == 0 and least <= images // parts <= largest
-    ]
+def _list_divisors(images: int, least: int, largest: int) -> list[int]:
+    """Return in how many parts a batch can be computed, with `least` to `largest` images each."""
+    divisors = [parts for parts in range(1, images + 1) if images % parts == 0]
+    return [parts for parts in divisors if least <= images // parts <= largest]
 
 
-def _tried(
+def _try_steps(
     recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
 ) -> Try:
     """Take two steps in a new process."""
@@ -163,17 +153,16 @@ def _tried(
     python = backends.find_interpreter(execution.backend) or Path(sys.executable)
     with tempfile.TemporaryDirectory(prefix="lockstep-find-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        kills = system_kills()
+        kills = count_kills()
         save_task(folder, task, how, memory_bytes)
         command: list[str | Path] = [python, "-P", "-m", "lockstep", "find", "step", folder]
         ended = carry_out(command, folder, lambda done, total: None)
         if (folder / RESULT).exists() and not ended.code:
-            return Try(
-                images, parts, True, **json.loads((folder / RESULT).read_text(encoding="utf-8"))
-            )
-        failure = folder / FAILURE
-        said = [json.loads(failure.read_text(encoding="utf-8"))] if failure.exists() else []
-        status, reason = why(ended, said, killed=system_kills() != kills, ranks=1)
+            result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+            return Try(images, parts, True, **result)
+        failures = [json.loads(file.read_text("utf-8")) for file in folder.glob(FAILURE)]
+        killed = count_kills() != kills
+        status, reason = explain_failure(ended, failures, killed=killed, ranks=1)
     return Try(images, parts, False, reason, is_short=status == OUT_OF_MEMORY)
 
 

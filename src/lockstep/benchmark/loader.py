@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,27 +64,20 @@ class Turn:
     """Peak use of main memory."""
 
 
-def host(work: Work, index: Index) -> Iterator[int]:
-    """Run Lockstep's host loader."""
-    with HostLoader(index, size=work.size, antialias=False, threads=work.threads) as loader:
-        for batch in loader.batches(training_plans(_recipe(work), index.sizes, 0)):
+def run_ours(kind: type[HostLoader] | type[DaliLoader], work: Work, index: Index) -> Iterator[int]:
+    """Run a loader of Lockstep."""
+    with kind(index, size=work.size, antialias=False, threads=work.threads) as loader:
+        for batch in loader.batches(training_plans(_make_recipe(work), index.sizes, 0)):
             yield len(batch.images)
 
 
-def dali(work: Work, index: Index) -> Iterator[int]:
-    """Run Lockstep's DALI loader."""
-    with DaliLoader(index, size=work.size, antialias=False, threads=work.threads) as loader:
-        for batch in loader.batches(training_plans(_recipe(work), index.sizes, 0)):
-            yield len(batch.images)
-
-
-def dali_fused(work: Work, index: Index) -> Iterator[int]:
+def run_dali_fused(work: Work, index: Index) -> Iterator[int]:
     """Run DALI as NVIDIA's systems use it: with its reader and its decoder of random crops."""
     fn, types, pipeline_def = import_dali()
 
-    @pipeline_def(batch_size=work.batch, num_threads=work.threads, device_id=None, seed=1)  # type: ignore[untyped-decorator]
     def pipeline() -> Any:
-        encoded, labels = fn.readers.file(files=_files(index), random_shuffle=True, name="reader")
+        files = _list_files(index)
+        encoded, labels = fn.readers.file(files=files, random_shuffle=True, name="reader")
         images = fn.decoders.image_random_crop(
             encoded,
             device="cpu",
@@ -92,24 +86,24 @@ def dali_fused(work: Work, index: Index) -> Iterator[int]:
             random_aspect_ratio=ASPECT,
             num_attempts=100,
         )
-        images = fn.resize(
-            images, size=[work.size, work.size], interp_type=types.INTERP_LINEAR, antialias=False
-        )
+        size = [work.size, work.size]
+        images = fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=False)
         return fn.flip(images, horizontal=fn.random.coin_flip()), labels
 
-    built = pipeline()
+    size = {"batch_size": work.batch, "num_threads": work.threads}
+    built = pipeline_def(pipeline, **size, device_id=None, seed=1)()
     built.build()
     while True:
         images, _ = built.run()
         yield len(images)
 
 
-def torch_pillow(work: Work, index: Index) -> Iterator[int]:
+def run_torch_pillow(work: Work, index: Index) -> Iterator[int]:
     """Run a PyTorch DataLoader with Pillow and one worker process for each core."""
     import torch
     from torch.utils.data import DataLoader, RandomSampler
 
-    pictures: Any = Pictures(_files(index), work.size)
+    pictures: Any = Pictures(_list_files(index), work.size)
     # With replacement: an epoch without an end, as in the other loaders.
     sampler = RandomSampler(pictures, replacement=True, num_samples=2**40)
     loader: DataLoader[Any] = DataLoader(
@@ -134,16 +128,16 @@ class Pictures:
         from PIL import Image
 
         image = Image.open(self.files[i]).convert("RGB")
-        top, left, height, width = _random_window(np.random, image.height, image.width)
-        image = image.crop((left, top, left + width, top + height)).resize(
-            (self.size, self.size), Image.Resampling.BILINEAR
-        )
-        if np.random.random() < 0.5:  # noqa: NPY002 - seeded by the DataLoader, one generator for each worker
+        top, left, height, width = _draw_window(np.random, image.height, image.width)
+        image = image.crop((left, top, left + width, top + height))
+        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        # The DataLoader seeds this generator, another one in each worker.
+        if np.random.random() < 0.5:  # noqa: NPY002
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.array(image)
 
 
-def tf_data(work: Work, index: Index) -> Iterator[int]:
+def run_tf_data(work: Work, index: Index) -> Iterator[int]:
     """Run tf.data with TensorFlow's fused decoding and cropping."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -160,12 +154,11 @@ def tf_data(work: Work, index: Index) -> Iterator[int]:
             use_image_if_no_bounding_boxes=True,
         )
         window = tf.stack([begin[0], begin[1], size[0], size[1]])
-        image = tf.image.resize(
-            tf.image.decode_and_crop_jpeg(data, window, channels=3), [work.size, work.size]
-        )
+        image = tf.image.decode_and_crop_jpeg(data, window, channels=3)
+        image = tf.image.resize(image, [work.size, work.size])
         return tf.image.random_flip_left_right(tf.cast(image, tf.uint8))
 
-    files = _files(index)
+    files = _list_files(index)
     options = tf.data.Options()
     options.threading.private_threadpool_size = work.threads
     options.threading.max_intra_op_parallelism = 1
@@ -179,45 +172,39 @@ def tf_data(work: Work, index: Index) -> Iterator[int]:
         yield len(images)
 
 
-def libjpeg_whole(work: Work, index: Index) -> Iterator[int]:
+def run_libjpeg(work: Work, index: Index) -> Iterator[int]:
     """Decode whole images from memory with libjpeg-turbo, and do nothing else."""
-    return _decoding(work, index, lambda data, size, window: decode(data))
-
-
-def _decoding(work: Work, index: Index, how: Callable[[bytes, Any, Any], object]) -> Iterator[int]:
     files = [index.read(i) for i in range(len(index))]
-    sizes = [tuple(size) for size in index.sizes.tolist()]
 
-    def one(samples: list[int], windows: list[list[int]]) -> None:
-        for sample, window in zip(samples, windows, strict=True):
-            how(files[sample], sizes[sample], tuple(window))
+    def decode_all(samples: list[int]) -> None:
+        for sample in samples:
+            decode(files[sample])
 
-    each = -(-work.batch // (4 * work.threads))
+    size = -(-work.batch // (4 * work.threads))
     with ThreadPoolExecutor(work.threads) as pool:
         waiting: list[Any] = []
-        for plan in training_plans(_recipe(work), index.sizes, 0):
-            starts = range(0, work.batch, each)
+        for plan in training_plans(_make_recipe(work), index.sizes, 0):
             samples = plan.samples.tolist()
-            windows = plan.windows.tolist()
-            begun = [pool.submit(one, samples[i : i + each], windows[i : i + each]) for i in starts]
+            parts = [samples[i : i + size] for i in range(0, work.batch, size)]
+            tasks = [pool.submit(decode_all, part) for part in parts]
             for task in waiting:
                 task.result()
             if waiting:
                 yield work.batch
-            waiting = begun
+            waiting = tasks
 
 
 CONTENDERS: dict[str, Callable[[Work, Index], Iterator[int]]] = {
-    "host": host,
-    "dali": dali,
-    "dali-fused": dali_fused,
-    "torch-pillow": torch_pillow,
-    "tf-data": tf_data,
-    "libjpeg-whole": libjpeg_whole,
+    "host": partial(run_ours, HostLoader),
+    "dali": partial(run_ours, DaliLoader),
+    "dali-fused": run_dali_fused,
+    "torch-pillow": run_torch_pillow,
+    "tf-data": run_tf_data,
+    "libjpeg-whole": run_libjpeg,
 }
 
 
-def _recipe(work: Work) -> Recipe:
+def _make_recipe(work: Work) -> Recipe:
     return Recipe(
         global_batch_images=work.batch,
         epochs=100_000,
@@ -227,33 +214,28 @@ def _recipe(work: Work) -> Recipe:
     )
 
 
-def _random_window(random: Any, height: int, width: int) -> tuple[int, int, int, int]:
+def _draw_window(random: Any, height: int, width: int) -> tuple[int, int, int, int]:
     for _ in range(100):
         area = height * width * random.uniform(*AREA)
         aspect = np.exp(random.uniform(*np.log(ASPECT)))
         rows = round((area / aspect) ** 0.5)
         columns = round((area * aspect) ** 0.5)
         if 0 < rows <= height and 0 < columns <= width:
-            return (
-                random.randint(0, height - rows + 1),
-                random.randint(0, width - columns + 1),
-                rows,
-                columns,
-            )
+            top = random.randint(0, height - rows + 1)
+            return top, random.randint(0, width - columns + 1), rows, columns
     return 0, 0, height, width
 
 
-def _files(index: Index) -> list[str]:
+def _list_files(index: Index) -> list[str]:
     return [index.path(i) for i in range(len(index))]
 
 
-def _plain_jpegs(work: Work) -> Index:
+def _open_images(work: Work) -> Index:
     """Return the index of the images that every loader decodes: at most `MOST_IMAGES` and at least
     a batch."""
     data = Path(work.data)
-    index = open_index(
-        find_split(data, "train") if holds_split(data, "train") else find_source(data)
-    )
+    has_split = holds_split(data, "train")
+    index = open_index(find_split(data, "train") if has_split else find_source(data))
     if index.source.format != FOLDER:
         raise DataError(
             f"{data} is not an image folder, which every loader reads; use lockstep data pack"
@@ -267,10 +249,10 @@ def _plain_jpegs(work: Work) -> Index:
     return index
 
 
-def measured(name: str, work: Work) -> Turn:
+def measure(name: str, work: Work) -> Turn:
     """Measure one turn of a loader in this process."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
-    batches = CONTENDERS[name](work, _plain_jpegs(work))
+    batches = CONTENDERS[name](work, _open_images(work))
     for _ in range(WARMUP_BATCHES):
         next(batches)
     began = time.perf_counter()
@@ -283,7 +265,7 @@ def measured(name: str, work: Work) -> Turn:
     return Turn(images / wall, 1000 * cpu / images, _peak_mb())
 
 
-def _children() -> Iterator[Path]:
+def _list_children() -> Iterator[Path]:
     """Yield the folders in /proc of running processes that this process has started."""
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended in the meantime
@@ -294,7 +276,7 @@ def _cpu_sec() -> float:
     """Return the processor time of this process and of those it has started, in seconds."""
     own = time.process_time()
     tick = os.sysconf("SC_CLK_TCK")
-    for child in _children():
+    for child in _list_children():
         fields = (child / "stat").read_text().rpartition(")")[2].split()
         own += (int(fields[11]) + int(fields[12])) / tick
     return own
@@ -302,11 +284,11 @@ def _cpu_sec() -> float:
 
 def _peak_mb() -> float:
     """Return the sum of the peak memory of this process and of those it has started."""
-    texts = [
-        Path("/proc/self/status").read_text(),
-        *((child / "status").read_text() for child in _children()),
-    ]
-    return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in texts) / 1024
+    kilobytes = 0
+    for folder in (Path("/proc/self"), *_list_children()):
+        text = (folder / "status").read_text()
+        kilobytes += int(text.partition("VmHWM:")[2].split()[0])
+    return kilobytes / 1024
 
 
 def compare(
@@ -321,50 +303,45 @@ def compare(
             raise DataError(f"there is no loader {name!r} to measure. {nearest(name, CONTENDERS)}")
     if work.threads > cores():
         raise DataError(f"{work.threads} threads are more than the {cores()} cores of this machine")
-    index = _plain_jpegs(work)
+    index = _open_images(work)
     strange = next((i for i in range(len(index)) if not is_plain_jpeg(index.read(i))), None)
     if strange is not None:
         raise DataError(
             f"{index.path(strange)} is not a JPEG that every loader decodes; remove it from the"
             " folder"
         )
-    taken: dict[str, list[Turn]] = {name: [] for name in names}
+    done: dict[str, list[Turn]] = {name: [] for name in names}
     missing: dict[str, str] = {}
-    for turn in range(turns):
-        for i, name in enumerate(names):
-            if name not in missing:
-                result = _in_a_process(name, work)
-                if isinstance(result, str):
-                    missing[name] = result
-                else:
-                    taken[name].append(result)
-            if progress is not None:
-                progress(turn * len(names) + i + 1, turns * len(names))
-    results: dict[str, Any] = {name: {"missing": reason} for name, reason in missing.items()}
-    for name in names:
+    for number in range(turns * len(names)):
+        name = names[number % len(names)]
         if name not in missing:
-            columns = {
-                key: [asdict(turn)[key] for turn in taken[name]]
-                for key in ("images_per_sec", "cpu_ms", "peak_mb")
-            }
-            results[name] = {key: round(median(values), 3) for key, values in columns.items()}
-            results[name]["turns"] = [round(value, 1) for value in columns["images_per_sec"]]
+            result = _measure_in_process(name, work)
+            if isinstance(result, str):
+                missing[name] = result
+            else:
+                done[name].append(result)
+        if progress is not None:
+            progress(number + 1, turns * len(names))
+    results: dict[str, Any] = {}
+    for name in names:
+        results[name] = {"missing": missing[name]} if name in missing else _summarise(done[name])
+    return {"work": asdict(work), "images": len(index), "results": results}
+
+
+def _summarise(turns: list[Turn]) -> dict[str, Any]:
+    """Return the medians of turns, and their speeds."""
+    speeds = [turn.images_per_sec for turn in turns]
     return {
-        "work": asdict(work),
-        "images": len(index),
-        "results": {name: results[name] for name in names},
+        "images_per_sec": round(median(speeds), 3),
+        "cpu_ms": round(median(turn.cpu_ms for turn in turns), 3),
+        "peak_mb": round(median(turn.peak_mb for turn in turns), 3),
+        "turns": [round(speed, 1) for speed in speeds],
     }
 
 
-def _in_a_process(name: str, work: Work) -> Turn | str:
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        __name__,
-        name,
-        json.dumps(asdict(work), allow_nan=False),
-    ]
+def _measure_in_process(name: str, work: Work) -> Turn | str:
+    task = json.dumps(asdict(work), allow_nan=False)
+    command = [sys.executable, "-P", "-m", __name__, name, task]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -372,8 +349,7 @@ def _in_a_process(name: str, work: Work) -> Turn | str:
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(asdict(measured(sys.argv[1], Work(**json.loads(sys.argv[2])))), allow_nan=False)
-    )
+    result = measure(sys.argv[1], Work(**json.loads(sys.argv[2])))
+    print(json.dumps(asdict(result), allow_nan=False))
     sys.stdout.flush()
     os._exit(0)  # do not wait for the loaders' own threads and workers

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,6 @@ class Measured:
         return asdict(self)
 
 
-Step = Callable[[Engine, Batch, int], Handle | None]
 Tell = Callable[[int, int], None]
 
 
@@ -101,42 +101,35 @@ def measure(
     `exported` returns the ONNX model that a runtime that is not native runs; None: it makes one of
     the initial weights.
     """
-    world: World = (
-        backends.load(cell.backend).world(execution)
-        if cell.runtime == NATIVE
-        else Alone(cell.runtime, execution)
-    )
+    world = _open_world(cell, execution)
     counted = plan.iterations * plan.epochs
     warmup = plan.iterations * plan.warmup_epochs
     ceiling = 0 if cell.data == SYNTHETIC else min(counted, CEILING_ITERATIONS) + CEILING_WARMUP
     total = warmup + counted + 2 * ceiling
-    step = _enqueued if cell.what == TRAIN else _predicted
     progress = _Progress(tell, total)
     try:
         source = _Source(cell, plan, recipe, execution, world)
-        with _opened(cell, recipe, execution, world, total, exported) as engine:
+        with _open_engine(cell, recipe, execution, world, total, exported) as engine:
+            run = _Runner(engine, cell.what == TRAIN, progress)
             with source.batches() as batches:
-                before = _run(engine, step, batches, 0, warmup, progress)
+                before = run(batches, warmup)
                 world.wait()  # all ranks start together
                 start = ProcessorTime.now()
-                during = _run(engine, step, batches, warmup, counted, progress)
-                passed = ProcessorTime.now().since(start)
+                during = run(batches, counted)
+                processors = ProcessorTime.now().since(start)
             memory = peak_memory_bytes()
             computing = loading = None
             if ceiling:
-                held = repeat(source.held())
-                first = warmup + counted
-                _run(engine, step, held, first, CEILING_WARMUP, progress)
+                batches = repeat(source.make_noise())
+                run(batches, CEILING_WARMUP)
                 world.wait()
-                computing = _run(
-                    engine, step, held, first + CEILING_WARMUP, ceiling - CEILING_WARMUP, progress
-                )
+                computing = run(batches, ceiling - CEILING_WARMUP)
         if ceiling:
             with source.batches() as batches:
-                _drained(batches, CEILING_WARMUP, progress)
+                _drain(batches, CEILING_WARMUP, progress)
                 world.wait()
-                loading = _drained(batches, ceiling - CEILING_WARMUP, progress)
-        gemm, copy, remarks = _ceilings(cell, world)
+                loading = _drain(batches, ceiling - CEILING_WARMUP, progress)
+        gemm, copy, remarks = _measure_ceilings(cell, world)
         return Measured(
             device=world.device,
             on_gpu=world.on_gpu,
@@ -146,13 +139,19 @@ def measure(
             loader_only=loading,
             gemm_gflops=gemm,
             copy_gb_per_sec=copy,
-            processors=passed,
+            processors=processors,
             machine_cores=os.cpu_count() or 1,
             remarks=remarks,
             peak_memory_bytes=memory,
         )
     finally:
         world.close()
+
+
+def _open_world(cell: Cell, execution: Execution) -> World:
+    if cell.runtime != NATIVE:
+        return Alone(cell.runtime, execution)
+    return backends.load(cell.backend).world(execution)
 
 
 class Alone(HostQuestions):
@@ -173,7 +172,7 @@ class Alone(HostQuestions):
 
 
 @contextmanager
-def _opened(
+def _open_engine(
     cell: Cell,
     recipe: Recipe,
     execution: Execution,
@@ -186,21 +185,19 @@ def _opened(
     state = initial_state(recipe)
     if cell.runtime != NATIVE:
         weights = Weights(recipe, state, (), Path("initial weights"), LOCKSTEP)
-        with open_runtime(
-            cell.runtime, weights, execution, most_images=cell.batch, exported=exported
-        ) as other:
-            yield other
+        size: dict[str, Any] = {"most_images": cell.batch, "exported": exported}
+        with open_runtime(cell.runtime, weights, execution, **size) as runtime:
+            yield runtime
         return
     # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
     epoch = recipe.replace(epochs=1, warmup_epochs=0)
-    with backends.load(cell.backend).engine(
-        epoch, np.full(steps, LEARNING_RATE), world, execution
-    ) as engine:
+    rates = np.full(steps, LEARNING_RATE)
+    with backends.load(cell.backend).engine(epoch, rates, world, execution) as engine:
         engine.write(state)
         yield engine
 
 
-def _ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, list[str]]:
+def _measure_ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, list[str]]:
     """Return the rates of matrix products and copies, and remarks on those that are not known.
 
     A runtime that is not native has no products of its own, and so no limit.
@@ -208,21 +205,14 @@ def _ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, lis
     world.wait()
     if cell.runtime != NATIVE:
         return None, None, []
-    gemm, no_product = _rate(
-        lambda: ceilings.gemm_gflops(
-            cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks
-        )
-    )
+    place: dict[str, Any] = {"on_gpu": world.on_gpu, "ranks": world.ranks}
+    gemm, no_product = _try_rate(partial(ceilings.gemm_gflops, cell.backend, cell.dtype, **place))
     world.wait()  # ranks share the memory, so all of them copy at the same time
-    copy, no_copy = _rate(
-        lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks)
-    )
-    what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
-    remarks = [
-        f"{cell.backend} has no {name} here, so no limit is known: {said}"
-        for name, said in what.items()
-        if said
-    ]
+    copy, no_copy = _try_rate(partial(ceilings.copy_gb_per_sec, cell.backend, **place))
+    remarks = []
+    for name, reason in ((f"matrix product in {cell.dtype}", no_product), ("copy", no_copy)):
+        if reason:
+            remarks.append(f"{cell.backend} has no {name} here, so no limit is known: {reason}")
     return gemm, copy, remarks
 
 
@@ -243,45 +233,42 @@ class _Progress:
             self._tell(self._done, self._total)
 
 
-def _enqueued(engine: Engine, batch: Batch, step: int) -> Handle:
-    return engine.train([batch], step)
+class _Runner:
+    """Runs iterations of training or of inference, numbered from 0."""
+
+    def __init__(self, engine: Engine, trains: bool, progress: _Progress) -> None:
+        self._engine = engine
+        self._trains = trains
+        self._progress = progress
+        self._step = 0
+
+    def __call__(self, batches: Iterator[Batch], steps: int) -> Timeline:
+        """Run iterations. A training step is fetched after the next one is enqueued; a prediction
+        is done at once."""
+        ends = []
+        waited = []
+        enqueued: Handle | None = None
+        began = time.perf_counter()
+        for _ in range(steps):
+            start = time.perf_counter()
+            batch = next(batches)
+            waited.append(time.perf_counter() - start)
+            if self._trains:
+                handle = self._engine.train([batch], self._step)
+                if enqueued is not None:
+                    ends.append(self._engine.fetch(enqueued).finished_at)
+                enqueued = handle
+            else:
+                self._engine.predict(batch.pixels)
+                ends.append(time.perf_counter())
+            self._step += 1
+            self._progress.advance()
+        if enqueued is not None:
+            ends.append(self._engine.fetch(enqueued).finished_at)
+        return Timeline(began, ends, waited)
 
 
-def _predicted(engine: Engine, batch: Batch, step: int) -> None:
-    engine.predict(batch.pixels)
-
-
-def _run(
-    engine: Engine,
-    step: Step,
-    batches: Iterator[Batch],
-    first: int,
-    steps: int,
-    progress: _Progress,
-) -> Timeline:
-    """Run iterations. Each is fetched after the next is enqueued; an iteration with nothing to
-    fetch is done at once."""
-    ends = []
-    waited = []
-    enqueued = None
-    began = time.perf_counter()
-    for number in range(first, first + steps):
-        asked = time.perf_counter()
-        batch = next(batches)
-        waited.append(time.perf_counter() - asked)
-        handle = step(engine, batch, number)
-        if handle is None:
-            ends.append(time.perf_counter())
-        elif enqueued is not None:
-            ends.append(engine.fetch(enqueued).finished_at)
-        enqueued = handle
-        progress.advance()
-    if enqueued is not None:
-        ends.append(engine.fetch(enqueued).finished_at)
-    return Timeline(began, ends, waited)
-
-
-def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timeline:
+def _drain(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timeline:
     ends = []
     began = time.perf_counter()
     for _ in range(steps):
@@ -291,16 +278,14 @@ def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timel
     return Timeline(began, ends, [0.0] * steps)
 
 
-def _rate(measured: Callable[[], float]) -> tuple[float | None, str]:
+def _try_rate(measure: Callable[[], float]) -> tuple[float | None, str]:
     """Return a rate, or why there is none. The cell is still valid: its own figures exist already
     and do not need a rate."""
     try:
-        return measured(), ""
-    except (
-        Exception
-    ) as error:  # frameworks raise different errors for a missing product or too little memory
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return None, f"{said:.200}"
+        return measure(), ""
+    except Exception as error:  # frameworks raise different ones for what they do not have
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return None, f"{reason:.200}"
 
 
 class _Source:
@@ -316,7 +301,7 @@ class _Source:
         self._size = recipe.image_size if cell.what == TRAIN else recipe.eval_crop
         self._images = None if cell.data == SYNTHETIC else open_data(cell, plan, recipe)
 
-    def held(self) -> Batch:
+    def make_noise(self) -> Batch:
         """Return a batch of noise that an engine may keep on its device."""
         random = np.random.default_rng(0)
         images = self._cell.batch
@@ -327,26 +312,26 @@ class _Source:
     def batches(self) -> Iterator[Iterator[Batch]]:
         """Yield an iterator of batches that never ends."""
         if self._images is None:
-            yield repeat(self.held())
+            yield repeat(self.make_noise())
             return
         index, chosen = self._images
         evaluates = self._cell.what != TRAIN
         with make_loader(
             index, self._recipe, self._execution, size=self._size, evaluation=evaluates
         ) as loader:
-            plans = self._endless(index.sizes_for(self._recipe)[chosen])
+            plans = self._plan(index.sizes_for(self._recipe)[chosen])
             yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 
-    def _endless(self, sizes: np.ndarray) -> Iterator[BatchPlan]:
+    def _plan(self, sizes: np.ndarray) -> Iterator[BatchPlan]:
         share: dict[str, Any] = {"rank": self._world.rank, "ranks": self._world.ranks}
         if self._cell.what == TRAIN:
             recipe = self._recipe.replace(epochs=MOST_EPOCHS)
             parts = self._execution.accumulation_steps
             return training_plans(recipe, sizes, 0, parts=parts, **share)
-        return _evaluation_without_end(self._recipe, sizes, self._cell.batch, **share)
+        return _repeat_evaluation(self._recipe, sizes, self._cell.batch, **share)
 
 
-def _evaluation_without_end(
+def _repeat_evaluation(
     recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int, ranks: int
 ) -> Iterator[BatchPlan]:
     """Yield evaluation plans that start again after the last image.
@@ -372,10 +357,10 @@ def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray
             f"{data} has {len(index.classes)} classes, the recipe only {recipe.logits} logits:"
             " --set logits=..."
         )
-    taken = min(plan.num_examples or len(index), len(index))
+    images = min(plan.num_examples or len(index), len(index))
     needed = recipe.global_batch_images if cell.what == TRAIN else 1
-    if taken < needed:
+    if images < needed:
         raise DataError(
-            f"{data} has {taken} images to use, fewer than the {needed} of a step on all ranks"
+            f"{data} has {images} images to use, fewer than the {needed} of a step on all ranks"
         )
-    return index, np.arange(taken) * len(index) // taken
+    return index, np.arange(images) * len(index) // images

@@ -21,7 +21,7 @@ class BenchmarkReport(TypedDict):
     settings: dict[str, Any]
     """What all cells of a report share: the fields of `Plan` and others."""
     environment: dict[str, Any]
-    """Versions and devices by backend; see `environment_of`."""
+    """Versions and devices by backend; see `find_environment`."""
     machine: dict[str, Any]
     """What the roofline is computed from: the machine's speed of matrix products and of copying."""
     cells: list[dict[str, Any]]
@@ -31,7 +31,7 @@ class BenchmarkReport(TypedDict):
     """When the file was written, in seconds since 1970. It is not in the file."""
 
 
-def environment_of(report: BenchmarkReport, backend: str) -> dict[str, Any]:
+def find_environment(report: BenchmarkReport, backend: str) -> dict[str, Any]:
     """Return the environment that a backend's cells were measured in; empty if none of them has
     figures.
 
@@ -39,9 +39,9 @@ def environment_of(report: BenchmarkReport, backend: str) -> dict[str, Any]:
     reports have one environment for all backends.
     """
     environment: dict[str, Any] = report["environment"]
-    own: dict[str, Any] = (
-        environment if "processor" in environment else environment.get(backend, {})
-    )
+    if "processor" in environment:
+        return environment
+    own: dict[str, Any] = environment.get(backend, {})
     return own
 
 

@@ -48,7 +48,7 @@ class Cluster:
     loader_images_per_sec: float = math.inf
     """Images that a host loads."""
     sharing: float | None = None
-    """None: every rank has a processor or GPU of its own. Otherwise all ranks share the cores of
+    """None: every rank has a separate processor or GPU. Otherwise all ranks share the cores of
     one processor, and n ranks compute this times n times as long as one rank, but not less. If a
     rank has as many threads as the processor has cores, it is about 1; with one thread in a rank,
     about 1 over the number of cores."""
@@ -153,63 +153,63 @@ def tree_sec(ranks: int, size: float, link: Link, messages: int = 1) -> float:
     """
     if ranks == 1:
         return 0.0
-    return 2 * size / link.bytes_per_sec + 2 * _levels(ranks) * link.latency_sec * messages
+    return 2 * size / link.bytes_per_sec + 2 * _count_levels(ranks) * link.latency_sec * messages
 
 
-def _levels(ranks: int) -> int:
+def _count_levels(ranks: int) -> int:
     return (ranks - 1).bit_length()
 
 
-def _flat_ring(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
+def _time_flat_ring(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
     """A ring through all hosts. It enters and leaves every host once, so the slowest link limits
     it."""
-    hosts = hosts_of(cluster, ranks)
+    hosts = count_hosts(cluster, ranks)
     if hosts == 1:
         return ring_sec(ranks, size, cluster.local, messages)
-    slowest = _slowest(cluster, ranks, hosts)
-    latencies = (
-        2 * (ranks - hosts) * cluster.local.latency_sec
-        + 2 * (hosts - 1) * cluster.network.latency_sec
-    )
+    slowest = _find_slowest(cluster, ranks, hosts)
+    local = (ranks - hosts) * cluster.local.latency_sec
+    latencies = 2 * local + 2 * (hosts - 1) * cluster.network.latency_sec
     return 2 * (ranks - 1) / ranks * size / slowest + latencies * messages
 
 
-def _flat_tree(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
+def _time_flat_tree(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
     """A tree within each host, and one over the hosts, as one pipeline."""
-    hosts = hosts_of(cluster, ranks)
+    hosts = count_hosts(cluster, ranks)
     if hosts == 1:
         return tree_sec(ranks, size, cluster.local, messages)
-    local = _levels(min(ranks, cluster.ranks_per_host))
-    latencies = (
-        2 * local * cluster.local.latency_sec + 2 * _levels(hosts) * cluster.network.latency_sec
-    )
-    return 2 * size / _slowest(cluster, ranks, hosts) + latencies * messages
+    local = 2 * _count_levels(min(ranks, cluster.ranks_per_host)) * cluster.local.latency_sec
+    latencies = local + 2 * _count_levels(hosts) * cluster.network.latency_sec
+    return 2 * size / _find_slowest(cluster, ranks, hosts) + latencies * messages
 
 
-def _slowest(cluster: Cluster, ranks: int, hosts: int) -> float:
+def _find_slowest(cluster: Cluster, ranks: int, hosts: int) -> float:
     """Return the bandwidth of the slowest link that is used. Ranks that are alone on their hosts
     use only the network."""
     local = cluster.local.bytes_per_sec if ranks > hosts else math.inf
     return min(local, cluster.network.bytes_per_sec)
 
 
-def _hierarchical(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
+def _time_hierarchical(cluster: Cluster, ranks: int, size: float, messages: int) -> float:
     """Each host adds up by a ring, each of its ranks a share; shares are added up over hosts; hosts
     gather them by a ring.
 
     The two rings within a host are the two halves of one all-reduce.
     """
-    hosts = hosts_of(cluster, ranks)
+    hosts = count_hosts(cluster, ranks)
     within = ring_sec(min(ranks, cluster.ranks_per_host), size, cluster.local, messages)
-    return within + min(
-        each(hosts, size, cluster.network, messages) for each in (ring_sec, tree_sec)
-    )
+    ring = ring_sec(hosts, size, cluster.network, messages)
+    tree = tree_sec(hosts, size, cluster.network, messages)
+    return within + min(ring, tree)
 
 
-_ALGORITHMS = {"ring": _flat_ring, "tree": _flat_tree, "hierarchical": _hierarchical}
+_ALGORITHMS = {
+    "ring": _time_flat_ring,
+    "tree": _time_flat_tree,
+    "hierarchical": _time_hierarchical,
+}
 
 
-def hosts_of(cluster: Cluster, ranks: int) -> int:
+def count_hosts(cluster: Cluster, ranks: int) -> int:
     """Return the number of hosts that this many ranks need."""
     return -(-ranks // cluster.ranks_per_host)
 
@@ -237,22 +237,21 @@ def step_time(step: Step, cluster: Cluster, ranks: int, batch: float) -> StepTim
         times = max(cluster.sharing * ranks, 1.0)
         computing = times * alone
         handling = ranks * ring_sec(ranks, step.gradient_bytes, cluster.local, step.messages)
-        is_one = hosts_of(cluster, ranks) == 1
-        wire = (
-            0.0 if is_one else ring_sec(ranks, step.gradient_bytes, cluster.network, step.messages)
-        )
-        last = 0.0 if is_one else ring_sec(ranks, step.buckets[-1], cluster.network)
-        exposed = max(wire - _hidden(step, computing), last, handling)
+        wire = last = 0.0
+        if count_hosts(cluster, ranks) > 1:
+            wire = ring_sec(ranks, step.gradient_bytes, cluster.network, step.messages)
+            last = ring_sec(ranks, step.buckets[-1], cluster.network)
+        exposed = max(wire - _hide(step, computing), last, handling)
         return StepTime(times * step.fixed_sec, times * images, 0.0, exposed, loading)
-    waiting = alone * step.variation * expected_maximum(ranks)
+    waiting = alone * step.variation * expect_maximum(ranks)
     wire = all_reduce_sec(cluster, ranks, step.gradient_bytes, step.messages)
     last = all_reduce_sec(cluster, ranks, step.buckets[-1])
-    return StepTime(
-        step.fixed_sec, images, waiting, max(wire - _hidden(step, alone), last), loading
-    )
+    exposed = max(wire - _hide(step, alone), last)
+    return StepTime(step.fixed_sec, images, waiting, exposed, loading)
 
 
-def _hidden(step: Step, computing: float) -> float:
+def _hide(step: Step, computing: float) -> float:
+    """Return the seconds of an exchange that happen during the backward pass."""
     return step.overlap * step.backward_share * computing
 
 
@@ -262,12 +261,14 @@ def images_per_sec(step: Step, cluster: Cluster, ranks: int, batch: float) -> fl
 
 
 @cache
-def expected_maximum(ranks: int) -> float:
+def expect_maximum(ranks: int) -> float:
     """Return the expected maximum of this many independent standard normal values, by integrating x
     n f(x) F(x)^(n - 1).
 
-    >>> expected_maximum(1), round(expected_maximum(2), 6), round(expected_maximum(1000), 3)  # the second: 1 / sqrt(pi)
-    (0.0, 0.56419, 3.241)
+    >>> round(expect_maximum(2), 6)  # 1 / sqrt(pi)
+    0.56419
+    >>> expect_maximum(1), round(expect_maximum(1000), 3)
+    (0.0, 3.241)
     """
     if ranks == 1:
         return 0.0
@@ -293,14 +294,14 @@ class Prediction:
     bound_by: str
 
 
-def weak_scaling(
+def predict_weak_scaling(
     step: Step, cluster: Cluster, counts: Sequence[int], batch: int
 ) -> list[Prediction]:
-    """Return the speeds of these numbers of ranks, each of which trains `batch` images in a step."""
-    return [_predicted(step, cluster, ranks, batch, batch) for ranks in counts]
+    """Return the speeds of these numbers of ranks. Each trains `batch` images in a step."""
+    return [_predict(step, cluster, ranks, batch, batch) for ranks in counts]
 
 
-def strong_scaling(
+def predict_strong_scaling(
     step: Step, cluster: Cluster, counts: Sequence[int], batch: int, global_batch: int
 ) -> list[Prediction]:
     """Return the speeds of these numbers of ranks, which together train `global_batch` images in a
@@ -309,27 +310,21 @@ def strong_scaling(
     Numbers of ranks that do not divide it are left out. Speed-ups are over one rank with `batch`
     images.
     """
-    return [
-        _predicted(step, cluster, ranks, global_batch // ranks, batch)
-        for ranks in counts
-        if global_batch % ranks == 0
-    ]
+    divisors = [ranks for ranks in counts if global_batch % ranks == 0]
+    return [_predict(step, cluster, ranks, global_batch // ranks, batch) for ranks in divisors]
 
 
-def _predicted(
-    step: Step, cluster: Cluster, ranks: int, batch: int, batch_of_one: int
-) -> Prediction:
+def _predict(step: Step, cluster: Cluster, ranks: int, batch: int, batch_of_one: int) -> Prediction:
     one = images_per_sec(step, cluster, 1, batch_of_one)
     rate = images_per_sec(step, cluster, ranks, batch)
-    return Prediction(
-        ranks, batch, rate, rate / one, step_time(step, cluster, ranks, batch).bound_by
-    )
+    bound_by = step_time(step, cluster, ranks, batch).bound_by
+    return Prediction(ranks, batch, rate, rate / one, bound_by)
 
 
 # What a model exchanges
 
 
-def buckets_of(
+def split_gradients(
     spec: ModelSpec, logits: int, megabytes: int | None, value_bytes: int = 4
 ) -> tuple[int, ...]:
     """Return the bytes of every exchange of a model's gradients, in the order in which they become
@@ -340,20 +335,23 @@ def buckets_of(
     value on the wire.
 
     >>> from lockstep.models.architectures import MODELS
-    >>> buckets_of(MODELS["resnet50"], 1000, None)
+    >>> split_gradients(MODELS["resnet50"], 1000, None)
     (102228128,)
     """
-    found = []
+    buckets = []
     count = 0
-    for tensor in reversed([each for each in tensors(spec, logits) if each.is_trained]):
-        count += math.prod(tensor.shape)
-        if megabytes is not None and 4 * count >= megabytes * 2**20:
-            found.append(count * value_bytes)
-            count = 0
-    return (*found, count * value_bytes) if count else tuple(found)
+    for tensor in reversed(list(tensors(spec, logits))):
+        if tensor.is_trained:
+            count += math.prod(tensor.shape)
+            if megabytes is not None and 4 * count >= megabytes * 2**20:
+                buckets.append(count * value_bytes)
+                count = 0
+    if count:
+        buckets.append(count * value_bytes)
+    return tuple(buckets)
 
 
-def overlap_of(spec: ModelSpec, logits: int, image_size: int, megabytes: int) -> float:
+def measure_overlap(spec: ModelSpec, logits: int, image_size: int, megabytes: int) -> float:
     """Return the share of the backward pass that is left when the first exchange can begin.
 
     The backward pass goes from the last layer to the first, and takes as long as its multiply-adds

@@ -26,9 +26,9 @@ from lockstep.benchmark.scaling import (
     Cluster,
     Link,
     Step,
-    buckets_of,
-    overlap_of,
+    measure_overlap,
     ring_sec,
+    split_gradients,
     step_time,
 )
 from lockstep.models.architectures import MODELS
@@ -63,13 +63,13 @@ class Measured:
     fitted: bool = True
     """Whether the model may be fitted to these steps. The others check it."""
     on_gpu: bool = False
-    """Whether each rank has a GPU of its own. Otherwise the ranks share the cores of one processor.
+    """Whether each rank has a separate GPU. Otherwise the ranks share the cores of one processor.
     """
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """Bytes of every exchange: gradients are float32 on the wire."""
-        return buckets_of(MODELS[self.model], LOGITS, self.all_reduce_mb)
+        return split_gradients(MODELS[self.model], LOGITS, self.all_reduce_mb)
 
 
 @dataclass(frozen=True)
@@ -95,31 +95,19 @@ class Fit:
         the fitted one."""
         overlap = self.overlap
         if measured.on_gpu:
-            overlap = overlap_of(
-                MODELS[measured.model], LOGITS, PUBLISHED_SIZE, measured.all_reduce_mb
-            )
-        return Step(
-            self.fixed_sec,
-            self.image_sec,
-            measured.buckets,
-            overlap=overlap,
-            variation=self.variation,
-        )
+            spec = MODELS[measured.model]
+            overlap = measure_overlap(spec, LOGITS, PUBLISHED_SIZE, measured.all_reduce_mb)
+        times = (self.fixed_sec, self.image_sec)
+        return Step(*times, measured.buckets, overlap=overlap, variation=self.variation)
 
     def cluster(self, measured: Measured) -> Cluster:
-        """Return the machine, whose cores all ranks share, with its links throttled as they were."""
-        rate = (
-            math.inf
-            if measured.bits_per_sec is None
-            else measured.bits_per_sec / 8 * self.efficiency
-        )
+        """Return the machine, whose cores all ranks share, with its throttled links."""
+        rate = math.inf
+        if measured.bits_per_sec is not None:
+            rate = measured.bits_per_sec / 8 * self.efficiency
         per_host = -(-measured.ranks // measured.hosts)
-        return Cluster(
-            per_host,
-            self.handling,
-            Link(rate),
-            sharing=1.0 if self.sharing is None else self.sharing,
-        )
+        sharing = 1.0 if self.sharing is None else self.sharing
+        return Cluster(per_host, self.handling, Link(rate), sharing=sharing)
 
 
 @dataclass(frozen=True)
@@ -135,60 +123,57 @@ class Compared:
         return self.predicted_sec / self.measured.step_sec - 1
 
 
-def compared(fit: Fit, rows: Sequence[Measured], gpus: Cluster | None = None) -> list[Compared]:
+def compare_steps(
+    fit: Fit, rows: Sequence[Measured], gpus: Cluster | None = None
+) -> list[Compared]:
     """Return each row with its prediction. `gpus` is the cluster of rows that were measured on
     GPUs."""
-    found = []
+    compared = []
     for row in rows:
         cluster = gpus if row.on_gpu and gpus is not None else fit.cluster(row)
-        found.append(Compared(row, step_time(fit.step(row), cluster, row.ranks, row.batch).total))
-    return found
+        time = step_time(fit.step(row), cluster, row.ranks, row.batch)
+        compared.append(Compared(row, time.total))
+    return compared
 
 
-def fitted(rows: Sequence[Measured]) -> Fit:
+def fit_steps(rows: Sequence[Measured]) -> Fit:
     """Return the parameters that fit the rows of which `fitted` is true.
 
     Raises `DataError` if they do not determine the time of one rank: at least two batches of one
     rank are needed. Parameters of later stages stay at their defaults where nothing was measured.
     """
     used = [row for row in rows if row.fitted and (row.ranks == 1 or not row.on_gpu)]
-    fit = _one_rank([row for row in used if row.ranks == 1])
-    fit = _one_host(fit, [row for row in used if row.ranks > 1 and row.hosts == 1])
-    return _links(fit, [row for row in used if row.hosts > 1])
+    fit = _fit_one_rank([row for row in used if row.ranks == 1])
+    fit = _fit_one_host(fit, [row for row in used if row.ranks > 1 and row.hosts == 1])
+    return _fit_links(fit, [row for row in used if row.hosts > 1])
 
 
-def _one_rank(rows: Sequence[Measured]) -> Fit:
+def _fit_one_rank(rows: Sequence[Measured]) -> Fit:
     if len({row.batch for row in rows}) < 2:
         raise DataError(
             "steps of one rank were measured at fewer than two batches, so the fixed time of a step"
             " is not known; measure two: lockstep benchmark train -n 1 -b 4,8 -o report.json"
         )
-    fixed, image = _least_squares(
-        [[1.0, row.batch] for row in rows], [row.step_sec for row in rows]
-    )
+    times = [row.step_sec for row in rows]
+    fixed, image = _solve_least_squares([[1.0, row.batch] for row in rows], times)
     return Fit(fixed, image, float(np.mean([row.variation for row in rows])))
 
 
-def _one_host(fit: Fit, rows: Sequence[Measured]) -> Fit:
+def _fit_one_host(fit: Fit, rows: Sequence[Measured]) -> Fit:
     """Fit T = sharing n (fixed + image b) + n (bytes that a rank sends / bandwidth + its messages *
     latency)."""
     if not rows:
         return fit
     terms = []
     for row in rows:
-        alone = row.ranks * fit.step(row).compute_sec(row.batch)
-        terms.append(
-            [
-                alone,
-                row.ranks * _sent_bytes(row),
-                row.ranks * 2 * (row.ranks - 1) * len(row.buckets),
-            ]
-        )
-    sharing, byte, message = _least_squares(terms, [row.step_sec for row in rows])
+        alone = fit.step(row).compute_sec(row.batch)
+        messages = 2 * (row.ranks - 1) * len(row.buckets)
+        terms.append([row.ranks * term for term in (alone, _count_bytes(row), messages)])
+    sharing, byte, message = _solve_least_squares(terms, [row.step_sec for row in rows])
     return replace(fit, sharing=sharing, handling=Link(1 / byte if byte else math.inf, message))
 
 
-def _links(fit: Fit, rows: Sequence[Measured]) -> Fit:
+def _fit_links(fit: Fit, rows: Sequence[Measured]) -> Fit:
     """Fit T = computing + wire time / efficiency - overlap * backward pass, where the wire is what
     a step waits for."""
     if not rows:
@@ -198,7 +183,7 @@ def _links(fit: Fit, rows: Sequence[Measured]) -> Fit:
             "measured steps over links, but none of several ranks on one host; measure those, too"
         )
     waiting = list(rows)
-    found = fit
+    result = fit
     while waiting:
         terms = []
         exposed = []
@@ -206,35 +191,34 @@ def _links(fit: Fit, rows: Sequence[Measured]) -> Fit:
             step = fit.step(row)
             cluster = fit.cluster(row)
             computing = step_time(step, cluster, row.ranks, row.batch).computing
-            terms.append(
-                [_sent_bytes(row) / cluster.network.bytes_per_sec, -computing * step.backward_share]
-            )
+            wire = _count_bytes(row) / cluster.network.bytes_per_sec
+            terms.append([wire, -computing * step.backward_share])
             exposed.append(row.step_sec - computing)
-        slowness, overlap = _least_squares(terms, exposed, [row.step_sec for row in waiting])
-        found = replace(
-            fit, efficiency=min(1 / slowness, 1.0) if slowness else 1.0, overlap=min(overlap, 1.0)
-        )
-        still = [row for row in waiting if _waits_for_the_wire(found, row)]
+        times = [row.step_sec for row in waiting]
+        slowness, overlap = _solve_least_squares(terms, exposed, times)
+        efficiency = min(1 / slowness, 1.0) if slowness else 1.0
+        result = replace(fit, efficiency=efficiency, overlap=min(overlap, 1.0))
+        still = [row for row in waiting if _waits_for_link(result, row)]
         if len(still) == len(waiting):
             break
         waiting = still  # what hides behind the work of the cores says nothing about links
-    return found
+    return result
 
 
-def _sent_bytes(row: Measured) -> float:
+def _count_bytes(row: Measured) -> float:
+    """Return the bytes that a rank sends in a step."""
     return ring_sec(row.ranks, sum(row.buckets), Link(1.0))
 
 
-def _waits_for_the_wire(fit: Fit, row: Measured) -> bool:
+def _waits_for_link(fit: Fit, row: Measured) -> bool:
     """Return whether a step waits for its link, and not only for the cores."""
-    on_links = step_time(fit.step(row), fit.cluster(row), row.ranks, row.batch).exchanging
-    handling = step_time(
-        fit.step(row), fit.cluster(replace(row, hosts=1)), row.ranks, row.batch
-    ).exchanging
-    return on_links > handling
+    step = fit.step(row)
+    over_link = step_time(step, fit.cluster(row), row.ranks, row.batch)
+    on_one_host = step_time(step, fit.cluster(replace(row, hosts=1)), row.ranks, row.batch)
+    return over_link.exchanging > on_one_host.exchanging
 
 
-def _least_squares(
+def _solve_least_squares(
     terms: Sequence[Sequence[float]], values: Sequence[float], scales: Sequence[float] | None = None
 ) -> list[float]:
     """Return coefficients of at least 0 of the terms whose sums are nearest to the values, in
@@ -249,20 +233,19 @@ def _least_squares(
     wanted = np.asarray(values, np.float64) / scaled
     columns: list[int] = []
     for column in range(table.shape[1]):
-        sizes = np.linalg.norm(table[:, [*columns, column]], axis=0)
-        if sizes[-1] and np.linalg.matrix_rank(
-            table[:, [*columns, column]] / sizes, tol=1e-6
-        ) > len(columns):
+        chosen = table[:, [*columns, column]]
+        sizes = np.linalg.norm(chosen, axis=0)
+        if sizes[-1] and np.linalg.matrix_rank(chosen / sizes, tol=1e-6) > len(columns):
             columns.append(column)
-    found = np.zeros(table.shape[1])
+    coefficients = np.zeros(table.shape[1])
     while columns:
         sizes = np.linalg.norm(table[:, columns], axis=0)
         solved = np.linalg.lstsq(table[:, columns] / sizes, wanted, rcond=None)[0] / sizes
         if min(solved) >= 0:
-            found[columns] = solved
+            coefficients[columns] = solved
             break
         del columns[int(np.argmin(solved * sizes))]
-    return [float(value) for value in found]
+    return coefficients.tolist()
 
 
 # Files of measured steps
@@ -282,16 +265,17 @@ def read_measured(path: Path) -> list[Measured]:
         ) from None
     try:
         if not isinstance(file, dict) or file.get("kind") != KIND:
-            return _rows_of_report(read_benchmark(path))
+            return _convert_report(read_benchmark(path))
         if file.get("version") != VERSION:
             raise DataError(
                 f"{path} has version {file.get('version')}, expected {VERSION}; measure again"
             )
         model = file["settings"]["model"]
-        return [
-            _measured(row["times_sec"], model=model, **{name: row[name] for name in _FIELDS})
-            for row in file["rows"]
-        ]
+        rows = []
+        for row in file["rows"]:
+            fields = {name: row[name] for name in _FIELDS}
+            rows.append(_check_row(row["times_sec"], model=model, **fields))
+        return rows
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} has a row that is incomplete or wrong ({error}); measure again"
@@ -301,41 +285,40 @@ def read_measured(path: Path) -> list[Measured]:
 _FIELDS = ("ranks", "batch", "hosts", "bits_per_sec", "all_reduce_mb", "fitted")
 
 
-def _rows_of_report(report: BenchmarkReport) -> list[Measured]:
+def _convert_report(report: BenchmarkReport) -> list[Measured]:
     """Return the training steps of a benchmark report that were measured on one held batch."""
     megabytes = report["settings"]["execution"].get("all_reduce_mb", Execution().all_reduce_mb)
-    return [
-        _measured(
-            cell["times_sec"],
-            ranks=cell["ranks"],
-            batch=cell["batch"],
-            all_reduce_mb=megabytes,
-            model=plain_name(cell["model"]),
-            on_gpu=not str(cell["device"]).startswith("CPU"),
-        )
-        for cell in report["cells"]
-        if cell["status"] == OK and cell["what"] == TRAIN and cell["data"] == SYNTHETIC
-    ]
+    rows = []
+    for cell in report["cells"]:
+        if cell["status"] == OK and cell["what"] == TRAIN and cell["data"] == SYNTHETIC:
+            row = _check_row(
+                cell["times_sec"],
+                ranks=cell["ranks"],
+                batch=cell["batch"],
+                all_reduce_mb=megabytes,
+                model=plain_name(cell["model"]),
+                on_gpu=not str(cell["device"]).startswith("CPU"),
+            )
+            rows.append(row)
+    return rows
 
 
-def _measured(times_sec: Any, **fields: Any) -> Measured:
+def _check_row(times_sec: Any, **fields: Any) -> Measured:
     """Return a row. Raises `ValueError` for values that no measurement has."""
-    counts = [fields[name] for name in ("ranks", "batch", "all_reduce_mb")] + [
-        fields.get("hosts", 1)
-    ]
+    hosts = fields.get("hosts", 1)
+    counts = (fields["ranks"], fields["batch"], fields["all_reduce_mb"], hosts)
     rate = fields.get("bits_per_sec")
     if not all(map(is_positive, counts)) or fields["model"] not in MODELS:
         raise ValueError(f"unknown model, or a count below 1: {fields}")
-    if fields.get("hosts", 1) > 1 and not _is_above_0(rate):
+    if hosts > 1 and not _is_above_0(rate):
         raise ValueError(f"several hosts, and a link of {rate} bits per second")
     if not isinstance(fields.get("fitted", True), bool):
         raise ValueError(f"fitted is {fields['fitted']}")
     if not isinstance(times_sec, list) or not times_sec or not all(map(_is_above_0, times_sec)):
         raise ValueError(f"times of steps are {times_sec}")
     times = np.asarray(times_sec, np.float64)
-    return Measured(
-        step_sec=float(np.median(times)), variation=float(times.std() / times.mean()), **fields
-    )
+    variation = float(times.std() / times.mean())
+    return Measured(step_sec=float(np.median(times)), variation=variation, **fields)
 
 
 def _is_above_0(value: Any) -> bool:

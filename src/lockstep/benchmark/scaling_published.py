@@ -14,9 +14,9 @@ from lockstep.benchmark.scaling import (
     Link,
     Step,
     all_reduce_sec,
-    buckets_of,
     images_per_sec,
-    overlap_of,
+    measure_overlap,
+    split_gradients,
 )
 from lockstep.models.architectures import MODELS
 from lockstep.recipes import Execution
@@ -61,76 +61,61 @@ _SPEEDS = (
     " src/graph/topo.h"
 )
 
+
+def _describe_system(
+    name: str,
+    gpus: int,
+    accelerators: tuple[str, ...],
+    nvlink_gb: float,
+    adapter_gb: float,
+    adapters: int,
+    sources: tuple[str, ...],
+) -> System:
+    """Return a system, given GB/s of all NVLinks of a GPU and of an adapter."""
+    nvlink = Link(nvlink_gb * 1e9, _NVLINK_SEC)
+    adapter = Link(adapter_gb * 1e9, _NETWORK_SEC)
+    return System(name, gpus, nvlink, adapter, adapters, accelerators, sources)
+
+
+_DGX_1 = (
+    "6 NVLinks, 300 GB/s in both directions: NVIDIA/systems/dgx1_ngc20.06_mxnet.json in"
+    " mlcommons/training_results_v0.7",
+    _SPEEDS,
+    "48 GB/s through 4 adapters of 100 Gbit/s: NVIDIA/nccl-tests issue 29",
+)
+_DGX_2 = (
+    "6 NVLinks, 300 GB/s in both directions, and 8 adapters of 100 Gbit/s:"
+    " NVIDIA/systems/dgx2h_n32_ngc20.06_mxnet.json in mlcommons/training_results_v0.7",
+    _SPEEDS,
+    "12 GB/s through an adapter of 100 Gbit/s: NVIDIA/nccl-tests issue 29",
+)
+_DGX_A100 = (
+    "12 NVLinks, 600 GB/s in both directions, and 8 adapters of 200 Gbit/s:"
+    " NVIDIA/systems/dgxa100_n128_ngc20.06_mxnet.json in mlcommons/training_results_v0.7",
+    f"{_SPEEDS}; 232.5 GB/s were measured: NVIDIA/nccl issue 1048",
+    "192 GB/s through 8 adapters: NVIDIA/nccl issue 812",
+)
+_DGX_H100 = (
+    "18 NVLinks, 900 GB/s in both directions, and 8 adapters of 400 Gbit/s:"
+    " NVIDIA/systems/eos_n8_ngc24.04_mxnet.json in mlcommons/training_results_v4.0",
+    f"{_SPEEDS}; 370 GB/s are what NCCL reaches: NVIDIA/nccl-tests issue 212",
+    "48 to 49 GB/s through an adapter: NVIDIA/nccl-tests issue 267",
+)
+_V100 = ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB")
+_A100 = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB")
 SYSTEMS: dict[str, System] = {
-    "dgx-1": System(
-        "DGX-1 with V100",
-        gpus=8,
-        nvlink=Link(6 * 20e9, _NVLINK_SEC),
-        adapter=Link(12e9, _NETWORK_SEC),
-        adapters=4,
-        accelerators=("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
-        sources=(
-            (
-                "6 NVLinks, 300 GB/s in both directions: NVIDIA/systems/dgx1_ngc20.06_mxnet.json in"
-                " mlcommons/training_results_v0.7"
-            ),
-            _SPEEDS,
-            "48 GB/s through 4 adapters of 100 Gbit/s: NVIDIA/nccl-tests issue 29",
-        ),
+    "dgx-1": _describe_system("DGX-1 with V100", 8, _V100, 6 * 20, 12, 4, _DGX_1),
+    "dgx-2": _describe_system(
+        "DGX-2 with V100", 16, ("Tesla V100-SXM3-32GB",), 6 * 20, 12, 8, _DGX_2
     ),
-    "dgx-2": System(
-        "DGX-2 with V100",
-        gpus=16,
-        nvlink=Link(6 * 20e9, _NVLINK_SEC),
-        adapter=Link(12e9, _NETWORK_SEC),
-        adapters=8,
-        accelerators=("Tesla V100-SXM3-32GB",),
-        sources=(
-            (
-                "6 NVLinks, 300 GB/s in both directions, and 8 adapters of 100 Gbit/s:"
-                " NVIDIA/systems/dgx2h_n32_ngc20.06_mxnet.json in mlcommons/training_results_v0.7"
-            ),
-            _SPEEDS,
-            "12 GB/s through an adapter of 100 Gbit/s: NVIDIA/nccl-tests issue 29",
-        ),
-    ),
-    "dgx-a100": System(
-        "DGX A100",
-        gpus=8,
-        nvlink=Link(12 * 20e9, _NVLINK_SEC),
-        adapter=Link(24e9, _NETWORK_SEC),
-        adapters=8,
-        accelerators=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"),
-        sources=(
-            (
-                "12 NVLinks, 600 GB/s in both directions, and 8 adapters of 200 Gbit/s:"
-                " NVIDIA/systems/dgxa100_n128_ngc20.06_mxnet.json in"
-                " mlcommons/training_results_v0.7"
-            ),
-            f"{_SPEEDS}; 232.5 GB/s were measured: NVIDIA/nccl issue 1048",
-            "192 GB/s through 8 adapters: NVIDIA/nccl issue 812",
-        ),
-    ),
-    "dgx-h100": System(
-        "DGX H100",
-        gpus=8,
-        nvlink=Link(18 * 20.6e9, _NVLINK_SEC),
-        adapter=Link(48.5e9, _NETWORK_SEC),
-        adapters=8,
-        accelerators=("NVIDIA H100 80GB HBM3",),
-        sources=(
-            (
-                "18 NVLinks, 900 GB/s in both directions, and 8 adapters of 400 Gbit/s:"
-                " NVIDIA/systems/eos_n8_ngc24.04_mxnet.json in mlcommons/training_results_v4.0"
-            ),
-            f"{_SPEEDS}; 370 GB/s are what NCCL reaches: NVIDIA/nccl-tests issue 212",
-            "48 to 49 GB/s through an adapter: NVIDIA/nccl-tests issue 267",
-        ),
+    "dgx-a100": _describe_system("DGX A100", 8, _A100, 12 * 20, 24, 8, _DGX_A100),
+    "dgx-h100": _describe_system(
+        "DGX H100", 8, ("NVIDIA H100 80GB HBM3",), 18 * 20.6, 48.5, 8, _DGX_H100
     ),
 }
 
 
-def clusters(name: str = "", loader_images_per_sec: float = 0.0) -> dict[str, Cluster]:
+def build_clusters(name: str = "", loader_images_per_sec: float = 0.0) -> dict[str, Cluster]:
     """Return the clusters of all systems by short name, or that of one. Each computer loads this
     many images per second.
 
@@ -138,13 +123,12 @@ def clusters(name: str = "", loader_images_per_sec: float = 0.0) -> dict[str, Cl
     """
     if name and name not in SYSTEMS:
         raise UserError(f"there is no system {name!r}. {nearest(name, SYSTEMS)}")
-    chosen = {name: SYSTEMS[name]} if name else SYSTEMS
-    return {
-        each: system.cluster(loader_images_per_sec or math.inf) for each, system in chosen.items()
-    }
+    systems = {name: SYSTEMS[name]} if name else SYSTEMS
+    limit = loader_images_per_sec or math.inf
+    return {key: system.cluster(limit) for key, system in systems.items()}
 
 
-def step_of(
+def build_step(
     model: str, rate: float, batch: int, fixed_sec: float = 0.0, wire: str = "fp32"
 ) -> Step:
     """Return the step of a GPU that trains `rate` images per second alone, as PyTorch's engine
@@ -154,8 +138,8 @@ def step_of(
     return Step(
         fixed_sec,
         1 / rate - fixed_sec / batch,
-        buckets_of(spec, LOGITS, megabytes, WIRE_BYTES[wire]),
-        overlap=overlap_of(spec, LOGITS, PUBLISHED_SIZE, megabytes),
+        split_gradients(spec, LOGITS, megabytes, WIRE_BYTES[wire]),
+        overlap=measure_overlap(spec, LOGITS, PUBLISHED_SIZE, megabytes),
         variation=VARIATION,
     )
 
@@ -165,8 +149,7 @@ def step_of(
 
 @dataclass(frozen=True)
 class Scaled:
-    """A published speed of several GPUs, the speed of one GPU in the same table, and the
-    prediction."""
+    """A published speed of several GPUs, that of one GPU in the same table, and the prediction."""
 
     row: Row
     one: Row
@@ -187,43 +170,38 @@ DEFAULT_BATCH = 256
 """Images of a GPU in a step where a published table does not give them."""
 
 
-def published_speedups(rows: Sequence[Row], cluster_of: dict[str, Cluster]) -> list[Scaled]:
+def predict_speedups(rows: Sequence[Row], clusters: dict[str, Cluster]) -> list[Scaled]:
     """Return every published training speed of several GPUs of a known system whose table has one
-    GPU, too.
-
-    `cluster_of` holds the clusters by short name of the system.
-    """
-    found = []
+    GPU, too. `clusters` are those of the systems, by short name."""
+    scaled = []
     for row in rows:
-        system = next(
-            (name for name, each in SYSTEMS.items() if row.accelerator in each.accelerators), None
-        )
-        one = None if system is None else _one(row, rows)
-        if system is None or one is None or system not in cluster_of:
-            continue
-        batch = row.batch_images or DEFAULT_BATCH
-        step = step_of(row.model, _rate(one), batch)
-        found.append(
-            Scaled(row, one, images_per_sec(step, cluster_of[system], row.accelerators or 1, batch))
-        )
-    return found
+        cluster = _find_cluster(row, clusters)
+        one = _find_one(row, rows)
+        if cluster is not None and one is not None:
+            batch = row.batch_images or DEFAULT_BATCH
+            step = build_step(row.model, _rate(one), batch)
+            rate = images_per_sec(step, cluster, row.accelerators or 1, batch)
+            scaled.append(Scaled(row, one, rate))
+    return scaled
 
 
-def _one(row: Row, rows: Sequence[Row]) -> Row | None:
+def _find_cluster(row: Row, clusters: dict[str, Cluster]) -> Cluster | None:
+    for name, system in SYSTEMS.items():
+        if row.accelerator in system.accelerators:
+            return clusters.get(name)
+    return None
+
+
+def _find_one(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return the row of one GPU that differs from a row in nothing else."""
     if row.kind != "train" or row.images_per_sec is None or (row.accelerators or 1) == 1:
         return None
     same = ("document", "table", "model", "accelerator", "precision", "variant", "batch_images")
-    return next(
-        (
-            each
-            for each in rows
-            if each.accelerators == 1
-            and each.images_per_sec is not None
-            and all(getattr(each, name) == getattr(row, name) for name in same)
-        ),
-        None,
-    )
+    for other in rows:
+        is_same = all(getattr(other, name) == getattr(row, name) for name in same)
+        if is_same and other.accelerators == 1 and other.images_per_sec is not None:
+            return other
+    return None
 
 
 def _rate(row: Row) -> float:
@@ -265,25 +243,24 @@ overlap ("Default is no NCCL and BWD overlap" in the configurations). Speeds are
 `published_speeds.yaml`."""
 
 
-def mlperf_step() -> Step:
+def fit_mlperf() -> Step:
     """Return the step that fits the first two submissions: their exchange is predicted, the rest is
     linear in the batch."""
-    buckets = buckets_of(MODELS["resnet50"], LOGITS, None, WIRE_BYTES["fp16"])
+    buckets = split_gradients(MODELS["resnet50"], LOGITS, None, WIRE_BYTES["fp16"])
     cluster = SYSTEMS["dgx-h100"].cluster()
-    first, second = (
-        (each.batch, each.step_sec - all_reduce_sec(cluster, each.gpus, sum(buckets)))
-        for each in SUBMISSIONS[:2]
-    )
-    image_sec = (first[1] - second[1]) / (first[0] - second[0])
-    return Step(second[1] - image_sec * second[0], image_sec, buckets)
+    large, small = SUBMISSIONS[:2]
+    large_sec = large.step_sec - all_reduce_sec(cluster, large.gpus, sum(buckets))
+    small_sec = small.step_sec - all_reduce_sec(cluster, small.gpus, sum(buckets))
+    image_sec = (large_sec - small_sec) / (large.batch - small.batch)
+    return Step(small_sec - image_sec * small.batch, image_sec, buckets)
 
 
-def mlperf_predictions() -> list[tuple[Submission, float]]:
+def predict_mlperf() -> list[tuple[Submission, float]]:
     """Return every submission with its predicted images per second. The first two are fitted, the
     third is a check."""
-    step = mlperf_step()
+    step = fit_mlperf()
     cluster = SYSTEMS["dgx-h100"].cluster()
-    return [(each, images_per_sec(step, cluster, each.gpus, each.batch)) for each in SUBMISSIONS]
+    return [(row, images_per_sec(step, cluster, row.gpus, row.batch)) for row in SUBMISSIONS]
 
 
 # Predictions
@@ -317,14 +294,13 @@ BASES = (
 """Speeds of one GPU in `published_speeds.yaml`, from which larger numbers are predicted."""
 
 
-def base_step(base: Base) -> Step:
-    """Return the step of a base. Its fixed time is that of `mlperf_step`, because no page gives one
+def build_base_step(base: Base) -> Step:
+    """Return the step of a base. Its fixed time is that of `fit_mlperf`, because no page gives one
     GPU at two batches."""
-    return step_of(base.model, base.images_per_sec, base.batch, mlperf_step().fixed_sec)
+    return build_step(base.model, base.images_per_sec, base.batch, fit_mlperf().fixed_sec)
 
 
-def without_overlap(step: Step, model: str, wire: str = "fp32") -> Step:
+def remove_overlap(step: Step, model: str, wire: str = "fp32") -> Step:
     """Return a step whose gradients are exchanged at once, after the backward pass."""
-    return replace(
-        step, overlap=0.0, buckets=buckets_of(MODELS[model], LOGITS, None, WIRE_BYTES[wire])
-    )
+    buckets = split_gradients(MODELS[model], LOGITS, None, WIRE_BYTES[wire])
+    return replace(step, overlap=0.0, buckets=buckets)

@@ -1,14 +1,15 @@
-"""Compare rates: cells of one report that differ in one field, and the same cells of two reports."""
+"""Compare rates of cells: of one report that differ in one field, and of two reports."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
-from lockstep.benchmark.cells import Cell, computes
+from lockstep.benchmark.cells import Cell, name_computer
 from lockstep.benchmark.failures import OK
-from lockstep.benchmark.grid import key
+from lockstep.benchmark.grid import identify
 from lockstep.benchmark.iteration_times import overlap, quotient
-from lockstep.benchmark.report_file import BenchmarkReport, environment_of
+from lockstep.benchmark.report_file import BenchmarkReport, find_environment
 from lockstep.inference.runtimes import NATIVE
 
 Entry = dict[str, Any]
@@ -42,14 +43,12 @@ class Pair:
 
         1 is perfect if every rank has its own device. None for other pairs.
         """
-        return (
-            self.quotient * self.under["ranks"] / self.over["ranks"]
-            if self.axis == "ranks"
-            else None
-        )
+        if self.axis != "ranks":
+            return None
+        return self.quotient * self.under["ranks"] / self.over["ranks"]
 
 
-def claims(cells: list[Entry]) -> list[Pair]:
+def pair_claims(cells: list[Entry]) -> list[Pair]:
     """Return the pairs of cells for the claims of NVIDIA's documents, if these cells show them. All
     other fields are equal.
 
@@ -58,20 +57,20 @@ def claims(cells: list[Entry]) -> list[Pair]:
     """
     measured = [entry for entry in cells if entry["status"] == OK]
     axes = ("dtype", "model", "compile", "layout", "ranks", "runtime")
-    return [pair for axis in axes for pair in _differing(measured, axis)]
+    return list(chain.from_iterable(_pair_axis(measured, axis) for axis in axes))
 
 
-def _differing(entries: list[Entry], axis: str) -> Iterator[Pair]:
+def _pair_axis(entries: list[Entry], axis: str) -> Iterator[Pair]:
     others = [field.name for field in fields(Cell) if field.name != axis]
     for over in entries:
-        base = _base(over, axis)
+        base = _choose_baseline(over, axis)
         for under in entries:
             if under[axis] == base and all(over[name] == under[name] for name in others):
                 yield Pair(axis, over, under)
 
 
-def _base(entry: Entry, axis: str) -> Any:
-    """Return the value of a field in the baseline of an entry; None if the entry has no baseline."""
+def _choose_baseline(entry: Entry, axis: str) -> Any:
+    """Return the value of a field in the baseline of an entry; None if there is no baseline."""
     value = entry[axis]
     if axis == "model":
         return value.removesuffix(".5") if value.endswith("-v1.5") else None
@@ -103,37 +102,31 @@ _PASSING = ("processor_mhz", "gpus")
 contain already."""
 
 
-def differences(report: BenchmarkReport, other: BenchmarkReport) -> list[Difference]:
+def compare_settings(report: BenchmarkReport, other: BenchmarkReport) -> list[Difference]:
     """Return the differences of settings, and of environments of backends in both reports. None is
     a missing value."""
-    found = _differences(report.get("settings", {}), other.get("settings", {}), "")
-    for backend in dict.fromkeys(map(computes, report["cells"])):
-        ours = environment_of(report, backend)
-        theirs = environment_of(other, backend)
+    differences = list(_compare(report.get("settings", {}), other.get("settings", {}), ""))
+    for backend in dict.fromkeys(map(name_computer, report["cells"])):
+        ours = find_environment(report, backend)
+        theirs = find_environment(other, backend)
         if ours and theirs:
-            of_backend = _differences(ours, theirs, f"{backend}: ")
-            found += [
-                each
-                for each in of_backend
-                if each.name.removeprefix(f"{backend}: ") not in _PASSING
-            ]
-    return found
+            passing = {f"{backend}: {name}" for name in _PASSING}
+            compared = _compare(ours, theirs, f"{backend}: ")
+            differences += [row for row in compared if row.name not in passing]
+    return differences
 
 
-def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> list[Difference]:
-    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
-    return [
-        Difference(prefix + name, ours.get(name), theirs.get(name), prefix + name not in _SAME)
-        for name in names
-    ]
+def _compare(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> Iterator[Difference]:
+    for key in dict.fromkeys([*ours, *theirs]):
+        name = prefix + key
+        if ours.get(key) != theirs.get(key):
+            yield Difference(name, ours.get(key), theirs.get(key), name not in _SAME)
 
 
-def between(report: BenchmarkReport, other: BenchmarkReport) -> list[Pair]:
+def pair_reports(report: BenchmarkReport, other: BenchmarkReport) -> list[Pair]:
     """Return the cells that have figures in both reports: those of the first over those of the
     second."""
-    theirs = {key(entry): entry for entry in other["cells"] if entry["status"] == OK}
-    return [
-        Pair("", entry, theirs[key(entry)])
-        for entry in report["cells"]
-        if entry["status"] == OK and key(entry) in theirs
-    ]
+    theirs = {identify(entry): entry for entry in other["cells"] if entry["status"] == OK}
+    ours = [entry for entry in report["cells"] if entry["status"] == OK]
+    both = [entry for entry in ours if identify(entry) in theirs]
+    return [Pair("", entry, theirs[identify(entry)]) for entry in both]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import backends
-from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory
+from lockstep.benchmark.failures import describe_error
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -49,17 +49,12 @@ def work(folder: Path) -> int:
     task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     end_with_parent()
     try:
-        found = measured(
-            Recipe.of(task["recipe"]), Execution.of(task["execution"]), task["memory_bytes"]
-        )
+        execution = Execution.of(task["execution"])
+        result = measure_steps(Recipe.of(task["recipe"]), execution, task["memory_bytes"])
     except Exception as error:
-        status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
-        write_json(
-            folder / FAILURE,
-            {"status": status, "reason": f"{type(error).__name__}: {error!s:.1000}"},
-        )
+        write_json(folder / FAILURE, describe_error(error))
         return 1
-    write_json(folder / RESULT, found)
+    write_json(folder / RESULT, result)
     return 0
 
 
@@ -70,12 +65,11 @@ def limit_memory(most_bytes: int) -> None:
     libraries does not count.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (most_bytes if hard < 0 else min(most_bytes, hard), hard)
-    )
+    soft = most_bytes if hard < 0 else min(most_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def measured(recipe: Recipe, execution: Execution, memory_bytes: int | None) -> dict[str, Any]:
+def measure_steps(recipe: Recipe, execution: Execution, memory_bytes: int | None) -> dict[str, Any]:
     """Train steps on noise, all enqueued before the first is fetched. Return the last one's speed,
     memory and device.
 

@@ -23,8 +23,8 @@ def command(
 
     The formats are those of NVIDIA's examples, dllogger and timm.
     """
-    from lockstep.benchmark.foreign_reports import converted
+    from lockstep.benchmark.foreign_reports import convert
 
     out.write_text(
-        converted(source, form), encoding="utf-8"
+        convert(source, form), encoding="utf-8"
     )  # not renamed into place: the target may be /dev/stdout

@@ -124,7 +124,7 @@ def measure(
     """Measure a grid of cells. The name of the command says what is measured."""
     from lockstep.benchmark.cells import Plan, grid
     from lockstep.benchmark.failures import OK
-    from lockstep.benchmark.grid import benchmark, entries_of
+    from lockstep.benchmark.grid import benchmark, find_entries
     from lockstep.benchmark.report_file import read_benchmark
     from lockstep.cli.benchmark_tables import line, show
     from lockstep.cli.console import Reporter
@@ -168,7 +168,7 @@ def measure(
         print_json(report)
     else:
         show(report, other)
-    if not any(entry["status"] == OK for entry in entries_of(report, cells)):
+    if not any(entry["status"] == OK for entry in find_entries(report, cells)):
         raise typer.Exit(1)
 
 

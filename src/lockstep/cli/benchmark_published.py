@@ -48,7 +48,7 @@ def command(
 
 
 def _lines(comparison: "Comparison") -> list[str]:
-    from lockstep.benchmark.cells import computes
+    from lockstep.benchmark.cells import name_computer
     from lockstep.recipes.published_speeds import PUBLISHED_SIZE
 
     cell = comparison.cell
@@ -59,7 +59,7 @@ def _lines(comparison: "Comparison") -> list[str]:
         f"{cell['model']}, {cell['what']}, images of {size} pixels (published: {PUBLISHED_SIZE})",
         _HEAD,
         _LINE.format(
-            *ours, f"Lockstep, {computes(cell)}", cell["dtype"], cell["batch"], "this report"
+            *ours, f"Lockstep, {name_computer(cell)}", cell["dtype"], cell["batch"], "this report"
         ).rstrip(),
     ]
     for beside in comparison.published:

@@ -57,8 +57,8 @@ def command(
     Without --measured: from published speeds of one GPU, and next to those of several. With
     --measured: from your own.
     """
-    from lockstep.benchmark.scaling_fit import compared, fitted, read_measured
-    from lockstep.benchmark.scaling_published import clusters
+    from lockstep.benchmark.scaling_fit import compare_steps, fit_steps, read_measured
+    from lockstep.benchmark.scaling_published import build_clusters
     from lockstep.cli.benchmark_grid import numbers
     from lockstep.system.errors import UserError
 
@@ -67,14 +67,14 @@ def command(
         raise UserError(f"-n is {counts}, expected numbers of GPUs from 1 to {_MOST_GPUS:,}")
     if not math.isfinite(loader):
         raise UserError(f"--loader is {loader}, expected images per second, or 0 for no limit")
-    systems = clusters(system, loader)
+    systems = build_clusters(system, loader)
     if not measured:
         found = _published(systems, ranks, global_batch)
     else:
         rows = [row for path in measured for row in read_measured(path)]
-        fit = fitted(rows)
+        fit = fit_steps(rows)
         name, cluster = list(systems.items())[-1]
-        found = {"fit": fit, "measured": compared(fit, rows, cluster)}
+        found = {"fit": fit, "measured": compare_steps(fit, rows, cluster)}
         if any(row.on_gpu for row in rows):
             found["predicted"] = [_own(fit, rows, name, cluster, ranks, global_batch)]
     if as_json:
@@ -88,18 +88,18 @@ def _published(
 ) -> dict[str, Any]:
     from lockstep.benchmark.scaling_published import (
         BASES,
-        base_step,
-        mlperf_predictions,
-        published_speedups,
+        build_base_step,
+        predict_mlperf,
+        predict_speedups,
     )
     from lockstep.recipes.published_speeds import read_speeds
 
     bases = [base for base in BASES if base.system in systems]
     return {
-        "published": published_speedups(read_speeds(), systems),
-        "mlperf": mlperf_predictions() if "dgx-h100" in systems else [],
+        "published": predict_speedups(read_speeds(), systems),
+        "mlperf": predict_mlperf() if "dgx-h100" in systems else [],
         "predicted": [
-            _scaled(base, base_step(base), systems[base.system], ranks, global_batch)
+            _scaled(base, build_base_step(base), systems[base.system], ranks, global_batch)
             for base in bases
         ],
     }
@@ -125,13 +125,13 @@ def _own(
 def _scaled(
     base: "Base", step: "Step", cluster: "Cluster", ranks: list[int], global_batch: int
 ) -> dict[str, Any]:
-    from lockstep.benchmark.scaling import strong_scaling, weak_scaling
+    from lockstep.benchmark.scaling import predict_strong_scaling, predict_weak_scaling
 
     return {
         "base": base,
         "global_batch": global_batch,
-        "weak": weak_scaling(step, cluster, ranks, base.batch),
-        "strong": strong_scaling(step, cluster, ranks, base.batch, global_batch),
+        "weak": predict_weak_scaling(step, cluster, ranks, base.batch),
+        "strong": predict_strong_scaling(step, cluster, ranks, base.batch, global_batch),
     }
 
 

@@ -5,11 +5,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.benchmark.cells import computes
+from lockstep.benchmark.cells import name_computer
 from lockstep.benchmark.failures import OK
-from lockstep.benchmark.iteration_times import printed
+from lockstep.benchmark.iteration_times import format_rate
 from lockstep.benchmark.report_file import BenchmarkReport
-from lockstep.benchmark.speedups import Pair, between, claims, differences
+from lockstep.benchmark.speedups import Pair, compare_settings, pair_claims, pair_reports
 from lockstep.cli import terminal
 
 Entry = dict[str, Any]
@@ -27,7 +27,7 @@ def line(entry: Entry, *, kept: bool) -> str:
     name = _name(entry) + (" (kept)" if kept else "")
     if entry["status"] != OK:
         return f"{name}: {entry['status']}: {str(entry['reason']).splitlines()[0]}"
-    return f"{name}: {printed(entry['images_per_sec'])} images/s ({_interval(entry)})"
+    return f"{name}: {format_rate(entry['images_per_sec'])} images/s ({_interval(entry)})"
 
 
 def show(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
@@ -37,7 +37,7 @@ def show(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
     for what in dict.fromkeys(entry["what"] for entry in measured):
         console.print(f"\n{what}, images/s of all ranks, times of an iteration in ms", markup=False)
         console.print(_rates([entry for entry in measured if entry["what"] == what]))
-    pairs = claims(report["cells"])
+    pairs = pair_claims(report["cells"])
     if pairs:
         console.print("\nquotients of the rates above", markup=False)
         console.print(_quotients(pairs))
@@ -67,7 +67,7 @@ def _rates(entries: list[Entry]) -> Table:
             _kind(entry),
             str(entry["ranks"]),
             str(entry["batch"]),
-            printed(entry["images_per_sec"]),
+            format_rate(entry["images_per_sec"]),
             _interval(entry),
             *(f"{entry['latency_ms'][name]:.1f}" for name in _PERCENTILES),
             f"{entry['data_wait_share']:.1%}",
@@ -97,8 +97,8 @@ def _bound(entry: Entry) -> str:
     if loading is None:
         return str(entry["bound_by"])
     return (
-        f"{entry['bound_by']} ({printed(entry['compute_only_images_per_sec'])} |"
-        f" {printed(loading)})"
+        f"{entry['bound_by']} ({format_rate(entry['compute_only_images_per_sec'])} |"
+        f" {format_rate(loading)})"
     )
 
 
@@ -117,7 +117,7 @@ def _quotients(pairs: list[Pair]) -> Table:
 
 def _name_of(pair: Pair) -> str:
     entry = pair.over
-    parts = {"runtime": computes(entry)} | {name: entry[name] for name in ("model", "dtype")}
+    parts = {"runtime": name_computer(entry)} | {name: entry[name] for name in ("model", "dtype")}
     parts |= {
         name: f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"
     }
@@ -130,8 +130,8 @@ def _beside(console: Console, report: BenchmarkReport, other: BenchmarkReport) -
 
     Rates are divided only if both reports are the same measurement.
     """
-    found = differences(report, other)
-    pairs = between(report, other)
+    found = compare_settings(report, other)
+    pairs = pair_reports(report, other)
     for each in found:
         console.print(f"{each.name}: {each.ours} here, {each.theirs} there", markup=False)
     hinder = [each.name for each in found if not each.divides]
@@ -160,7 +160,7 @@ def _side_by_side(pairs: list[Pair], *, divided: bool) -> Table:
 
 
 def _values(pair: Pair) -> tuple[str, str, str, str]:
-    over, under = (printed(entry["images_per_sec"]) for entry in (pair.over, pair.under))
+    over, under = (format_rate(entry["images_per_sec"]) for entry in (pair.over, pair.under))
     return over, under, f"{pair.quotient:.3f}", "overlap" if pair.overlap else "apart"
 
 
@@ -186,7 +186,7 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
 
 
 def _kind(entry: Entry) -> str:
-    parts = [computes(entry), entry["model"], entry["dtype"]]
+    parts = [name_computer(entry), entry["model"], entry["dtype"]]
     return " ".join(
         parts + [f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"]
     )
@@ -198,4 +198,4 @@ def _name(entry: Entry) -> str:
 
 def _interval(entry: Entry) -> str:
     low, high = entry["interval"]
-    return f"{printed(low)} to {printed(high)}"
+    return f"{format_rate(low)} to {format_rate(high)}"

@@ -16,7 +16,7 @@ from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
     from lockstep.launch.launcher import Starting, Watch
-    from lockstep.launch.meeting import Asked
+    from lockstep.launch.meeting import Options
     from lockstep.launch.nodes import Start, Table
     from lockstep.launch.rendezvous import Link
     from lockstep.recipes import Execution
@@ -103,7 +103,7 @@ def command(
     """
     from lockstep import backends
     from lockstep.launch.launcher import LOCKSTEP, Watch, launch_ranks
-    from lockstep.launch.meeting import Asked
+    from lockstep.launch.meeting import Options
     from lockstep.system.errors import UserError
 
     if not context.args:
@@ -121,7 +121,7 @@ def command(
     options.go_where_installed(settled.execution.backend)
     framework = backends.load(settled.execution.backend)
     others = tuple(hosts.split(",")) if hosts else ()
-    asked = Asked(nodes, node_rank, rendezvous, bind, secret_file, others)
+    asked = Options(nodes, node_rank, rendezvous, bind, secret_file, others)
     with ExitStack() as stack:
         logs = stack.enter_context(make_logs(settled.out))
         watch = Watch(patience, restarts, logs, lambda text: print(text, file=sys.stderr))
@@ -162,31 +162,31 @@ def _refuse_conflicts(values: Mapping[str, str | None], execution: "Execution") 
 def _connect(
     start: Callable[["Table"], AbstractContextManager["Start"]],
     processes: int,
-    asked: "Asked",
+    asked: "Options",
     watch: "Watch",
     arguments: list[str],
 ) -> "Iterator[tuple[Starting, Link | None]]":
     """Yield how ranks are started, once the machines have met, and the link to the other machines
     if there are any. `start` starts this machine's ranks of a table."""
     from lockstep.launch import ssh
-    from lockstep.launch.meeting import STDIN, meeting_of
+    from lockstep.launch.meeting import STDIN, find_meeting
     from lockstep.launch.nodes import one_machine
-    from lockstep.launch.rendezvous import agree, met
+    from lockstep.launch.rendezvous import agree, meet
 
-    meeting = meeting_of(asked, os.environ)
+    meeting = find_meeting(asked, os.environ)
     if meeting is None:
         yield lambda: start(one_machine(processes)), None
         return
     with ExitStack() as stack:
         check = None
         if asked.hosts:
-            command = ssh.follower(meeting, processes, watch, arguments)
+            command = ssh.build_arguments(meeting, processes, watch, arguments)
             check = stack.enter_context(
-                ssh.launched_over_ssh(asked.hosts, command, meeting.secret)
+                ssh.launch_over_ssh(asked.hosts, command, meeting.secret)
             ).refuse_loss
         elif str(asked.secret_file) == STDIN:
             ssh.end_with_input()
-        link, address = stack.enter_context(met(meeting, watch.patience_sec / 2, check))
+        link, address = stack.enter_context(meet(meeting, watch.patience_sec / 2, check))
         yield (
             lambda: start(agree(link, meeting, address, processes, arguments)),
             link,

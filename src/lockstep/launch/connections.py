@@ -49,7 +49,7 @@ class Line:
 
     def send_bytes(self, data: bytes) -> None:
         """Send a message. Raises `OSError` if the other side has closed or takes no data."""
-        proof = _proof(self._keys.sending, self._sent, data)
+        proof = _compute_proof(self._keys.sending, self._sent, data)
         self._sent += 1
         self._connection.send_bytes(proof + data)
 
@@ -59,7 +59,8 @@ class Line:
         received = self._connection.recv_bytes(PROOF_BYTES + most_bytes)
         proof = received[:PROOF_BYTES]
         data = received[PROOF_BYTES:]
-        if not hmac.compare_digest(proof, _proof(self._keys.receiving, self._received, data)):
+        expected = _compute_proof(self._keys.receiving, self._received, data)
+        if not hmac.compare_digest(proof, expected):
             raise ValueError("a message was changed on the way, repeated or left out")
         self._received += 1
         return data
@@ -79,7 +80,7 @@ class Line:
         self.close()
 
 
-def _proof(key: bytes, number: int, data: bytes) -> bytes:
+def _compute_proof(key: bytes, number: int, data: bytes) -> bytes:
     return hmac.new(key, struct.pack("!Q", number) + data, "sha256").digest()
 
 
@@ -115,7 +116,7 @@ def has_ended(connection: Line) -> bool:
             return True
 
 
-def address_of(connection: Line) -> str:
+def own_address(connection: Line) -> str:
     """Return this side's address of a connection."""
     with socket.socket(fileno=socket.dup(connection.fileno())) as line:
         return str(line.getsockname()[0])
@@ -132,7 +133,7 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
     deadline = time.monotonic() + patience_sec
     while True:
         try:
-            return _connected(host, port, key, bind)
+            return _connect(host, port, key, bind)
         except Relayed as error:
             raise BackendError(
                 f"something between changes the addresses of the connection to {host}:{port}: a"
@@ -145,10 +146,8 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
             ) from None
         except ValueError as error:
             raise BackendError(f"{host}:{port} does not answer as node 0 does: {error}") from None
-        except (
-            OSError,
-            EOFError,
-        ) as error:  # no server yet, a name that is not known yet, a link that is down
+        # No server yet, a name that is not known yet, a link that is down.
+        except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
                 raise BackendError(
                     f"nothing answers at {host}:{port} after {patience_sec:.0f} s:"
@@ -158,15 +157,15 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
             time.sleep(_AGAIN_SEC)
 
 
-def _connected(host: str, port: int, key: str, bind: str | None) -> Line:
+def _connect(host: str, port: int, key: str, bind: str | None) -> Line:
     source = None if bind is None else (bind, 0)
     line = socket.create_connection((host, port), timeout=ANSWER_SEC, source_address=source)
     with line:
         keys = introduce(line, key.encode(), 2 * ANSWER_SEC)
-        return _line(line, keys, 0)  # an answer may come only after all nodes have
+        return _make_line(line, keys, 0)  # an answer may come only after all nodes have
 
 
-def _line(opened: socket.socket, keys: Keys, receive_sec: int) -> Line:
+def _make_line(opened: socket.socket, keys: Keys, receive_sec: int) -> Line:
     """Return the connection of a socket, which it takes over."""
     opened.settimeout(None)
     line = Line(Connection(opened.detach()), keys)
@@ -174,7 +173,7 @@ def _line(opened: socket.socket, keys: Keys, receive_sec: int) -> Line:
     return line
 
 
-def admitted(
+def admit(
     server: socket.socket, key: str, patience_sec: float
 ) -> Generator[Line | None, None, None]:
     """Yield every connection to a server that proves that it knows the secret. Reads of it wait for
@@ -211,7 +210,7 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
         line = None
         try:
             keys = examine(stranger, key.encode(), ANSWER_SEC)
-            line = _line(stranger.dup(), keys, ANSWER_SEC)
+            line = _make_line(stranger.dup(), keys, ANSWER_SEC)
         except Relayed as error:
             sys.stderr.write(
                 f"lockstep: refused a connection from {host}:{port}: it knows the secret, but a"
@@ -236,8 +235,8 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
         with lock:
             strangers.append(line)
             if len(strangers) > _STRANGERS:
-                with suppress(OSError):  # it has left
-                    strangers[-1 - _STRANGERS].shutdown(socket.SHUT_RDWR)  # its thread removes it
+                with suppress(OSError):  # it has left; its thread removes it
+                    strangers[-1 - _STRANGERS].shutdown(socket.SHUT_RDWR)
         threading.Thread(
             target=ask, args=(line, *address[:2]), name="lockstep-ask", daemon=True
         ).start()

@@ -67,15 +67,14 @@ class _View:
         return self.client + self.server
 
     def sign(self, secret: bytes, label: bytes) -> bytes:
-        """Return HMAC-SHA256, 32 bytes. Labels end with a zero byte, all else has a fixed length."""
-        return hmac.new(
-            secret, GREETING + label + b"\0" + self.places + self.nonces, "sha256"
-        ).digest()
+        """Return HMAC-SHA256, 32 bytes. Labels end with a zero byte; the rest has a fixed length."""
+        message = GREETING + label + b"\0" + self.places + self.nonces
+        return hmac.new(secret, message, "sha256").digest()
 
     def keys(self, secret: bytes, *, is_client: bool) -> Keys:
-        of_client = self.sign(secret, b"messages of the client")
-        of_server = self.sign(secret, b"messages of the server")
-        return Keys(of_client, of_server) if is_client else Keys(of_server, of_client)
+        client = self.sign(secret, b"messages of the client")
+        server = self.sign(secret, b"messages of the server")
+        return Keys(client, server) if is_client else Keys(server, client)
 
 
 def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
@@ -90,9 +89,8 @@ def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
     if not greeting.startswith(GREETING):
         raise ValueError("what listens there is not Lockstep, or another version of it")
     own = secrets.token_bytes(NONCE_BYTES)
-    view = _View(
-        _packed(line.getsockname()), _packed(line.getpeername()), greeting[len(GREETING) :] + own
-    )
+    nonces = greeting[len(GREETING) :] + own
+    view = _View(_pack(line.getsockname()), _pack(line.getpeername()), nonces)
     line.sendall(own + view.places + view.sign(secret, b"client"))
     answer = _read(line, 1, deadline)
     proof = _read(line, PROOF_BYTES, deadline)
@@ -103,10 +101,9 @@ def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
         places = _read(line, 2 * _PLACE_BYTES, deadline)
         theirs = _View(places[:_PLACE_BYTES], places[_PLACE_BYTES:], view.nonces)
         if hmac.compare_digest(proof, theirs.sign(secret, b"other addresses")):
-            raise Relayed(f"{_described(view)} here, and {_described(theirs)} there")
-    if verdict is not Verdict.WELCOME or not hmac.compare_digest(
-        proof, view.sign(secret, b"server")
-    ):
+            raise Relayed(f"{_describe(view)} here, and {_describe(theirs)} there")
+    is_proven = hmac.compare_digest(proof, view.sign(secret, b"server"))
+    if verdict is not Verdict.WELCOME or not is_proven:
         raise AuthenticationError("the secrets differ")
     return view.keys(secret, is_client=True)
 
@@ -122,21 +119,18 @@ def examine(line: socket.socket, secret: bytes, seconds: float) -> Keys:
     line.settimeout(seconds)
     line.sendall(GREETING + own)
     answer = _read(line, NONCE_BYTES + 2 * _PLACE_BYTES + PROOF_BYTES, deadline)
-    nonce = answer[:NONCE_BYTES]
-    rest = answer[NONCE_BYTES:]
-    client = rest[:_PLACE_BYTES]
-    server = rest[_PLACE_BYTES : 2 * _PLACE_BYTES]
-    proof = rest[2 * _PLACE_BYTES :]
-    theirs = _View(client, server, own + nonce)
-    view = _View(_packed(line.getpeername()), _packed(line.getsockname()), own + nonce)
+    nonces = own + answer[:NONCE_BYTES]
+    places = answer[NONCE_BYTES:-PROOF_BYTES]
+    proof = answer[-PROOF_BYTES:]
+    theirs = _View(places[:_PLACE_BYTES], places[_PLACE_BYTES:], nonces)
+    view = _View(_pack(line.getpeername()), _pack(line.getsockname()), nonces)
     if not hmac.compare_digest(proof, theirs.sign(secret, b"client")):
         line.sendall(Verdict.OTHER_SECRET.value + bytes(PROOF_BYTES))
         raise AuthenticationError("the secrets differ")
     if theirs != view:
-        line.sendall(
-            Verdict.OTHER_ADDRESSES.value + view.sign(secret, b"other addresses") + view.places
-        )
-        raise Relayed(f"{_described(theirs)} there, and {_described(view)} here")
+        proof = view.sign(secret, b"other addresses")
+        line.sendall(Verdict.OTHER_ADDRESSES.value + proof + view.places)
+        raise Relayed(f"{_describe(theirs)} there, and {_describe(view)} here")
     line.sendall(Verdict.WELCOME.value + view.sign(secret, b"server"))
     return view.keys(secret, is_client=False)
 
@@ -156,14 +150,14 @@ def _read(line: socket.socket, length: int, deadline: float) -> bytes:
     return received
 
 
-def _packed(place: tuple[str, int]) -> bytes:
+def _pack(place: tuple[str, int]) -> bytes:
     """Return address and port of a socket as bytes. IPv4 within IPv6 is the same as IPv4."""
     address = ipaddress.ip_address(place[0].partition("%")[0])
     mapped = ipaddress.IPv6Address(f"::ffff:{address}") if address.version == 4 else address
     return mapped.packed + struct.pack("!H", place[1])
 
 
-def _described(view: _View) -> str:
+def _describe(view: _View) -> str:
     places = []
     for packed in (view.client, view.server):
         address = ipaddress.IPv6Address(packed[:16])

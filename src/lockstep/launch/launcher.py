@@ -30,13 +30,13 @@ from lockstep.launch.watching import (
     Fault,
     Outcome,
     Rank,
+    choose_code,
+    describe_fault,
     find_fault,
     has_explained_itself,
     is_busy,
-    joint_code,
     next_signal,
-    seen,
-    sentence,
+    update_rank,
     will_try_again,
 )
 from lockstep.system.heartbeat import beat_file, read_beat
@@ -81,9 +81,9 @@ def launch_ranks(
     arguments: list[str], starting: Starting, link: Link | None = None, watch: Watch | None = None
 ) -> int:
     """Run this Python with these arguments as this machine's ranks; return the exit code (see
-    `code_of_ranks`).
+    `read_code`).
 
-    `starting` comes from the engine (`Backend.prepare_ranks`). `link` are the other machines, whose
+    `starting` comes from the backend (`Backend.prepare_ranks`). `link` are the other machines, whose
     ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank
     fails or hangs, the others are asked to stop, and killed if they do not. Then all are started
     again, at most `watch.restarts` times (`lockstep.launch.watching`).
@@ -99,9 +99,9 @@ def launch_ranks(
             with starting() as start:
                 outcome = _attempt(arguments, start, restart, _Around(watch, signals, link))
                 if link is not None:  # the machines start their ranks together, and end together
-                    found = link.gather(outcome.to_json(), threading.TIMEOUT_MAX)
-                    outcome = outcome.joined(
-                        [None if each is None else Outcome.from_json(each) for each in found]
+                    gathered = link.gather(outcome.fields(), threading.TIMEOUT_MAX)
+                    outcome = outcome.join(
+                        [fields and Outcome.parse(fields) for fields in gathered]
                     )
             outcomes.append(outcome)
             again, why = will_try_again(outcomes, watch.restarts)
@@ -119,16 +119,16 @@ class _Around(NamedTuple):
     link: Link | None
 
 
-def code_of_ranks(folder: Path) -> int:
+def read_code(folder: Path) -> int:
     """Return the exit code of a launch if not all ranks ended with 0: 2 if a rank had a user error,
     else 3 if one diverged, else 130 or 75 if the ranks saved and stopped, else 1.
 
     `folder` holds the codes of all ranks that could write one.
     """
-    return joint_code({_told(file) for file in folder.iterdir()})
+    return choose_code(map(_read_number, folder.iterdir()))
 
 
-def _told(file: Path) -> int | None:
+def _read_number(file: Path) -> int | None:
     """Return the exit code that a rank wrote; None if there is none. A rank that is killed may
     leave an empty file."""
     with suppress(OSError, ValueError):
@@ -179,7 +179,7 @@ class Signals:
         return process
 
     def end_all(self) -> None:
-        """Kill every rank that is still running, and wait for it: if starting the ranks has failed."""
+        """Kill every running rank, and wait for it: starting the ranks may have failed."""
         self.send(signal.SIGKILL)
         for process in self.running:
             process.wait()
@@ -206,22 +206,21 @@ def _attempt(
         ranks = []
         for local_rank in range(table.own.processes):
             rank = table.first + local_rank
-            output = logs[rank].file if rank in logs else None
-            # Unbuffered: what a killed rank has printed is in its log.
-            unbuffered = {"PYTHONUNBUFFERED": "1"} if rank in logs else {}
+            variables = inherited | table.variables(local_rank) | about
+            variables |= start.environment(local_rank)
+            output = None
+            if rank in logs:
+                output = logs[rank].file
+                variables["PYTHONUNBUFFERED"] = "1"  # what a killed rank has printed is in its log
             process = around.signals.start(
                 [sys.executable, *arguments],
-                env=inherited
-                | unbuffered
-                | table.variables(local_rank)
-                | about
-                | start.environment(local_rank),
+                env=variables,
                 pass_fds=start.inherited,
                 stdout=output,
                 stderr=output,
             )
             ranks.append(Rank(rank, process.pid))
-        return _Launched(ranks, table, folder, logs, around).watched()
+        return _Launched(ranks, table, folder, logs, around).run()
 
 
 class _Launched:
@@ -247,32 +246,27 @@ class _Launched:
         self._shared: bool | None = None
         self._elsewhere = Elsewhere()
 
-    def watched(self) -> Outcome:
-        """Return how the ranks ended, when they have."""
+    def run(self) -> Outcome:
+        """Watch the ranks until they end, and return how they ended."""
         while self.look():
             time.sleep(_LOOK_SEC)
         failed = self.ending.fault is not None
-        code = 0 if all(rank.code == 0 for rank in self.ranks) else code_of_ranks(self.folder)
+        code = 0 if {rank.code for rank in self.ranks} == {0} else read_code(self.folder)
         step = max(rank.beat.step for rank in self.ranks)
-        return Outcome(
-            code, self.reason, step, failed=failed, was_asked=bool(self.signals.received)
-        )
+        was_asked = bool(self.signals.received)
+        return Outcome(code, self.reason, step, failed=failed, was_asked=was_asked)
 
     def look(self) -> bool:
-        """Look at all ranks once, and do what is to be done. Return whether one is still running."""
+        """Look at all ranks once, and act on it. Return whether one is still running."""
         looked_at = time.monotonic()
         self._now += min(looked_at - self._looked_at, _LONGEST_LOOK_SEC)
         self._looked_at = looked_at
-        processes = self.signals.running
-        self.ranks = [
-            self._seen(rank, process) for rank, process in zip(self.ranks, processes, strict=True)
-        ]
+        self.ranks = list(map(self._update, self.ranks, self.signals.running))
         if self.ending.fault is None:
             self._look_elsewhere()
-            fault = (
-                find_fault(self.ranks, self._now, self.watch.patience_sec, self._elsewhere)
-                or self._fault_elsewhere()
-            )
+            patience = self.watch.patience_sec
+            fault = find_fault(self.ranks, self._now, patience, self._elsewhere)
+            fault = fault or self._find_fault_elsewhere()
             if fault is not None:
                 self.ending = replace(self.ending, fault=fault, found_at=self._now)
                 self._explain(fault)
@@ -284,20 +278,20 @@ class _Launched:
             self.ending = replace(self.ending, asked_at=self._now)
         return any(rank.code is None for rank in self.ranks)
 
-    def _seen(self, rank: Rank, process: subprocess.Popen[bytes]) -> Rank:
+    def _update(self, rank: Rank, process: subprocess.Popen[bytes]) -> Rank:
         """Return a rank as it is now."""
         if rank.code is not None:
             return rank
         state, processor_sec = process_facts(rank.pid)  # before it is waited for
         code = process.poll()
-        return seen(
+        return update_rank(
             rank,
             self._now,
             beat=read_beat(beat_file(self.folder, rank.number)),
             state=state,
             processor_sec=processor_sec,
             code=code,
-            told=None if code is None else _told(self.folder / str(rank.number)),
+            reported=None if code is None else _read_number(self.folder / str(rank.number)),
         )
 
     def _look_elsewhere(self) -> None:
@@ -313,19 +307,19 @@ class _Launched:
         if others != self._elsewhere.is_busy:
             self._elsewhere = Elsewhere(others, self._now)
 
-    def _fault_elsewhere(self) -> Fault | None:
+    def _find_fault_elsewhere(self) -> Fault | None:
         """Return the fault of another machine, or None."""
         if self.link is None:
             return None
-        told = [str(news["fault"]) for news in self.link.news() if "fault" in news]
+        reasons = [str(news["fault"]) for news in self.link.news() if "fault" in news]
         for node in self.link.lost():
-            address = self.table.nodes[node].address
-            told.append(f"the launcher of node {node} ({address}) has ended, or cannot be reached")
-        return Fault("elsewhere", self._now, reason=told[0]) if told else None
+            place = f"node {node} ({self.table.nodes[node].address})"
+            reasons.append(f"the launcher of {place} has ended, or cannot be reached")
+        return Fault("elsewhere", self._now, reason=reasons[0]) if reasons else None
 
     def _explain(self, fault: Fault) -> None:
         """Show a fault, and tell the other machines."""
-        self.reason = sentence(fault, self.ranks, socket.gethostname(), self._now)
+        self.reason = describe_fault(fault, self.ranks, socket.gethostname(), self._now)
         if self.link is not None and fault.rank is not None:
             self.link.tell({"fault": self.reason})
         if has_explained_itself(fault, self.ranks):
@@ -333,7 +327,6 @@ class _Launched:
         text = f"lockstep: {self.reason}. All ranks are ended."
         log = self.logs.get(fault.rank.number) if fault.rank is not None else None
         if log is not None and (lines := log.last_lines()):
-            text += (
-                f"\nThe last lines of its output{f', {log.path}' if log.stays else ''}:\n{lines}"
-            )
+            place = f", {log.path}" if log.stays else ""
+            text += f"\nThe last lines of its output{place}:\n{lines}"
         self.watch.say(text)

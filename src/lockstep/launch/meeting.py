@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.launch.nodes import address_towards, resolve_bind
+from lockstep.launch.nodes import find_address, resolve_bind
 from lockstep.system.errors import UserError
 from lockstep.system.rank_variables import slurm_step
 from lockstep.system.ranks import free_ports
@@ -49,7 +49,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """What the options of `lockstep launch` say about machines. None: not given."""
 
     nodes: int | None = None
@@ -61,89 +61,95 @@ class Asked:
     """Other machines, to be started from this one."""
 
 
-def meeting_of(asked: Asked, environment: Mapping[str, str]) -> Meeting | None:
+def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | None:
     """Return where this launcher meets the others; None if there are no others. Raises `UserError`
     if something is missing.
 
     Under srun, the number of nodes, this node's number and the place come from Slurm, if they are
     not given.
     """
-    if asked.hosts:
-        return _leading(asked, environment)
+    if options.hosts:
+        return _lead(options, environment)
     step = slurm_step(environment)
-    nodes = asked.nodes or (step.nodes if step else 1)
+    nodes = options.nodes or (step.nodes if step else 1)
     if step and step.tasks != step.nodes:
         raise UserError(
             f"srun starts {step.tasks} tasks on {step.nodes} nodes; expected one `lockstep launch`"
             " on each node, which starts its ranks: srun --ntasks-per-node=1"
         )
     if nodes == 1:
-        if asked.node_rank:
+        if options.node_rank:
             raise UserError(
-                f"--node-rank is {asked.node_rank}, but --nodes is 1; give every machine the same"
+                f"--node-rank is {options.node_rank}, but --nodes is 1; give every machine the same"
                 " --nodes"
             )
         return None
-    node = asked.node_rank if asked.node_rank is not None else (step.node if step else None)
-    place = (
-        asked.rendezvous
-        or environment.get(RENDEZVOUS)
-        or (f"{step.first_host}:{step.port}" if step else None)
-    )
+    node = options.node_rank
+    if node is None and step is not None:
+        node = step.node
+    place = options.rendezvous or _find_place(environment)
     if node is None or place is None:
-        missing = " and ".join(
-            name
-            for name, value in (("--node-rank", node), ("--rendezvous HOST:PORT", place))
-            if value is None
-        )
+        missing = []
+        if node is None:
+            missing.append("--node-rank")
+        if place is None:
+            missing.append("--rendezvous HOST:PORT")
         raise UserError(
-            f"--nodes is {nodes}, but {missing} is missing; expected this machine's number and node"
+            f"--nodes is {nodes}, but {' and '.join(missing)} is missing; expected this machine's number and node"
             " 0's address"
         )
     if node >= nodes:
         raise UserError(f"--node-rank is {node}, expected 0 to {nodes - 1}")
     host, port = split_place(place)
-    bind = _bind(asked, environment)
-    return Meeting(node, nodes, host, port, read_secret(asked.secret_file, environment), bind)
+    bind = _resolve_bind(options.bind, environment)
+    return Meeting(node, nodes, host, port, read_secret(options.secret_file, environment), bind)
 
 
-def _leading(asked: Asked, environment: Mapping[str, str]) -> Meeting:
+def _lead(options: Options, environment: Mapping[str, str]) -> Meeting:
     """Return the meeting of node 0 with machines that it starts itself."""
-    if asked.nodes is not None or asked.node_rank is not None:
+    if options.nodes is not None or options.node_rank is not None:
         raise UserError("--hosts numbers the machines; leave out --nodes and --node-rank")
-    if not all(asked.hosts) or any(host.startswith("-") for host in asked.hosts):
-        raise UserError(f"--hosts is {','.join(asked.hosts)!r}, expected names such as node2,node3")
-    bind = _bind(asked, environment)
-    if asked.rendezvous:
-        host, port = split_place(asked.rendezvous)
+    if not all(options.hosts) or any(host.startswith("-") for host in options.hosts):
+        raise UserError(
+            f"--hosts is {','.join(options.hosts)!r}, expected names such as node2,node3"
+        )
+    bind = _resolve_bind(options.bind, environment)
+    if options.rendezvous:
+        host, port = split_place(options.rendezvous)
     else:
-        host = bind or address_towards(asked.hosts[0].rpartition("@")[2])
+        host = bind or find_address(options.hosts[0].rpartition("@")[2])
         port = free_ports(1, host)[0]
-    is_given = asked.secret_file is not None or bool(environment.get(SECRET))
-    secret = read_secret(asked.secret_file, environment) if is_given else secrets.token_hex(16)
-    return Meeting(0, 1 + len(asked.hosts), host, port, secret, bind)
+    is_given = options.secret_file is not None or bool(environment.get(SECRET))
+    secret = read_secret(options.secret_file, environment) if is_given else secrets.token_hex(16)
+    return Meeting(0, 1 + len(options.hosts), host, port, secret, bind)
 
 
-def meeting_of_rank(environment: Mapping[str, str]) -> Meeting | None:
+def find_rank_meeting(environment: Mapping[str, str]) -> Meeting | None:
     """Return where ranks meet that srun or mpirun started, each as a node; None if there is one
     rank, or no place is known.
 
     Raises `UserError` if the place or the secret is wrong.
     """
     ranks = int(environment.get("WORLD_SIZE", "1"))
-    step = slurm_step(environment)
-    place = environment.get(RENDEZVOUS) or (f"{step.first_host}:{step.port}" if step else None)
+    place = _find_place(environment)
     if ranks == 1 or place is None or "RANK" not in environment:
         return None
     host, port = split_place(place)
-    bind = _bind(Asked(), environment)
-    return Meeting(
-        int(environment["RANK"]), ranks, host, port, read_secret(None, environment), bind
-    )
+    bind = _resolve_bind(None, environment)
+    secret = read_secret(None, environment)
+    return Meeting(int(environment["RANK"]), ranks, host, port, secret, bind)
 
 
-def _bind(asked: Asked, environment: Mapping[str, str]) -> str | None:
-    text = asked.bind or environment.get(BIND)
+def _find_place(environment: Mapping[str, str]) -> str | None:
+    """Return the rendezvous that the environment gives, or that follows from Slurm's step."""
+    step = slurm_step(environment)
+    if environment.get(RENDEZVOUS) or step is None:
+        return environment.get(RENDEZVOUS)
+    return f"{step.first_host}:{step.port}"
+
+
+def _resolve_bind(option: str | None, environment: Mapping[str, str]) -> str | None:
+    text = option or environment.get(BIND)
     return resolve_bind(text) if text else None
 
 

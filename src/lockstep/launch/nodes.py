@@ -97,18 +97,18 @@ class Table:
 
 def one_machine(processes: int) -> Table:
     """Return the table of a launch on this machine alone, on loopback."""
-    return Table((offer_of(LOOPBACK, processes),), 0, secrets.token_hex())
+    return Table((make_node(LOOPBACK, processes),), 0, secrets.token_hex())
 
 
-def offer_of(address: str, processes: int) -> Node:
+def make_node(address: str, processes: int) -> Node:
     """Return this machine's row of a table. Raises `UserError` if it does not have the address."""
-    interface = _interface_of(address)
+    interface = _find_interface(address)
     return Node(address, interface, processes, tuple(free_ports(processes + SHARED_PORTS, address)))
 
 
 @dataclass(frozen=True)
 class Start:
-    """How an engine's ranks are started on this machine."""
+    """How a backend's ranks are started on this machine."""
 
     table: Table
     environment: Callable[[int], dict[str, str]]
@@ -139,28 +139,27 @@ class Offer:
         command = hashlib.sha256(json.dumps(list(arguments), allow_nan=False).encode()).hexdigest()
         return cls(node, secrets.token_hex(8), command, version())
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the offer as an object of JSON."""
+    def fields(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Offer":
+    def parse(cls, fields: Mapping[str, Any]) -> "Offer":
         """Return the offer in an object of JSON. Raises `ValueError` if it is not one."""
         try:
-            node = found["node"]
-            ports = tuple(int(port) for port in node["ports"])
+            node = fields["node"]
             row = Node(
                 str(ipaddress.IPv4Address(node["address"])),
                 str(node["interface"]),
                 int(node["processes"]),
-                ports,
+                tuple(map(int, node["ports"])),
             )
-            return cls(row, str(found["run"]), str(found["command"]), str(found["version"]))
+            return cls(row, str(fields["run"]), str(fields["command"]), str(fields["version"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an offer: {error}") from error
 
 
-def table_of(offers: Sequence[Offer], here: int, secret: str) -> Table:
+def build_table(offers: Sequence[Offer], here: int, secret: str) -> Table:
     """Return the table that follows from the offers of all nodes, in their order. `secret` is the
     one that launchers share.
 
@@ -173,10 +172,10 @@ def table_of(offers: Sequence[Offer], here: int, secret: str) -> Table:
             "-n": (first.node.processes, offer.node.processes),
             "the digest of the command after --": (first.command[:12], offer.command[:12]),
         }
-        for name, (expected, found) in differences.items():
-            if found != expected:
+        for name, (expected, value) in differences.items():
+            if value != expected:
                 raise UserError(
-                    f"the nodes were not started alike: {name} is {expected} on node 0 and {found}"
+                    f"the nodes were not started alike: {name} is {expected} on node 0 and {value}"
                     f" on node {number}; give every node the same command"
                 )
     run = hmac.new(secret.encode(), first.run.encode(), "sha256").hexdigest()
@@ -190,7 +189,7 @@ _ROW_BYTES = 40
 """Bytes of `struct ifreq` on 64-bit Linux: 16 of a name, then a socket address."""
 
 
-def addresses() -> dict[str, str]:
+def list_addresses() -> dict[str, str]:
     """Return the IPv4 addresses of this machine, each with the interface that has it. Only on
     Linux; elsewhere loopback."""
     if not sys.platform.startswith("linux"):
@@ -199,33 +198,34 @@ def addresses() -> dict[str, str]:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         room = array("B", bytes(_ROW_BYTES * 1024))
-        asked = struct.pack("iL", len(room), room.buffer_info()[0])
-        length = struct.unpack("iL", fcntl.ioctl(line.fileno(), _SIOCGIFCONF, asked))[0]
-    rows = [room[start : start + _ROW_BYTES].tobytes() for start in range(0, length, _ROW_BYTES)]
-    return {socket.inet_ntoa(row[20:24]): row[:16].split(b"\0")[0].decode() for row in rows}
+        request = struct.pack("iL", len(room), room.buffer_info()[0])
+        length = struct.unpack("iL", fcntl.ioctl(line.fileno(), _SIOCGIFCONF, request))[0]
+    interfaces = {}
+    for start in range(0, length, _ROW_BYTES):
+        row = room[start : start + _ROW_BYTES].tobytes()
+        interfaces[socket.inet_ntoa(row[20:24])] = row[:16].split(b"\0")[0].decode()
+    return interfaces
 
 
-def _interface_of(address: str) -> str:
-    found = addresses()
-    if address not in found:
-        raise UserError(
-            f"this machine does not have the address {address}; it has {_listed(found)}"
-        )
-    return found[address].partition(":")[0]  # of an alias such as eth0:1
+def _find_interface(address: str) -> str:
+    own = list_addresses()
+    if address not in own:
+        raise UserError(f"this machine does not have the address {address}; it has {_format(own)}")
+    return own[address].partition(":")[0]  # of an alias such as eth0:1
 
 
-def interface_between(hosts: Iterable[str]) -> str | None:
+def find_interface(hosts: Iterable[str]) -> str | None:
     """Return the network interface by which this machine's ranks meet those on the hosts: loopback
     if all hosts are this machine.
 
     None if it is not known, as with names that stand for loopback: on another machine they may
     stand for an address.
     """
-    own = addresses()
+    own = list_addresses()
     is_here = False
     for host in hosts:
         with suppress(UserError):  # it has no IPv4 address, or cannot be reached
-            source = address_towards(host)
+            source = find_address(host)
             if source.startswith("127.") or source not in own:
                 continue
             if resolve(host) not in own:
@@ -237,25 +237,25 @@ def interface_between(hosts: Iterable[str]) -> str | None:
 def resolve_bind(text: str) -> str:
     """Return the address of this machine that `--bind` names: an address or an interface. Raises
     `UserError`."""
-    found = addresses()
-    if text in found:
+    own = list_addresses()
+    if text in own:
         return text
-    of_interface = [address for address, interface in found.items() if interface == text]
-    if len(of_interface) == 1:
-        return of_interface[0]
-    if of_interface:
+    addresses = [address for address, interface in own.items() if interface == text]
+    if len(addresses) == 1:
+        return addresses[0]
+    if addresses:
         raise UserError(
             f"--bind {text}: the interface has several addresses; give one of"
-            f" {', '.join(of_interface)}"
+            f" {', '.join(addresses)}"
         )
     raise UserError(
         f"--bind {text}: expected an IPv4 address or an interface of this machine; it has"
-        f" {_listed(found)}"
+        f" {_format(own)}"
     )
 
 
-def _listed(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{address} ({interface})" for address, interface in found.items())
+def _format(interfaces: Mapping[str, str]) -> str:
+    return ", ".join(f"{address} ({interface})" for address, interface in interfaces.items())
 
 
 def resolve(host: str) -> str:
@@ -266,8 +266,11 @@ def resolve(host: str) -> str:
         raise UserError(f"{host} is not the name or IPv4 address of a machine: {error}") from None
 
 
-def address_towards(host: str) -> str:
-    """Return this machine's IPv4 address on the way to a host. Nothing is sent. Raises `UserError`."""
+def find_address(host: str) -> str:
+    """Return this machine's IPv4 address on the way to a host. Nothing is sent.
+
+    Raises `UserError`.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         try:
             line.connect((resolve(host), 9))  # any port

@@ -40,11 +40,11 @@ def open_logs(
     with suppress(OSError):
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
-            return {rank: _opened(logs, rank, stack, stays=True) for rank in ranks}
-    return {rank: _opened(folder, rank, stack, stays=False) for rank in ranks}
+            return {rank: _open_log(logs, rank, stack, stays=True) for rank in ranks}
+    return {rank: _open_log(folder, rank, stack, stays=False) for rank in ranks}
 
 
-def _opened(folder: Path, rank: int, stack: ExitStack, *, stays: bool) -> RankLog:
+def _open_log(folder: Path, rank: int, stack: ExitStack, *, stays: bool) -> RankLog:
     path = folder / f"rank-{rank}.log"
     file = stack.enter_context(path.open("ab", buffering=0))
     return RankLog(path, file, file.tell(), stays)

@@ -15,7 +15,7 @@ from typing import Any
 from lockstep.launch import connections
 from lockstep.launch.connections import Line, receive, send
 from lockstep.launch.meeting import Meeting
-from lockstep.launch.nodes import Offer, Table, offer_of, resolve, table_of
+from lockstep.launch.nodes import Offer, Table, build_table, make_node, resolve
 from lockstep.system.errors import BackendError, LockstepError, UserError
 
 MEET_SEC = 600.0
@@ -67,9 +67,9 @@ class Link:
         """Return the messages that have come since the last call, each with the number of its
         sender as `node`."""
         with self._changed:
-            found = self._news
+            news = self._news
             self._news = []
-        return found
+        return news
 
     def share(self, state: dict[str, Any]) -> None:
         """Tell all other nodes this node's state, in place of the one that it shared before."""
@@ -133,25 +133,21 @@ class Link:
     def _lose(self, nodes: Sequence[int]) -> None:
         """Note that nodes are gone, and tell the others."""
         with self._changed:
-            found = [node for node in nodes if node not in self._lost]
-            self._lost.update(range(self.nodes) if 0 in found else found)
+            lost = [node for node in nodes if node not in self._lost]
+            self._lost.update(range(self.nodes) if 0 in lost else lost)
             self._lost.discard(self.node)
             self._changed.notify_all()
-        if found and self.node == 0 and not self._closed.is_set():
-            self._send_all({"kind": "lost", "nodes": found})
+        if lost and self.node == 0 and not self._closed.is_set():
+            self._send_all({"kind": "lost", "nodes": lost})
 
     def _beat(self) -> None:
         while not self._closed.wait(_BEAT_SEC):
             self._send_all({"kind": "beat"})
             now = time.monotonic()
-            if silent := [
-                peer for peer, heard in self._heard.items() if now - heard > self.silence_sec
-            ]:
-                self._lose(silent)
-                for peer in silent:
-                    _shut(
-                        self._peers[peer]
-                    )  # a launcher that was only asleep learns that it is given up
+            for peer, heard in list(self._heard.items()):
+                if now - heard > self.silence_sec:
+                    self._lose([peer])
+                    _shut(self._peers[peer])  # a launcher that slept learns that it is given up
 
     def _listen(self, peer: int) -> None:
         try:
@@ -159,13 +155,8 @@ class Link:
                 message = receive(self._peers[peer])
                 self._heard[peer] = time.monotonic()
                 self._take(peer, message)
-        except (
-            EOFError,
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # it has ended, or sends nonsense
+        # It has ended, or sends nonsense.
+        except (EOFError, OSError, ValueError, KeyError, TypeError):
             self._lose([peer])
         finally:
             self._peers[peer].close()
@@ -198,7 +189,7 @@ def _shut(connection: Line) -> None:
 
 
 @contextmanager
-def met(
+def meet(
     meeting: Meeting, silence_sec: float, check: Callable[[], None] | None = None
 ) -> Iterator[tuple[Link, str]]:
     """Yield the link to all other launchers once they have come, and this machine's address for its
@@ -217,8 +208,8 @@ def met(
         peers = _receive_all(meeting, address, check)
     else:
         line = connections.reach(meeting.host, meeting.port, meeting.secret, MEET_SEC, meeting.bind)
-        address = connections.address_of(line)
-        peers = {0: _introduced(line, meeting)}
+        address = connections.own_address(line)
+        peers = {0: _introduce(line, meeting)}
     for peer in peers.values():
         connections.limit_waiting(peer, 0)
     link = Link(meeting.node, meeting.nodes, peers, silence_sec)
@@ -236,27 +227,27 @@ def agree(
 
     Raises `UserError` if the nodes were not started alike, `LockstepError` if one is gone.
     """
-    own = Offer.of(offer_of(address, processes), arguments)
-    found = link.gather(own.to_json(), MEET_SEC)
-    if missing := [node for node, offer in enumerate(found) if offer is None]:
+    own = Offer.of(make_node(address, processes), arguments)
+    offers = link.gather(own.fields(), MEET_SEC)
+    missing = [node for node, offer in enumerate(offers) if offer is None]
+    if missing:
         raise LockstepError(
             f"node {', '.join(map(str, missing))} is gone before the ranks started; its output"
             " says why"
         )
     try:
-        return table_of([Offer.from_json(offer) for offer in found], meeting.node, meeting.secret)
+        return build_table(list(map(Offer.parse, offers)), meeting.node, meeting.secret)
     except ValueError as error:
         raise LockstepError(
             f"a node sends what this version does not understand: {error}"
         ) from error
 
 
-def _introduced(line: Line, meeting: Meeting) -> Line:
+def _introduce(line: Line, meeting: Meeting) -> Line:
     """Tell node 0 which node this is; return the connection once all nodes have come."""
     send(line, {"node": meeting.node, "nodes": meeting.nodes})
-    connections.limit_waiting(
-        line, int(MEET_SEC) + _BEYOND_SEC
-    )  # node 0 may lose its power or its link
+    # Node 0 may lose its power or its link.
+    connections.limit_waiting(line, int(MEET_SEC) + _BEYOND_SEC)
     try:
         answer = receive(line)
     except (EOFError, OSError, ValueError):
@@ -286,7 +277,7 @@ def _receive_all(
             " this machine and a free port"
         ) from None
     peers: dict[int, Line] = {}
-    with server, closing(connections.admitted(server, meeting.secret, MEET_SEC)) as arrivals:
+    with server, closing(connections.admit(server, meeting.secret, MEET_SEC)) as arrivals:
         while not _all_are_here(peers, meeting.nodes):
             try:
                 line = next(arrivals)
@@ -317,9 +308,9 @@ def _all_are_here(peers: dict[int, Line], nodes: int) -> bool:
 def _take_place(line: Line, peers: dict[int, Line], meeting: Meeting) -> None:
     """Give a newcomer its place, or refuse it. A node that ended and came again replaces itself."""
     try:
-        told = receive(line)
-        node = int(told["node"])
-        nodes = int(told["nodes"])
+        message = receive(line)
+        node = int(message["node"])
+        nodes = int(message["nodes"])
         if nodes != meeting.nodes:
             refused = f"--nodes is {meeting.nodes} on node 0 and {nodes} on node {node}"
         elif not 0 < node < nodes:

@@ -24,12 +24,12 @@ NODE = "{node}"
 
 
 @contextmanager
-def launched_over_ssh(
+def launch_over_ssh(
     hosts: Sequence[str], command: Sequence[str], secret: str
 ) -> Iterator["Remotes"]:
     """Run a command on other machines, in this folder and with this Python, as nodes 1, 2, ....
 
-    `command` are the arguments of Python (see `follower`). The secret is the first line of the
+    `command` are the arguments of Python (see `build_arguments`). The secret is the first line of the
     command's standard input. The input closes when the context is left or this process ends. Output
     is printed with the host's name before each line.
     """
@@ -120,19 +120,13 @@ def end_with_input() -> None:
     threading.Thread(target=follow, name="lockstep-input", daemon=True).start()
 
 
-def follower(meeting: Meeting, processes: int, watch: Watch, arguments: Sequence[str]) -> list[str]:
+def build_arguments(
+    meeting: Meeting, processes: int, watch: Watch, arguments: Sequence[str]
+) -> list[str]:
     """Return the arguments of Python that start the launcher of another node; {node} in them stands
     for its number."""
     place = f"{meeting.host}:{meeting.port}"
-    nodes = [
-        "--nodes",
-        str(meeting.nodes),
-        "--node-rank",
-        NODE,
-        "--rendezvous",
-        place,
-        "--secret-file",
-        STDIN,
-    ]
+    nodes = ["--nodes", str(meeting.nodes), "--node-rank", NODE]
+    nodes += ["--rendezvous", place, "--secret-file", STDIN]
     alike = ["--patience", str(watch.patience_sec), "--restarts", str(watch.restarts)]
     return [*LOCKSTEP, "launch", "-n", str(processes), *nodes, *alike, "--", *arguments]

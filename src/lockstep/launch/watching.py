@@ -4,17 +4,17 @@ are pure.
 A rank shows a sign of life with every heartbeat, and by using processor time. It moves when it
 takes a batch. A launch has one of these faults:
 
-| fault | what the launcher sees |
-|---|---|
-| ended | a rank has ended with an error or by a signal |
-| silent | a rank has shown no sign of life for the patience: it is stopped, or its machine is |
-| stalled | all ranks train or evaluate, also on other machines, but none here has moved for the patience: they wait |
-| elsewhere | another machine has a fault, or cannot be reached |
+- ended: a rank has ended with an error or by a signal;
+- silent: a rank has shown no sign of life for the patience: it is stopped, or its machine is;
+- stalled: all ranks train or evaluate, also on other machines, but none here has moved for the
+  patience: they wait;
+- elsewhere: another machine has a fault, or cannot be reached.
 
 After a fault all ranks are asked to stop. Ranks that wait for each other cannot, so that they are
 killed soon after.
 """
 
+import math
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -69,12 +69,12 @@ class Rank:
     """The longest time from one batch to the next."""
     code: int | None = None
     """The exit code of its process, negative after a signal; None while it runs."""
-    told: int | None = None
+    reported: int | None = None
     """The exit code that it wrote for the launcher; None if it could not."""
     ended_at: float = 0.0
 
 
-def seen(
+def update_rank(
     rank: Rank,
     now: float,
     *,
@@ -82,18 +82,16 @@ def seen(
     processor_sec: float,
     state: str,
     code: int | None,
-    told: int | None,
+    reported: int | None,
 ) -> Rank:
     """Return a rank as it is now. `beat` is None if it cannot be read."""
     beat = beat or rank.beat
     lives = beat.number != rank.beat.number or processor_sec > rank.processor_sec
     same = beat.activity == rank.beat.activity
     moved = beat.moves != rank.beat.moves or not same
-    slowest = (
-        max(rank.slowest_sec, now - rank.moved_at)
-        if moved and same and beat.activity in _MOVING
-        else rank.slowest_sec
-    )
+    slowest = rank.slowest_sec
+    if moved and same and beat.activity in _MOVING:
+        slowest = max(slowest, now - rank.moved_at)
     return replace(
         rank,
         heard_at=now if lives else rank.heard_at,
@@ -103,7 +101,7 @@ def seen(
         state=state,
         slowest_sec=slowest,
         code=code,
-        told=told,
+        reported=reported,
         ended_at=now if rank.code is None else rank.ended_at,
     )
 
@@ -143,25 +141,27 @@ def find_fault(
         if running and now <= began + TO_END_ALONE_SEC:
             return None
         # Some frameworks watch ranks, too, and end those that wait for one that hangs.
-        hung = [
-            rank for rank in running if rank.heard_at < began and now > rank.heard_at + _HUNG_SEC
-        ]
-        if hung and first.told not in _EXPLAINED:
-            quietest = min(hung, key=lambda rank: rank.heard_at)
+        hung = [rank for rank in running if rank.heard_at < min(began, now - _HUNG_SEC)]
+        if hung and first.reported not in _EXPLAINED:
+            quietest = min(hung, key=_get_heard_at)
             return Fault("silent", quietest.heard_at, quietest)
         return Fault("ended", began, first)
     if not running:
         return None
-    quietest = min(running, key=lambda rank: rank.heard_at)
+    quietest = min(running, key=_get_heard_at)
     began = max(elsewhere.changed_at, *(rank.moved_at for rank in running))
     longest = max(patience, _SLOWER * max(rank.slowest_sec for rank in ranks))
     stalls = not (is_busy(ranks) or elsewhere.is_busy) and now > began + longest
     # The others stall because of a rank that is silent, and began to a little earlier.
     if now > quietest.heard_at + (patience / 2 if stalls else patience):
         return Fault("silent", quietest.heard_at, quietest)
-    return (
-        Fault("stalled", began, min(running, key=lambda rank: rank.beat.moves)) if stalls else None
-    )
+    if stalls:
+        return Fault("stalled", began, min(running, key=lambda rank: rank.beat.moves))
+    return None
+
+
+def _get_heard_at(rank: Rank) -> float:
+    return rank.heard_at
 
 
 def is_busy(ranks: Sequence[Rank]) -> bool:
@@ -175,12 +175,12 @@ def _blame(rank: Rank) -> tuple[int, float, int]:
     A rank that could not write its exit code was killed or crashed. The others may have ended
     because of it, with code 1.
     """
-    place = _EXPLAINED.index(rank.told) if rank.told in _EXPLAINED else len(_EXPLAINED)
+    place = [*_EXPLAINED, rank.reported].index(rank.reported)
     return place, rank.ended_at, rank.number
 
 
 _EXPLAINED = (None, UserError.exit_code, EXIT_DIVERGED)
-"""What ranks tell that did not end because of another one, the likeliest cause first."""
+"""Exit codes of ranks that did not end because of another one, the likeliest cause first."""
 
 
 @dataclass(frozen=True)
@@ -203,12 +203,9 @@ def next_signal(
     if ending.insisted_at is not None and now > ending.insisted_at + AFTER_CTRL_C_SEC:
         return signal.SIGKILL
     if ending.asked_at is None:
-        stopped = [
-            rank.ended_at
-            for rank in ranks
-            if rank.code in (EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
-        ]
-        asks = ending.fault is not None or (bool(stopped) and now > min(stopped) + TO_END_ALONE_SEC)
+        stops = (EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
+        stopped_at = min((rank.ended_at for rank in ranks if rank.code in stops), default=math.inf)
+        asks = ending.fault is not None or now > stopped_at + TO_END_ALONE_SEC
         return signal.SIGTERM if asks else None
     if ending.fault is None:
         return None
@@ -217,16 +214,16 @@ def next_signal(
     return signal.SIGKILL if now > ends else None
 
 
-_TOLD = (UserError.exit_code, EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
+_EXPLAINING = (UserError.exit_code, EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
 """Exit codes that explain why a launch ended, in order of priority. The first one that any rank has
 is used."""
 
 
-def joint_code(codes: Iterable[int | None]) -> int:
+def choose_code(codes: Iterable[int | None]) -> int:
     """Return the exit code of a launch that has not ended well, from those of its ranks or
     machines."""
-    found = set(codes)
-    return next((code for code in _TOLD if code in found), 1)
+    known = set(codes)
+    return next((code for code in _EXPLAINING if code in known), 1)
 
 
 @dataclass(frozen=True)
@@ -244,47 +241,46 @@ class Outcome:
     was_asked: bool
     """Whether a signal to the launcher asked the ranks to stop."""
 
-    def to_json(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the outcome as an object of JSON."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Outcome":
+    def parse(cls, fields: Mapping[str, Any]) -> "Outcome":
         """Return the outcome in an object of JSON, from a launcher of the same version."""
         return cls(
-            int(found["code"]),
-            str(found["reason"]),
-            int(found["step"]),
-            bool(found["failed"]),
-            bool(found["was_asked"]),
+            int(fields["code"]),
+            str(fields["reason"]),
+            int(fields["step"]),
+            bool(fields["failed"]),
+            bool(fields["was_asked"]),
         )
 
     @property
     def is_curable(self) -> bool:
         """Whether the ranks may succeed if they are started again: they were used rightly, and no
         loss is not finite."""
-        return (
-            self.failed
-            and not self.was_asked
-            and self.code not in (0, UserError.exit_code, EXIT_DIVERGED)
-        )
+        final = (0, UserError.exit_code, EXIT_DIVERGED)
+        return self.failed and not self.was_asked and self.code not in final
 
-    def joined(self, all_nodes: Sequence["Outcome | None"]) -> "Outcome":
+    def join(self, all_nodes: Sequence["Outcome | None"]) -> "Outcome":
         """Return the outcome on all machines, which is the same on all of them. None stands for one
         that is gone."""
-        found = [each for each in all_nodes if each is not None]
-        done = len(found) == len(all_nodes) and all(each.code == 0 for each in found)
+        outcomes = [outcome for outcome in all_nodes if outcome is not None]
+        are_complete = len(outcomes) == len(all_nodes)
+        codes = {outcome.code for outcome in outcomes}
         return Outcome(
-            0 if done else joint_code(each.code for each in found),
+            0 if are_complete and codes == {0} else choose_code(codes),
             self.reason,
-            max(each.step for each in found),
-            failed=len(found) == len(all_nodes) and any(each.failed for each in found),
-            was_asked=any(each.was_asked for each in found),
+            max(outcome.step for outcome in outcomes),
+            failed=are_complete and any(outcome.failed for outcome in outcomes),
+            was_asked=any(outcome.was_asked for outcome in outcomes),
         )
 
 
 def will_try_again(outcomes: Sequence[Outcome], restarts: int) -> tuple[bool, str]:
-    """Return whether all ranks are started again after these attempts, and what a person is told.
+    """Return whether all ranks are started again after these attempts, and a message for
+    people.
 
     Two attempts in a row that end at the same step would be followed by a third.
     """
@@ -292,19 +288,12 @@ def will_try_again(outcomes: Sequence[Outcome], restarts: int) -> tuple[bool, st
     if not last.is_curable or restarts == 0:
         return False, ""
     if len(outcomes) > restarts:
-        return (
-            False,
-            (
-                f"the ranks were started again {restarts} times; that was the last (--restarts"
-                f" {restarts})"
-            ),
-        )
+        times = f"{restarts} times; that was the last (--restarts {restarts})"
+        return False, f"the ranks were started again {times}"
     if len(outcomes) > 1 and outcomes[-2].step == last.step:
         return False, f"the ranks have failed twice at step {last.step}; they are not started again"
-    return (
-        True,
-        f"all ranks are started again ({len(outcomes)} of {restarts}), from the newest checkpoint",
-    )
+    count = f"{len(outcomes)} of {restarts}"
+    return True, f"all ranks are started again ({count}), from the newest checkpoint"
 
 
 # Sentences
@@ -320,47 +309,46 @@ _STATES = {
 
 
 def has_explained_itself(fault: Fault, ranks: Sequence[Rank]) -> bool:
-    """Return whether rank 0, whose output everybody sees, has told of a fault: it was its own, or
+    """Return whether rank 0, whose output everybody sees, has reported a fault: it was its own, or
     it had the same."""
-    leading = next((rank for rank in ranks if rank.number == 0), None)
-    if leading is None or fault.rank is None or leading.told is None:
-        return False
-    same = leading.told == fault.rank.told and leading.told in (UserError.exit_code, EXIT_DIVERGED)
-    return leading is fault.rank or same
+    for rank in ranks:
+        if rank.number == 0 and rank.reported is not None and fault.rank is not None:
+            is_explained = rank.reported in (UserError.exit_code, EXIT_DIVERGED)
+            return rank is fault.rank or (is_explained and rank.reported == fault.rank.reported)
+    return False
 
 
-def sentence(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -> str:
+def describe_fault(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -> str:
     """Return what has happened to which rank, and what it did last."""
     rank = fault.rank
     if rank is None:
         return fault.reason
     name = f"rank {rank.number} (host {host}, pid {rank.pid})"
-    did = (
-        f"{rank.beat.activity}, {rank.beat.step} steps begun"
-        if rank.beat.step
-        else f"{rank.beat.activity}"
-    )
+    did: str = rank.beat.activity
+    if rank.beat.step:
+        did += f", {rank.beat.step} steps begun"
     if fault.kind == "ended":
         if rank.code is None or rank.code >= 0:
             return f"{name} failed with exit code {rank.code}; it was {did}"
         why = ", as the system does when memory runs out" if rank.code == -signal.SIGKILL else ""
-        return f"{name} was ended by {_name(-rank.code)}{why}; it was {did}"
+        return f"{name} was ended by {_name_signal(-rank.code)}{why}; it was {did}"
     ago = f"{now - rank.moved_at:.0f} s ago"
+    state = f"; {_STATES[rank.state]}" if rank.state in _STATES else ""
     if fault.kind == "silent":
-        state = f"; {_STATES[rank.state]}" if rank.state in _STATES else ""
         return (
             f"{name} has shown no sign of life for {now - rank.heard_at:.0f} s{state}; last it was"
             f" {did}, {ago}"
         )
-    behind = [each for each in ranks if each.code is None and each.beat.moves > rank.beat.moves]
-    which = f"{name} is behind the others" if behind else f"all are as far as {name}"
-    state = f"; {_STATES[rank.state]}" if rank.state in _STATES else ""
+    furthest = max((other.beat.moves for other in ranks if other.code is None), default=0)
+    which = f"all are as far as {name}"
+    if furthest > rank.beat.moves:
+        which = f"{name} is behind the others"
     return (
         f"no rank has taken a batch for {now - fault.began_at:.0f} s; {which}: {did}, {ago}{state}"
     )
 
 
-def _name(number: int) -> str:
+def _name_signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

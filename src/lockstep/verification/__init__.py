@@ -16,7 +16,7 @@ from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.system.workers import carry_out
 from lockstep.verification import workload as workloads
-from lockstep.verification.comparison import between, compare, compare_loaders, finite
+from lockstep.verification.comparison import compare, compare_backends, compare_loaders, make_finite
 from lockstep.verification.workload import Arrays
 
 REFERENCE = "reference"
@@ -40,7 +40,7 @@ def verify(
     `steps` steps (by default 20, or 3 for a full model). The free run covers the recipe's schedule,
     compressed to these steps. The model is a narrow variant of the recipe's model (or of `model`)
     at 64 px; with `full` it is the model itself at its own size. `report["passed"]` says whether
-    all differences are within the bounds of `lockstep.verification.bounds`. The message of an
+    all differences are within the bounds of `lockstep.verification.bounds`. The message of a
     backend that failed is in its `error`.
 
     Raises `BackendError` if a backend is unknown or missing, or if there is none to compare,
@@ -52,35 +52,33 @@ def verify(
     >>> report["passed"], [row["quantity"] for row in report["engines"]["torch"]["rows"]][:3]
     (True, ['logits', 'evaluation', 'loss'])
     """
-    steps = (3 if full else 20) if steps is None else steps
+    if steps is None:
+        steps = 3 if full else 20
     if steps < 3:
         raise RecipeError(
             f"steps must be at least 3, so that the learning rate rises and falls; found {steps}"
         )
-    pythons = _interpreters(backends)
+    pythons = _find_interpreters(backends)
     recorder = Recorder(listener)
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as name:
         folder = Path(name)
         work = workloads.build(folder, recipe, model, steps, precision, full)
         workloads.save(work, folder)
-        found: dict[str, Arrays] = {}
+        results: dict[str, Arrays] = {}
         about: dict[str, dict[str, Any]] = {}
-        for engine, python in pythons.items():
-            about[engine] = _carried_out(engine, python, folder, recorder)
-            if "error" not in about[engine]:
-                found[engine] = workloads.load_arrays(folder / f"{engine}.npz")
-    if REFERENCE not in found:
+        for backend, python in pythons.items():
+            about[backend] = _run_worker(backend, python, folder, recorder)
+            if "error" not in about[backend]:
+                results[backend] = workloads.load_arrays(folder / f"{backend}.npz")
+    if REFERENCE not in results:
         raise LockstepError(f"the reference failed: {about[REFERENCE]['error']}")
-    return _report(work, full, about, found)
+    return _build_report(work, full, about, results)
 
 
-def _interpreters(names: Sequence[str] | None) -> dict[str, Path]:
+def _find_interpreters(names: Sequence[str] | None) -> dict[str, Path]:
     """Return the Python of every backend to run, the reference's first."""
-    asked = [
-        name for name in dict.fromkeys(FRAMEWORKS if names is None else names) if name != REFERENCE
-    ]
     pythons: dict[str, Path] = {}
-    for name in (REFERENCE, *asked):
+    for name in dict.fromkeys([REFERENCE, *(FRAMEWORKS if names is None else names)]):
         python = find_interpreter(name) if name in FRAMEWORKS else None
         if python is not None:
             pythons[name] = python
@@ -93,58 +91,54 @@ def _interpreters(names: Sequence[str] | None) -> dict[str, Path]:
     return pythons
 
 
-def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) -> dict[str, Any]:
+def _run_worker(backend: str, python: Path, folder: Path, recorder: Recorder) -> dict[str, Any]:
     """Run a worker; return what it ran on and how long it took, or its `error`."""
-    progress = recorder.progress(engine)
+    progress = recorder.progress(backend)
     began = time.perf_counter()
-    command: list[str | Path] = [
-        python,
-        "-P",
-        "-m",
-        "lockstep.verification.engine_process",
-        folder,
-        engine,
-    ]
-    result = folder / f"{engine}.json"
+    worker = ("-P", "-m", "lockstep.verification.engine_process")
+    command: list[str | Path] = [python, *worker, folder, backend]
+    result = folder / f"{backend}.json"
     try:
         ended = carry_out(command, folder, progress)
     except OSError as error:
         return {"error": f"{python} cannot be run: {error.strerror}"}
     if ended.code or not result.is_file():
-        said = f": {ended.said}" if ended.said else " and printed nothing"
-        return {"error": f"{python} ended with exit code {ended.code}{said}"}
+        output = f": {ended.said}" if ended.said else " and printed nothing"
+        return {"error": f"{python} ended with exit code {ended.code}{output}"}
     return json.loads(result.read_text(encoding="utf-8")) | {"seconds": time.perf_counter() - began}
 
 
-def _report(
-    work: workloads.Workload, full: bool, about: dict[str, dict[str, Any]], found: dict[str, Arrays]
+def _build_report(
+    work: workloads.Workload,
+    full: bool,
+    about: dict[str, dict[str, Any]],
+    results: dict[str, Arrays],
 ) -> dict[str, Any]:
-    engines = {}
-    expected = found[REFERENCE]
+    backends = {}
+    expected = results[REFERENCE]
     for name, facts in about.items():
-        if name == REFERENCE:
-            continue
-        if name not in found:
-            engines[name] = facts | {"passed": False, "rows": []}
-            continue
-        rows = [row.fields() for row in compare(found[name], expected, work, full)]
-        loader = compare_loaders(found[name], expected)
-        passed = all(row["passed"] for row in rows) and loader["passed"]
-        engines[name] = facts | {"rows": rows, "loader": loader, "passed": passed}
-    others = {name: arrays for name, arrays in found.items() if name != REFERENCE}
-    furthest = between(others, work.recipe, full).fields() if len(others) > 1 else None
+        if name not in results:
+            backends[name] = facts | {"passed": False, "rows": []}
+        elif name != REFERENCE:
+            rows = [row.fields() for row in compare(results[name], expected, work, full)]
+            loader = compare_loaders(results[name], expected)
+            passed = all(row["passed"] for row in [*rows, loader])
+            backends[name] = facts | {"rows": rows, "loader": loader, "passed": passed}
+    others = {name: arrays for name, arrays in results.items() if name != REFERENCE}
+    furthest = None
+    if len(others) > 1:
+        furthest = compare_backends(others, work.recipe, full).fields()
+    losses = {}
+    for name, arrays in results.items():
+        losses[name] = list(map(make_finite, arrays["losses"].tolist()))
     return {
         "recipe": work.recipe.fields(),
         "images": work.recipe.global_batch_images,
         "steps": len(work.batches),
         "full": full,
         "reference": about[REFERENCE],
-        "engines": engines,
+        "engines": backends,
         "furthest_apart": furthest,
-        "losses": {
-            name: [finite(loss) for loss in arrays["losses"].tolist()]
-            for name, arrays in found.items()
-        },
-        "passed": all(engine["passed"] for engine in engines.values())
-        and (furthest is None or furthest["passed"]),
+        "losses": losses,
+        "passed": all(row["passed"] for row in [*backends.values(), furthest] if row),
     }

@@ -1,4 +1,4 @@
-"""Define how results of engines are compared, and how far they may differ."""
+"""Define how results of backends are compared, and how far they may differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,13 +91,12 @@ def distance(actual: Arrays | np.ndarray, expected: Arrays | np.ndarray) -> floa
         actual = {"": np.asarray(actual)}
         expected = {"": np.asarray(expected)}
     assert actual.keys() == expected.keys()
-    floor = (
-        max(np.abs(value).max() for value in expected.values()) / 100 or np.finfo(np.float32).tiny
-    )
-    return max(
-        largest(actual[name] - value) / float(max(np.abs(value).max(), floor))
-        for name, value in expected.items()
-    )
+    sizes = {name: np.abs(value).max() for name, value in expected.items()}
+    floor = max(sizes.values()) / 100 or np.finfo(np.float32).tiny
+    differences = []
+    for name, value in expected.items():
+        differences.append(largest(actual[name] - value) / float(max(sizes[name], floor)))
+    return max(differences)
 
 
 def largest(difference: np.ndarray) -> float:
@@ -108,11 +107,8 @@ def largest(difference: np.ndarray) -> float:
 
 def angle(actual: Arrays, expected: Arrays) -> float:
     """Return 1 - cosine between two sets of tensors, each taken as one vector."""
-    a, b = (
-        np.concatenate([values[name].ravel().astype(np.float64) for name in expected])
-        for values in (actual, expected)
-    )
-    with np.errstate(
-        invalid="ignore"
-    ):  # infinity has no direction: the result is NaN, which is outside all bounds
+    a = np.concatenate([actual[name].ravel().astype(np.float64) for name in expected])
+    b = np.concatenate([value.ravel().astype(np.float64) for value in expected.values()])
+    # Infinity has no direction: the result is NaN, which is outside all bounds.
+    with np.errstate(invalid="ignore"):
         return float(1 - a @ b / np.sqrt((a @ a) * (b @ b)))

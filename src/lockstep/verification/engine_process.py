@@ -1,7 +1,7 @@
-"""Run the workload on one engine: `python -m lockstep.verification.engine_process FOLDER BACKEND`.
+"""Run the workload on one backend: `python -m lockstep.verification.engine_process FOLDER BACKEND`.
 
 The process reads the workload from FOLDER and prints its progress as lines of JSON. It writes
-BACKEND.npz (what is compared) and BACKEND.json (what it ran on) into FOLDER. Every engine has a
+BACKEND.npz (what is compared) and BACKEND.json (what it ran on) into FOLDER. Every backend has a
 separate process, because frameworks cannot share one, and MXNet has a separate environment.
 """
 
@@ -19,7 +19,15 @@ from lockstep.data import Batch
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.workers import end_with_parent, tell
-from lockstep.verification.workload import DECAY, Arrays, Workload, load, loaded, save_arrays
+from lockstep.verification.workload import (
+    DECAY,
+    Arrays,
+    Workload,
+    add_prefix,
+    load,
+    load_batches,
+    save_arrays,
+)
 
 
 class Worker:
@@ -42,7 +50,7 @@ class Worker:
         self._plain = workload.recipe.replace(
             weight_decay=0.0, momentum=workload.recipe.momentum or 0.5, ema_decay=0.0
         )
-        self._batch = _mixed(workload.batches[0])
+        self._batch = _mix(workload.batches[0])
         self._done = 0
         self._tasks = [
             self._inference,
@@ -51,19 +59,18 @@ class Worker:
             self._two_parts,
             self._free_run,
         ]
-        self._tasks += (
-            [self._decay, self._momentum, self._update, self._counts, self._state] if rules else []
-        )
-        self._tasks.append(self._loading)
+        if rules:
+            self._tasks += [self._decay, self._momentum, self._update, self._counts, self._state]
+        self._tasks.append(self._load_images)
         self.train_sec = 0.0
 
-    def arrays(self) -> Arrays:
+    def run(self) -> Arrays:
         """Return everything that is compared, by quantity."""
-        found: Arrays = {}
+        arrays: Arrays = {}
         for task in self._tasks:
-            found |= task()
+            arrays |= task()
             self._advance()
-        return found
+        return arrays
 
     def _advance(self) -> None:
         self._done += 1
@@ -83,33 +90,34 @@ class Worker:
     def _inference(self) -> Arrays:
         with self._engine(self._plain, self._workload.rates) as engine:
             logits = engine.predict(self._workload.batches[0].pixels)
-            return {
-                "logits": logits,
-                "evaluation": engine.evaluate(self._workload.evaluation).losses,
-            }
+            losses = engine.evaluate(self._workload.evaluation).losses
+        return {"logits": logits, "evaluation": losses}
 
     def _single_step(self) -> Arrays:
         """Return loss, gradient and statistics of a step on mixed images, without decay."""
         with self._engine(self._plain, np.zeros(1)) as engine:
             loss = engine.fetch(engine.train([self._batch], 0)).losses
             state = engine.read()
+        statistics = {
+            name: value for name, value in state.tensors.items() if name not in state.momentum
+        }
         return (
             {"loss": loss}
-            | _below("gradient", state.momentum)
-            | _below("statistics", _statistics(state))
+            | add_prefix("gradient", state.momentum)
+            | add_prefix("statistics", statistics)
         )
 
     def _initial_gradient(self) -> Arrays:
         """Return the gradient at the recipe's initial weights, where ReLUs do switch."""
         with self._engine(self._plain, np.zeros(1), self._workload.initial) as engine:
             engine.train(self._workload.batches[:1], 0)
-            return _below("initial gradient", engine.read().momentum)
+            return add_prefix("initial gradient", engine.read().momentum)
 
     def _two_parts(self) -> Arrays:
         """Return the gradient of a step in two parts, each with its own batch norm and partners."""
         with self._engine(self._plain, np.zeros(1), parts=2) as engine:
-            engine.train([_mixed(self._workload.batches[0], parts=2)], 0)
-            return _below("two parts", engine.read().momentum)
+            engine.train([_mix(self._workload.batches[0], parts=2)], 0)
+            return add_prefix("two parts", engine.read().momentum)
 
     def _free_run(self) -> Arrays:
         """Run all steps in order; return the losses, how far the weights moved, and their moving
@@ -122,11 +130,16 @@ class Worker:
                 self._advance()
             self.train_sec = time.perf_counter() - began
             end = engine.read()
-        moved = _moved(end, self._workload.state)
         return (
             {"losses": np.array(losses)}
-            | _below("weights", moved)
-            | _below("moving average", end.ema)
+            | add_prefix("weights", self._subtract_start(end))
+            | add_prefix("moving average", end.ema)
+        )
+
+    def _subtract_start(self, end: State) -> Arrays:
+        """Return how far the trained tensors have moved."""
+        return _subtract(
+            {name: end.tensors[name] for name in end.momentum}, self._workload.state.tensors
         )
 
     def _decay(self) -> Arrays:
@@ -136,7 +149,7 @@ class Worker:
             with self._engine(self._plain.replace(weight_decay=decay), np.zeros(1)) as engine:
                 engine.train([self._batch], 0)
                 velocities.append(engine.read().momentum)
-        return _below("decay", _difference(velocities[1], velocities[0]))
+        return add_prefix("decay", _subtract(velocities[1], velocities[0]))
 
     def _momentum(self) -> Arrays:
         """Return what remains of a velocity.
@@ -148,7 +161,7 @@ class Worker:
             for step in range(2):
                 engine.train([self._batch], step)
                 velocities.append(engine.read().momentum)
-        return _below("momentum", _difference(velocities[1], velocities[0]))
+        return add_prefix("momentum", _subtract(velocities[1], velocities[0]))
 
     def _update(self) -> Arrays:
         """Return how far one step at a large rate moves the weights, and the velocity after it."""
@@ -156,9 +169,8 @@ class Worker:
         with self._engine(self._workload.recipe, self._workload.large_rates) as engine:
             engine.train(self._workload.batches[step : step + 1], step)
             end = engine.read()
-        return _below("update", _moved(end, self._workload.state)) | _below(
-            "velocity", end.momentum
-        )
+        moved = self._subtract_start(end)
+        return add_prefix("update", moved) | add_prefix("velocity", end.momentum)
 
     def _counts(self) -> Arrays:
         """Return hits of a training step and ranks of an evaluation. Logits fall from class to
@@ -172,58 +184,44 @@ class Worker:
         batch = self._workload.batches[0]
         labels = np.arange(len(batch.labels)) % logits
         padded = np.where(np.arange(len(labels)) < len(labels) - 1, labels, -1)
-        with self._engine(
-            self._plain, np.zeros(1), replace(self._workload.state, tensors=tensors | falling)
-        ) as engine:
+        state = replace(self._workload.state, tensors=tensors | falling)
+        with self._engine(self._plain, np.zeros(1), state) as engine:
             scores = engine.evaluate([Batch(batch.images, padded)])
             counts = engine.fetch(engine.train([Batch(batch.images, labels)], 0)).counts
-        return {
-            "counts": np.array(
-                [counts.top1, counts.top5, counts.images, *scores.ranks, *scores.predictions]
-            )
-        }
+        hits = [counts.top1, counts.top5, counts.images]
+        return {"counts": np.array([*hits, *scores.ranks, *scores.predictions])}
 
     def _state(self) -> Arrays:
         """Write a state with every part; return how far the state that is read differs."""
         state = self._workload.state
-        drawn = np.random.default_rng(1)
-        momentum = {
-            name: drawn.normal(size=value.shape).astype(np.float32)
-            for name, value in state.momentum.items()
-        }
-        written = State(
-            3, state.tensors, momentum, {name: value / 2 for name, value in state.tensors.items()}
-        )
+        random = np.random.default_rng(1)
+        written = State(3, state.tensors, {}, {})
+        for name, value in state.momentum.items():
+            written.momentum[name] = random.normal(size=value.shape).astype(np.float32)
+        for name, value in state.tensors.items():
+            written.ema[name] = value / 2
         with self._backend.engine(
             self._workload.recipe, np.zeros(4), self._world, self._execution
         ) as engine:
             engine.write(written)
             read = engine.read()
-        parts = (
-            (read.tensors, written.tensors),
-            (read.momentum, written.momentum),
-            (read.ema, written.ema),
-        )
-        return {
-            "state": np.array(
-                [read.step - 3, *(np.abs(a[name] - b[name]).max() for a, b in parts for name in b)]
-            )
-        }
+        differences = [read.step - 3]
+        for name in ("tensors", "momentum", "ema"):
+            parts = _subtract(getattr(read, name), getattr(written, name))
+            differences += [np.abs(difference).max() for difference in parts.values()]
+        return {"state": np.array(differences)}
 
-    def _loading(self) -> Arrays:
-        training, validation = loaded(self._workload.recipe, self._workload.data)
-        found: Arrays = {}
+    def _load_images(self) -> Arrays:
+        training, validation = load_batches(self._workload.recipe, self._workload.data)
+        loaded = training + validation
+        arrays = {}
         for name in ("samples", "windows", "flips"):
-            found[f"loader {name}"] = np.concatenate(
-                [getattr(plan, name) for plan, _ in (*training, *validation)]
-            )
-        found["loader pixels"] = np.concatenate(
-            [batch.pixels.reshape(-1) for _, batch in (*training, *validation)]
-        )
-        return found
+            arrays[f"loader {name}"] = np.concatenate([getattr(plan, name) for plan, _ in loaded])
+        arrays["loader pixels"] = np.concatenate([batch.pixels.ravel() for _, batch in loaded])
+        return arrays
 
 
-def _mixed(batch: Batch, parts: int = 1) -> Batch:
+def _mix(batch: Batch, parts: int = 1) -> Batch:
     """Return a batch with MixUp, whether or not the recipe has it. Coefficients differ; partners
     are within a part."""
     count = len(batch.labels)
@@ -233,22 +231,9 @@ def _mixed(batch: Batch, parts: int = 1) -> Batch:
     )
 
 
-def _difference(of: Arrays, what: Arrays) -> Arrays:
-    return {name: value.astype(np.float64) - what[name] for name, value in of.items()}
-
-
-def _moved(end: State, start: State) -> Arrays:
-    return {
-        name: end.tensors[name].astype(np.float64) - start.tensors[name] for name in end.momentum
-    }
-
-
-def _below(quantity: str, arrays: Arrays) -> Arrays:
-    return {f"{quantity}/{name}": value for name, value in arrays.items()}
-
-
-def _statistics(state: State) -> Arrays:
-    return {name: value for name, value in state.tensors.items() if name not in state.momentum}
+def _subtract(arrays: Arrays, others: Arrays) -> Arrays:
+    """Return the differences of arrays from those of the same names, in float64."""
+    return {name: value.astype(np.float64) - others[name] for name, value in arrays.items()}
 
 
 def main(folder: Path, name: str) -> None:
@@ -258,7 +243,7 @@ def main(folder: Path, name: str) -> None:
     backend = backends.load(name)
     world = backend.world(execution)
     worker = Worker(backend, world, execution, load(folder), rules=name != "reference")
-    arrays = worker.arrays()
+    arrays = worker.run()
     save_arrays(folder / f"{name}.npz", arrays)
     about = {
         "version": backends.FRAMEWORKS[name].version(),

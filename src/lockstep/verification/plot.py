@@ -1,4 +1,4 @@
-"""Draw the loss curves of all engines in one plot, and how far each is from the reference's curve."""
+"""Draw the loss curves of all backends in one plot, and how far they are from the reference's."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def check_path(path: Path) -> None:
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Draw a report of `lockstep.verify` into a file; its suffix sets the format (png, svg, pdf)."""
+    """Draw a report of `lockstep.verify` into a file. Its suffix selects the format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

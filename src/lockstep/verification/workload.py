@@ -1,4 +1,4 @@
-"""Build the workload of every engine. It is arrays in files, so that a worker can be any Python."""
+"""Build the workload of every backend: arrays in files, so that a worker can be any Python."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,7 +39,7 @@ class Workload:
     initial: State
     """The recipe's own initial state."""
     state: State
-    """Another state, in which nothing is 0 or 1 and no ReLU is near switching; see `varied`."""
+    """Another state, in which nothing is 0 or 1 and no ReLU is near switching; see `vary_state`."""
     batches: list[Batch]
     """One batch for every step of the free run."""
     evaluation: list[Batch]
@@ -90,19 +90,14 @@ def build(
     # evaluation is not full.
     images = 10 * (recipe.global_batch_images // 10 + 1)
     draw_data_set(data, train_images=images, val_images=images)
-    training, validation = loaded(recipe, data)
+    training, validation = load_batches(recipe, data)
     initial = initial_state(recipe.replace(ema_decay=0.0))
-    return Workload(
-        recipe,
-        data,
-        initial,
-        varied(recipe, initial),
-        [b for _, b in training],
-        [b for _, b in validation],
-    )
+    batches = [batch for _, batch in training]
+    evaluation = [batch for _, batch in validation]
+    return Workload(recipe, data, initial, vary_state(recipe, initial), batches, evaluation)
 
 
-def varied(recipe: Recipe, initial: State) -> State:
+def vary_state(recipe: Recipe, initial: State) -> State:
     """Return a state with the kernels of `initial`, random values elsewhere, and ReLUs that are far
     from switching.
 
@@ -125,7 +120,7 @@ def varied(recipe: Recipe, initial: State) -> State:
     return State(0, tensors, initial.momentum)
 
 
-def loaded(
+def load_batches(
     recipe: Recipe, data: Path
 ) -> tuple[list[tuple[BatchPlan, Batch]], list[tuple[BatchPlan, Batch]]]:
     """Return plans and batches of a whole training and of an evaluation, as this environment's host
@@ -147,51 +142,61 @@ def loaded(
 def save(workload: Workload, folder: Path) -> None:
     """Write a workload for `load`."""
     (folder / "recipe.yaml").write_text(workload.recipe.format_yaml(), encoding="utf-8")
-    arrays = _joined("initial", workload.initial.tensors) | _joined(
-        "varied", workload.state.tensors
+    arrays = (
+        add_prefix("initial", workload.initial.tensors)
+        | add_prefix("varied", workload.state.tensors)
+        | add_prefix("momentum", workload.initial.momentum)
     )
-    arrays |= _joined("momentum", workload.initial.momentum)
     for kind, batches in (("train", workload.batches), ("evaluate", workload.evaluation)):
         for i, batch in enumerate(batches):
-            present = {field.name: getattr(batch, field.name) for field in fields(Batch)}
-            arrays |= _joined(
-                f"{kind}/{i}",
-                {name: value for name, value in present.items() if isinstance(value, np.ndarray)},
-            )
+            for field in fields(Batch):
+                value = getattr(batch, field.name)
+                if isinstance(value, np.ndarray):
+                    arrays[f"{kind}/{i}/{field.name}"] = value
     save_arrays(folder / "workload.npz", arrays)
 
 
 def load(folder: Path) -> Workload:
     """Return what `save` wrote."""
     arrays = load_arrays(folder / "workload.npz")
-    initial, state = (
-        State(0, part(arrays, name), part(arrays, "momentum")) for name in ("initial", "varied")
-    )
-    found: dict[str, list[Batch]] = {"train": [], "evaluate": []}
-    for kind, batches in found.items():
-        while batch := part(arrays, f"{kind}/{len(batches)}"):
-            columns: dict[str, Any] = batch
-            batches.append(Batch(**columns))
     recipe = load_recipe(str(folder / "recipe.yaml"))
-    return Workload(recipe, folder / "images", initial, state, found["train"], found["evaluate"])
+    momentum = part(arrays, "momentum")
+    return Workload(
+        recipe,
+        folder / "images",
+        initial=State(0, part(arrays, "initial"), momentum),
+        state=State(0, part(arrays, "varied"), momentum),
+        batches=_load_kind(arrays, "train"),
+        evaluation=_load_kind(arrays, "evaluate"),
+    )
+
+
+def _load_kind(arrays: Arrays, kind: str) -> list[Batch]:
+    batches: list[Batch] = []
+    while columns := part(arrays, f"{kind}/{len(batches)}"):
+        values: dict[str, Any] = columns
+        batches.append(Batch(**values))
+    return batches
 
 
 def part(arrays: Arrays, name: str) -> Arrays:
     """Return the arrays below a name; the name is removed from their keys."""
-    return {
-        key.removeprefix(f"{name}/"): value
-        for key, value in arrays.items()
-        if key.startswith(f"{name}/")
-    }
+    prefix = f"{name}/"
+    below = {}
+    for key, value in arrays.items():
+        if key.startswith(prefix):
+            below[key.removeprefix(prefix)] = value
+    return below
 
 
-def _joined(name: str, arrays: Arrays) -> Arrays:
+def add_prefix(name: str, arrays: Arrays) -> Arrays:
+    """Return arrays with names that begin with `name` and a slash."""
     return {f"{name}/{key}": value for key, value in arrays.items()}
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays by name."""
-    np.savez(path, **arrays)  # type: ignore[arg-type]  # no array has the name of one of its options
+    """Write arrays by name. No array has the name of an option of `np.savez`."""
+    np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def load_arrays(path: Path) -> Arrays:

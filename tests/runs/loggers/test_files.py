@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lockstep
-from lockstep.benchmark.foreign_reports import converted
+from lockstep.benchmark.foreign_reports import convert
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.loggers import Loggers, Opening
 from tests.runs.cases import Event, stop_at, train_until
@@ -68,7 +68,7 @@ def test_every_line_is_written_before_the_next_step_is_logged(run: dict[str, Any
 
 def test_after_a_kill_the_lines_are_those_of_the_log_each_once(run: dict[str, Any]) -> None:
     text = (run["folder"] / "dlll.json").read_text()
-    assert remove_times(text) == remove_times(converted(run["folder"], "dlll"))
+    assert remove_times(text) == remove_times(convert(run["folder"], "dlll"))
     steps = [line["step"] for line in parse(text) if line["type"] == "LOG"]
     epochs = [[[0, 1], [0, 2], [0, 3], [0], [0], [0]], [[1, 1], [1, 2], [1, 3], [1], [1], [1]]]
     assert steps == ["PARAMETER", *epochs[0], *epochs[1], []]
@@ -92,7 +92,7 @@ def test_an_evaluation_has_the_times_of_computing(run: dict[str, Any]) -> None:
 
 def test_the_report_is_that_of_the_log(run: dict[str, Any]) -> None:
     report = json.loads((run["folder"] / "nvidia-report.json").read_text())
-    assert report == json.loads(converted(run["folder"], "nvidia-report"))
+    assert report == json.loads(convert(run["folder"], "nvidia-report"))
     assert [len(report["metrics"][name]) for name in ("train.loss", "val.top1")] == [2, 2]
 
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from contextlib import closing
 
-from lockstep.launch.connections import Line, admitted, has_ended, limit_waiting, reach
+from lockstep.launch.connections import Line, admit, has_ended, limit_waiting, reach
 from lockstep.system.errors import BackendError, LockstepError
 
 ADDRESS = "LOCKSTEP_HOSTS_ADDRESS"
@@ -100,7 +100,7 @@ def accept_ranks(server: socket.socket, ranks: int, key: str) -> list[Line]:
     Raises `BackendError` if ranks are missing after `PATIENCE_SEC`.
     """
     others: list[Line] = []
-    with server, closing(admitted(server, key, PATIENCE_SEC)) as arrivals:
+    with server, closing(admit(server, key, PATIENCE_SEC)) as arrivals:
         while len(others) < ranks - 1:
             try:
                 other = next(arrivals)

@@ -13,7 +13,7 @@ from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import silenced
 from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
-from lockstep.launch.nodes import interface_between
+from lockstep.launch.nodes import find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
 
@@ -103,7 +103,7 @@ def _choose_interface() -> None:
     """
     name = "GLOO_SOCKET_IFNAME"
     places = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    interface = interface_between(place.rpartition(":")[0] for place in places)
+    interface = find_interface(place.rpartition(":")[0] for place in places)
     if name not in os.environ and interface is not None:
         os.environ[name] = interface
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from lockstep.backends.frameworks import name_rank
-from lockstep.launch.meeting import meeting_of_rank
+from lockstep.launch.meeting import find_rank_meeting
 from lockstep.launch.nodes import Start, Table
-from lockstep.launch.rendezvous import MEET_SEC, agree, met
+from lockstep.launch.rendezvous import MEET_SEC, agree, meet
 from lockstep.system.ranks import listen_address
 
 PrepareRanks = Callable[[Table, str], AbstractContextManager[Start]]
@@ -38,10 +38,10 @@ def join(backend: str, prepare_ranks: PrepareRanks, distributed: str, addresses:
         or distributed != "native"
     ):
         return
-    meeting = meeting_of_rank(os.environ)
+    meeting = find_rank_meeting(os.environ)
     if meeting is None:
         return
-    with met(meeting, MEET_SEC) as (link, address):
+    with meet(meeting, MEET_SEC) as (link, address):
         table = agree(link, meeting, address, 1, [])
     start = _while_running.enter_context(prepare_ranks(table, distributed))
     os.environ.update(

@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.listening import refuse_open_sockets
-from lockstep.launch.nodes import address_towards, interface_between
+from lockstep.launch.nodes import find_address, find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError, UserError
 from lockstep.system.ranks import listen_address
@@ -128,7 +128,7 @@ def choose_interface(store: Any, rank: int, ranks: int, leading: str) -> None:
     store.set(places[rank], _own_address(leading))
     store.wait(places, COMING)
     addresses = [store.get(place).decode() for place in places]
-    interface = interface_between([leading, *filter(None, addresses)])
+    interface = find_interface([leading, *filter(None, addresses)])
     if IFNAME not in os.environ and interface is not None:
         os.environ[IFNAME] = interface
 
@@ -140,7 +140,7 @@ IFNAME = "GLOO_SOCKET_IFNAME"
 def _own_address(leading: str) -> str:
     """Return this machine's address on the way to a host; "" if it is not known."""
     try:
-        return address_towards(leading)
+        return find_address(leading)
     except UserError:
         return ""
 
