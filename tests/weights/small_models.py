@@ -14,6 +14,7 @@ from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.weights import certificate, logits_process
 from lockstep.weights.formats import (
     keras_file,
     nvidia_mxnet,
@@ -34,6 +35,19 @@ def use_narrow_models(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(MODELS, name, replace(narrow_model(MODELS[name]), layers=(1, 1, 1, 1)))
 
 
+def compute_in_this_process(monkeypatch: pytest.MonkeyPatch, backend: str = "reference") -> None:
+    """Compute the logits of certificates with one backend, in this process, which takes much less
+    time."""
+
+    def compute(folder: Path, backend: str, parts: list[str]) -> str:
+        logits_process.compute_logits(folder, backend, parts)
+        return (folder / f"{backend}.txt").read_text()
+
+    monkeypatch.setattr(certificate, "find_backend", lambda origin: backend)
+    monkeypatch.setattr(certificate, "_compute_logits", compute)
+    monkeypatch.setattr(logits_process, "tell", lambda done, total: None)
+
+
 def recipe_of(model: str = "resnet50") -> Recipe:
     return Recipe(model=model, logits=LOGITS, precision="fp32")
 
@@ -47,24 +61,31 @@ def keras_recipe() -> Recipe:
 
 def plain_state(recipe: Recipe) -> State:
     """Return a state whose values all differ, with running variances above 0, without velocities."""
-    state = state_of(recipe)
-    tensors = {
-        name: np.abs(value) if name.endswith("running_var") else value
-        for name, value in state.tensors.items()
-    }
+    tensors = state_of(recipe).tensors
+    for name, value in tensors.items():
+        if name.endswith("running_var"):
+            tensors[name] = np.abs(value)
     return State(0, tensors, {})
 
 
-def as_torch(tensors: Arrays) -> dict[str, torch.Tensor]:
+def positive_tensors(recipe: Recipe) -> Arrays:
+    """Return small weights, with running variances well above 0."""
+    tensors = state_of(recipe).tensors
+    for name, value in tensors.items():
+        tensors[name] = np.abs(value) + 0.5 if name.endswith("running_var") else value / 4
+    return tensors
+
+
+def make_torch_tensors(tensors: Arrays) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value) for name, value in tensors.items()}
 
 
 def zip_file(path: Path, state: State) -> None:
-    torch.save(as_torch(state.tensors), path)
+    torch.save(make_torch_tensors(state.tensors), path)
 
 
 def legacy_file(path: Path, state: State) -> None:
-    torch.save(as_torch(state.tensors), path, _use_new_zipfile_serialization=False)
+    torch.save(make_torch_tensors(state.tensors), path, _use_new_zipfile_serialization=False)
 
 
 def safetensors_file(path: Path, state: State) -> None:

@@ -63,7 +63,7 @@ def empty(file: Any) -> None:
     file["fc/fc/kernel:0"] = h5py.Empty("f4")
 
 
-def named_type(file: Any) -> None:
+def name_type(file: Any) -> None:
     file["fc/fc/kernel:0"] = np.dtype("f4")
 
 
@@ -90,7 +90,7 @@ HDF5: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "virtual": (virtual, "are in another file"),
     "without a shape": (empty, "/fc/fc/kernel:0 has no values, not even a shape"),
-    "a type instead of an array": (named_type, "/fc/fc/kernel:0 is a Datatype; expected a group"),
+    "a type instead of an array": (name_type, "/fc/fc/kernel:0 is a Datatype; expected a group"),
     "an array instead of the weights": (no_group, "/model_weights is a Dataset; expected a group"),
     "a soft link": (soft_link, "is a link to another place"),
     "an external link": (external_link, "is a link to another place"),
@@ -127,14 +127,14 @@ ARCHIVES: dict[str, tuple[dict[str, int], str]] = {
 """What the directory of an archive says about the file with the weights."""
 
 
-@pytest.mark.parametrize(("said", "reason"), ARCHIVES.values(), ids=ARCHIVES)
+@pytest.mark.parametrize(("sizes", "reason"), ARCHIVES.values(), ids=ARCHIVES)
 def test_an_archive_whose_directory_lies_is_refused(
-    said: dict[str, int], reason: str, tmp_path: Path
+    sizes: dict[str, int], reason: str, tmp_path: Path
 ) -> None:
     with zipfile.ZipFile(tmp_path / "a.keras", "w") as file:
         file.writestr("config.json", "{}")
         file.writestr("model.weights.h5", hdf5(lambda _: None))
-        for name, value in said.items():
+        for name, value in sizes.items():
             setattr(file.filelist[-1], name, value)
     with pytest.raises(CheckpointError, match=reason):
         open_weights(tmp_path / "a.keras")
@@ -158,7 +158,7 @@ def test_a_member_that_unpacks_to_more_than_it_claims_takes_little_memory(
         pass
 
 
-def of_safetensors(header: Any, length: int | None = None, data: bytes = bytes(64)) -> bytes:
+def build_safetensors(header: Any, length: int | None = None, data: bytes = bytes(64)) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
@@ -168,13 +168,15 @@ def tensor(begin: int, end: int, *shape: int) -> dict[str, Any]:
 
 
 SAFETENSORS = {
-    "a header of 4 EiB": of_safetensors({}, 2**62),
-    "overlapping tensors": of_safetensors({"a": tensor(0, 64, 16), "b": tensor(32, 64, 8)}),
-    "offsets beyond the end": of_safetensors({"a": tensor(2**60, 2**60 + 64, 16)}),
-    "more numbers than bytes": of_safetensors({"a": tensor(0, 64, 2**40)}),
-    "sizes whose product is 0 in 64 bits": of_safetensors({"a": tensor(0, 64, 2**32, 2**32)}),
-    "a deep header": of_safetensors(b"{" + DEEP.encode()),
-    "deep metadata": of_safetensors({"__metadata__": {"lockstep": DEEP}, "a": tensor(0, 64, 16)}),
+    "a header of 4 EiB": build_safetensors({}, 2**62),
+    "overlapping tensors": build_safetensors({"a": tensor(0, 64, 16), "b": tensor(32, 64, 8)}),
+    "offsets beyond the end": build_safetensors({"a": tensor(2**60, 2**60 + 64, 16)}),
+    "more numbers than bytes": build_safetensors({"a": tensor(0, 64, 2**40)}),
+    "sizes whose product is 0 in 64 bits": build_safetensors({"a": tensor(0, 64, 2**32, 2**32)}),
+    "a deep header": build_safetensors(b"{" + DEEP.encode()),
+    "deep metadata": build_safetensors(
+        {"__metadata__": {"lockstep": DEEP}, "a": tensor(0, 64, 16)}
+    ),
 }
 
 
@@ -269,7 +271,7 @@ def test_more_arrays_than_weights_have_are_refused_before_they_are_compared(tmp_
         open_weights(tmp_path / "a.pth")
 
 
-def saved(folder: Path, recipe: Recipe) -> Path:
+def save_checkpoint(folder: Path, recipe: Recipe) -> Path:
     state = state_of(recipe)
     about = {"recipe": recipe.fields(), "classes": ["a"]}
     return checkpoint.save(
@@ -277,7 +279,7 @@ def saved(folder: Path, recipe: Recipe) -> Path:
     )
 
 
-def signed(text: str) -> str:
+def sign(text: str) -> str:
     """Return `state.json` with the digest that its content has."""
     about = json.loads(text)
     about.pop("own_sha256", None)
@@ -302,8 +304,8 @@ FIELDS: list[tuple[str, Any]] = [
 def test_a_field_of_state_json_of_another_kind_is_refused(
     field: str, value: Any, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    file = saved(tmp_path, tiny_recipe) / "state.json"
-    file.write_text(signed(json.dumps(json.loads(file.read_text()) | {field: value})))
+    file = save_checkpoint(tmp_path, tiny_recipe) / "state.json"
+    file.write_text(sign(json.dumps(json.loads(file.read_text()) | {field: value})))
     with pytest.raises(CheckpointError, match=rf"state\.json: {field} is .*; expected"):
         open_weights(file.parent)
 
@@ -314,17 +316,17 @@ def test_a_field_of_state_json_of_another_kind_is_refused(
 def test_velocities_with_a_right_digest_that_are_no_safetensors_are_refused(
     read: Callable[[Path], object], tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    folder = saved(tmp_path, tiny_recipe)
+    folder = save_checkpoint(tmp_path, tiny_recipe)
     (folder / "momentum.safetensors").write_bytes(b"{}")
     about = json.loads((folder / "state.json").read_text())
     about["sha256"]["momentum.safetensors"] = hashlib.sha256(b"{}").hexdigest()
-    (folder / "state.json").write_text(signed(json.dumps(about)))
+    (folder / "state.json").write_text(sign(json.dumps(about)))
     with pytest.raises(CheckpointError, match=r"momentum\.safetensors is not a safetensors file"):
         read(folder)
 
 
 def test_a_state_json_that_is_nested_deep_is_damaged(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    folder = saved(tmp_path, tiny_recipe)
+    folder = save_checkpoint(tmp_path, tiny_recipe)
     (folder / "state.json").write_text(DEEP)
     with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
         open_weights(folder)

@@ -22,13 +22,19 @@ from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import Weights, certificate, checkpoint, logits_process, open_weights
+from lockstep.weights import Weights, certificate, checkpoint, open_weights
 from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
 from lockstep.weights.target_formats import TARGETS
 from tests.processes import ONE_THREAD
 from tests.weights.formats.cases import state_of
-from tests.weights.small_models import as_torch, keras_recipe, recipe_of, use_narrow_models
+from tests.weights.small_models import (
+    compute_in_this_process,
+    keras_recipe,
+    make_torch_tensors,
+    positive_tensors,
+    recipe_of,
+)
 
 RECIPE = recipe_of().replace(image_size=64, eval_resize=72, eval_crop=64)
 TARGET_NAMES = {
@@ -41,20 +47,14 @@ TARGET_NAMES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_narrow_models(monkeypatch)
+pytestmark = pytest.mark.usefixtures("narrow")
 
 
 def tensors() -> dict[str, np.ndarray]:
-    values = state_of(RECIPE).tensors
-    return {
-        name: np.abs(value) + 0.5 if name.endswith("running_var") else value / 4
-        for name, value in values.items()
-    }
+    return positive_tensors(RECIPE)
 
 
-def saved(folder: Path, values: dict[str, np.ndarray], recipe: Recipe = RECIPE) -> Path:
+def save_checkpoint(folder: Path, values: dict[str, np.ndarray], recipe: Recipe = RECIPE) -> Path:
     """Save a checkpoint with velocities and return its path."""
     about = {"recipe": recipe.fields(), "classes": []}
     state = State(7, values, state_of(recipe).momentum)
@@ -63,23 +63,7 @@ def saved(folder: Path, values: dict[str, np.ndarray], recipe: Recipe = RECIPE) 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return saved(tmp_path, tensors())
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute all logits with the reference, in this process, which takes much less time."""
-
-    computed_in_this_process_by("reference", monkeypatch)
-
-
-def computed_in_this_process_by(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(folder: Path, engine: str, parts: list[str]) -> str:
-        logits_process.compute_logits(folder, engine, parts)
-        return (folder / f"{engine}.txt").read_text()
-
-    monkeypatch.setattr(certificate, "find_backend", lambda origin: engine)
-    monkeypatch.setattr(certificate, "_compute_logits", run)
+    return save_checkpoint(tmp_path, tensors())
 
 
 def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any) -> None:
@@ -92,7 +76,7 @@ def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any
     monkeypatch.setitem(TARGETS, to, replace(TARGETS[to], write=write))
 
 
-def with_other_bias(weights: Weights) -> Weights:
+def change_bias(weights: Weights) -> Weights:
     bias = weights.tensors["fc.bias"].copy()
     bias[2] += 1
     return replace(
@@ -103,7 +87,7 @@ def with_other_bias(weights: Weights) -> Weights:
 def torchs_logits() -> np.ndarray:
     """Return what a module of PyTorch computes from the certificate's images."""
     module = Model(model_spec(RECIPE.model), RECIPE)
-    module.load_state_dict(as_torch(tensors()), strict=False)
+    module.load_state_dict(make_torch_tensors(tensors()), strict=False)
     mean, std = (torch.tensor(value).reshape(1, 3, 1, 1) for value in (RECIPE.mean, RECIPE.std))
     images = torch.from_numpy(certificate.draw_images(64)).permute(0, 3, 1, 2)
     with torch.no_grad():
@@ -119,37 +103,37 @@ def test_two_frameworks_agree_on_converted_weights(
 ) -> None:
     for name, value in ONE_THREAD.items():
         monkeypatch.setenv(name, value)
-    source = saved(tmp_path / "same", tensors(), RECIPE.replace(padding="same"))
+    source = save_checkpoint(tmp_path / "same", tensors(), RECIPE.replace(padding="same"))
     result = lockstep.convert(source, tmp_path / "model.ckpt-7", to="nvidia-tensorflow")
-    found = result["certificate"]
-    assert {part: engine.split()[0] for part, engine in found["engines"].items()} == {
+    record = result["certificate"]
+    assert {part: engine.split()[0] for part, engine in record["engines"].items()} == {
         "source": "torch",
         "target": "tensorflow",
     }
-    assert found["engines"]["source"] == f"torch {torch.__version__}"
-    assert found["read_by"] == f"{found['engines']['target']}: equal"
-    assert 0 < found["largest_difference"] <= found["bound"] == 1e-4
-    assert found["mean_difference"] <= found["largest_difference"]
-    assert (found["holds"], found["top1_agreement"], found["tensors_equal"]) == (
+    assert record["engines"]["source"] == f"torch {torch.__version__}"
+    assert record["read_by"] == f"{record['engines']['target']}: equal"
+    assert 0 < record["largest_difference"] <= record["bound"] == 1e-4
+    assert record["mean_difference"] <= record["largest_difference"]
+    assert (record["holds"], record["top1_agreement"], record["tensors_equal"]) == (
         True,
         1,
-        found["tensors"],
+        record["tensors"],
     )
-    assert json.loads((tmp_path / "model.ckpt-7.certificate.json").read_text()) == found
+    assert json.loads((tmp_path / "model.ckpt-7.certificate.json").read_text()) == record
     assert result["written"][-1] == str(tmp_path / "model.ckpt-7.certificate.json")
 
 
 def test_a_certificate_has_the_sha256_of_every_file(
-    source: Path, tmp_path: Path, in_this_process: None
+    source: Path, tmp_path: Path, one_process: None
 ) -> None:
-    found = lockstep.convert(source, tmp_path / "a", to="nvidia-paddle")["certificate"]
+    record = lockstep.convert(source, tmp_path / "a", to="nvidia-paddle")["certificate"]
 
     def digests(*paths: Path) -> dict[str, str]:
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
-    assert found["source_sha256"] == digests(*source.iterdir())
-    assert found["target_sha256"] == digests(tmp_path / "a.pdparams", tmp_path / "a.pdopt")
-    assert any("fourth input channel" in change for change in found["changes"])
+    assert record["source_sha256"] == digests(*source.iterdir())
+    assert record["target_sha256"] == digests(tmp_path / "a.pdparams", tmp_path / "a.pdopt")
+    assert any("fourth input channel" in change for change in record["changes"])
 
 
 ADDED = {
@@ -163,52 +147,50 @@ ADDED = {
 
 
 def test_the_files_of_a_prefix_with_brackets_are_in_the_certificate(
-    source: Path, tmp_path: Path, in_this_process: None
+    source: Path, tmp_path: Path, one_process: None
 ) -> None:
     prefix = tmp_path / "run[1]" / "model[2]"
     lockstep.convert(source, prefix, to="nvidia-paddle", certificate=False)
-    found = lockstep.convert(prefix, tmp_path / "a.safetensors")["certificate"]
-    assert set(found["source_sha256"]) == {"model[2].pdparams", "model[2].pdopt"}
+    record = lockstep.convert(prefix, tmp_path / "a.safetensors")["certificate"]
+    assert set(record["source_sha256"]) == {"model[2].pdparams", "model[2].pdopt"}
 
 
 @pytest.mark.parametrize("to", ["timm", "nvidia-mxnet"])
 def test_the_files_next_to_the_weights_are_in_the_certificate(
-    to: str, source: Path, tmp_path: Path, in_this_process: None
+    to: str, source: Path, tmp_path: Path, one_process: None
 ) -> None:
     lockstep.convert(source, tmp_path / "a", to=to, certificate=False)
-    found = lockstep.convert(tmp_path / "a", tmp_path / "b.safetensors")["certificate"]
+    record = lockstep.convert(tmp_path / "a", tmp_path / "b.safetensors")["certificate"]
     files = [*(tmp_path / "a").glob("*"), *tmp_path.glob("a-*")]
     assert len(files) > 1
-    assert found["source_sha256"] == {
+    assert record["source_sha256"] == {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files
     }
 
 
 def test_external_data_of_an_onnx_model_is_in_the_certificate(
-    source: Path, tmp_path: Path, in_this_process: None
+    source: Path, tmp_path: Path, one_process: None
 ) -> None:
     lockstep.export(source, tmp_path / "a", to="onnx", compare=False)
     file = tmp_path / "a" / "model.onnx"
     onnx.save(
         onnx.load(file), file, save_as_external_data=True, location="bytes.data", size_threshold=16
     )
-    found = lockstep.convert(file, tmp_path / "b.safetensors")["certificate"]
-    assert set(found["source_sha256"]) == {"model.onnx", "bytes.data"}
+    record = lockstep.convert(file, tmp_path / "b.safetensors")["certificate"]
+    assert set(record["source_sha256"]) == {"model.onnx", "bytes.data"}
 
 
 @pytest.mark.parametrize("to", ADDED)
 def test_what_a_target_has_that_the_source_does_not_have_is_in_the_certificate(
-    to: str, source: Path, tmp_path: Path, in_this_process: None
+    to: str, source: Path, tmp_path: Path, one_process: None
 ) -> None:
     name, words = ADDED[to]
     changes = lockstep.convert(source, tmp_path / name, to=to)["certificate"]["changes"]
     assert [words in change for change in changes].count(True) == 1
 
 
-def test_biases_that_keras_gets_are_in_the_certificate(
-    tmp_path: Path, in_this_process: None
-) -> None:
-    source = saved(
+def test_biases_that_keras_gets_are_in_the_certificate(tmp_path: Path, one_process: None) -> None:
+    source = save_checkpoint(
         tmp_path, tensors(), keras_recipe().replace(image_size=64, eval_resize=72, eval_crop=64)
     )
     changes = lockstep.convert(source, tmp_path / "a.weights.h5", to="keras")["certificate"][
@@ -220,11 +202,9 @@ def test_biases_that_keras_gets_are_in_the_certificate(
     )
 
 
-def test_arrays_that_are_not_used_are_in_the_certificate(
-    tmp_path: Path, in_this_process: None
-) -> None:
+def test_arrays_that_are_not_used_are_in_the_certificate(tmp_path: Path, one_process: None) -> None:
     counters = {f"bn{i}.num_batches_tracked": torch.tensor(3) for i in (1, 2)}
-    torch.save(as_torch(tensors()) | counters, tmp_path / "source.pth")
+    torch.save(make_torch_tensors(tensors()) | counters, tmp_path / "source.pth")
     changes = lockstep.convert(tmp_path / "source.pth", tmp_path / "a.safetensors")["certificate"][
         "changes"
     ]
@@ -238,9 +218,9 @@ def test_arrays_that_are_not_used_are_in_the_certificate(
 def test_the_targets_own_framework_reads_what_is_written(
     to: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    computed_in_this_process_by("torch", monkeypatch)
-    found = lockstep.convert(source, tmp_path / TARGET_NAMES[to], to=to)["certificate"]
-    assert found["read_by"] == f"torch {torch.__version__}: equal"
+    compute_in_this_process(monkeypatch, "torch")
+    record = lockstep.convert(source, tmp_path / TARGET_NAMES[to], to=to)["certificate"]
+    assert record["read_by"] == f"torch {torch.__version__}: equal"
 
 
 def test_a_mistake_that_writer_and_reader_share_is_seen(
@@ -257,14 +237,14 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
     monkeypatch.setitem(
         TARGETS, "torchvision", replace(TARGETS["torchvision"], read_arrays=torch_file.load)
     )
-    computed_in_this_process_by("torch", monkeypatch)
+    compute_in_this_process(monkeypatch, "torch")
     with pytest.raises(
         CheckpointError,
         match=r"torch \S+ reads a\.pth otherwise than Lockstep: 1 of .*, such as fc\.bias;",
     ):
         lockstep.convert(source, tmp_path / "a.pth", to="torchvision")
     assert left(tmp_path) == []
-    computed_in_this_process_by("reference", monkeypatch)  # without torch nobody sees it
+    compute_in_this_process(monkeypatch, "reference")  # without torch nobody sees it
     assert (
         lockstep.convert(source, tmp_path / "a.pth", to="torchvision")["certificate"]["read_by"]
         is None
@@ -272,7 +252,7 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
 
 
 def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
-    source: Path, tmp_path: Path, in_this_process: None
+    source: Path, tmp_path: Path, one_process: None
 ) -> None:
     with pytest.raises(
         CheckpointError, match="this format compute with padding same, not symmetric"
@@ -285,9 +265,9 @@ def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
 
 @pytest.mark.parametrize("to", sorted(TARGET_NAMES.keys() - {"nvidia-tensorflow"}))
 def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
-    to: str, source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+    to: str, source: Path, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change_what_is_written(monkeypatch, to, with_other_bias)
+    change_what_is_written(monkeypatch, to, change_bias)
     share = 1 / np.abs(torchs_logits()).max()
     expected = (
         rf"logits differ by {share:.2g} of the largest; expected at most 0\.0001\. Nothing is"
@@ -299,7 +279,7 @@ def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
 
 
 def test_a_graph_with_another_epsilon_does_not_get_a_certificate(
-    source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(weights: Weights) -> Weights:
         return replace(weights, recipe=weights.recipe.replace(bn_epsilon=0.1))
@@ -311,9 +291,9 @@ def test_a_graph_with_another_epsilon_does_not_get_a_certificate(
 
 
 def test_what_a_target_named_before_is_not_what_is_certified(
-    source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change_what_is_written(monkeypatch, "nvidia-paddle", with_other_bias)
+    change_what_is_written(monkeypatch, "nvidia-paddle", change_bias)
     before = sorted(source.iterdir())
     with pytest.raises(
         CheckpointError, match="would not compute as"
@@ -323,12 +303,14 @@ def test_what_a_target_named_before_is_not_what_is_certified(
 
 
 def test_the_epoch_that_is_written_is_certified_beside_a_later_one(
-    source: Path, tmp_path: Path, in_this_process: None
+    source: Path, tmp_path: Path, one_process: None
 ) -> None:
-    other = saved(tmp_path / "other", {name: value + 1 for name, value in tensors().items()})
+    other = save_checkpoint(
+        tmp_path / "other", {name: value + 1 for name, value in tensors().items()}
+    )
     lockstep.convert(other, tmp_path / "model-0009.params", to="nvidia-mxnet", certificate=False)
-    found = lockstep.convert(source, tmp_path / "model", to="nvidia-mxnet")["certificate"]
-    assert (found["target"], found["tensors_equal"]) == ("model-0000.params", found["tensors"])
+    record = lockstep.convert(source, tmp_path / "model", to="nvidia-mxnet")["certificate"]
+    assert (record["target"], record["tensors_equal"]) == ("model-0000.params", record["tensors"])
 
 
 def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
@@ -348,21 +330,21 @@ def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
 def test_an_interrupted_certificate_leaves_no_files(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> str:
+    def interrupt(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(certificate, "_compute_logits", interrupted)
+    monkeypatch.setattr(certificate, "_compute_logits", interrupt)
     with pytest.raises(KeyboardInterrupt):
         lockstep.convert(source, tmp_path / "a", to="timm")
     assert left(tmp_path) == []
 
 
 def test_weights_whose_logits_are_not_finite_get_no_certificate(
-    tmp_path: Path, in_this_process: None
+    tmp_path: Path, one_process: None
 ) -> None:
     values = tensors()
     values["fc.bias"][1] = np.nan
-    source = saved(tmp_path, values)
+    source = save_checkpoint(tmp_path, values)
     with pytest.raises(
         CheckpointError, match=r"logits that are not finite.*--inspect.*--no-certificate"
     ):
@@ -375,7 +357,7 @@ def test_weights_whose_logits_are_not_finite_get_no_certificate(
 
 
 def test_without_a_certificate_the_files_metadata_says_so(
-    source: Path, tmp_path: Path, in_this_process: None
+    source: Path, tmp_path: Path, one_process: None
 ) -> None:
     for name, certified in (("with", True), ("without", False)):
         lockstep.convert(source, tmp_path / f"{name}.safetensors", certificate=certified)
@@ -390,7 +372,7 @@ def test_without_a_certificate_the_files_metadata_says_so(
 
 
 def test_without_a_certificate_the_metadata_of_timms_weights_says_so(
-    source: Path, tmp_path: Path, in_this_process: None
+    source: Path, tmp_path: Path, one_process: None
 ) -> None:
     for name, certified in (("with", True), ("without", False)):
         remarks = lockstep.convert(source, tmp_path / name, to="timm", certificate=certified)[
@@ -485,7 +467,7 @@ def test_a_killed_conversion_leaves_no_target_and_the_next_removes_what_it_left(
     assert set(target.parent.iterdir()) == {
         target if target in path.parents else path for path in written
     }
-    found = open_weights(target).tensors
-    assert {name: value.tobytes() for name, value in found.items()} == {
+    values = open_weights(target).tensors
+    assert {name: value.tobytes() for name, value in values.items()} == {
         n: v.tobytes() for n, v in tensors().items()
     }

@@ -51,10 +51,10 @@ def bits(state: State) -> dict[str, bytes]:
     }
 
 
-def assert_same(found: State | None, expected: State) -> None:
-    assert found is not None
-    assert (found.step, found.scaler) == (expected.step, expected.scaler)
-    assert bits(found) == bits(expected)
+def assert_same(state: State | None, expected: State) -> None:
+    assert state is not None
+    assert (state.step, state.scaler) == (expected.step, expected.scaler)
+    assert bits(state) == bits(expected)
 
 
 def flip(path: Path, offset: int) -> None:
@@ -79,9 +79,9 @@ def test_the_weights_are_an_ordinary_safetensors_file_that_notes_its_recipe_and_
     tmp_path: Path,
 ) -> None:
     path = save(tmp_path, 3) / "model.safetensors"
-    found = load_file(path)
+    arrays = load_file(path)
     expected = state_of(3).tensors
-    assert {name: value.tobytes() for name, value in found.items()} == {
+    assert {name: value.tobytes() for name, value in arrays.items()} == {
         n: v.tobytes() for n, v in expected.items()
     }
     with safe_open(path, framework="numpy") as file:
@@ -285,13 +285,13 @@ def ends_before(point: int, work: Callable[[], object]) -> bool:
             if event in TOUCHES_FILES and next(touched) == point:
                 os._exit(KILLED)
 
-        def watched_fsync(descriptor: int) -> None:
+        def watch_fsync(descriptor: int) -> None:
             watch("os.fsync", ())
             fsync(descriptor)
 
         try:
             sys.addaudithook(watch)
-            os.fsync = watched_fsync
+            os.fsync = watch_fsync
             work()
             os._exit(0)
         finally:
@@ -333,13 +333,13 @@ def test_a_process_killed_at_any_point_of_saving_leaves_the_newest_checkpoint_re
         save(whole, step)
     for step in damaged:
         flip(checkpoint.checkpoint_path(whole, step) / "ema.safetensors", -1)
-    found = []
+    steps = []
     for point in count(1):
         folder = tmp_path / f"killed before {point}"
         shutil.copytree(whole, folder)
         killed = ends_before(point, lambda folder=folder: save_and_prune(folder, saved))  # type: ignore[misc]
         state = checkpoint.newest_intact(folder)[0]
-        found.append(state.step if state else None)
+        steps.append(state.step if state else None)
         if state:
             assert_same(state, state_of(state.step))
         save_and_prune(folder, saved)
@@ -347,8 +347,8 @@ def test_a_process_killed_at_any_point_of_saving_leaves_the_newest_checkpoint_re
         assert_same(checkpoint.newest_intact(folder)[0], state_of(saved))
         if not killed:
             break
-    assert len(found) > 5
-    assert set(found) == possible
+    assert len(steps) > 5
+    assert set(steps) == possible
 
 
 FLOAT8 = b'{"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'

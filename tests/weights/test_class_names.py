@@ -80,8 +80,8 @@ def test_a_synset_id_is_shown_with_its_word_and_other_names_are_unchanged() -> N
 def test_imagenet_is_assumed_of_1000_outputs_and_of_nvidias_1001(
     logits: int, padding: str, names: int
 ) -> None:
-    found = assume_classes(Recipe(model="resnet18").replace(logits=logits, padding=padding))
-    assert found == imagenet_names()[:names]
+    classes = assume_classes(Recipe(model="resnet18").replace(logits=logits, padding=padding))
+    assert classes == imagenet_names()[:names]
 
 
 def text_file(folder: Path, content: bytes, name: str = "names.txt") -> Path:
@@ -179,8 +179,8 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(
     names: int, logits: int, own: int
 ) -> None:
-    given = [f"class {i}" for i in range(names)]
-    assert check_classes(given, logits, [str(i) for i in range(own)]) == tuple(given)
+    classes = [f"class {i}" for i in range(names)]
+    assert check_classes(classes, logits, [str(i) for i in range(own)]) == tuple(classes)
 
 
 @pytest.mark.parametrize(

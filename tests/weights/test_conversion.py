@@ -81,8 +81,8 @@ def original(tmp_path: Path) -> Path:
     return tmp_path / "theirs"
 
 
-def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return {name: v.tobytes() for name, v in found.items()} == {
+def same(values: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return {name: v.tobytes() for name, v in values.items()} == {
         name: v.tobytes() for name, v in expected.items()
     }
 
@@ -194,7 +194,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def of_paddle(tmp_path: Path) -> Path:
+def paddle_folder(tmp_path: Path) -> Path:
     """A folder as NVIDIA's PaddlePaddle code writes it."""
     recipe = Recipe(model="resnet18", logits=10)
     nvidia_paddle.write(
@@ -207,15 +207,15 @@ def of_paddle(tmp_path: Path) -> Path:
     "named", ["", "ResNet50", "ResNet50/4", "ResNet50/4/resnet_50_paddle.pdparams"]
 )
 def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
-    named: str, of_paddle: Path
+    named: str, paddle_folder: Path
 ) -> None:
-    weights = open_weights(of_paddle / named)
+    weights = open_weights(paddle_folder / named)
     assert weights.recipe == resnet50_paddle_90ep().replace(
         model="resnet18", logits=10, precision="fp32"
     )
     assert (weights.classes, weights.source) == (
         (),
-        of_paddle / "ResNet50" / "4" / "resnet_50_paddle",
+        paddle_folder / "ResNet50" / "4" / "resnet_50_paddle",
     )
     assert [remark.partition(";")[0] for remark in weights.remarks] == [
         "the stem has a fourth input channel, which gets only zeros",
@@ -224,9 +224,9 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(
-    of_paddle: Path, tmp_path: Path
+    paddle_folder: Path, tmp_path: Path
 ) -> None:
-    for path in (of_paddle, of_paddle / "ResNet50" / "4" / "resnet_50_paddle.pdparams"):
+    for path in (paddle_folder, paddle_folder / "ResNet50" / "4" / "resnet_50_paddle.pdparams"):
         with pytest.raises(CheckpointError, match=r"has no moving average"):
             open_weights(path, ema=True)
         with pytest.raises(CheckpointError, match=r"has no moving average"):
@@ -243,9 +243,9 @@ def test_from_one_framework_to_another_a_state_is_the_same(
     to_paddle = converted(tmp_path / "a", tmp_path / "b", to="nvidia-paddle")
     assert to_paddle["written"] == [str(tmp_path / name) for name in ("b.pdparams", "b.pdopt")]
     converted(tmp_path / "b", tmp_path / "c", to="nvidia-tensorflow")
-    found = nvidia_tensorflow.read(tmp_path / "c").state
-    assert same(found.tensors, state.tensors)
-    assert same(found.momentum, state.momentum)
+    copy = nvidia_tensorflow.read(tmp_path / "c").state
+    assert same(copy.tensors, state.tensors)
+    assert same(copy.momentum, state.momentum)
     for words in (
         "fourth input channel",
         "SAME padding",
@@ -277,7 +277,7 @@ def test_a_run_becomes_a_checkpoint_of_paddle_with_velocities(
 
 
 @pytest.fixture
-def of_mxnet(tmp_path: Path) -> Path:
+def mxnet_folder(tmp_path: Path) -> Path:
     """A folder as NVIDIA's MXNet code writes it."""
     recipe = Recipe(model="resnet18", logits=10)
     for epoch in (3, 4):
@@ -291,20 +291,20 @@ def of_mxnet(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("named", ["", "model", "model-0004.params"])
 def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(
-    named: str, of_mxnet: Path
+    named: str, mxnet_folder: Path
 ) -> None:
-    weights = open_weights(of_mxnet / named)
+    weights = open_weights(mxnet_folder / named)
     assert weights.recipe == resnet50_mxnet_90ep().replace(
         model="resnet18", logits=10, precision="fp32"
     )
-    assert (weights.classes, weights.source) == ((), of_mxnet / "model-0004.params")
+    assert (weights.classes, weights.source) == ((), mxnet_folder / "model-0004.params")
     assert weights.remarks == ()
     assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
-def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(of_mxnet: Path) -> None:
+def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(mxnet_folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no moving average; leave out --ema"):
-        open_weights(of_mxnet, ema=True)
+        open_weights(mxnet_folder, ema=True)
 
 
 def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(

@@ -80,7 +80,7 @@ def bits(arrays: Arrays) -> dict[str, bytes]:
 def first(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """The source in every format, by format and model. Tests must only read it."""
     folder = tmp_path_factory.mktemp("first")
-    found = {}
+    values = {}
     for recipe in (recipe_of(), keras_recipe()):
         model = str(recipe.model)
         about = {"recipe": recipe.fields(), "classes": []}
@@ -91,22 +91,22 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
             if name != {"resnet50": ONLY_V1, "resnet50-v1": ONLY_V1_5}[model]:
                 target = folder / model / name / NAMES[name]
                 converted(run, target, to=name)
-                found[name, model] = target
-    return found
+                values[name, model] = target
+    return values
 
 
-def folded(values: Arrays, source: Weights) -> Arrays:
+def fold_for_keras(values: Arrays, source: Weights) -> Arrays:
     """Return what Keras' file needs: the stem without std, and scales for its epsilon 1.001e-5; in
     float64."""
-    found = {name: value.astype(np.float64) for name, value in values.items()}
-    found["conv1.weight"] = found["conv1.weight"] / np.array(source.recipe.std).reshape(1, 3, 1, 1)
+    exact = {name: value.astype(np.float64) for name, value in values.items()}
+    exact["conv1.weight"] = exact["conv1.weight"] / np.array(source.recipe.std).reshape(1, 3, 1, 1)
     for name in values:
         if name.endswith("running_var"):
             scale = name.replace("running_var", "weight")
-            found[scale] = found[scale] * np.sqrt(
-                (found[name] + 1.001e-5) / (found[name] + source.recipe.bn_epsilon)
+            exact[scale] = exact[scale] * np.sqrt(
+                (exact[name] + 1.001e-5) / (exact[name] + source.recipe.bn_epsilon)
             )
-    return found
+    return exact
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS, ids=[f"{a} to {b}" for a, b in PAIRS])
@@ -117,20 +117,22 @@ def test_a_state_is_the_same_in_two_formats(
     model = str(recipe.model)
     expected = whole_state(recipe)
     result = converted(first[a, model], tmp_path / NAMES[b], to=b, model=model)
-    found = open_weights(tmp_path / NAMES[b], momentum=True, model=model)
-    assert (found.recipe.model, found.recipe.logits) == (model, 5)
+    copy = open_weights(tmp_path / NAMES[b], momentum=True, model=model)
+    assert (copy.recipe.model, copy.recipe.logits) == (model, 5)
     if b == ONLY_V1:
         source = open_weights(first[a, model], model=model)
-        for name, value in folded(expected.tensors, source).items():
-            np.testing.assert_allclose(found.tensors[name], value, rtol=1e-6, err_msg=name)
-        said = " ".join(result["remarks"])
-        assert ("were changed for Keras' epsilon" in said) == (source.recipe.bn_epsilon != 1.001e-5)
-        assert ("std is in its kernel" in said) == (source.recipe.std != (1.0, 1.0, 1.0))
+        for name, value in fold_for_keras(expected.tensors, source).items():
+            np.testing.assert_allclose(copy.tensors[name], value, rtol=1e-6, err_msg=name)
+        remarks = " ".join(result["remarks"])
+        assert ("were changed for Keras' epsilon" in remarks) == (
+            source.recipe.bn_epsilon != 1.001e-5
+        )
+        assert ("std is in its kernel" in remarks) == (source.recipe.std != (1.0, 1.0, 1.0))
     else:
-        assert bits(found.tensors) == bits(expected.tensors)
+        assert bits(copy.tensors) == bits(expected.tensors)
     carried = expected.momentum if {a, b} <= set(NVIDIAS) else {}
-    assert bits(found.state.momentum) == bits(carried)
-    assert bits(found.state.ema) == bits(expected.ema if {a, b} == {"nvidia-pytorch"} else {})
+    assert bits(copy.state.momentum) == bits(carried)
+    assert bits(copy.state.ema) == bits(expected.ema if {a, b} == {"nvidia-pytorch"} else {})
 
 
 def test_a_resnext_is_the_same_from_format_to_format(
@@ -145,8 +147,8 @@ def test_a_resnext_is_the_same_from_format_to_format(
     for to in [name for name in TARGETS if name != ONLY_V1]:
         converted(source, tmp_path / to / NAMES[to], to=to)
         source = tmp_path / to / NAMES[to]
-        found = open_weights(source)
-        assert (found.recipe.model, bits(found.tensors)) == (model, bits(expected)), to
+        weights = open_weights(source)
+        assert (weights.recipe.model, bits(weights.tensors)) == (model, bits(expected)), to
 
 
 @pytest.mark.parametrize(("a", "b"), REFUSED)

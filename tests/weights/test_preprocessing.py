@@ -48,7 +48,7 @@ CONFIG = {
 }
 
 
-def with_field(name: str, value: Any) -> dict[str, Any]:
+def change_field(name: str, value: Any) -> dict[str, Any]:
     return CONFIG | {"pretrained_cfg": PRETRAINED | {name: value}}
 
 
@@ -109,7 +109,7 @@ def test_the_resize_is_the_size_over_the_share_rounded_down(
 
 
 def test_a_fixed_input_size_is_used_in_evaluation_too() -> None:
-    changes, *_ = read_timm_config(with_field("fixed_input_size", True))
+    changes, *_ = read_timm_config(change_field("fixed_input_size", True))
     assert (changes["image_size"], changes["eval_crop"], changes["eval_resize"]) == (
         176,
         176,
@@ -133,7 +133,7 @@ def test_what_a_config_does_not_say_is_timms_default_and_is_named() -> None:
 
 def test_fields_at_the_top_go_before_those_of_pretrained_cfg() -> None:
     changes, classes, _ = read_timm_config(
-        with_field("num_classes", 1000) | {"num_classes": 2, "label_names": ["cat", "owl"]}
+        change_field("num_classes", 1000) | {"num_classes": 2, "label_names": ["cat", "owl"]}
     )
     assert (changes["logits"], classes) == (2, ("cat", "owl"))
 
@@ -230,7 +230,7 @@ def test_a_preprocessing_that_lockstep_does_not_have_is_refused(
     name: str, value: Any, message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read_timm_config(with_field(name, value))
+        read_timm_config(change_field(name, value))
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,10 @@ def test_a_model_that_lockstep_does_not_have_is_refused(
 )
 def test_a_written_config_reads_as_the_same_recipe(changes: dict[str, Any]) -> None:
     recipe = Recipe(antialias=True, interpolation="bicubic").replace(**changes)
-    found, classes, _ = read_timm_config(
+    changes, classes, _ = read_timm_config(
         json.loads(json.dumps(build_timm_config(recipe, ("cat", "owl"))))
     )
-    assert Recipe().replace(**found) == recipe
+    assert Recipe().replace(**changes) == recipe
     assert classes == ("cat", "owl")
 
 

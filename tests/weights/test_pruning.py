@@ -14,7 +14,7 @@ from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.pruning import check_sparsity, prune
 from lockstep.weights.sparsity import Zeros, count_zeros
 from lockstep.weights.target_formats import TARGETS
-from tests.weights.small_models import keras_recipe, plain_state, recipe_of, use_narrow_models
+from tests.weights.small_models import keras_recipe, plain_state, recipe_of
 
 NAMES = {
     "torchvision": "a.pth",
@@ -26,9 +26,7 @@ NAMES = {
 converted = partial(lockstep.convert, certificate=False)
 
 
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_narrow_models(monkeypatch)
+pytestmark = pytest.mark.usefixtures("narrow")
 
 
 def written(path: Path, model: str = "resnet50", channels: int = 3) -> Path:
@@ -63,10 +61,10 @@ def test_zeros_are_counted_in_fours_along_the_inputs() -> None:
 def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Path) -> None:
     assert not check_sparsity(written(tmp_path / "dense.safetensors"))["is_sparse"]
     prune(tmp_path / "dense.safetensors", tmp_path / "sparse.safetensors")
-    found = check_sparsity(tmp_path / "sparse.safetensors")
-    assert (found["is_sparse"], found["dense"], found["sparsity"]) == (True, [], "mask_1d")
-    assert found["tensors"]["fc.weight"]["zeros"] == 0
-    assert not found["tensors"]["fc.weight"]["is_covered"]
+    result = check_sparsity(tmp_path / "sparse.safetensors")
+    assert (result["is_sparse"], result["dense"], result["sparsity"]) == (True, [], "mask_1d")
+    assert result["tensors"]["fc.weight"]["zeros"] == 0
+    assert not result["tensors"]["fc.weight"]["is_covered"]
     tensors, about = checkpoint.read_weights(tmp_path / "sparse.safetensors")
     kernel = tensors["layer2.0.conv2.weight"]
     assert np.count_nonzero(kernel) == kernel.size // 2
@@ -101,8 +99,8 @@ def test_the_stem_of_another_programs_file_is_covered_if_it_is_2_to_4(tmp_path: 
         converted(
             target.with_suffix(".sparse.safetensors"), target.with_suffix(".pth"), to="torchvision"
         )
-        found = check_sparsity(target.with_suffix(".pth"))
-        assert (found["is_sparse"], found["tensors"]["conv1.weight"]["is_covered"]) == (
+        result = check_sparsity(target.with_suffix(".pth"))
+        assert (result["is_sparse"], result["tensors"]["conv1.weight"]["is_covered"]) == (
             True,
             channels == 4,
         )
@@ -119,9 +117,9 @@ def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: 
         lockstep.export(source, target, to=to)
     else:
         converted(source, target, to=to)
-    found = check_sparsity(target)
-    assert found["is_sparse"]
-    assert found["tensors"] == check_sparsity(source)["tensors"]
+    result = check_sparsity(target)
+    assert result["is_sparse"]
+    assert result["tensors"] == check_sparsity(source)["tensors"]
 
 
 def test_a_quantised_file_keeps_its_scales_and_the_count_zeros_its_export_are_counted(
@@ -139,12 +137,12 @@ def test_a_quantised_file_keeps_its_scales_and_the_count_zeros_its_export_are_co
     assert open_weights(sparse).scales == about["scales"]
     lockstep.export(sparse, tmp_path / "onnx", to="onnx")
     assert b"QuantizeLinear" in (tmp_path / "onnx" / "model.onnx").read_bytes()
-    found = check_sparsity(tmp_path / "onnx")
-    assert found["is_sparse"]
+    result = check_sparsity(tmp_path / "onnx")
+    assert result["is_sparse"]
     for name, of_weights in check_sparsity(sparse)[
         "tensors"
     ].items():  # rounding to int8 makes zeros of the smallest weights, too
-        assert of_weights["zeros"] <= found["tensors"][name]["zeros"]
+        assert of_weights["zeros"] <= result["tensors"][name]["zeros"]
     assert (
         "its QuantizeLinear and DequantizeLinear were left out"
         in open_weights(tmp_path / "onnx").remarks[-1]

@@ -13,15 +13,14 @@ import lockstep
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
-from lockstep.weights import certificate, checkpoint, logits_process, open_weights
+from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.formats import keras_file
 from lockstep.weights.preprocessing import read_evaluation
-from tests.weights.formats.cases import state_of
 from tests.weights.small_models import (
     keras_recipe,
     plain_state,
+    positive_tensors,
     recipe_of,
-    use_narrow_models,
     zip_file,
 )
 
@@ -29,33 +28,13 @@ SMALL = {"image_size": 48, "mean": (1.0, 2.0, 3.0)}
 """What is set. Resize and crop follow: 48 * 256 / 224 is 55 when rounded."""
 
 
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_narrow_models(monkeypatch)
+pytestmark = pytest.mark.usefixtures("narrow", "one_process")
 
 
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the logits of certificates with the reference, in this process, which takes much less
-    time."""
-
-    def run(folder: Path, engine: str, parts: list[str]) -> str:
-        logits_process.compute_logits(folder, engine, parts)
-        return "1"
-
-    monkeypatch.setattr(certificate, "find_backend", lambda origin: "reference")
-    monkeypatch.setattr(certificate, "_compute_logits", run)
-    monkeypatch.setattr(logits_process, "tell", lambda done, total: None)
-
-
-def saved(folder: Path, recipe: Recipe) -> Path:
-    values = state_of(recipe).tensors
-    tensors = {
-        name: np.abs(value) + 0.5 if name.endswith("running_var") else value / 4
-        for name, value in values.items()
-    }
+def save_checkpoint(folder: Path, recipe: Recipe) -> Path:
+    state = State(7, positive_tensors(recipe), {})
     about = {"recipe": recipe.fields(), "classes": []}
-    return checkpoint.save(folder / "source", State(7, tensors, {}), data_digest="", about=about)
+    return checkpoint.save(folder / "source", state, data_digest="", about=about)
 
 
 def nameless(folder: Path) -> Path:
@@ -64,22 +43,22 @@ def nameless(folder: Path) -> Path:
     return folder / "a.pth"
 
 
-def evaluated(path: Path, **options: Any) -> dict[str, Any]:
+def open_evaluation(path: Path, **options: Any) -> dict[str, Any]:
     return read_evaluation(open_weights(path, **options).recipe)
 
 
 def test_what_is_set_replaces_what_is_assumed_and_fields_follow_it(tmp_path: Path) -> None:
     path = nameless(tmp_path)
-    found = open_weights(path, preprocessing=SMALL)
-    before = evaluated(path)
+    weights = open_weights(path, preprocessing=SMALL)
+    before = open_evaluation(path)
     expected = before | {
         "image_size": 48,
         "mean": [1.0, 2.0, 3.0],
         "eval_resize": 55,
         "eval_crop": 48,
     }
-    assert read_evaluation(found.recipe) == expected
-    assert found.remarks == (
+    assert read_evaluation(weights.recipe) == expected
+    assert weights.remarks == (
         (
             "the file does not say how its images were prepared; torchvision-v1 is assumed:"
             " bilinear, ImageNet's standard deviation"
@@ -95,14 +74,14 @@ def test_a_recipes_whole_evaluation_can_be_set(tmp_path: Path) -> None:
     recipe = Recipe(
         image_size=64, antialias=True, interpolation="bicubic", eval_sampling="asymmetric", lr=3.0
     )
-    found = open_weights(nameless(tmp_path), preprocessing=recipe)
-    assert read_evaluation(found.recipe) == read_evaluation(recipe)
-    assert found.recipe.lr == Recipe().lr
-    assert not any("is assumed" in remark for remark in found.remarks)
+    weights = open_weights(nameless(tmp_path), preprocessing=recipe)
+    assert read_evaluation(weights.recipe) == read_evaluation(recipe)
+    assert weights.recipe.lr == Recipe().lr
+    assert not any("is assumed" in remark for remark in weights.remarks)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("changes", "message"),
     [
         ({"lr": 0.1, "epochs": 3}, "^lr, epochs cannot be set for trained weights"),
         (
@@ -114,10 +93,10 @@ def test_a_recipes_whole_evaluation_can_be_set(tmp_path: Path) -> None:
     ],
 )
 def test_other_fields_and_values_are_refused(
-    given: dict[str, Any], message: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError, match=message):
-        open_weights(nameless(tmp_path), preprocessing=given)
+        open_weights(nameless(tmp_path), preprocessing=changes)
 
 
 TARGETS = {
@@ -138,28 +117,28 @@ def test_what_is_set_is_stored_by_every_format_or_its_certificate(to: str, tmp_p
     recipe = recipe.replace(
         padding="same" if to == "nvidia-tensorflow" else "symmetric", antialias=True
     )
-    source = saved(tmp_path, recipe)
+    source = save_checkpoint(tmp_path, recipe)
     target = tmp_path / TARGETS[to]
-    given = SMALL if to != "keras" else {"image_size": 48, "mean": keras_file.MEAN}
-    lockstep.convert(source, target, to=to, preprocessing=given)
+    changes = SMALL if to != "keras" else {"image_size": 48, "mean": keras_file.MEAN}
+    lockstep.convert(source, target, to=to, preprocessing=changes)
     written = target.with_name("b-0000.params") if to == "nvidia-mxnet" else target
-    stored = evaluated(written)
-    assert stored == evaluated(source, preprocessing=given)
+    stored = open_evaluation(written)
+    assert stored == open_evaluation(source, preprocessing=changes)
     assert (stored["eval_resize"], stored["eval_crop"]) == (55, 48)
     if to == "nvidia-pytorch":
-        assert evaluated(tmp_path / "b.weights.pth.tar") == stored
+        assert open_evaluation(tmp_path / "b.weights.pth.tar") == stored
 
 
 def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: Path) -> None:
-    source = saved(tmp_path, recipe_of())
+    source = save_checkpoint(tmp_path, recipe_of())
     path = tmp_path / "b.pth"
     result = lockstep.convert(source, path, to="torchvision", preprocessing=SMALL)
     assert any(
         remark.endswith("Lockstep reads it from the certificate") for remark in result["remarks"]
     )
-    [said] = [remark for remark in open_weights(path).remarks if "certificate" in remark]
+    [note] = [remark for remark in open_weights(path).remarks if "certificate" in remark]
     assert (
-        said
+        note
         == "b.pth.certificate.json says how images are prepared: shorter side 55, crop 48, bilinear"
     )
     path.rename(tmp_path / "other.pth")
@@ -167,9 +146,12 @@ def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: 
         "certificate" in remark for remark in open_weights(tmp_path / "other.pth").remarks
     )
     zip_file(path, plain_state(recipe_of()))
-    found = open_weights(path)
-    assert "b.pth.certificate.json is of other files of these names, so" in found.remarks[0]
-    assert (found.recipe.eval_crop, "torchvision-v1 is assumed" in found.remarks[1]) == (224, True)
+    weights = open_weights(path)
+    assert "b.pth.certificate.json is of other files of these names, so" in weights.remarks[0]
+    assert (weights.recipe.eval_crop, "torchvision-v1 is assumed" in weights.remarks[1]) == (
+        224,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +165,7 @@ def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: 
     ],
 )
 def test_a_certificate_that_does_not_say_it_changes_nothing(change: Any, tmp_path: Path) -> None:
-    source = saved(tmp_path, recipe_of())
+    source = save_checkpoint(tmp_path, recipe_of())
     path = tmp_path / "b.pth"
     lockstep.convert(source, path, to="torchvision", preprocessing=SMALL)
     file = tmp_path / "b.pth.certificate.json"
@@ -200,7 +182,7 @@ def test_a_certificate_that_does_not_say_it_changes_nothing(change: Any, tmp_pat
 
 def test_only_what_evaluation_uses_is_needed_by_others(tmp_path: Path) -> None:
     like_torchvision = recipe_of().replace(antialias=True)
-    trained_otherwise = saved(
+    trained_otherwise = save_checkpoint(
         tmp_path, like_torchvision.replace(antialias=False, eval_antialias=True)
     )
     how: dict[str, Any] = {"to": "torchvision", "certificate": False}
@@ -219,12 +201,12 @@ def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(
     textures: Path, tmp_path: Path
 ) -> None:
     recipe = recipe_of().replace(image_size=32, logits=10)
-    source = saved(tmp_path, recipe)
+    source = save_checkpoint(tmp_path, recipe)
     path = tmp_path / "b.pth"
     lockstep.convert(source, path, to="torchvision", certificate=False)
     expected = lockstep.evaluate(source, textures)
-    found = lockstep.evaluate(path, textures, preprocessing={"image_size": 32, "antialias": False})
-    assert found["loss"] == expected["loss"]
+    result = lockstep.evaluate(path, textures, preprocessing={"image_size": 32, "antialias": False})
+    assert result["loss"] == expected["loss"]
     assert lockstep.evaluate(path, textures)["loss"] != expected["loss"]
     image = np.asarray(Image.effect_noise((50, 60), 90).convert("RGB"))
     predictions = [
@@ -237,11 +219,11 @@ def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(
 def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(
     textures: Path, tmp_path: Path
 ) -> None:
-    source = saved(tmp_path, recipe_of().replace(logits=10, image_size=64))
+    source = save_checkpoint(tmp_path, recipe_of().replace(logits=10, image_size=64))
     lockstep.export(
         source, tmp_path / "onnx", to="onnx", compare=False, preprocessing={"image_size": 32}
     )
-    assert evaluated(tmp_path / "onnx")["eval_crop"] == 32
-    found = lockstep.evaluate(tmp_path / "onnx", textures, preprocessing={"image_size": 64})
-    assert found["loss"] == pytest.approx(lockstep.evaluate(source, textures)["loss"], rel=1e-5)
-    assert found["runtime"] == "native"
+    assert open_evaluation(tmp_path / "onnx")["eval_crop"] == 32
+    result = lockstep.evaluate(tmp_path / "onnx", textures, preprocessing={"image_size": 64})
+    assert result["loss"] == pytest.approx(lockstep.evaluate(source, textures)["loss"], rel=1e-5)
+    assert result["runtime"] == "native"

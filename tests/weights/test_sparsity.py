@@ -43,7 +43,7 @@ def paddle(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return dict(np.load(folder / "out.npz"))
 
 
-def drawn(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+def draw(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -61,9 +61,9 @@ SHAPES = [
     (1, 5),
 ]
 TOO_FEW_INPUTS = [(8, 3, 7, 7), (4, 3)]
-WEIGHTS = {str(shape): drawn(shape) for shape in SHAPES + TOO_FEW_INPUTS}
+WEIGHTS = {str(shape): draw(shape) for shape in SHAPES + TOO_FEW_INPUTS}
 # Magnitudes, because Paddle's mask_2d_best uses signed values.
-STEM = np.abs(drawn((8, 4, 7, 7), seed=1)) * np.array([1, 1, 1, 1e-6], np.float32)[:, None, None]
+STEM = np.abs(draw((8, 4, 7, 7), seed=1)) * np.array([1, 1, 1, 1e-6], np.float32)[:, None, None]
 WEIGHTS["stem"] = STEM
 WEIGHTS |= {f"magnitudes {name}": np.abs(value) for name, value in WEIGHTS.items()}
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -74,18 +74,18 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_masks_are_paddles_own(paddle: Found, algorithm: str, shape: tuple[int, ...]) -> None:
     # Paddle's mask_2d_best uses signed values instead of magnitudes; see the next test.
     name = f"magnitudes {shape}" if algorithm == "mask_2d_best" else f"{shape}"
-    np.testing.assert_array_equal(mask(drawn(shape), algorithm), paddle[f"{algorithm} {name}"])
+    np.testing.assert_array_equal(mask(draw(shape), algorithm), paddle[f"{algorithm} {name}"])
 
 
 def test_paddles_best_mask_keeps_less_than_its_greedy_one_where_weights_are_negative(
     paddle: Found,
 ) -> None:
-    magnitudes = np.abs(drawn((8, 8, 3, 3)))
+    magnitudes = np.abs(draw((8, 8, 3, 3)))
     kept = {
         algorithm: magnitudes[paddle[f"{algorithm} (8, 8, 3, 3)"]].sum() for algorithm in ALGORITHMS
     }
     assert kept["mask_2d_best"] < 0.9 * kept["mask_2d_greedy"]
-    assert magnitudes[mask(drawn((8, 8, 3, 3)), "mask_2d_best")].sum() > kept["mask_2d_greedy"]
+    assert magnitudes[mask(draw((8, 8, 3, 3)), "mask_2d_best")].sum() > kept["mask_2d_greedy"]
 
 
 @pytest.mark.parametrize("shape", TOO_FEW_INPUTS, ids=str)
@@ -94,7 +94,7 @@ def test_what_paddle_skips_for_having_too_few_inputs_has_no_mask(
     paddle: Found, algorithm: str, shape: tuple[int, ...]
 ) -> None:
     assert paddle[f"{algorithm} {shape}"].all()
-    assert make_masks({"a": drawn(shape)}, algorithm) == {}
+    assert make_masks({"a": draw(shape)}, algorithm) == {}
 
 
 @every_algorithm
@@ -135,7 +135,7 @@ def test_there_are_ninety_blocks_with_two_in_each_row_and_column() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_best_mask_is_the_best_of_all(seed: int) -> None:
-    values = drawn((4, 4), seed)
+    values = draw((4, 4), seed)
     best = max(VALID, key=lambda block: np.abs(values)[block].sum())
     np.testing.assert_array_equal(mask(values, "mask_2d_best"), best)
 
@@ -151,7 +151,7 @@ def greedy(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_greedy_mask_takes_the_largest_that_still_fits(seed: int) -> None:
-    values = drawn((4, 4), seed)
+    values = draw((4, 4), seed)
     np.testing.assert_array_equal(mask(values, "mask_2d_greedy"), greedy(values))
 
 
@@ -174,7 +174,7 @@ def test_known_blocks() -> None:
 # General properties
 
 
-def by_inputs(values: np.ndarray) -> np.ndarray:
+def order_by_inputs(values: np.ndarray) -> np.ndarray:
     """Return a tensor as rows of inputs, for a kernel one row per position and output."""
     return np.moveaxis(values, 1, -1).reshape(-1, values.shape[1])
 
@@ -196,7 +196,7 @@ hypothesis_settings = settings(max_examples=60)
 def test_two_of_every_four_inputs_are_kept(values: np.ndarray) -> None:
     kept = mask(values, "mask_1d")
     assert (kept.shape, kept.dtype) == (values.shape, bool)
-    for row, magnitudes in zip(by_inputs(kept), by_inputs(np.abs(values)), strict=True):
+    for row, magnitudes in zip(order_by_inputs(kept), order_by_inputs(np.abs(values)), strict=True):
         for first in range(0, len(row) - 3, 4):
             four = row[first : first + 4]
             of_them = magnitudes[first : first + 4]
@@ -268,7 +268,7 @@ def test_of_equal_sums_the_pattern_that_keeps_earlier_inputs_is_taken() -> None:
 
 @every_algorithm
 def test_masks_are_the_same_whatever_the_memory_they_are_made_from(algorithm: str) -> None:
-    values = drawn((8, 8, 3, 3))
+    values = draw((8, 8, 3, 3))
     turned = np.asfortranarray(values)
     assert mask(values, algorithm).tobytes() == mask(turned, algorithm).tobytes()
     assert mask(values, algorithm).flags.c_contiguous
@@ -283,18 +283,18 @@ def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a
 ) -> None:
     shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
     values = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
-    found = make_masks(values, "mask_1d", ("fc.weight",), stem_channels=4)
-    assert set(found) == {name for name, shape in shapes.items() if len(shape) == 4}
-    stem = found.pop("conv1.weight")
+    masks = make_masks(values, "mask_1d", ("fc.weight",), stem_channels=4)
+    assert set(masks) == {name for name, shape in shapes.items() if len(shape) == 4}
+    stem = masks.pop("conv1.weight")
     assert 3 * np.count_nonzero(stem) == 2 * stem.size
-    assert all(2 * np.count_nonzero(kept) == kept.size for kept in found.values())
+    assert all(2 * np.count_nonzero(kept) == kept.size for kept in masks.values())
 
 
 def test_what_is_not_excluded_has_a_mask_the_classifier_too() -> None:
     values = {
-        "conv.weight": drawn((8, 8, 1, 1)),
-        "bn.weight": drawn((8,)),
-        "fc.weight": drawn((8, 8)),
+        "conv.weight": draw((8, 8, 1, 1)),
+        "bn.weight": draw((8,)),
+        "fc.weight": draw((8, 8)),
     }
     assert set(make_masks(values, "mask_1d")) == {"conv.weight", "fc.weight"}
     assert set(make_masks(values, "mask_1d", ("conv.weight",))) == {"fc.weight"}

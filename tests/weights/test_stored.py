@@ -19,11 +19,10 @@ from lockstep.weights.formats import keras_process, mxnet_params, tensor_bundle
 from tests.weights import small_models
 from tests.weights.small_models import (
     Writer,
-    as_torch,
     keras_recipe,
+    make_torch_tensors,
     plain_state,
     recipe_of,
-    use_narrow_models,
 )
 
 KINDS = ("conv1.weight", "bn1.running_var", "fc.bias")
@@ -56,9 +55,11 @@ NAMES: list[tuple[Writer, str, tuple[str, str, str]]] = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
+
 @pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_narrow_models(monkeypatch)
+def quick_keras(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_process, "check", lambda path: None)
 
 
@@ -75,18 +76,18 @@ def test_every_format_lists_its_own_names_with_the_tensors_made_of_them(
     state = state_for(write)
     write(tmp_path / name, state)
     stored = open_weights(tmp_path / name).stored
-    by_name = {each.name: each for each in stored}
+    by_name = {array.name: array for array in stored}
     assert len(by_name) == len(stored)
-    assert [by_name[each].tensors for each in theirs] == [(ours,) for ours in KINDS]
-    assert {tensor for each in stored for tensor in each.tensors} == state.tensors.keys()
-    assert {each.dtype for each in stored if each.tensors} == {"float32"}
+    assert [by_name[array].tensors for array in theirs] == [(ours,) for ours in KINDS]
+    assert {tensor for array in stored for tensor in array.tensors} == state.tensors.keys()
+    assert {array.dtype for array in stored if array.tensors} == {"float32"}
 
 
 # Types: one kernel is of another type than the rest, and the library of the format says of which.
 
 
 def torch_types(path: Path) -> dict[str, str]:
-    values = as_torch(plain_state(recipe_of()).tensors)
+    values = make_torch_tensors(plain_state(recipe_of()).tensors)
     values |= {
         "conv1.weight": values["conv1.weight"].bfloat16(),
         "bn1.num_batches_tracked": torch.tensor(3),
@@ -96,7 +97,7 @@ def torch_types(path: Path) -> dict[str, str]:
 
 
 def safetensors_types(path: Path) -> dict[str, str]:
-    values = as_torch(plain_state(recipe_of()).tensors)
+    values = make_torch_tensors(plain_state(recipe_of()).tensors)
     safetensors.torch.save_file(values | {"conv1.weight": values["conv1.weight"].bfloat16()}, path)
     return {name: str(value.dtype) for name, value in safetensors.torch.load_file(path).items()}
 
@@ -112,30 +113,32 @@ def lockstep_types(path: Path) -> dict[str, str]:
 
 def keras_types(path: Path) -> dict[str, str]:
     small_models.keras(path, plain_state(keras_recipe()))
-    found: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     with h5py.File(path, "r+") as file:
         kernel = file["layers/conv2d/vars/0"][...]
         del file["layers/conv2d/vars/0"]
         file["layers/conv2d/vars/0"] = kernel.astype(np.float16)
         file.visititems(
-            lambda name, item: found.update(
+            lambda name, item: dtypes.update(
                 {name: item.dtype.name} if isinstance(item, h5py.Dataset) else {}
             )
         )
-    return found
+    return dtypes
 
 
 def onnx_types(path: Path) -> dict[str, str]:
     small_models.onnx(path, plain_state(recipe_of()))
     model = onnx_package.load(path)
-    (kernel,) = (each for each in model.graph.initializer if each.name == "conv1.weight")
+    (kernel,) = (
+        constant for constant in model.graph.initializer if constant.name == "conv1.weight"
+    )
     kernel.CopyFrom(
         numpy_helper.from_array(numpy_helper.to_array(kernel).astype(np.float16), kernel.name)
     )
     onnx_package.save(model, path)
     return {
-        each.name: numpy_helper.to_array(each).dtype.name
-        for each in onnx_package.load(path).graph.initializer
+        constant.name: numpy_helper.to_array(constant).dtype.name
+        for constant in onnx_package.load(path).graph.initializer
     }
 
 
@@ -194,13 +197,14 @@ def test_types_are_those_of_the_file(
     expected = {name: kind.removeprefix("torch.") for name, kind in written(tmp_path / "a").items()}
     assert set(expected.values()) & {"float16", "bfloat16"}
     opened = open_weights(tmp_path / "a")
-    assert {each.name: each.dtype for each in opened.stored} == expected
+    assert {array.name: array.dtype for array in opened.stored} == expected
     assert {value.dtype for value in opened.tensors.values()} == {np.dtype(np.float32)}
 
 
 def test_numbers_beyond_float32_become_infinite_without_a_warning(tmp_path: Path) -> None:
     values = {
-        name: value.double() for name, value in as_torch(plain_state(recipe_of()).tensors).items()
+        name: value.double()
+        for name, value in make_torch_tensors(plain_state(recipe_of()).tensors).items()
     }
     torch.save(
         values | {"fc.bias": torch.full((5,), -1e300, dtype=torch.float64)}, tmp_path / "a.pth"
@@ -216,7 +220,7 @@ def test_numbers_beyond_float32_become_infinite_without_a_warning(tmp_path: Path
 def training(path: Path) -> State:
     """Write a checkpoint of a training whose optimizer shares a storage with its weights."""
     state = plain_state(recipe_of())
-    weights = as_torch(state.tensors)
+    weights = make_torch_tensors(state.tensors)
     weights["fc.bias"] = torch.cat([weights["fc.bias"], torch.zeros(3)])[:5]
     shared = weights["fc.bias"].untyped_storage()
     velocity = torch.tensor([], dtype=torch.float32).set_(shared, 5, (3,))  # type: ignore[call-overload]
@@ -237,8 +241,8 @@ def test_velocities_that_nobody_asks_for_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(
         data.replace(velocities, bytes(36))
     )  # its checksum is wrong then
-    found = open_weights(tmp_path / "a.pth").tensors
-    assert all(np.array_equal(found[name], value) for name, value in state.tensors.items())
+    tensors = open_weights(tmp_path / "a.pth").tensors
+    assert all(np.array_equal(tensors[name], value) for name, value in state.tensors.items())
     with pytest.raises(CheckpointError, match=r"a\.pth is damaged.*Bad CRC-32"):
         open_weights(tmp_path / "a.pth", momentum=True)
 
@@ -247,7 +251,7 @@ def test_a_checkpoint_of_a_training_is_never_a_published_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training(tmp_path / "a.pth")
-    monkeypatch.setattr(known_preprocessing, "hashlib", None)  # its digest is not even computed
+    monkeypatch.setattr(known_preprocessing, "hash_file", None)  # its digest is not even computed
     assert any(
         "torchvision-v1 is assumed" in remark for remark in open_weights(tmp_path / "a.pth").remarks
     )

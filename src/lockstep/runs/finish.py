@@ -13,7 +13,7 @@ from lockstep.runs.worst_mistakes import load_worst_mistakes
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log
 from lockstep.system.files import write_json
-from lockstep.weights.run_checkpoints import find_best_step
+from lockstep.weights.checkpoint import find_best_step
 
 
 def is_finished(run: RunContext, step: int) -> bool:

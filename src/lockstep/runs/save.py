@@ -10,7 +10,6 @@ from lockstep.runs.context import RunContext
 from lockstep.runs.hooks import make_hooks
 from lockstep.system import heartbeat
 from lockstep.weights import checkpoint
-from lockstep.weights.run_checkpoints import find_best_step
 
 
 @heartbeat.saving()
@@ -24,7 +23,7 @@ def save(run: RunContext) -> None:
         run.diverge(state.step, message)
     run.recorder.flush()
     path = write_checkpoint(run, state)
-    best = find_best_step(run.recorder.evaluations)
+    best = checkpoint.find_best_step(run.recorder.evaluations)
     checkpoint.prune(run.checkpoints, run.execution.keep_checkpoints, best)
     run.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
     call_hooks(run, state)

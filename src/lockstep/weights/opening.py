@@ -8,6 +8,7 @@ import numpy as np
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, nearest
+from lockstep.weights.checkpoint import find_checkpoint
 from lockstep.weights.class_names import Classes
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.known_preprocessing import assume_preprocessing
@@ -21,7 +22,6 @@ from lockstep.weights.preprocessing import (
 )
 from lockstep.weights.recognition import recognise
 from lockstep.weights.remote_weights import locate_weights
-from lockstep.weights.run_checkpoints import find_checkpoint
 
 
 def open_weights(

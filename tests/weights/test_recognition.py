@@ -1,0 +1,364 @@
+"""Weights of other programs: their format is recognised, and opened as what they are."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.models.state import State
+from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.runs.starting_weights import StartSource, fit_start
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import open_weights
+from tests.weights.small_models import (
+    Writer,
+    hub,
+    keras,
+    keras_recipe,
+    legacy_file,
+    mxnet,
+    nvidia_pytorch,
+    onnx,
+    paddle,
+    plain_state,
+    recipe_of,
+    safetensors_file,
+    tensorflow,
+    timm,
+    zip_file,
+)
+
+FILES: list[tuple[str, str, Writer, str]] = [
+    # the file's name, the path to open, how it is written, its origin
+    ("resnet50-0676ba61.pth", "", zip_file, "torchvision"),
+    ("any.pth", "", legacy_file, "PyTorch"),
+    ("zip.safetensors", "", zip_file, "PyTorch"),
+    ("legacy.h5", "", legacy_file, "PyTorch"),
+    ("without a suffix", "", zip_file, "PyTorch"),
+    ("checkpoint.pth.tar", "", nvidia_pytorch, "NVIDIA PyTorch"),
+    ("checkpoint.pth.tar", "..", nvidia_pytorch, "NVIDIA PyTorch"),
+    ("folder", "", timm, "timm"),
+    ("folder", "config.json", timm, "timm"),
+    ("folder", "model.safetensors", timm, "timm"),
+    ("folder", "", hub, "timm"),
+    ("folder", "pytorch_model.bin", hub, "timm"),
+    ("module.safetensors", "", safetensors_file, "PyTorch"),
+    ("safetensors.pth", "", safetensors_file, "PyTorch"),
+    ("weights.h5", "", keras, "Keras"),
+    ("keras.bin", "", keras, "Keras"),
+    ("model.onnx", "", onnx, "ONNX"),
+    ("onnx.pt", "", onnx, "ONNX"),
+    ("model.ckpt-7", "", tensorflow, "NVIDIA TensorFlow"),
+    ("model", "", paddle, "NVIDIA Paddle"),
+    ("model", "", mxnet, "NVIDIA MXNet"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "write", "origin"),
+    FILES,
+    ids=[f"{w.__name__} {n} {p}" for n, p, w, _ in FILES],
+)
+def test_a_file_is_recognised_by_its_content(
+    name: str, named: str, write: Writer, origin: str, tmp_path: Path, narrow: None
+) -> None:
+    state = plain_state(keras_recipe() if write is keras else recipe_of())
+    write(tmp_path / name, state)
+    weights = open_weights(tmp_path / name / named if named != ".." else tmp_path)
+    assert (weights.origin, weights.recipe.model) == (
+        origin,
+        "resnet50-v1" if write is keras else "resnet50",
+    )
+    assert {key: value.tobytes() for key, value in weights.tensors.items()} == {
+        key: value.tobytes() for key, value in state.tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(keras, "a.h5"), (onnx, "a.onnx"), (zip_file, "a.pth"), (safetensors_file, "a.safetensors")],
+)
+@pytest.mark.parametrize("length", [1, -1])
+def test_a_file_that_was_cut_off_is_called_by_the_format_of_its_name(
+    write: Writer, name: str, length: int, tmp_path: Path, narrow: None
+) -> None:
+    write(tmp_path / name, plain_state(keras_recipe() if write is keras else recipe_of()))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:length])
+    expected = (
+        "is damaged or not an? (Keras file|ONNX model|PyTorch file)|is not a safetensors file"
+    )
+    with pytest.raises(CheckpointError, match=rf"{name} ({expected})"):
+        open_weights(tmp_path / name)
+
+
+def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
+    state = plain_state(recipe_of())
+    mxnet(tmp_path / "model", state)
+    file = (tmp_path / "model-0000.params").rename(tmp_path / "weights.pth")
+    weights = open_weights(file)
+    assert (weights.origin, weights.tensors["fc.bias"].tobytes()) == (
+        "NVIDIA MXNet",
+        state.tensors["fc.bias"].tobytes(),
+    )
+
+
+def test_a_file_of_paddle_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
+    state = plain_state(recipe_of())
+    paddle(tmp_path / "model", state)
+    for name in ("weights.pth", "weights"):
+        file = shutil.copy(tmp_path / "model.pdparams", tmp_path / name)
+        weights = open_weights(file, momentum=True)
+        assert (weights.origin, weights.source) == ("NVIDIA Paddle", file)
+        assert weights.tensors["fc.bias"].tobytes() == state.tensors["fc.bias"].tobytes()
+
+
+def test_what_nvidias_pytorch_code_stores_beside_the_weights_is_opened_if_asked_for(
+    tmp_path: Path, narrow: None
+) -> None:
+    state = plain_state(recipe_of())
+    nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
+    weights = open_weights(tmp_path, momentum=True)
+    assert (weights.epochs, weights.state.ema.keys()) == (3, state.tensors.keys())
+    assert weights.state.momentum.keys() == {
+        name for name in state.tensors if "running_" not in name
+    }
+    averages = open_weights(tmp_path, ema=True)
+    assert averages.tensors["fc.bias"].tobytes() == (state.tensors["fc.bias"] + 1).tobytes()
+    assert not averages.state.momentum
+
+
+def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, narrow: None) -> None:
+    state = plain_state(recipe_of())
+    tensorflow(tmp_path / "model.ckpt-7", state)
+    paddle(tmp_path / "model", state)
+    with pytest.raises(
+        CheckpointError,
+        match=r"several formats: .*model \(Paddle\), .*ckpt-7 \(TensorFlow\); name one",
+    ):
+        open_weights(tmp_path)
+
+
+def test_a_file_in_a_folder_of_other_names_is_to_be_named(tmp_path: Path, narrow: None) -> None:
+    safetensors_file(tmp_path / "model.safetensors", plain_state(recipe_of()))
+    with pytest.raises(
+        CheckpointError,
+        match=r"not a folder of a known format; name a file in it, such as .*/model\.safetensors$",
+    ):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["text.txt", "zeros", "link"])
+def test_what_is_no_file_of_weights_is_a_clear_error(name: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("hello\n")
+    (tmp_path / "zeros").write_bytes(bytes(100))
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=f"{name} holds no weights that can be read; expected a run's folder"
+    ):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/proc/self", "huge.pth"])
+def test_what_never_ends_or_is_too_large_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge.pth").open("wb") as file:
+        file.truncate(2**33 + 1)
+    reasons = {
+        "pipe": "pipe cannot be read: it is a pipe, not a regular file",
+        "/dev/zero": "zero cannot be read: it is a device, not a regular file",
+        "/proc/self": "self holds no weights",
+        "huge.pth": (
+            r"huge.pth cannot be read: it has 8,589,934,593 bytes; expected at most 8,589,934,592"
+            r" for weights"
+        ),
+    }
+    with pytest.raises(CheckpointError, match=reasons[name]):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
+def test_a_name_that_the_system_refuses_is_a_clear_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="aaa cannot be read: File name too long"):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"weights.{suffix}"
+    file.write_bytes(bytes(8))
+    real = os.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> int:  # even if root runs the tests
+        if path == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(
+            CheckpointError, match=rf"weights\.{suffix} cannot be read: Permission denied"
+        ):
+            open_weights(file)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "resnet50-v1"])
+def test_a_file_that_fits_two_models_is_the_one_that_is_named(
+    model: str, tmp_path: Path, narrow: None
+) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    weights, without = (open_weights(tmp_path / "a.pth", model=named) for named in (model, None))
+    assert weights.recipe.model == model
+    expected = (
+        ()
+        if model == "resnet50"
+        else (f"computes as {model}, as requested; without --model it is resnet50",)
+    )
+    assert weights.remarks == (*without.remarks, *expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("resnet101", r"a\.pth holds resnet50, whose tensors are not those of resnet101"),
+        ("resnet50_v1", "there is no model 'resnet50_v1'. Did you mean resnet50-v1"),
+    ],
+)
+def test_a_file_is_not_opened_as_a_model_that_it_does_not_hold(
+    model: str, message: str, tmp_path: Path, narrow: None
+) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    with pytest.raises(CheckpointError, match=message):
+        open_weights(tmp_path / "a.pth", model=model)
+
+
+def without_classifier(path: Path) -> Path:
+    state = plain_state(recipe_of())
+    zip_file(
+        path,
+        State(
+            0,
+            {name: value for name, value in state.tensors.items() if not name.startswith("fc.")},
+            {},
+        ),
+    )
+    return path
+
+
+def test_weights_without_a_classifier_can_only_be_trained(
+    textures: Path, tmp_path: Path, narrow: None
+) -> None:
+    backbone = without_classifier(tmp_path / "backbone.pth")
+    for use in (
+        lambda: lockstep.evaluate(backbone, textures),
+        lambda: lockstep.predict(backbone, textures / "val"),
+        lambda: lockstep.convert(backbone, tmp_path / "new.safetensors"),
+    ):
+        with pytest.raises(
+            CheckpointError,
+            match=r"no classifier, so it cannot classify images; train one: lockstep train",
+        ):
+            use()
+    assert fit_start(StartSource(backbone), recipe_of(), tmp_path / "run") is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["backbone.pth"]
+
+
+def test_the_classifier_that_a_file_lacks_is_the_recipes_initial_one(
+    tmp_path: Path, narrow: None
+) -> None:
+    recipe = recipe_of().replace(logits=7, seed=3)
+    source = StartSource(without_classifier(tmp_path / "backbone.pth"))
+    start = fit_start(source, recipe, tmp_path / "run")
+    assert start is not None
+    initial = initial_tensors(recipe)
+    assert all(
+        start.tensors[name].tobytes() == initial[name].tobytes()
+        for name in ("fc.weight", "fc.bias")
+    )
+    assert (
+        "the weights have no classifier: the classifier starts from the recipe's initial values"
+        in start.notes
+    )
+
+
+# Preprocessing that a file does not say
+
+
+def assumptions(remarks: tuple[str, ...]) -> list[str]:
+    return [
+        remark.partition("; ")[2].partition(" is assumed")[0]
+        for remark in remarks
+        if "is assumed" in remark
+    ]
+
+
+def test_an_assumed_preprocessing_is_remarked_upon_beside_any_config_json(
+    tmp_path: Path, narrow: None
+) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    weights = open_weights(tmp_path / "a.pth")
+    assert assumptions(weights.remarks) == ["torchvision-v1"]
+    assert (weights.recipe.eval_resize, weights.recipe.eval_crop, weights.recipe.antialias) == (
+        256,
+        224,
+        True,
+    )
+
+
+def test_weights_of_timm_without_its_config_are_prepared_by_its_defaults(
+    tmp_path: Path, narrow: None
+) -> None:
+    zip_file(tmp_path / "pytorch_model.bin", plain_state(recipe_of()))
+    weights = open_weights(tmp_path)
+    assert (assumptions(weights.remarks), weights.recipe.interpolation) == (["timm"], "bicubic")
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(tensorflow, "model.ckpt-7"), (timm, "folder"), (onnx, "a.onnx")]
+)
+def test_nothing_is_assumed_of_a_file_whose_format_or_origin_says_it(
+    write: Writer, name: str, tmp_path: Path, narrow: None
+) -> None:
+    write(tmp_path / name, plain_state(recipe_of()))
+    assert assumptions(open_weights(tmp_path / name).remarks) == []
+
+
+def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path, narrow: None) -> None:
+    keras(tmp_path / "a.h5", plain_state(keras_recipe()))
+    weights = open_weights(tmp_path / "a.h5")
+    assert assumptions(weights.remarks) == ["torchvision-v1"]
+    assert any(
+        remark.endswith("shorter side 256, crop 224, bilinear") for remark in weights.remarks
+    )
+
+
+@pytest.mark.parametrize("write", [zip_file, paddle])
+def test_values_that_are_not_finite_are_counted_and_the_first_tensor_is_named(
+    write: Writer, tmp_path: Path, narrow: None
+) -> None:
+    state = plain_state(recipe_of())
+    state.tensors["bn1.weight"][2] = np.inf
+    state.tensors["fc.bias"][1:3] = np.nan
+    name = "a.pth" if write is zip_file else "a"
+    write(tmp_path / name, state)
+    total = sum(value.size for value in state.tensors.values())
+    tensors = len(state.tensors)
+    expected = (
+        f"3 of {total:,} values are NaN or infinite, in 2 of {tensors} tensors; the first is"
+        " bn1.weight, with 1: "
+    )
+    [found] = [remark for remark in open_weights(tmp_path / name).remarks if "NaN" in remark]
+    assert found.startswith(expected)
+
+
+def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    with pytest.raises(
+        CheckpointError,
+        match=r"a\.pth is no run, so it has no checkpoint 'best' to choose; name the file",
+    ):
+        open_weights(tmp_path / "a.pth", checkpoint="best")
