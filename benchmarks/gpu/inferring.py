@@ -88,7 +88,7 @@ def _recipe(ground: Ground, precision: str) -> Recipe:
 def _why_not(name: str, precision: str, device: str, *, quantised: bool) -> str:
     """Return why an engine cannot be measured; "" if it can."""
     row = RUNTIMES[name]
-    if row.missing():
+    if row.is_missing():
         return f"{name} is not installed: {row.install}"
     try:
         choose_device(name, Execution.of({"device": device}))

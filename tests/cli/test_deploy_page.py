@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.targets import TARGETS, target_of
+from lockstep.inference.targets import TARGETS, find_target
 from tests.soak import SOAK
 
 Answer = Callable[..., tuple[int, str, str]]
@@ -52,7 +52,9 @@ def words_of(command: str, places: dict[str, Path]) -> list[object]:
 
 def target(words: list[object]) -> str:
     """Return the format that an export is written to."""
-    return target_of(str(words[words.index("--to") + 1])).name if "--to" in words else "savedmodel"
+    return (
+        find_target(str(words[words.index("--to") + 1])).name if "--to" in words else "savedmodel"
+    )
 
 
 def skip_what_cannot_run(words: list[object]) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 import lockstep
 from lockstep.inference import onnx_model, targets
-from lockstep.inference.comparison import photos_of_several_sizes
+from lockstep.inference.comparison import draw_photos
 from lockstep.inference.images import read_square
 from lockstep.inference.targets import Target
 from lockstep.models.architectures import model_spec
@@ -61,9 +61,11 @@ def faulty(
     change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
 ) -> None:
     """Make the writer of ONNX models write other weights than it is given."""
-    right = onnx_model.model_of
+    right = onnx_model.build_model
     monkeypatch.setattr(
-        onnx_model, "model_of", lambda recipe, tensors, *rest: right(recipe, change(tensors), *rest)
+        onnx_model,
+        "build_model",
+        lambda recipe, tensors, *rest: right(recipe, change(tensors), *rest),
     )
 
 
@@ -77,7 +79,7 @@ def test_a_wrong_export_is_refused_with_both_figures_and_leaves_nothing(
     )
     opened = open_weights(weights)
     squares = np.empty((8, 32, 32, 3), np.uint8)
-    for photo, square in zip(photos_of_several_sizes(opened.recipe), squares, strict=True):
+    for photo, square in zip(draw_photos(opened.recipe), squares, strict=True):
         read_square(photo, opened.recipe, square)
     logits = oracle.logits(opened.recipe, opened.tensors, squares)
     difference = (

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import lockstep
-from lockstep.inference.quantising import for_speed
+from lockstep.inference.quantising import quantise_for_speed
 from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
@@ -123,7 +123,9 @@ def test_a_model_to_measure_int8_with_computes_every_layer_in_it(
     weights: Path, symmetric: bool
 ) -> None:
     images = pictures(32, 32)
-    model = onnx.load_from_string(for_speed(open_weights(weights), images, symmetric=symmetric))
+    model = onnx.load_from_string(
+        quantise_for_speed(open_weights(weights), images, symmetric=symmetric)
+    )
     makers = {name: node for node in model.graph.node for name in node.output}
     computing = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
     assert len(computing) == len(layers(model_spec(open_weights(weights).recipe.model)))

@@ -102,7 +102,7 @@ def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
     wanted = oracle.logits(tiny_recipe, weights.tensors, images)
     whole = onnx_model.logits_model(recipe, weights.tensors), None
     for model in (whole, onnx_model.logits_model_apart(recipe, weights.tensors, as_inputs=False)):
-        [logits] = runtime.session(*model).run(None, {"images": images})
+        [logits] = runtime.open_session(*model).run(None, {"images": images})
         assert 1e-6 < distance(logits, wanted) < 6e-3
 
 
@@ -224,7 +224,7 @@ def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
     package = SimpleNamespace(
         get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
     )
-    monkeypatch.setattr(runtime, "_package", lambda: package)
+    monkeypatch.setattr(runtime, "_import", lambda: package)
     monkeypatch.setattr(runtime, "gpu", lambda: None)
     assert runtime.choose_device(Execution()) == "cpu"
     with pytest.raises(BackendError, match="there is no GPU here"):
@@ -241,15 +241,21 @@ def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
 
 def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
     there = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert runtime.providers("fp32", there, quantised=False) == [
+    assert runtime.choose_providers("fp32", there, quantised=False) == [
         ("CUDAExecutionProvider", {"use_tf32": "0"})
     ]
-    assert runtime.providers("tf32", there, quantised=False) == [
+    assert runtime.choose_providers("tf32", there, quantised=False) == [
         ("CUDAExecutionProvider", {"use_tf32": "1"})
     ]
-    assert [name for name, _ in runtime.providers("fp16", there, quantised=False)] == there[:2]
-    assert [name for name, _ in runtime.providers("fp32", there, quantised=True)] == there[:2]
-    assert [name for name, _ in runtime.providers("fp16", there[1:], quantised=False)] == there[1:2]
+    assert [name for name, _ in runtime.choose_providers("fp16", there, quantised=False)] == there[
+        :2
+    ]
+    assert [name for name, _ in runtime.choose_providers("fp32", there, quantised=True)] == there[
+        :2
+    ]
+    assert [
+        name for name, _ in runtime.choose_providers("fp16", there[1:], quantised=False)
+    ] == there[1:2]
 
 
 def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:

@@ -118,7 +118,7 @@ def keras(path: Path, state: State) -> None:
 
 
 def onnx(path: Path, state: State) -> None:
-    path.write_bytes(onnx_model.model_of(recipe_of(), state.tensors, ()).SerializeToString())
+    path.write_bytes(onnx_model.build_model(recipe_of(), state.tensors, ()).SerializeToString())
 
 
 def tensorflow(path: Path, state: State) -> None:

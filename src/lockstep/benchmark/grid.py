@@ -25,7 +25,7 @@ from lockstep.benchmark.figures import NOTHING, compute_figures
 from lockstep.benchmark.fingerprint import query_gpus
 from lockstep.benchmark.report_file import KIND, VERSION, BenchmarkReport, read_benchmark
 from lockstep.data.sources import find_sources
-from lockstep.inference.quantising import for_speed
+from lockstep.inference.quantising import quantise_for_speed
 from lockstep.inference.runtimes import NATIVE, find_row
 from lockstep.inference.targets import TARGETS
 from lockstep.recipes import Recipe
@@ -218,7 +218,7 @@ def _measure_cell(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) ->
         install = backends.FRAMEWORKS[cell.backend].install
     else:
         row = find_row(cell.runtime)
-        python = None if row.missing() else Path(sys.executable)
+        python = None if row.is_missing() else Path(sys.executable)
         install = row.install
     if python is None:
         return entry | {"status": MISSING, "reason": install}
@@ -259,7 +259,7 @@ def _export_int8(recipe: Recipe, runtime: str) -> bytes:
     )
     weights = Weights(recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP)
     symmetric = runtime in TARGETS and TARGETS[runtime].takes_symmetric_int8
-    return for_speed(weights, images, symmetric=symmetric)
+    return quantise_for_speed(weights, images, symmetric=symmetric)
 
 
 def _read_results(folder: Path, what: str) -> list[dict[str, Any]]:

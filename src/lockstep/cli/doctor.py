@@ -60,7 +60,7 @@ def described(row: "RuntimeRow") -> str:
     able = "; ".join(
         f"{device}: {', '.join(precisions)}" for device, precisions in row.precisions.items()
     )
-    return f"missing; {row.install}" if row.missing() else f"{row.version()}, inference ({able})"
+    return f"missing; {row.install}" if row.is_missing() else f"{row.version()}, inference ({able})"
 
 
 def multiplies(found: "Arithmetic") -> str:

@@ -26,18 +26,18 @@ BOUNDS = {"fp32": certificate.BOUND, "bf16": 5e-2, "fp16": 6e-3, "int8": 0.3, "i
 """By precision: logits may differ from the engine's, which computes in fp32, by this share of the
 largest logit.
 
-| precision | why |
-|---|---|
-| fp32 | the bound of certificates: two programs in fp32 are each within 5e-5 of float64 |
-| bf16, fp16 | what `lockstep verify` allows to engines (`lockstep.verification.bounds`): 8 and 11 bits a layer |
-| int8 | only finds models that compute something else; the loss of top-1 decides whether a model is good enough |
-| int8, trained | as int8; the integers are equal, unless float32's rounding decides one (1.2e-2 with ResNet-50) |
+- fp32: the bound of certificates: two programs in fp32 are each within 5e-5 of float64.
+- bf16, fp16: what `lockstep verify` allows (`lockstep.verification.bounds`): 8 and 11 bits a layer.
+- int8: only finds models that compute something else; the loss of top-1 decides.
+- "int8, trained": the integers are equal, unless float32's rounding decides one (1.2e-2 with
+  ResNet-50).
 """
 _PIXEL_BOUND = 5e-3
 """The bound if a program rounds some pixels differently, by one level of 255."""
 _SMALLEST = 0.1
 """Differences are a share of at least this logit: float32 does not resolve probabilities that
 differ by less than 1e-5."""
+_REFERENCE = "reference"
 _LEAST_COMPARED = 1e-30
 """Smaller probabilities are replaced by this one: float32 soon has no numbers below it."""
 
@@ -63,7 +63,7 @@ class Comparison(TypedDict):
     """How long the comparison took."""
 
 
-def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Comparison:
+def compare_program(target: Target, wanted: Wanted, folder: Path, precision: str) -> Comparison:
     """Compare the program in `folder` with an engine in fp32, which quantises if the weights have
     scales.
 
@@ -73,10 +73,10 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     """
     began = time.perf_counter()
     weights = wanted.weights.replace_precision("fp32")
-    photos = photos_of_several_sizes(weights.recipe)
-    squares = _squares(photos, weights.recipe)
+    photos = draw_photos(weights.recipe)
+    squares = _read_squares(photos, weights.recipe)
     backend = _choose_backend(target.backend, quantises=bool(weights.scales))
-    logits = _logits(weights, backend, squares)
+    logits = _compute_logits(weights, backend, squares)
     if not np.isfinite(logits).all():
         raise CheckpointError(
             f"{weights.source} computes logits that are not finite numbers, so the export cannot be"
@@ -86,9 +86,9 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     with target.open_program(wanted.inputs(), folder) as program:
         answers = [program(batch) for batch in batches]
     classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
-    found = _as_logarithms(values, is_logits=wanted.bare)
-    expected = _as_logarithms(logits, is_logits=True)
-    largest = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()) / max(
+    answered = _take_logarithms(values, is_logits=wanted.bare)
+    expected = _take_logarithms(logits, is_logits=True)
+    largest = float(np.nan_to_num(np.abs(answered - expected), nan=np.inf).max()) / max(
         float(np.abs(logits).max()), _SMALLEST
     )
     bound = BOUNDS["int8, trained" if weights.scales else precision]
@@ -118,7 +118,7 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     }
 
 
-def photos_of_several_sizes(recipe: Recipe) -> list[np.ndarray]:
+def draw_photos(recipe: Recipe) -> list[np.ndarray]:
     """Return photos, uint8 [H, W, 3]: of the crop's size, smaller, up to four times as large, wide
     and tall.
 
@@ -143,7 +143,7 @@ def photos_of_several_sizes(recipe: Recipe) -> list[np.ndarray]:
     ]
 
 
-def _squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
+def _read_squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
     """Return what evaluation sees of photos: uint8 [N, S, S, 3]."""
     side = recipe.eval_crop
     squares = np.empty((len(photos), side, side, 3), np.uint8)
@@ -155,21 +155,16 @@ def _squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
 def _choose_backend(backend: str | None, *, quantises: bool) -> str:
     """Return the backend to compare with: `backend`, or the first that is installed; the reference
     in NumPy is the last."""
-    last = "reference"
-    names = (
-        [backend]
-        if backend
-        else [DEFAULT_BACKEND, *sorted(FRAMEWORKS, key=lambda name: name == last)]
-    )
-    usable = [
-        name
-        for name in names
-        if FRAMEWORKS[name].version() and (FRAMEWORKS[name].quantises or not quantises)
-    ]
-    return [*usable, last][0]
+    names = [backend] if backend else [DEFAULT_BACKEND, *FRAMEWORKS]
+    for name in names:
+        framework = FRAMEWORKS[name]
+        can_quantise = framework.quantises or not quantises
+        if name != _REFERENCE and framework.version() and can_quantise:
+            return name
+    return _REFERENCE
 
 
-def _logits(weights: Weights, backend: str, images: np.ndarray) -> np.ndarray:
+def _compute_logits(weights: Weights, backend: str, images: np.ndarray) -> np.ndarray:
     """Return an engine's logits, float64."""
     execution = Execution(backend=backend, reference_dtype="float32", compile="off")
     world = backends.load(backend).world(execution)
@@ -180,7 +175,7 @@ def _logits(weights: Weights, backend: str, images: np.ndarray) -> np.ndarray:
         world.close()
 
 
-def _as_logarithms(values: np.ndarray, *, is_logits: bool) -> np.ndarray:
+def _take_logarithms(values: np.ndarray, *, is_logits: bool) -> np.ndarray:
     """Return the logarithms of probabilities, float64; very small ones are raised to a limit."""
     values = values.astype(np.float64)
     if is_logits:

@@ -146,7 +146,7 @@ def list_export_runtimes() -> list[str]:
     return [
         name
         for name, row in RUNTIMES.items()
-        if row.runs_onnx and "cpu" in row.precisions and not row.missing()
+        if row.runs_onnx and "cpu" in row.precisions and not row.is_missing()
     ]
 
 

@@ -23,7 +23,7 @@ from lockstep.system.regular_files import IMAGE, read_regular
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded image with a name, such as one in a tar file. It is read only when it is needed."""
+    """An encoded image with a name, such as one in a tar file. It is read only when needed."""
 
     path: Path
     read: Callable[[], bytes]

@@ -24,34 +24,18 @@ after each path."""
 _NUL = b"\0"
 _MOST_PATH_BYTES = 4095
 """Linux opens no longer path."""
-SUFFIXES = frozenset(
-    (
-        "",
-        ".bmp",
-        ".gif",
-        ".jfif",
-        ".jpe",
-        ".jpeg",
-        ".jpg",
-        ".pbm",
-        ".pgm",
-        ".png",
-        ".pnm",
-        ".ppm",
-        ".tif",
-        ".tiff",
-        ".webp",
-    )
-)
+_COMMON = ("", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+SUFFIXES = frozenset((*_COMMON, ".pbm", ".pgm", ".pnm", ".ppm"))
 """Files with these endings are taken from folders, and files of a storage format
 (`lockstep.data.sources.IS_OF`)."""
 _BEGINS_AS_IMAGE = re.compile(
-    rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|P[1-6]\s+(?:#[^\n]*\n\s*)*\d",
+    rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*"
+    rb"|P[1-6]\s+(?:#[^\n]*\n\s*)*\d",
     re.DOTALL,
 )
 _BEGIN = 2**16
 """This many bytes of standard input decide whether it is an image."""
-_OF_SYSTEM = ("/proc", "/sys")
+_SYSTEM_FOLDERS = ("/proc", "/sys")
 """Folders that hold no files, but the state of the system; links in them lead everywhere."""
 
 
@@ -72,7 +56,7 @@ class NamedImages:
     def __iter__(self) -> Iterator[str | Encoded]:
         for part in self._parts:
             if isinstance(part, Listing):
-                yield from (_member(part, sample) for sample in range(len(part)))
+                yield from (_describe_member(part, sample) for sample in range(len(part)))
             else:
                 yield from part
 
@@ -82,23 +66,21 @@ class NamedImages:
         if argument == STDIN:
             self._add_stdin(stdin)
         elif argument.startswith(LIST):
-            path = argument[len(LIST) :]
-            try:
-                content = read_regular(path, NAMES)
-            except OSError as error:
-                advice = (
-                    f"; give its paths through standard input: {STDIN}"
-                    if "pipe" in str(error.strerror)
-                    else ""
-                )
-                raise DataError(
-                    f"the list {path} cannot be read: {error.strerror}{advice}"
-                ) from None
-            self._add_list(path, content)
+            self._add_list_file(argument.removeprefix(LIST))
         elif not os.path.lexists(argument) and glob.has_magic(argument):
             self._add_pattern(argument)
         else:
             self._add_path(argument)
+
+    def _add_list_file(self, path: str) -> None:
+        try:
+            content = read_regular(path, NAMES)
+        except OSError as error:
+            reason = str(error.strerror)
+            if "pipe" in reason:
+                reason += f"; give its paths through standard input: {STDIN}"
+            raise DataError(f"the list {path} cannot be read: {reason}") from None
+        self._add_list(path, content)
 
     def _add_stdin(self, stdin: BinaryIO) -> None:
         begin = stdin.read(_BEGIN)
@@ -118,7 +100,7 @@ class NamedImages:
         # `find -print0` ends every path with a NUL. A line may hold one by mistake, but the last
         # one then has a newline.
         separator, unit = (_NUL, "path") if content.endswith(_NUL) else (b"\n", "line")
-        for number, line in enumerate(_split(content, separator), start=1):
+        for number, line in enumerate(_split_list(content, separator), start=1):
             name = line if separator == _NUL else line.rstrip(b"\r")
             if not name:
                 continue
@@ -138,13 +120,12 @@ class NamedImages:
                 self._add_path(os.fsdecode(name))
 
     def _add_pattern(self, pattern: str) -> None:
-        found = sorted(glob.glob(pattern, recursive=True), key=os.fsencode)  # noqa: PTH207 - it may be absolute
-        if not found:
+        paths = sorted(glob.glob(pattern, recursive=True), key=os.fsencode)  # noqa: PTH207
+        if not paths:
             self._add_failing(pattern, "no file matches")
-        for path in found:
-            if (
-                "**" not in pattern or not Path(path).is_dir()
-            ):  # "**" also finds what is in the folder
+        for path in paths:
+            # "**" also finds what is in a folder.
+            if "**" not in pattern or not Path(path).is_dir():
                 self._add_path(path)
 
     def _add_path(self, path: str) -> None:
@@ -153,7 +134,7 @@ class NamedImages:
             self._add_folder(path, ())
             if len(self) == before:
                 self._add_failing(path, "no images in this folder")
-        elif _format(path) is not None and os.path.isfile(path):  # noqa: PTH113
+        elif _find_format(path) is not None and os.path.isfile(path):  # noqa: PTH113
             self._add_packed(path)
         else:
             self._append(path)
@@ -168,14 +149,15 @@ class NamedImages:
     def _add_folder(self, folder: str, above: tuple[tuple[int, int], ...]) -> None:
         try:
             status = Path(folder).stat()
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+            with os.scandir(folder) as scan:
+                entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
         except OSError as error:
             self._add_failing(folder, str(error.strerror))
             return
-        if status.st_dev in _devices_of_system():
+        if status.st_dev in _list_system_devices():
             self._add_failing(
-                folder, f"a folder of the system ({' or '.join(_OF_SYSTEM)}), which has no images"
+                folder,
+                f"a folder of the system ({' or '.join(_SYSTEM_FOLDERS)}), which has no images",
             )
             return
         within = (*above, (status.st_dev, status.st_ino))
@@ -186,7 +168,7 @@ class NamedImages:
                 continue
             if is_folder(entry):
                 self._add_folder(entry.path, within)
-            elif _format(entry.path) is not None:
+            elif _find_format(entry.path) is not None:
                 self._add_packed(entry.path)
             elif Path(entry.name).suffix.lower() in SUFFIXES:
                 self._append(entry.path)
@@ -196,7 +178,7 @@ class NamedImages:
     def _add_packed(self, path: str) -> None:
         file = Path(path)
         try:
-            listing = list_images(Source(str(_format(path)), file.parent, (file.name,)))
+            listing = list_images(Source(str(_find_format(path)), file.parent, (file.name,)))
         except DataError as error:
             self._add_failing(path, str(error))
             return
@@ -208,10 +190,10 @@ class NamedImages:
             self._add_failing(str(file.parent / damage.file), damage.reason)
 
     def _add_failing(self, name: str, why: str) -> None:
-        self._append(Encoded(Path(name), _failing(why)))
+        self._append(Encoded(Path(name), _raise_when_read(why)))
 
 
-def _split(content: bytes, separator: bytes) -> Iterator[bytes]:
+def _split_list(content: bytes, separator: bytes) -> Iterator[bytes]:
     """Yield the parts of a content one after the other, since a list of all takes several times its
     memory."""
     begin = 0
@@ -224,31 +206,33 @@ def _split(content: bytes, separator: bytes) -> Iterator[bytes]:
 
 
 @cache
-def _devices_of_system() -> frozenset[int]:
-    """Return the numbers of the file systems of `_OF_SYSTEM`."""
-    return frozenset(Path(folder).stat().st_dev for folder in _OF_SYSTEM if Path(folder).is_mount())
+def _list_system_devices() -> frozenset[int]:
+    """Return the numbers of the file systems of `_SYSTEM_FOLDERS`."""
+    return frozenset(
+        Path(folder).stat().st_dev for folder in _SYSTEM_FOLDERS if Path(folder).is_mount()
+    )
 
 
-def _failing(why: str) -> Callable[[], bytes]:
+def _raise_when_read(why: str) -> Callable[[], bytes]:
     def read() -> bytes:
         raise OSError(errno.EINVAL, why)
 
     return read
 
 
-def _format(path: str) -> str | None:
+def _find_format(path: str) -> str | None:
     """Return the storage format of a file that holds many images, by its name; None for other
     files."""
-    return next((format for format, is_of in IS_OF.items() if is_of(Path(path).name)), None)
+    name = Path(path).name
+    return next((format for format, is_of in IS_OF.items() if is_of(name)), None)
 
 
-def _member(listing: Listing, sample: int) -> Encoded:
+def _describe_member(listing: Listing, sample: int) -> Encoded:
     """Return an image of a file that holds many. It is called by its name in the file, else by its
     first byte."""
     name = printable(listing.name(sample))
-    path = (
-        Path(listing.path(sample), name)
-        if name
-        else Path(listing.source.root, listing.place(sample))
-    )
+    if name:
+        path = Path(listing.path(sample), name)
+    else:
+        path = Path(listing.source.root, listing.place(sample))
     return Encoded(path, lambda: listing.read_encoded(sample))

@@ -1,4 +1,4 @@
-"""Export to ONNX: preprocessing, model and softmax as one graph. No training framework is needed."""
+"""Export to ONNX: preprocessing, model and softmax as one graph, without a training framework."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.models.architectures import Block, Conv, blocks, convolutions, model_spec, stem
-from lockstep.models.architectures import tensors as tensors_of
+from lockstep.models.architectures import tensors as list_tensors
 from lockstep.models.quantisation import LARGEST, LOWEST, weight_scales
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 1024
 """Arrays from this size on may be apart from a model."""
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 OPSET = 17
 IR = 8
 """The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
@@ -41,7 +42,7 @@ class Form:
     fitted."""
 
 
-def model_of(
+def build_model(
     recipe: Recipe,
     tensors: Mapping[str, np.ndarray],
     classes: tuple[str, ...],
@@ -72,12 +73,8 @@ def model_of(
             f"an ONNX model is in fp32, fp16 or int8, not in {recipe.precision}; leave out"
             " precision: the program that runs the model can choose its own"
         )
-    check_fit(
-        {each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)},
-        tensors,
-        "weights",
-    )
-    onnx = _onnx()
+    _check_shapes(recipe, tensors)
+    onnx = _import_onnx()
     form = form or Form()
     graph = _Graph(
         onnx, recipe, tensors, scales or {}, in_half=recipe.precision == "fp16", folded=form.folded
@@ -102,15 +99,11 @@ def logits_model(
     other precisions are for the program that runs the model to choose. Raises `CheckpointError` if
     the tensors do not fit, `BackendError` if the package onnx is missing.
     """
-    check_fit(
-        {each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)},
-        tensors,
-        "weights",
-    )
+    _check_shapes(recipe, tensors)
     in_half = recipe.precision == "fp16" and not scales
-    graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=in_half, folded=folded)
-    found: bytes = graph.logits_model().SerializeToString()
-    return found
+    graph = _Graph(_import_onnx(), recipe, tensors, scales or {}, in_half=in_half, folded=folded)
+    data: bytes = graph.logits_model().SerializeToString()
+    return data
 
 
 def logits_model_apart(
@@ -127,17 +120,19 @@ def logits_model_apart(
     are elsewhere. The program that runs the model must put them there. Small arrays are in the
     model.
     """
-    check_fit(
-        {each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)},
-        tensors,
-        "weights",
-    )
+    _check_shapes(recipe, tensors)
     in_half = recipe.precision == "fp16" and not scales
-    graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=in_half)
+    graph = _Graph(_import_onnx(), recipe, tensors, scales or {}, in_half=in_half)
     return graph.logits_model_apart(as_inputs=as_inputs)
 
 
-def _onnx() -> Any:
+def _check_shapes(recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> None:
+    """Raise `CheckpointError` if tensors are not those of the recipe's model."""
+    expected = list_tensors(model_spec(recipe.model), recipe.logits)
+    check_fit({tensor.name: tensor.shape for tensor in expected}, tensors, "weights")
+
+
+def _import_onnx() -> Any:
     try:
         import onnx
     except ImportError:
@@ -181,8 +176,7 @@ class _Graph:
         """Fold batch norms into the kernels and new biases."""
         for conv in convolutions(self._spec):
             scale, shift, mean, variance = (
-                values.pop(f"{conv.bn_name}.{suffix}").astype(np.float64)
-                for suffix in ("weight", "bias", "running_mean", "running_var")
+                values.pop(f"{conv.bn_name}.{suffix}").astype(np.float64) for suffix in _BATCH_NORM
             )
             factor = scale / np.sqrt(variance + self._recipe.bn_epsilon)
             kernel = f"{conv.name}.weight"
@@ -193,20 +187,21 @@ class _Graph:
         """Replace weights by integers, and add the scale of every output channel."""
         weight = values[name]
         scale = weight_scales(weight)
-        with np.errstate(
-            invalid="ignore"
-        ):  # the scale of a channel with NaN or infinity is that too
-            integers = np.clip(
-                np.rint(weight / scale.reshape(-1, *(1,) * (weight.ndim - 1))), LOWEST, LARGEST
-            )
-            values[name], values[f"{name}.scale"] = integers.astype(np.int8), scale
+        per_channel = scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        # The scale of a channel with NaN or infinity is that too.
+        with np.errstate(invalid="ignore"):
+            integers = np.clip(np.rint(weight / per_channel), LOWEST, LARGEST)
+            values[name] = integers.astype(np.int8)
+        values[f"{name}.scale"] = scale
         values[f"{name}.zero"] = np.zeros(scale.shape, np.int8)
 
     def logits_model(self) -> "onnx.ModelProto":
         """Return the model whose only output is `logits`, for images of the evaluation's size."""
-        self._computed(self._normalised("images"))
+        self._add_model(self._normalise("images"))
         side = self._recipe.eval_crop
-        return self._made(self._images("N", side, side), [self._described_logits("logits", "N")])
+        return self._finish(
+            self._describe_images("N", side, side), [self._describe_logits("logits", "N")]
+        )
 
     def logits_model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
         """Return the same model without large arrays, and these: as inputs, or as initializers with
@@ -215,20 +210,19 @@ class _Graph:
         values = self._values
         apart = {name: value for name, value in values.items() if value.nbytes >= _LARGE_BYTES}
         self._values = {name: value for name, value in values.items() if name not in apart}
-        graph = (model := self.logits_model()).graph
+        model = self.logits_model()
+        graph = model.graph
         for name, value in apart.items():
             kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if as_inputs:
                 graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
             else:
-                elsewhere = [onnx.StringStringEntryProto(key="location", value="memory")]
-                where = onnx.TensorProto.EXTERNAL
                 graph.initializer.add(
                     name=name,
                     data_type=kind,
                     dims=value.shape,
-                    data_location=where,
-                    external_data=elsewhere,
+                    data_location=onnx.TensorProto.EXTERNAL,
+                    external_data=[onnx.StringStringEntryProto(key="location", value="memory")],
                 )
         data: bytes = model.SerializeToString()
         return data, apart
@@ -240,19 +234,19 @@ class _Graph:
         count = form.batch or "N"
         side = self._recipe.eval_crop
         if form.bare:
-            self._computed("input")
+            self._add_model("input")
             images = helper.make_tensor_value_info("input", kinds.FLOAT, [count, 3, side, side])
-            outputs = [self._described_logits("logits", count)]
+            outputs = [self._describe_logits("logits", count)]
         else:
-            logits = self._computed(self._normalised("images"))
+            logits = self._add_model(self._normalise("images"))
             self._add("Softmax", [logits], "probabilities", axis=1)
             self._add("ArgMax", [logits], "classes", axis=1, keepdims=0)
-            images = self._images(count, side, side)
+            images = self._describe_images(count, side, side)
             outputs = [
                 helper.make_tensor_value_info("classes", kinds.INT64, [count]),
-                self._described_logits("probabilities", count),
+                self._describe_logits("probabilities", count),
             ]
-        model = self._made(images, outputs)
+        model = self._finish(images, outputs)
         helper.set_model_props(
             model,
             {
@@ -262,36 +256,30 @@ class _Graph:
         )
         return model
 
-    def _images(self, count: int | str, height: int | str, width: int | str) -> Any:
+    def _describe_images(self, count: int | str, height: int | str, width: int | str) -> Any:
         kind = self._onnx.TensorProto.UINT8
         return self._onnx.helper.make_tensor_value_info("images", kind, [count, height, width, 3])
 
-    def _described_logits(self, name: str, count: int | str) -> Any:
+    def _describe_logits(self, name: str, count: int | str) -> Any:
         kind = self._onnx.TensorProto.FLOAT
         return self._onnx.helper.make_tensor_value_info(name, kind, [count, self._recipe.logits])
 
-    def _computed(self, x: str) -> str:
+    def _add_model(self, x: str) -> str:
         """Return the logits, float32, of normalised images, float32."""
         if not self._in_half:
-            return self._logits(x)
-        x = self._add("Cast", [x], "NCHW in half", to=self._onnx.TensorProto.FLOAT16)
-        return self._add(
-            "Cast", [self._logits(x, "logits in half")], "logits", to=self._onnx.TensorProto.FLOAT
-        )
+            return self._add_layers(x)
+        kinds = self._onnx.TensorProto
+        x = self._add("Cast", [x], "NCHW in half", to=kinds.FLOAT16)
+        x = self._add_layers(x, "logits in half")
+        return self._add("Cast", [x], "logits", to=kinds.FLOAT)
 
-    def _made(self, images: Any, outputs: list[Any]) -> "onnx.ModelProto":
+    def _finish(self, images: Any, outputs: list[Any]) -> "onnx.ModelProto":
         """Return a model of the nodes, with this input and these outputs."""
         helper = self._onnx.helper
-        graph = helper.make_graph(
-            self._nodes,
-            self._recipe.model if isinstance(self._recipe.model, str) else "model",
-            [images],
-            outputs,
-            [
-                self._onnx.numpy_helper.from_array(value, name)
-                for name, value in self._values.items()
-            ],
-        )
+        model = self._recipe.model if isinstance(self._recipe.model, str) else "model"
+        to_tensor = self._onnx.numpy_helper.from_array
+        values = [to_tensor(value, name) for name, value in self._values.items()]
+        graph = helper.make_graph(self._nodes, model, [images], outputs, values)
         return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", OPSET)],
@@ -305,55 +293,57 @@ class _Graph:
         )
         return output
 
-    def _normalised(self, images: str) -> str:
-        self._values |= {
-            name: np.array(getattr(self._recipe, name), np.float32) for name in ("mean", "std")
-        }
+    def _normalise(self, images: str) -> str:
+        self._values["mean"] = np.array(self._recipe.mean, np.float32)
+        self._values["std"] = np.array(self._recipe.std, np.float32)
         x = self._add("Cast", [images], "float images", to=self._onnx.TensorProto.FLOAT)
         x = self._add("Div", [self._add("Sub", [x, "mean"], "centred"), "std"], "normalised")
         return self._add("Transpose", [x], "NCHW", perm=[0, 3, 1, 2])
 
-    def _logits(self, x: str, output: str = "logits") -> str:
-        x = self._convolution(x, stem(self._spec), relu=True)
+    def _add_layers(self, x: str, output: str = "logits") -> str:
+        x = self._add_convolution(x, stem(self._spec), relu=True)
         x = self._add(
-            "MaxPool", [x], "pooled", kernel_shape=[3, 3], strides=[2, 2], **self._padding(3, 2)
+            "MaxPool",
+            [x],
+            "pooled",
+            kernel_shape=[3, 3],
+            strides=[2, 2],
+            **self._describe_padding(3, 2),
         )
         for block in blocks(self._spec):
-            x = self._block(x, block)
+            x = self._add_block(x, block)
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x], "average")], "features")
-        return self._add("Gemm", [*self._factors(x, "fc"), "fc.bias"], output, transB=1)
+        return self._add("Gemm", [*self._add_factors(x, "fc"), "fc.bias"], output, transB=1)
 
-    def _block(self, x: str, block: Block) -> str:
-        shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut, relu=False)
+    def _add_block(self, x: str, block: Block) -> str:
+        shortcut = (
+            x if block.shortcut is None else self._add_convolution(x, block.shortcut, relu=False)
+        )
         for conv in block.convs[:-1]:
-            x = self._convolution(x, conv, relu=True)
-        x = self._convolution(x, block.convs[-1], relu=False)
+            x = self._add_convolution(x, conv, relu=True)
+        x = self._add_convolution(x, block.convs[-1], relu=False)
         return self._add("Relu", [self._add("Add", [x, shortcut], f"{block.name}.sum")], block.name)
 
-    def _convolution(self, x: str, conv: Conv, *, relu: bool) -> str:
+    def _add_convolution(self, x: str, conv: Conv, *, relu: bool) -> str:
+        inputs = self._add_factors(x, conv.name)
+        if self._folded:
+            inputs.append(f"{conv.name}.bias")
         x = self._add(
             "Conv",
-            self._factors(x, conv.name) + ([f"{conv.name}.bias"] if self._folded else []),
+            inputs,
             conv.name,
             kernel_shape=[conv.kernel, conv.kernel],
             strides=[conv.stride, conv.stride],
             group=conv.groups,
-            **self._padding(conv.kernel, conv.stride),
+            **self._describe_padding(conv.kernel, conv.stride),
         )
         if not self._folded:
-            of_batch_norm = [
-                f"{conv.bn_name}.{suffix}"
-                for suffix in ("weight", "bias", "running_mean", "running_var")
-            ]
-            x = self._add(
-                "BatchNormalization",
-                [x, *of_batch_norm],
-                conv.bn_name,
-                epsilon=self._recipe.bn_epsilon,
-            )
+            name = conv.bn_name
+            inputs = [x, *(f"{name}.{suffix}" for suffix in _BATCH_NORM)]
+            x = self._add("BatchNormalization", inputs, name, epsilon=self._recipe.bn_epsilon)
         return self._add("Relu", [x], f"{conv.bn_name}.relu") if relu else x
 
-    def _factors(self, x: str, layer: str) -> list[str]:
+    def _add_factors(self, x: str, layer: str) -> list[str]:
         """Return the input and the weight of a layer, the input rounded to int8 if there are
         scales."""
         weight = f"{layer}.weight"
@@ -361,22 +351,14 @@ class _Graph:
             return [x, weight]
         scale = f"{layer}.input.scale"
         zero = "zero"
-        self._values |= {
-            scale: np.array(self._scales[layer], np.float32),
-            zero: np.zeros((), np.int8),
-        }
+        self._values[scale] = np.array(self._scales[layer], np.float32)
+        self._values[zero] = np.zeros((), np.int8)
         integers = self._add("QuantizeLinear", [x, scale, zero], f"{layer}.input.int8")
-        return [
-            self._add("DequantizeLinear", [integers, scale, zero], f"{layer}.input.rounded"),
-            self._add(
-                "DequantizeLinear",
-                [weight, f"{weight}.scale", f"{weight}.zero"],
-                f"{weight}.rounded",
-                axis=0,
-            ),
-        ]
+        x = self._add("DequantizeLinear", [integers, scale, zero], f"{layer}.input.rounded")
+        inputs = [weight, f"{weight}.scale", f"{weight}.zero"]
+        return [x, self._add("DequantizeLinear", inputs, f"{weight}.rounded", axis=0)]
 
-    def _padding(self, kernel: int, stride: int) -> dict[str, Any]:
+    def _describe_padding(self, kernel: int, stride: int) -> dict[str, Any]:
         """Return a window's attributes for the recipe's padding; at stride 1 both kinds of padding
         are the same."""
         if self._recipe.padding == "symmetric" or stride == 1:

@@ -15,7 +15,7 @@ import io
 import logging
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,6 +27,7 @@ from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import find_split, holds_split
 from lockstep.data.split import divide_index, whole_source
 from lockstep.inference import onnx_model
+from lockstep.inference.evaluation_images import check_classes
 from lockstep.inference.targets import Answers, Target, Wanted
 from lockstep.inference.targets.onnx_file import Session
 from lockstep.recipes import Execution
@@ -73,10 +74,11 @@ class Loss(TypedDict):
     top1_after: float
 
 
-def quantised(
+def quantise(
     target: Target, wanted: Wanted, how: Calibration, recorder: Recorder
-) -> tuple[Any, Loss]:
-    """Return an ONNX model in int8, with what it loses in its metadata, and the same.
+) -> tuple[Wanted, Loss]:
+    """Return what to write with an ONNX model in int8, and what it loses, which is in its metadata
+    too.
 
     Raises `BackendError` without ONNX Runtime, `DataError` if images are missing, and
     `CheckpointError` if more than the tolerance is lost.
@@ -86,19 +88,19 @@ def quantised(
             f"there is no method {how.method!r} to calibrate with. {nearest(how.method, METHODS)}"
         )
     weights = wanted.weights
-    training, validation = _sets(how.data, weights, recorder)
+    training, validation = _open_sets(how.data, weights, recorder)
     chosen = np.unique(
         np.linspace(0, len(training) - 1, min(how.images, len(training))).astype(np.int64)
     )
     form = onnx_model.Form(None, wanted.bare, folded=True)
-    plain = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, None, form)
+    plain = onnx_model.build_model(weights.recipe, weights.tensors, weights.classes, None, form)
     calibrating = recorder.watch(
-        "calibrating", _batches(subset(training, chosen), weights), _count(len(chosen))
+        "calibrating", _load_batches(subset(training, chosen), weights), _count_batches(len(chosen))
     )
     symmetric = target.takes_symmetric_int8
-    inputs = (wanted.inputs().of(batch.pixels) for batch in calibrating)
-    model = _static(plain, inputs, len(chosen), how.method, symmetric=symmetric)
-    hits = _hits(wanted, [plain, model], validation, recorder)
+    inputs = (wanted.inputs().prepare(batch.pixels) for batch in calibrating)
+    model = _quantise_static(plain, inputs, len(chosen), how.method, symmetric=symmetric)
+    hits = _count_hits(wanted, [plain, model], validation, recorder)
     before, after = (100.0 * count / len(validation) for count in hits)
     if not before - after <= how.tolerance:
         raise CheckpointError(
@@ -115,33 +117,27 @@ def quantised(
         "top1_after": after,
     }
     _describe(model, plain, wanted.batch if target.fixes_batch else None, loss)
-    return model, loss
+    return replace(wanted, quantised=model), loss
 
 
-def _sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Index]:
-    """Return the training and the validation images, with labels that are outputs of the weights."""
+def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Index]:
+    """Return the training and the validation images; labels are outputs of the weights."""
     share = weights.recipe.validation_share
     classes = weights.classes or None
     if holds_split(data, "val") or not share:
         sources = [find_split(data, split) for split in ("train", "val")]
     else:
         sources = [whole_source(data)]
-    found = [
-        open_index(source, classes=classes, progress=recorder.progress("indexing"))
-        for source in sources
-    ]
-    if (
-        classes is None
-        and assume_classes(weights.recipe)
-        and set(found[0].classes) <= set(imagenet_synsets())
-    ):
-        found = [open_index(source, classes=imagenet_synsets()) for source in sources]
-    if len(found[0].classes) > weights.recipe.logits:
-        raise DataError(
-            f"{found[0].source.title} has {len(found[0].classes)} classes, but the model has"
-            f" {weights.recipe.logits} logits"
-        )
-    training, validation = found if len(found) == 2 else divide_index(found[0], share)
+    progress = recorder.progress("indexing")
+    indexes = [open_index(source, classes=classes, progress=progress) for source in sources]
+    synsets = imagenet_synsets()
+    is_imagenet = assume_classes(weights.recipe) and set(indexes[0].classes) <= set(synsets)
+    if classes is None and is_imagenet:
+        indexes = [open_index(source, classes=synsets) for source in sources]
+    check_classes(indexes[0], indexes[0].source, weights.recipe.logits)
+    if len(indexes) == 1:
+        indexes = list(divide_index(indexes[0], share))
+    training, validation = indexes
     if not len(training) or not len(validation):
         raise DataError(
             f"{data} has no images to calibrate on or to evaluate; int8 needs training and"
@@ -150,7 +146,7 @@ def _sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Inde
     return training, validation
 
 
-def _batches(index: Index, weights: Weights) -> Iterator[Batch]:
+def _load_batches(index: Index, weights: Weights) -> Iterator[Batch]:
     """Yield all images as in evaluation, without padding."""
     recipe = weights.recipe
     plans = evaluation_plans(recipe, index.sizes_for(recipe), BATCH_IMAGES)
@@ -160,7 +156,7 @@ def _batches(index: Index, weights: Weights) -> Iterator[Batch]:
             yield Batch(batch.pixels[real], batch.labels[real])
 
 
-def _count(images: int) -> int:
+def _count_batches(images: int) -> int:
     return -(-images // BATCH_IMAGES)
 
 
@@ -189,7 +185,7 @@ class _Reader:
         return {self._name: next(self._batches)}
 
 
-def for_speed(weights: Weights, images: np.ndarray, *, symmetric: bool) -> bytes:
+def quantise_for_speed(weights: Weights, images: np.ndarray, *, symmetric: bool) -> bytes:
     """Return an ONNX model in int8 from `images` to `logits`, to measure how fast int8 is: that
     does not depend on values.
 
@@ -197,18 +193,18 @@ def for_speed(weights: Weights, images: np.ndarray, *, symmetric: bool) -> bytes
     that of `Target.takes_symmetric_int8`. Raises `BackendError` without ONNX Runtime.
     """
     plain = onnx_model.logits_model(weights.recipe, weights.tensors, folded=True)
-    model = _static(
-        _library("onnx").load_from_string(plain),
+    model = _quantise_static(
+        _import_library("onnx").load_from_string(plain),
         iter([images]),
         len(images),
         "minmax",
         symmetric=symmetric,
     )
-    found: bytes = model.SerializeToString()
-    return found
+    data: bytes = model.SerializeToString()
+    return data
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -217,15 +213,15 @@ def _library(name: str) -> Any:
         ) from None
 
 
-def _static(
+def _quantise_static(
     plain: Any, batches: Iterator[np.ndarray], images: int, method: str, *, symmetric: bool
 ) -> Any:
     """Return a model in int8, calibrated on some images."""
-    onnx = _library("onnx")
-    library = _library("onnxruntime.quantization")
+    onnx = _import_library("onnx")
+    library = _import_library("onnxruntime.quantization")
     kinds = library.QuantType
-    reader = _Reader(plain.graph.input[0].name, batches, _count(images))
-    with tempfile.TemporaryDirectory(prefix="lockstep-int8-") as name, _quiet():
+    reader = _Reader(plain.graph.input[0].name, batches, _count_batches(images))
+    with tempfile.TemporaryDirectory(prefix="lockstep-int8-") as name, _silence():
         source, path = (Path(name) / file for file in ("float.onnx", "int8.onnx"))
         source.write_bytes(plain.SerializeToString())
         library.quantize_static(
@@ -252,7 +248,7 @@ def _static(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Keep back what the quantiser prints, and advice to prepare models that were not folded."""
     root = logging.getLogger()
     level = root.level
@@ -264,13 +260,17 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _hits(wanted: Wanted, models: list[Any], validation: Index, recorder: Recorder) -> list[int]:
+def _count_hits(
+    wanted: Wanted, models: list[Any], validation: Index, recorder: Recorder
+) -> list[int]:
     """Return the number of images that each model classifies right."""
     sessions = [Session(model.SerializeToString()) for model in models]
     hits = [0] * len(models)
-    batches = _batches(validation, wanted.weights)
-    for batch in recorder.watch("evaluating before and after", batches, _count(len(validation))):
-        inputs = wanted.inputs().of(batch.pixels)
+    batches = _load_batches(validation, wanted.weights)
+    for batch in recorder.watch(
+        "evaluating before and after", batches, _count_batches(len(validation))
+    ):
+        inputs = wanted.inputs().prepare(batch.pixels)
         for place, session in enumerate(sessions):
             answers: Answers = session.run(inputs)
             hits[place] += int((answers[0] == batch.labels).sum())
@@ -278,11 +278,11 @@ def _hits(wanted: Wanted, models: list[Any], validation: Index, recorder: Record
 
 
 def _describe(model: Any, plain: Any, batch: int | None, loss: Loss) -> None:
-    """Give a model the metadata and the name of the plain one, its loss, and its number of images."""
+    """Give a model the metadata and the name of the plain one, its loss and its batch."""
     model.producer_name = plain.producer_name
     del model.metadata_props[:]
     model.metadata_props.extend(plain.metadata_props)
     model.metadata_props.add(key=KEY, value=to_json(loss))
     if batch is not None:
-        for each in (*model.graph.input, *model.graph.output):
-            each.type.tensor_type.shape.dim[0].dim_value = batch
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = batch

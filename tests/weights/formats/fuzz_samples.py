@@ -204,7 +204,7 @@ def onnx() -> list[Sample]:
     import onnx
 
     recipe = _recipe()
-    model = onnx_model.model_of(recipe, state_of(recipe).tensors, CLASSES)
+    model = onnx_model.build_model(recipe, state_of(recipe).tensors, CLASSES)
     whole = {"a/model.onnx": model.SerializeToString()}
 
     def outside(folder: Path) -> None:

@@ -39,7 +39,7 @@ def exported(recipe: Recipe, folder: Path, classes: tuple[str, ...] = ()) -> Var
     """Export random weights as `lockstep export` does, and return them."""
     tensors = random_tensors(recipe, 1)
     folder.mkdir()
-    onnx.save(onnx_model.model_of(recipe, tensors, classes), str(folder / "model.onnx"))
+    onnx.save(onnx_model.build_model(recipe, tensors, classes), str(folder / "model.onnx"))
     return tensors
 
 
@@ -495,7 +495,7 @@ def test_weights_given_int8_are_multiples_of_the_scales_of_their_channels(tmp_pa
     tensors = random_tensors(recipe, 1)
     scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.5)
     (tmp_path / "model.onnx").write_bytes(
-        onnx_model.model_of(recipe, tensors, (), scales).SerializeToString()
+        onnx_model.build_model(recipe, tensors, (), scales).SerializeToString()
     )
     found = read(tmp_path / "model.onnx").state.tensors
     for name in (f"{layer}.weight" for layer in scales):

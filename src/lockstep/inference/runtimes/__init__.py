@@ -62,14 +62,14 @@ class RuntimeSetup:
     """Whether other threads need the cores between two batches, as in a server. Then a runtime's
     threads wait without computing."""
 
-    def model(self) -> bytes:
-        """Return an ONNX model from `images`, uint8 [N, S, S, 3], to `logits`, float32 [N, logits]."""
+    def build_model(self) -> bytes:
+        """Return an ONNX model from `images`, uint8 [N, S, S, 3], to `logits`, float32."""
         if self.exported is not None:
             return self.exported()
         weights = self.weights
         return onnx_model.logits_model(weights.recipe, weights.tensors, weights.scales)
 
-    def model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
+    def build_model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
         """Return the same model, and weights by name that are not in it
         (`onnx_model.logits_model_apart`).
 
@@ -110,22 +110,21 @@ class RuntimeRow:
         """Return the version of its package, without importing it; None if it is missing."""
         return Framework(self.distributions, self.install).version()
 
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         """Return whether its package, or the package onnx that it needs, is not installed."""
-        return self.version() is None or (
-            self.runs_onnx and Framework(("onnx",), "").version() is None
-        )
+        needs_onnx = self.runs_onnx and Framework(("onnx",), "").version() is None
+        return needs_onnx or self.version() is None
 
-    def function(self, name: str) -> Callable[..., object]:
+    def load_function(self, name: str) -> Callable[..., Any]:
         """Return a function of its module. Raises `BackendError` if the package is missing."""
-        if self.missing():
+        if self.is_missing():
             raise BackendError(
                 f"the runtime {self.name} needs {' or '.join(self.distributions)}: {self.install}"
             )
-        found: Callable[..., object] = getattr(
+        function: Callable[..., Any] = getattr(
             importlib.import_module(f"{__name__}.{self.module}"), name
         )
-        return found
+        return function
 
     @property
     def name(self) -> str:
@@ -191,10 +190,12 @@ def find_row(name: str) -> RuntimeRow:
 
 
 def list_installed(backend: str) -> list[str]:
-    """Return the names of the runtimes that are installed, the native one first, if the framework of
-    `backend` is."""
-    native = [NATIVE] if backend in FRAMEWORKS and FRAMEWORKS[backend].version() is not None else []
-    return native + [name for name, row in RUNTIMES.items() if not row.missing()]
+    """Return the names of the installed runtimes, first the native one if that framework
+    is installed."""
+    names = [name for name, row in RUNTIMES.items() if not row.is_missing()]
+    if backend in FRAMEWORKS and FRAMEWORKS[backend].version() is not None:
+        names.insert(0, NATIVE)
+    return names
 
 
 def check_runtime(name: str, backend: str) -> None:
@@ -203,7 +204,7 @@ def check_runtime(name: str, backend: str) -> None:
     if name == NATIVE:
         check_installed(backend)
     elif name != AUTO:
-        find_row(name).function("choose_device")
+        find_row(name).load_function("choose_device")
 
 
 def choose_device(name: str, execution: Execution) -> str:
@@ -212,7 +213,7 @@ def choose_device(name: str, execution: Execution) -> str:
     Raises `BackendError` if its package is missing, or the execution asks for a device that it does
     not have.
     """
-    return str(find_row(name).function("choose_device")(execution))
+    return str(find_row(name).load_function("choose_device")(execution))
 
 
 def start_import(name: str, execution: Execution) -> None:
@@ -269,9 +270,9 @@ def open_runtime(
         raise BackendError(
             f"the runtime {name} computes in float, and the weights were trained for"
             f" {weights.recipe.quantisation}; use --runtime {NATIVE} or"
-            f" {' or '.join(each for each, other in RUNTIMES.items() if other.quantises)}"
+            f" {' or '.join(other.name for other in RUNTIMES.values() if other.quantises)}"
         )
-    opened: Runtime = row.function("make_runtime")(setup)  # type: ignore[assignment]
+    opened: Runtime = row.load_function("make_runtime")(setup)
     return opened
 
 
@@ -293,13 +294,13 @@ def explain_refusal(name: str, precision: str, device: str) -> str:
     return ""
 
 
-def import_package(name: str, of: str) -> Any:
-    """Import a package of the runtime `of`. Raises `BackendError` if it does not load."""
+def import_package(name: str, runtime: str) -> Any:
+    """Import a package of a runtime. Raises `BackendError` if it does not load."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:  # installed, but not for this machine
         raise BackendError(
-            f"{of} does not load: {error}; install it again, or use --runtime {NATIVE}"
+            f"{runtime} does not load: {error}; install it again, or use --runtime {NATIVE}"
         ) from error
 
 

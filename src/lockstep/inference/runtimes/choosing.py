@@ -49,10 +49,10 @@ def choose_fastest(weights: Weights, execution: Execution, recorder: Recorder) -
     A runtime that loads another framework than the execution's is not considered, since two of them
     cannot share a process.
     """
-    names = _candidates(weights, execution)
+    names = _list_candidates(weights, execution)
     if len(names) == 1:
         return names[0]
-    key = _key(weights, execution, names)
+    key = _compute_key(weights, execution, names)
     file = user_cache() / "runtimes.json"
     known = _read(file)
     if key in known and known[key]["runtime"] in names:
@@ -61,34 +61,35 @@ def choose_fastest(weights: Weights, execution: Execution, recorder: Recorder) -
         f"measures the runtimes {', '.join(names)} once for this machine and these weights; this"
         " takes seconds"
     )
-    rates, left_out = _measured(names, weights, execution)
+    rates, left_out = _measure_all(names, weights, execution)
     for name, why in left_out.items():
         recorder.note(f"the runtime {name} is not used: {why}")
     chosen = max(rates, key=lambda name: rates[name])
-    shown = ", ".join(
-        f"{name} {rate:.3g}" for name, rate in sorted(rates.items(), key=lambda each: -each[1])
-    )
-    recorder.note(f"uses the runtime {chosen} (images/s: {shown}); remembered in {file}")
+    ordered = sorted(rates.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{name} {rate:.3g}" for name, rate in ordered)
+    recorder.note(f"uses the runtime {chosen} (images/s: {text}); remembered in {file}")
     known.pop(key, None)
-    kept = [*list(known.items())[1 - _MOST :], (key, {"runtime": chosen, "images_per_sec": rates})]
+    newest = [*known.items()][1 - _MOST :]
+    kept = [*newest, (key, {"runtime": chosen, "images_per_sec": rates})]
     with suppress(OSError):  # measured again the next time
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"kind": _KIND, "choices": dict(kept)})
     return chosen
 
 
-def _candidates(weights: Weights, execution: Execution) -> list[str]:
-    found = list_installed(execution.backend)
-    if NATIVE not in found:
+def _list_candidates(weights: Weights, execution: Execution) -> list[str]:
+    installed = list_installed(execution.backend)
+    if NATIVE not in installed:
         raise BackendError(
             f"{NATIVE} is missing, and the other runtimes are compared with it:"
             f" {FRAMEWORKS[execution.backend].install}; or name a runtime:"
-            f" {', '.join(found) or ', '.join(RUNTIMES)}"
+            f" {', '.join(installed or RUNTIMES)}"
         )
-    return [NATIVE] + [name for name in found if name != NATIVE and _can(name, weights, execution)]
+    others = [name for name in installed if name != NATIVE]
+    return [NATIVE, *(name for name in others if _can_compute(name, weights, execution))]
 
 
-def _can(name: str, weights: Weights, execution: Execution) -> bool:
+def _can_compute(name: str, weights: Weights, execution: Execution) -> bool:
     row = RUNTIMES[name]
     precision = weights.recipe.precision
     if (
@@ -103,7 +104,7 @@ def _can(name: str, weights: Weights, execution: Execution) -> bool:
         return False
 
 
-def _key(weights: Weights, execution: Execution, names: list[str]) -> str:
+def _compute_key(weights: Weights, execution: Execution, names: list[str]) -> str:
     """Return a digest of what the choice depends on: machine, versions, model, weights and
     settings."""
     digest = hashlib.blake2b(digest_size=16)
@@ -129,7 +130,7 @@ def _key(weights: Weights, execution: Execution, names: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _measured(
+def _measure_all(
     names: list[str], weights: Weights, execution: Execution
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Return the images per second of the runtimes that keep the bound, and why the others are left
@@ -141,14 +142,15 @@ def _measured(
     expected = np.zeros(0)
     for name in names:
         try:
-            logits, rate = _tried(name, weights, execution, images)
+            logits, rate = _measure_one(name, weights, execution, images)
         except Exception as error:  # such as of a library that does not load
             if name == NATIVE:
                 raise
             left_out[name] = f"{type(error).__name__}: {error}"
             continue
         if name == NATIVE:
-            expected, rates[name] = logits, rate
+            expected = logits
+            rates[name] = rate
             continue
         difference = float(np.abs(logits - expected).max() / (np.abs(expected).max() or 1.0))
         if difference <= bound:  # false for NaN
@@ -161,7 +163,7 @@ def _measured(
     return rates, left_out
 
 
-def _tried(
+def _measure_one(
     name: str, weights: Weights, execution: Execution, images: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Return a runtime's logits of some images in float64, and its images per second."""
@@ -179,12 +181,12 @@ def _tried(
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """Return the choices in a file; none if it is missing or damaged."""
     try:
-        found = parsed(read_regular(file, TEXT))
+        content = parsed(read_regular(file, TEXT))
     except (OSError, ValueError):
         return {}
-    choices = (
-        found.get("choices") if isinstance(found, dict) and found.get("kind") == _KIND else None
-    )
+    if not isinstance(content, dict) or content.get("kind") != _KIND:
+        return {}
+    choices = content.get("choices")
     if not isinstance(choices, dict):
         return {}
     return {key: choice for key, choice in choices.items() if _is_choice(choice)}

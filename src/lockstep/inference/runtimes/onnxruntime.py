@@ -17,10 +17,12 @@ from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import gpu
 
+Provider = str | tuple[str, dict[str, str]]
+"""A provider of ONNX Runtime, with its options."""
 _CPU, _CUDA, _TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
 _SPIN = "session.intra_op.spin_duration_us", "100"
-"""For runtimes that share the cores: how long a thread looks for work in a loop. By default it is so
-long that a server's other threads lose a fifth of the processor's time."""
+"""For runtimes that share the cores: how long a thread looks for work in a loop. By default a
+server's other threads lose a fifth of the processor's time to it."""
 _ERRORS = 3
 """The severity from which ONNX Runtime prints messages."""
 
@@ -35,23 +37,22 @@ class OnnxRuntime:
         self.precision = recipe.precision
         self._side = recipe.eval_crop
         self.on_gpu = choose_device(setup.execution) == "cuda"
-        there = _package().get_available_providers()
-        chosen = (
-            providers(self.precision, there, quantised=bool(setup.weights.scales))
-            if self.on_gpu
-            else (_CPU,)
-        )
-        model, self._weights = setup.model_apart(as_inputs=False)
-        self._session = session(model, self._weights, chosen, shares_cores=setup.shares_cores)
+        chosen: Sequence[Provider] = (_CPU,)
+        if self.on_gpu:
+            available = _import().get_available_providers()
+            quantised = bool(setup.weights.scales)
+            chosen = choose_providers(self.precision, available, quantised=quantised)
+        model, self._weights = setup.build_model_apart(as_inputs=False)
+        self._session = open_session(model, self._weights, chosen, shares_cores=setup.shares_cores)
         used = self._session.get_providers()[0]
         if self.on_gpu and used == _CPU:
             raise BackendError(
                 "ONNX Runtime cannot use the GPU here, and would compute on the CPU; use --set"
                 " device=cpu"
             )
-        self.device = (
-            f"GPU, {used.removesuffix('ExecutionProvider')}" if self.on_gpu else describe_cpu()
-        )
+        self.device = describe_cpu()
+        if self.on_gpu:
+            self.device = f"GPU, {used.removesuffix('ExecutionProvider')}"
 
     def __enter__(self) -> Self:
         return self
@@ -71,10 +72,10 @@ def make_runtime(setup: RuntimeSetup) -> OnnxRuntime:
     return OnnxRuntime(setup)
 
 
-def session(
+def open_session(
     model: bytes,
     weights: Mapping[str, np.ndarray] | None = None,
-    providers: Sequence[str | tuple[str, dict[str, str]]] = (_CPU,),
+    providers: Sequence[Provider] = (_CPU,),
     *,
     shares_cores: bool = False,
 ) -> Any:
@@ -83,7 +84,7 @@ def session(
     `weights` are initializers whose data are not in the model. It may share their memory, so they
     must outlive it.
     """
-    library = _package()
+    library = _import()
     options = library.SessionOptions()
     options.intra_op_num_threads = count_threads()
     options.inter_op_num_threads = 1
@@ -106,7 +107,7 @@ def choose_device(execution: Execution) -> str:
     "cpu"."""
     if execution.device == "cpu":
         return "cpu"
-    has_cuda = _CUDA in _package().get_available_providers()
+    has_cuda = _CUDA in _import().get_available_providers()
     if execution.device == "cuda" and not has_cuda:
         raise BackendError(
             "device is cuda, but this onnxruntime has no CUDA; install onnxruntime-gpu in its"
@@ -120,22 +121,20 @@ def choose_device(execution: Execution) -> str:
     return "cuda" if has_cuda and gpu() is not None else "cpu"
 
 
-def providers(
-    precision: str, there: list[str], *, quantised: bool
-) -> list[tuple[str, dict[str, str]]]:
+def choose_providers(precision: str, available: list[str], *, quantised: bool) -> list[Provider]:
     """Return the providers to use on a GPU, the preferred one first, with their options.
 
     TensorRT fuses more than CUDA, and has int8. It takes minutes to prepare, so fp32 and tf32 are
     left to CUDA.
 
-    >>> [name for name, _ in providers("fp16", ["TensorrtExecutionProvider", "CUDAExecutionProvider"], quantised=False)]
-    ['TensorrtExecutionProvider', 'CUDAExecutionProvider']
+    >>> choose_providers("tf32", ["CUDAExecutionProvider"], quantised=False)
+    [('CUDAExecutionProvider', {'use_tf32': '1'})]
     """
-    found = [(_CUDA, {"use_tf32": str(int(precision == "tf32"))})]
-    if _TENSORRT in there and (precision == "fp16" or quantised):
-        found.insert(0, (_TENSORRT, {"trt_timing_cache_enable": "True"}))
-    return found
+    providers: list[Provider] = [(_CUDA, {"use_tf32": str(int(precision == "tf32"))})]
+    if _TENSORRT in available and (precision == "fp16" or quantised):
+        providers.insert(0, (_TENSORRT, {"trt_timing_cache_enable": "True"}))
+    return providers
 
 
-def _package() -> Any:
+def _import() -> Any:
     return import_package("onnxruntime", "ONNX Runtime")

@@ -31,7 +31,7 @@ class OpenVino:
         self.precision = recipe.precision
         self._side = recipe.eval_crop
         self.device = describe_cpu()
-        core = _package().Core()
+        core = _import().Core()
         options = {
             "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
             "INFERENCE_NUM_THREADS": count_threads(),
@@ -39,9 +39,9 @@ class OpenVino:
             "NUM_STREAMS": 1,
         }
         try:
-            data, self._weights = setup.model_apart(as_inputs=True)
+            data, self._weights = setup.build_model_apart(as_inputs=True)
             model = core.read_model(io.BytesIO(data))
-            _put(model, self._weights)
+            _put_weights(model, self._weights)
             model.reshape([-1, self._side, self._side, 3])
             compiled = core.compile_model(model, "CPU", options)
         except RuntimeError as error:
@@ -59,8 +59,8 @@ class OpenVino:
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-        found = self._request.infer([check_images(images, self._side)])
-        return np.array(found[0], np.float32)
+        outputs = self._request.infer([check_images(images, self._side)])
+        return np.array(outputs[0], np.float32)
 
 
 def make_runtime(setup: RuntimeSetup) -> OpenVino:
@@ -78,15 +78,17 @@ def choose_device(execution: Execution) -> str:
     return "cpu"
 
 
-def _put(model: Any, weights: Mapping[str, np.ndarray]) -> None:
+def _put_weights(model: Any, weights: Mapping[str, np.ndarray]) -> None:
     """Replace inputs of a model by constants. These may share the memory of the arrays, which must
     outlive the model."""
     constant = import_package("openvino.op", "OpenVINO").Constant
-    for given in model.get_parameters():
-        if (name := given.get_friendly_name()) in weights:
-            given.output(0).replace(constant(weights[name], shared_memory=True).output(0))
-            model.remove_parameter(given)
+    for parameter in model.get_parameters():
+        name = parameter.get_friendly_name()
+        if name in weights:
+            value = constant(weights[name], shared_memory=True)
+            parameter.output(0).replace(value.output(0))
+            model.remove_parameter(parameter)
 
 
-def _package() -> Any:
+def _import() -> Any:
     return import_package("openvino", "OpenVINO")

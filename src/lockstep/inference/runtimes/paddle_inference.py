@@ -24,17 +24,17 @@ class PaddleInference:
     def __init__(self, setup: RuntimeSetup) -> None:
         recipe = setup.weights.recipe
         self.precision = recipe.precision
-        found = choose_device(setup.execution)
-        self.on_gpu = found == "cuda"
+        device = choose_device(setup.execution)
+        self.on_gpu = device == "cuda"
         self.device = "GPU" if self.on_gpu else describe_cpu()
-        predictor = _module("predictor")
+        predictor = _load_module("predictor")
         options = predictor.Options(
-            device=found, precision=self.precision, max_batch_images=setup.most_images
+            device=device, precision=self.precision, max_batch_images=setup.most_images
         )
         with tempfile.TemporaryDirectory(prefix="lockstep-program-") as name:
             folder = Path(name) / "program"
             plain = recipe.replace(precision="fp32")  # the predictor chooses the precision
-            _module("export").export(plain, setup.weights.tensors, (), folder, logits=True)
+            _load_module("export").export(plain, setup.weights.tensors, (), folder, logits=True)
             self._predictor = predictor.open_predictor(folder, options)
 
     def __enter__(self) -> Self:
@@ -59,11 +59,11 @@ def make_runtime(setup: RuntimeSetup) -> PaddleInference:
 
 
 def choose_device(execution: Execution) -> str:
-    """Return "cuda" if the execution asks for it, else "cpu": its code for GPUs has not been run."""
+    """Return "cuda" if the execution asks for it, else "cpu": GPUs were never tried."""
     return "cuda" if execution.device == "cuda" else "cpu"
 
 
-def _module(name: str) -> Any:
+def _load_module(name: str) -> Any:
     backend = RUNTIMES[NAME].framework
     backends.load(backend)
     return importlib.import_module(f"lockstep.backends.{backend}.{name}")

@@ -24,10 +24,11 @@ class Plan:
     batches."""
 
     def __init__(self, data: bytes) -> None:
-        library = _library()
+        library = _import()
         self._cuda = import_package("cuda.bindings.runtime", "CUDA's package for Python")
-        self._runtime = library.Runtime(_logger(library))  # must outlive the engine
-        self._engine = engine = self._runtime.deserialize_cuda_engine(data)
+        self._runtime = library.Runtime(_make_logger(library))  # must outlive the engine
+        engine = self._runtime.deserialize_cuda_engine(data)
+        self._engine = engine
         if engine is None:
             raise BackendError(
                 "TensorRT cannot load the engine that it has built; see its messages above"
@@ -42,14 +43,14 @@ class Plan:
             for name in names
             if name != self._input
         }
-        self._stream = self._done(self._cuda.cudaStreamCreate())
+        self._stream = self._check(self._cuda.cudaStreamCreate())
         self._memory: dict[str, tuple[Any, int]] = {}
 
     def close(self) -> None:
         """Free the GPU's memory."""
         for address, _ in self._memory.values():
-            self._done(self._cuda.cudaFree(address))
-        self._done(self._cuda.cudaStreamDestroy(self._stream))
+            self._check(self._cuda.cudaFree(address))
+        self._check(self._cuda.cudaStreamDestroy(self._stream))
         self._memory = {}
 
     def run(self, inputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -75,7 +76,7 @@ class Plan:
             self._copy(
                 array.ctypes.data, self._memory[name][0], array.nbytes, kinds.cudaMemcpyDeviceToHost
             )
-        self._done(self._cuda.cudaStreamSynchronize(self._stream))
+        self._check(self._cuda.cudaStreamSynchronize(self._stream))
         return outputs
 
     def _reserve(self, name: str, size: int) -> None:
@@ -84,14 +85,14 @@ class Plan:
         if there >= size:
             return
         if address is not None:
-            self._done(self._cuda.cudaFree(address))
-        self._memory[name] = self._done(self._cuda.cudaMalloc(size)), size
+            self._check(self._cuda.cudaFree(address))
+        self._memory[name] = self._check(self._cuda.cudaMalloc(size)), size
         self._context.set_tensor_address(name, int(self._memory[name][0]))
 
     def _copy(self, to: Any, source: Any, size: int, kind: Any) -> None:
-        self._done(self._cuda.cudaMemcpyAsync(to, source, size, kind, self._stream))
+        self._check(self._cuda.cudaMemcpyAsync(to, source, size, kind, self._stream))
 
-    def _done(self, answer: tuple[Any, ...]) -> Any:
+    def _check(self, answer: tuple[Any, ...]) -> Any:
         """Return what a function of CUDA returned besides its status. Raises `BackendError` if it
         failed."""
         status, *values = answer
@@ -116,7 +117,7 @@ class TensorRT:
         self.device = "GPU, TensorRT"
         shape = (self._side, self._side, 3)
         self._plan = Plan(
-            built(setup.model(), shape, (1, self._most), tf32=self.precision == "tf32")
+            build_plan(setup.build_model(), shape, (1, self._most), tf32=self.precision == "tf32")
         )
 
     def __enter__(self) -> Self:
@@ -153,14 +154,16 @@ def choose_device(execution: Execution) -> str:
     return "cuda"
 
 
-def built(model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf32: bool) -> bytes:
+def build_plan(
+    model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf32: bool
+) -> bytes:
     """Return a plan of an ONNX model whose input is [N, *shape].
 
     `batches` are the smallest and the largest N; the plan is tuned for the largest. Raises
     `BackendError` if the model cannot be built.
     """
-    library = _library()
-    logger = _logger(library)
+    library = _import()
+    logger = _make_logger(library)
     builder = library.Builder(logger)
     network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = library.OnnxParser(network, logger)
@@ -169,15 +172,14 @@ def built(model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf3
         raise BackendError(f"TensorRT cannot read this model: {reasons:.300}")
     config = builder.create_builder_config()
     if not tf32:
-        config.clear_flag(
-            library.BuilderFlag.TF32
-        )  # it is on by default, and rounds the factors of fp32
+        # It is on by default, and rounds the factors of fp32.
+        config.clear_flag(library.BuilderFlag.TF32)
     fewest, most = batches
     profile = builder.create_optimization_profile()
     profile.set_shape(network.get_input(0).name, (fewest, *shape), (most, *shape), (most, *shape))
     config.add_optimization_profile(profile)
     file = user_cache() / f"tensorrt-{library.__version__}.timings"
-    cache = config.create_timing_cache(_bytes(file))
+    cache = config.create_timing_cache(_read_timings(file))
     config.set_timing_cache(cache, ignore_mismatch=False)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
@@ -188,15 +190,15 @@ def built(model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf3
     return bytes(plan)
 
 
-def _library() -> Any:
+def _import() -> Any:
     return import_package("tensorrt", "TensorRT")
 
 
-def _logger(library: Any) -> Any:
+def _make_logger(library: Any) -> Any:
     return library.Logger(library.Logger.ERROR)
 
 
-def _bytes(file: Path) -> bytes:
+def _read_timings(file: Path) -> bytes:
     try:
         return read_regular(file, WEIGHTS)
     except OSError:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Inputs:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def of(self, images: np.ndarray) -> np.ndarray:
+    def prepare(self, images: np.ndarray) -> np.ndarray:
         """Return what the program takes for uint8 images [N, H, W, 3]: these, or float32 [N, 3, S,
         S] for a bare one."""
         if not self.bare:
@@ -51,7 +51,7 @@ class Inputs:
         normalised = (images - np.array(self.mean)) / np.array(self.std)
         return np.ascontiguousarray(normalised.transpose(0, 3, 1, 2), np.float32)
 
-    def in_batches(
+    def run_batches(
         self, images: np.ndarray, run: Callable[[np.ndarray], Answers], *, most: int | None = None
     ) -> Answers:
         """Return a program's answers for uint8 images [N, H, W, 3], in batches that it takes; the
@@ -60,14 +60,15 @@ class Inputs:
         `most` is the largest batch of a program that takes batches of any size; None: any.
         """
         size = self.batch or min(len(images), most or len(images))
-        inputs = self.of(images)
-        places = [
-            np.minimum(np.arange(start, start + size), len(images) - 1)
-            for start in range(0, len(images), size)
-        ]
-        parts = [run(inputs[batch]) for batch in places]
-        classes, values = (np.concatenate(part)[: len(images)] for part in zip(*parts, strict=True))
-        return classes, values
+        inputs = self.prepare(images)
+        classes = []
+        values = []
+        for start in range(0, len(images), size):
+            places = np.minimum(np.arange(start, start + size), len(images) - 1)
+            answers = run(inputs[places])
+            classes.append(answers[0])
+            values.append(answers[1])
+        return np.concatenate(classes)[: len(images)], np.concatenate(values)[: len(images)]
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,16 @@ class Wanted:
         model = self.quantised
         if model is None:
             form = onnx_model.Form(self.batch, self.bare)
-            model = onnx_model.model_of(
+            model = onnx_model.build_model(
                 weights.recipe, weights.tensors, weights.classes, weights.scales, form
             )
         return take_photos(model, weights.recipe) if photos and not self.bare else model
+
+    def drop_scales(self) -> Self:
+        """Return what to write without the scales of weights that were trained with
+        quantisation."""
+        recipe = self.weights.recipe.replace(quantisation="none")
+        return replace(self, weights=replace(self.weights, recipe=recipe, scales={}))
 
     def inputs(self) -> Inputs:
         """Return what the program takes."""
@@ -136,8 +143,8 @@ class Target:
 
     def runtime(self) -> str | None:
         """Return name and version of the runtime; None if it is missing."""
-        found = Framework(self.distributions, self.install).version()
-        return None if found is None else f"{self.distributions[0]} {found}"
+        version = Framework(self.distributions, self.install).version()
+        return None if version is None else f"{self.distributions[0]} {version}"
 
     def write(self, wanted: Wanted, folder: Path) -> None:
         """Write a program into a new folder. Raises `BackendError` if a package is missing, and
@@ -194,7 +201,7 @@ class Target:
         return getattr(importlib.import_module(self.module), function)(*arguments)
 
 
-def _of_frameworks() -> list[Target]:
+def _list_framework_targets() -> list[Target]:
     return [
         Target(
             form,
@@ -214,7 +221,7 @@ _ONNX_RUNTIME = ("onnxruntime", "onnxruntime-gpu"), "pip install onnxruntime==1.
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in [
-        *_of_frameworks(),
+        *_list_framework_targets(),
         Target("onnx", f"{__name__}.onnx_file", "write", None, *_ONNX_RUNTIME),
         Target("triton", f"{__name__}.triton", "write", None, *_ONNX_RUNTIME, fixes_batch=False),
         Target(
@@ -243,7 +250,7 @@ TARGETS: dict[str, Target] = {
 _FOR_INFERENCE = "-inference"
 
 
-def target_of(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Return a format; its "-inference" may be left out. Raises `CheckpointError` if there is none
     of that name."""
     name = name + _FOR_INFERENCE if name + _FOR_INFERENCE in TARGETS else name
@@ -260,12 +267,3 @@ def package(name: str, target: str) -> Any:
         raise BackendError(
             f"exporting to {target} needs {name}: {TARGETS[target].install} ({error})"
         ) from None
-
-
-def in_float(wanted: Wanted) -> Wanted:
-    """Return what to write without the scales of weights that were trained with quantisation."""
-    weights = wanted.weights
-    return replace(
-        wanted,
-        weights=replace(weights, recipe=weights.recipe.replace(quantisation="none"), scales={}),
-    )

@@ -24,15 +24,15 @@ def write(wanted: Wanted, folder: Path) -> None:
 def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program]:
     """Return the model in ONNX Runtime."""
     session = Session(read_regular(folder / FILE, WEIGHTS))
-    return nullcontext(lambda images: inputs.in_batches(images, session.run))
+    return nullcontext(lambda images: inputs.run_batches(images, session.run))
 
 
 class Session:
     """A model in ONNX Runtime, on a CPU."""
 
     def __init__(self, model: bytes) -> None:
-        self._session = onnxruntime.session(model)
-        [self._input] = [each.name for each in self._session.get_inputs()]
+        self._session = onnxruntime.open_session(model)
+        [self._input] = [node.name for node in self._session.get_inputs()]
 
     def run(self, inputs: np.ndarray) -> Answers:
         """Return the answers for a batch."""

@@ -47,4 +47,4 @@ def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program
             return logits.argmax(axis=1), logits
         return np.array(answers["classes"]), np.array(answers["probabilities"])
 
-    return nullcontext(lambda images: inputs.in_batches(images, run))
+    return nullcontext(lambda images: inputs.run_batches(images, run))

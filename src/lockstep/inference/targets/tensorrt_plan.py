@@ -1,4 +1,4 @@
-"""`model.plan`: an engine that TensorRT builds for this machine's GPU. This has not been run,
+"""`model.plan`: what TensorRT builds for this machine's GPU. This has not been run,
 because no GPU was available.
 
 A plan runs only on the kind of GPU and with the version of TensorRT that built it.
@@ -27,7 +27,7 @@ def write(wanted: Wanted, folder: Path) -> None:
     side = wanted.weights.recipe.eval_crop
     shape = (3, side, side) if wanted.bare else (side, side, 3)
     batches = (1, MOST_IMAGES) if wanted.batch is None else (wanted.batch, wanted.batch)
-    plan = tensorrt.built(
+    plan = tensorrt.build_plan(
         wanted.onnx_model(photos=False).SerializeToString(), shape, batches, tf32=False
     )
     folder.mkdir()
@@ -46,6 +46,6 @@ def open_program(inputs: Inputs, folder: Path) -> Iterator[Program]:
         return answers.get("classes", values.argmax(axis=1)), values
 
     try:
-        yield lambda images: inputs.in_batches(images, run, most=MOST_IMAGES)
+        yield lambda images: inputs.run_batches(images, run, most=MOST_IMAGES)
     finally:
         plan.close()
