@@ -12,7 +12,7 @@ S = TypeVar("S", bound=ThreadingHTTPServer)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `content` at /`name`, counts the bytes it sends, and ends connections early if asked."""
+    """Serves `content` at /`name`, counts the bytes it sends, and can end connections early."""
 
     daemon_threads = True
 

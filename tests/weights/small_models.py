@@ -60,7 +60,7 @@ def keras_recipe() -> Recipe:
 
 
 def plain_state(recipe: Recipe) -> State:
-    """Return a state whose values all differ, with running variances above 0, without velocities."""
+    """Return a state of different values, with running variances above 0, without velocities."""
     tensors = state_of(recipe).tensors
     for name, value in tensors.items():
         if name.endswith("running_var"):

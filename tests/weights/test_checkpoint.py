@@ -7,6 +7,7 @@ import shutil
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -337,7 +338,7 @@ def test_a_process_killed_at_any_point_of_saving_leaves_the_newest_checkpoint_re
     for point in count(1):
         folder = tmp_path / f"killed before {point}"
         shutil.copytree(whole, folder)
-        killed = ends_before(point, lambda folder=folder: save_and_prune(folder, saved))  # type: ignore[misc]
+        killed = ends_before(point, partial(save_and_prune, folder, saved))
         state = checkpoint.newest_intact(folder)[0]
         steps.append(state.step if state else None)
         if state:

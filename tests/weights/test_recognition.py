@@ -351,8 +351,8 @@ def test_values_that_are_not_finite_are_counted_and_the_first_tensor_is_named(
         f"3 of {total:,} values are NaN or infinite, in 2 of {tensors} tensors; the first is"
         " bn1.weight, with 1: "
     )
-    [found] = [remark for remark in open_weights(tmp_path / name).remarks if "NaN" in remark]
-    assert found.startswith(expected)
+    [note] = [remark for remark in open_weights(tmp_path / name).remarks if "NaN" in remark]
+    assert note.startswith(expected)
 
 
 def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None) -> None:

@@ -13,7 +13,7 @@ from lockstep.models.architectures import MODELS
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import known_preprocessing, known_weights, open_weights, remote_weights
 from lockstep.weights.known_weights import KnownWeights, read_known_weights
-from lockstep.weights.remote_weights import cached_path, fetch_weights, is_remote
+from lockstep.weights.remote_weights import fetch_weights, is_remote, locate_cached
 from tests.weights.file_server import Server, serve, serve_hub
 from tests.weights.small_models import plain_state, recipe_of, use_narrow_models, zip_file
 
@@ -69,7 +69,7 @@ def test_known_weights_are_downloaded_once(server: Server) -> None:
 
 
 def test_a_file_put_into_the_cache_by_hand_is_used_if_it_is_the_right_one(server: Server) -> None:
-    path = cached_path(remote_weights.find_known_weights(NAME))
+    path = locate_cached(remote_weights.find_known_weights(NAME))
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
     assert fetch_weights(NAME) == path

@@ -223,7 +223,8 @@ def training(path: Path) -> State:
     weights = make_torch_tensors(state.tensors)
     weights["fc.bias"] = torch.cat([weights["fc.bias"], torch.zeros(3)])[:5]
     shared = weights["fc.bias"].untyped_storage()
-    velocity = torch.tensor([], dtype=torch.float32).set_(shared, 5, (3,))  # type: ignore[call-overload]
+    velocity = torch.tensor([], dtype=torch.float32)
+    velocity.set_(shared, 5, (3,))  # type: ignore[call-overload]
     slots = {0: {"momentum_buffer": torch.full((9,), 4.25)}, 1: {"momentum_buffer": velocity}}
     groups = [{"params": [0, 1]}]
     torch.save(

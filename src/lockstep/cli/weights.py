@@ -19,13 +19,13 @@ def command(
     name others.
     """
     from lockstep.weights.known_weights import read_known_weights
-    from lockstep.weights.remote_weights import cached_path
+    from lockstep.weights.remote_weights import locate_cached
 
     known = read_known_weights()
     if as_json:
         rows = []
         for name, weights in known.items():
-            path = cached_path(weights)
+            path = locate_cached(weights)
             cached = str(path) if path.exists() else None
             rows.append({"name": name, **weights.model_dump(), "cached": cached})
         print_json(rows)
@@ -34,7 +34,7 @@ def command(
     for name, weights in known.items():
         top1 = "-" if weights.top1_percent is None else f"{weights.top1_percent:.2f}"
         sizes = (str(weights.eval_resize), str(weights.eval_crop))
-        cached = "yes" if cached_path(weights).exists() else ""
+        cached = "yes" if locate_cached(weights).exists() else ""
         cells.append((name, weights.model, top1, *sizes, weights.licence, cached))
     print_table(cells)
     print("A hyphen stands for what the publisher's table does not have.")

@@ -65,9 +65,8 @@ def convert(
         ema=ema,
         momentum=True,
         model=model,
-        classes=classes,
         preprocessing=preprocessing,
-    )
+    ).replace_classes(classes)
     can_read_back = to == "safetensors" or isinstance(weights.recipe.model, str)
     result = _write(weights, target, to, certified=certificate and can_read_back)
     if not certificate and not TARGETS[to].has_metadata:

@@ -9,7 +9,6 @@ from lockstep.models.architectures import MODELS, ModelSpec, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.checkpoint import find_checkpoint
-from lockstep.weights.class_names import Classes
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.known_preprocessing import assume_preprocessing
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
@@ -31,7 +30,6 @@ def open_weights(
     ema: bool = False,
     momentum: bool = False,
     model: str | None = None,
-    classes: Classes | None = None,
     needs_classifier: bool = True,
     preprocessing: Preprocessing | None = None,
 ) -> Weights:
@@ -42,7 +40,6 @@ def open_weights(
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as
       far as the source has them.
     - `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
-    - `classes` replaces the names of the classes: names, class 0 first, or a file that lists them.
     - Weights without a classifier are refused, unless `needs_classifier` is false. Then `fc.weight`
       and `fc.bias` are missing.
     - `preprocessing` has fields of the recipe that say how images are prepared
@@ -50,8 +47,8 @@ def open_weights(
       over what the file says.
 
     The format of another program's file is recognised by its content (docs/weights.md). Its recipe
-    is the published one of the model, in fp32. Raises `CheckpointError`, `RecipeError` if
-    `preprocessing` does not fit, and `DataError` if `classes` does not.
+    is the published one of the model, in fp32. Raises `CheckpointError`, and `RecipeError` if
+    `preprocessing` does not fit.
     """
     settings = check_preprocessing(preprocessing)
     path = locate_weights(path)
@@ -69,9 +66,7 @@ def open_weights(
         )
     recipe, remarks = set_preprocessing(weights.recipe, settings)
     weights = replace(weights, recipe=recipe).add_remarks(*remarks, *_count_not_finite(weights))
-    if model is not None:
-        weights = _compute_as(weights, model)
-    return weights.replace_classes(classes)
+    return weights if model is None else _compute_as(weights, model)
 
 
 def _read(path: Path, settings: Changes, *, ema: bool, momentum: bool) -> Weights:
@@ -115,7 +110,7 @@ def _make_printable(weights: Weights) -> Weights:
 
 
 def _escape_halves(text: str) -> str:
-    """Return a text in which half a UTF-16 character, which no encoding can write, is spelled out."""
+    """Return a text with half a UTF-16 character, which no encoding can write, spelled out."""
     return text.encode(errors="backslashreplace").decode()
 
 

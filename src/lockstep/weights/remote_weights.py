@@ -47,7 +47,7 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
         return _fetch_from_hub(name.removeprefix(HUB))
     if name.startswith(PUBLISHERS):
         known = find_known_weights(name)
-        path = cached_path(known)
+        path = locate_cached(known)
         _fetch_file(known.address, path, known.sha256_start, progress)
         return path
     address, fragment = urldefrag(name)
@@ -84,7 +84,7 @@ def cache_folder() -> Path:
     return user_cache() / "weights"
 
 
-def cached_path(known: KnownWeights) -> Path:
+def locate_cached(known: KnownWeights) -> Path:
     """Return the path of known weights in the cache, whether they are there or not."""
     return cache_folder() / known.file_name
 

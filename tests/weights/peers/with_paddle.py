@@ -23,13 +23,13 @@ def layer(weight):
     return made
 
 
-def pruned(weights, algorithm):
+def prune(weights, algorithm):
     layers = {name: layer(weight) for name, weight in weights.items()}
-    found = asp.prune_model(
+    masks = asp.prune_model(
         paddle.nn.LayerList(layers.values()), mask_algo=algorithm, with_mask=False
     )
     for name, made in layers.items():
-        kept = found[made.weight.name] == 1
+        kept = masks[made.weight.name] == 1
         yield name, kept if kept.ndim == 4 else kept.T
 
 
@@ -37,5 +37,5 @@ weights = dict(np.load(sys.argv[1]))
 algorithms = ("mask_1d", "mask_2d_greedy", "mask_2d_best")
 np.savez(
     sys.argv[2],
-    **{f"{way} {name}": kept for way in algorithms for name, kept in pruned(weights, way)},
+    **{f"{way} {name}": kept for way in algorithms for name, kept in prune(weights, way)},
 )
