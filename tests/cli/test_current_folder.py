@@ -47,7 +47,7 @@ def test_a_worker_imports_nothing_from_the_current_folder(full_of_modules: Path)
         " numbers'], check=True)"
     )
     ended = carry_out([sys.executable, "-P", "-c", code], full_of_modules, lambda done, total: None)
-    assert (ended.code, ended.said) == (0, "")
+    assert (ended.code, ended.errors) == (0, "")
 
 
 def test_every_python_that_is_started_is_told_to_leave_the_current_folder_out() -> None:

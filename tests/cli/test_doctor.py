@@ -12,7 +12,7 @@ from lockstep.cli.doctor import described, multiplies
 from lockstep.data.decoding import jpeg
 from lockstep.inference.runtimes import RUNTIMES
 from lockstep.system import machine
-from lockstep.system.machine import arithmetic_of, arithmetic_of_gpu
+from lockstep.system.machine import describe_gpu_arithmetic, parse_arithmetic
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -113,13 +113,13 @@ def test_any_of_a_frameworks_distributions_will_do() -> None:
     ],
 )
 def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: str) -> None:
-    assert multiplies(arithmetic_of(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit})) == line
+    assert multiplies(parse_arithmetic(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit})) == line
 
 
 def test_a_gpu_is_shown_with_what_it_multiplies(
     answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", arithmetic_of_gpu((7, 5))))
+    monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", describe_gpu_arithmetic((7, 5))))
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     monkeypatch.setattr(
         doctor, "found_here", lambda name: ""

@@ -11,7 +11,7 @@ from lockstep.benchmark.largest_batch import Found, Try
 from lockstep.cli import find
 from lockstep.recipes import Execution, Recipe
 from lockstep.system import machine
-from lockstep.system.machine import arithmetic_of_gpu
+from lockstep.system.machine import describe_gpu_arithmetic
 from tests.soak import in_a_soak
 
 Run = Callable[..., tuple[int, str, str]]
@@ -120,7 +120,7 @@ def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
 def test_a_limit_of_main_memory_is_refused_on_a_gpu(
     answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "gpu", lambda: ("H100", arithmetic_of_gpu((9, 0))))
+    monkeypatch.setattr(machine, "gpu", lambda: ("H100", describe_gpu_arithmetic((9, 0))))
     code, output, errors = answer("find", "batch", "--memory-gb", "1")
     assert (code, output) == (2, "")
     assert errors.startswith(

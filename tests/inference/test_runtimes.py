@@ -21,7 +21,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.system import machine
 from lockstep.system.errors import BackendError
-from lockstep.system.machine import arithmetic_of
+from lockstep.system.machine import parse_arithmetic
 from lockstep.weights import Weights
 from tests.backends import oracle
 from tests.backends.cases import NARROWED, random_batch, random_images
@@ -177,7 +177,7 @@ def test_what_a_runtime_cannot_do_is_said(
 def test_bf16_is_refused_on_processors_without_it(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtimes, "arithmetic", lambda: arithmetic_of("flags: fma avx2", {}))
+    monkeypatch.setattr(runtimes, "arithmetic", lambda: parse_arithmetic("flags: fma avx2", {}))
     with pytest.raises(
         BackendError, match="openvino computes in bf16 only on processors that multiply it"
     ):
@@ -211,7 +211,7 @@ def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
     )
     with pytest.raises(BackendError, match="TensorRT finds no GPU here"):
         open_runtime("tensorrt", weights)
-    monkeypatch.setattr(tensorrt, "gpu", lambda: ("H100", machine.arithmetic_of_gpu((9, 0))))
+    monkeypatch.setattr(tensorrt, "gpu", lambda: ("H100", machine.describe_gpu_arithmetic((9, 0))))
     with pytest.raises(BackendError, match="device is cpu"):
         open_runtime("tensorrt", weights, CPU)
     with pytest.raises(BackendError, match="TensorRT does not load: No module named 'tensorrt'"):
@@ -229,7 +229,7 @@ def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
     assert runtime.choose_device(Execution()) == "cpu"
     with pytest.raises(BackendError, match="there is no GPU here"):
         runtime.choose_device(Execution(device="cuda"))
-    monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.arithmetic_of_gpu((9, 0))))
+    monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.describe_gpu_arithmetic((9, 0))))
     assert [
         runtime.choose_device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")
     ] == [

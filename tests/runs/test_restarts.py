@@ -12,7 +12,7 @@ from lockstep.runs.reading import read_run
 from lockstep.system import heartbeat
 from lockstep.system.event_log import read_log
 from lockstep.system.heartbeat import Beat, Heart, beat_file, read_beat
-from lockstep.system.ranks import RESTARTED, restarted
+from lockstep.system.ranks import RESTARTED, find_restart
 
 HALF = Execution(log_every_steps=2, stop_after_steps=3)
 WHOLE = Execution(log_every_steps=2)
@@ -35,7 +35,7 @@ def test_a_rank_knows_whether_it_was_started_again(
     variables: dict[str, str], expected: tuple[int, str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", variables)
-    assert restarted() == expected
+    assert find_restart() == expected
 
 
 def test_restarts_are_in_the_log_and_the_report(

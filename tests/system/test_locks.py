@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.system import locks
-from lockstep.system.locks import locked
+from lockstep.system.locks import hold_lock
 
 HOLDS = """
 import sys, time
@@ -21,7 +21,7 @@ from pathlib import Path
 from lockstep.system import locks
 
 locks.BEAT_SEC = float(sys.argv[2])
-with locks.locked(Path(sys.argv[1])) as lock:
+with locks.hold_lock(Path(sys.argv[1])) as lock:
     lock.tell(3, 7)
     lock.beat()
     print("holds", flush=True)
@@ -32,11 +32,11 @@ with locks.locked(Path(sys.argv[1])) as lock:
 COUNTS = """
 import sys
 from pathlib import Path
-from lockstep.system.locks import locked
+from lockstep.system.locks import hold_lock
 
 folder = Path(sys.argv[1])
 for _ in range(25):
-    with locked(folder / "lock"):
+    with hold_lock(folder / "lock"):
         count = int((folder / "count").read_text())
         (folder / "count").write_text(str(count + 1))
 """
@@ -91,7 +91,7 @@ def test_a_process_waits_for_the_holder_and_sees_its_progress(
         if time.monotonic() > began + 4.0:  # longer than a lock without beats lasts
             process.communicate()
 
-    with locked(path, waiting):
+    with hold_lock(path, waiting):
         assert process.returncode == 0
     assert set(seen) == {(3, 7)}
     assert not path.exists()
@@ -104,7 +104,7 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(
     process = holder(path)
     process.kill()
     process.communicate()
-    with locked(path, lambda done, total: pytest.fail("it waits")):
+    with hold_lock(path, lambda done, total: pytest.fail("it waits")):
         assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
@@ -114,7 +114,7 @@ def test_a_lock_of_another_machine_is_taken_over_when_its_beats_end(path: Path) 
     process.communicate()
     on_another_machine(path)
     began = time.monotonic()
-    with locked(path):
+    with hold_lock(path):
         assert time.monotonic() - began > 1.0
     assert list(path.parent.iterdir()) == []
 
@@ -122,7 +122,7 @@ def test_a_lock_of_another_machine_is_taken_over_when_its_beats_end(path: Path) 
 def test_a_suspended_holder_that_lost_its_lock_does_not_remove_the_next_one(path: Path) -> None:
     process = holder(path)
     process.send_signal(signal.SIGSTOP)
-    with locked(path):
+    with hold_lock(path):
         process.send_signal(signal.SIGCONT)
         assert process.communicate("beat\n") == ("has beaten\n", None)
         assert json.loads(path.read_text())["pid"] == os.getpid()
@@ -132,7 +132,7 @@ def test_a_suspended_holder_that_lost_its_lock_does_not_remove_the_next_one(path
 @pytest.mark.parametrize("text", ["", "{", '{"machine": 3, "pid": "x"}', '{"beat": 1e999}'])
 def test_a_file_that_is_no_lock_is_taken_over(text: str, path: Path) -> None:
     path.write_text(text)
-    with locked(path):
+    with hold_lock(path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
@@ -142,14 +142,14 @@ def test_an_exception_ends_the_wait_and_leaves_the_lock_to_its_holder(path: Path
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), locked(path, stop):
+    with pytest.raises(KeyboardInterrupt), hold_lock(path, stop):
         pytest.fail("it is not held")
     assert json.loads(path.read_text())["pid"] == process.pid
     process.communicate()
 
 
 def test_an_error_in_the_block_frees_the_lock(path: Path) -> None:
-    with pytest.raises(ValueError, match="mine"), locked(path):
+    with pytest.raises(ValueError, match="mine"), hold_lock(path):
         raise ValueError("mine")
     assert not path.exists()
     assert "lockstep-lock" not in {thread.name for thread in threading.enumerate()}

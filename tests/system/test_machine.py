@@ -8,12 +8,12 @@ from lockstep.backends.emulation import emulation
 from lockstep.system import machine
 from lockstep.system.machine import (
     Arithmetic,
-    arithmetic_of,
-    arithmetic_of_gpu,
     cores,
+    describe_gpu_arithmetic,
     fast_precision,
     free_memory_bytes,
     memory_bytes,
+    parse_arithmetic,
     processor,
     share_of_cores,
 )
@@ -124,13 +124,18 @@ def test_the_processor_has_a_name() -> None:
 def test_what_a_processor_multiplies_is_read_from_its_flags(
     cpuinfo: str, precisions: tuple[str, ...], pays: str
 ) -> None:
-    found = arithmetic_of(cpuinfo, {})
+    found = parse_arithmetic(cpuinfo, {})
     assert (found.precisions, found.pays, found.limit) == (precisions, pays, None)
 
 
 def test_extensions_are_named_in_the_order_they_came() -> None:
-    assert arithmetic_of(GENOA, {}).extensions == ("AVX2", "AVX-512", "AVX512-VNNI", "AVX512-BF16")
-    assert arithmetic_of(GRAVITON_3, {}).extensions == ("NEON", "SVE", "FP16", "BF16", "I8MM")
+    assert parse_arithmetic(GENOA, {}).extensions == (
+        "AVX2",
+        "AVX-512",
+        "AVX512-VNNI",
+        "AVX512-BF16",
+    )
+    assert parse_arithmetic(GRAVITON_3, {}).extensions == ("NEON", "SVE", "FP16", "BF16", "I8MM")
 
 
 @pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
@@ -146,18 +151,22 @@ def test_extensions_are_named_in_the_order_they_came() -> None:
 def test_libraries_that_are_told_to_use_less_have_less(
     variable: str, value: str, precisions: tuple[str, ...]
 ) -> None:
-    assert arithmetic_of(SAPPHIRE_RAPIDS, {variable: value}).precisions == precisions
+    assert parse_arithmetic(SAPPHIRE_RAPIDS, {variable: value}).precisions == precisions
 
 
 def test_the_limit_is_named_only_where_it_takes_something_away() -> None:
-    assert arithmetic_of(GENOA, {"ONEDNN_MAX_CPU_ISA": "AVX2"}).limit == "ONEDNN_MAX_CPU_ISA=AVX2"
-    assert arithmetic_of(MILAN, {"ONEDNN_MAX_CPU_ISA": "AVX2"}).limit is None
-    assert arithmetic_of(GENOA, {"ONEDNN_MAX_CPU_ISA": "NOTHING_KNOWN"}) == arithmetic_of(GENOA, {})
+    assert (
+        parse_arithmetic(GENOA, {"ONEDNN_MAX_CPU_ISA": "AVX2"}).limit == "ONEDNN_MAX_CPU_ISA=AVX2"
+    )
+    assert parse_arithmetic(MILAN, {"ONEDNN_MAX_CPU_ISA": "AVX2"}).limit is None
+    assert parse_arithmetic(GENOA, {"ONEDNN_MAX_CPU_ISA": "NOTHING_KNOWN"}) == parse_arithmetic(
+        GENOA, {}
+    )
 
 
 def test_the_newer_name_of_the_limit_counts() -> None:
     both = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "DNNL_MAX_CPU_ISA": "AVX2"}
-    assert arithmetic_of(GENOA, both) == arithmetic_of(GENOA, {})
+    assert parse_arithmetic(GENOA, both) == parse_arithmetic(GENOA, {})
 
 
 @pytest.mark.parametrize(
@@ -173,7 +182,7 @@ def test_the_newer_name_of_the_limit_counts() -> None:
 def test_what_a_gpu_multiplies_follows_from_its_capability(
     capability: tuple[int, int], precisions: tuple[str, ...], pays: str
 ) -> None:
-    found = arithmetic_of_gpu(capability)
+    found = describe_gpu_arithmetic(capability)
     assert (found.precisions, found.pays) == (precisions, pays)
 
 
@@ -188,7 +197,7 @@ def driver(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_is_what_its_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(tmp_path, "echo NVIDIA H100 80GB HBM3, 9.0; echo Tesla T4, 7.5", monkeypatch)
-    assert machine.gpu() == ("NVIDIA H100 80GB HBM3", arithmetic_of_gpu((9, 0)))
+    assert machine.gpu() == ("NVIDIA H100 80GB HBM3", describe_gpu_arithmetic((9, 0)))
     assert fast_precision(on_gpu=True) == "bf16"
 
 
@@ -212,7 +221,7 @@ def forgotten_gpu() -> Iterator[None]:
 
 def slower(precision: str, backend: str, cpuinfo: str) -> bool:
     return (
-        emulation(precision, on_gpu=False, backend=backend, found=arithmetic_of(cpuinfo, {}))
+        emulation(precision, on_gpu=False, backend=backend, found=parse_arithmetic(cpuinfo, {}))
         is not None
     )
 
@@ -242,15 +251,17 @@ def test_the_reference_rounds_and_emulates_nothing(precision: str) -> None:
 
 
 def test_a_gpu_leaves_the_processor_out_of_it() -> None:
-    assert emulation("bf16", on_gpu=True, backend="torch", found=arithmetic_of(HASWELL, {})) is None
+    assert (
+        emulation("bf16", on_gpu=True, backend="torch", found=parse_arithmetic(HASWELL, {})) is None
+    )
 
 
 def test_an_emulation_says_how_slow_it_is_and_what_to_take() -> None:
-    found = emulation("bf16", on_gpu=False, backend="torch", found=arithmetic_of(MILAN, {}))
+    found = emulation("bf16", on_gpu=False, backend="torch", found=parse_arithmetic(MILAN, {}))
     assert found is not None
     assert str(found) == "bf16 is emulated on this processor, 7 to 16 times slower than fp32"
     assert found.instead == "fp32"
-    in_fp16 = emulation("fp16", on_gpu=False, backend="torch", found=arithmetic_of(GENOA, {}))
+    in_fp16 = emulation("fp16", on_gpu=False, backend="torch", found=parse_arithmetic(GENOA, {}))
     assert in_fp16 is not None
     assert in_fp16.instead == "bf16"
 

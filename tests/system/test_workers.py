@@ -27,7 +27,7 @@ def test_what_a_worker_tells_is_heard_and_what_else_it_prints_is_not(tmp_path: P
         " 2)\nprint('{}')\ntell(2, 2)"
     )
     ended = carry_out(python(code), tmp_path, lambda *now: told.append(now))
-    assert (ended.code, ended.said) == (0, "")
+    assert (ended.code, ended.errors) == (0, "")
     assert told == [(1, 2), (2, 2)]
 
 
@@ -45,7 +45,7 @@ def test_the_end_of_a_worker_is_told_with_its_last_words(tmp_path: Path) -> None
     code = "import sys\nfor i in range(100): print(i, file=sys.stderr)\nsys.exit(7)"
     ended = carry_out(python(code), tmp_path, silent)
     assert ended.code == 7
-    assert ended.said.splitlines() == [str(i) for i in range(100 - LINES_OF_ERROR, 100)]
+    assert ended.errors.splitlines() == [str(i) for i in range(100 - LINES_OF_ERROR, 100)]
     assert carry_out(python("import os; os.abort()"), tmp_path, silent).code == -signal.SIGABRT
 
 
@@ -79,7 +79,7 @@ def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(
         monkeypatch.setenv(name, "3")
     found = f"[name for name in {names} if name in os.environ]"
     code = f"import os, sys, tempfile\nsys.exit(tempfile.gettempdir() + ' ' + str({found}))"
-    assert carry_out(python(code), tmp_path, silent).said == f"{tmp_path} []"
+    assert carry_out(python(code), tmp_path, silent).errors == f"{tmp_path} []"
 
 
 def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:

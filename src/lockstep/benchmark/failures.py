@@ -62,8 +62,8 @@ def explain_failure(
     if failures:
         return FAILED, failures[0]["reason"]
     how = signal.Signals(-ended.code).name if ended.code < 0 else f"exit code {ended.code}"
-    status = OUT_OF_MEMORY if says_out_of_memory(ended.said) else FAILED
-    return status, f"the process ended with {how}: {ended.said or 'it printed nothing'}"
+    status = OUT_OF_MEMORY if says_out_of_memory(ended.errors) else FAILED
+    return status, f"the process ended with {how}: {ended.errors or 'it printed nothing'}"
 
 
 def count_kills() -> int | None:

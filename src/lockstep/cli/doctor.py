@@ -67,8 +67,8 @@ def multiplies(found: "Arithmetic") -> str:
     """Return which precisions a device multiplies in hardware and which to train in, for a person
     to read.
 
-    >>> from lockstep.system.machine import arithmetic_of
-    >>> multiplies(arithmetic_of("flags: avx2 fma", {}))
+    >>> from lockstep.system.machine import parse_arithmetic
+    >>> multiplies(parse_arithmetic("flags: avx2 fma", {}))
     'fp32 in hardware (AVX2); bf16, fp16 are emulated; train in fp32'
     """
     limit = f", limited by {found.limit}" if found.limit else ""

@@ -37,7 +37,7 @@ from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
-from lockstep.system.locks import locked
+from lockstep.system.locks import hold_lock
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import (
     ANY_SIZE,
@@ -163,7 +163,7 @@ def open_index(
     )
     if index is None:
         cache = _writable_folder(source)
-        with locked(cache / "indexing.lock", progress) as lock:
+        with hold_lock(cache / "indexing.lock", progress) as lock:
             # Another process may have built it in the meantime.
             index = None if anew else _load(source, cache)
             if index is None:

@@ -21,7 +21,7 @@ from lockstep.data.listing import Progress
 from lockstep.data.sources import find_sources
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing
-from lockstep.system.locks import locked
+from lockstep.system.locks import hold_lock
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 _PART = 2**20
@@ -69,7 +69,7 @@ def stage(data: Path, target: Path, progress: Progress | None = None) -> Staged:
             for folder in {Path(file.name).parent for file in files}
         }
         (target / CACHE).mkdir(parents=True, exist_ok=True)
-        with locked(target / CACHE / "staging.lock", progress) as lock:
+        with hold_lock(target / CACHE / "staging.lock", progress) as lock:
             _refuse_other_files(target, files)
             missing = [file for file in files if not _is_there(target, file)]
             total = sum(file.length for file in missing)

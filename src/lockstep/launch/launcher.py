@@ -83,10 +83,10 @@ def launch_ranks(
     """Run this Python with these arguments as this machine's ranks; return the exit code (see
     `read_code`).
 
-    `starting` comes from the backend (`Backend.prepare_ranks`). `link` are the other machines, whose
-    ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank
-    fails or hangs, the others are asked to stop, and killed if they do not. Then all are started
-    again, at most `watch.restarts` times (`lockstep.launch.watching`).
+    `starting` comes from the backend (`Backend.prepare_ranks`). `link` connects the other machines,
+    whose ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one
+    rank fails or hangs, the others are asked to stop, and killed if they do not. Then all are
+    started again, at most `watch.restarts` times (`lockstep.launch.watching`).
 
     This process does not listen on any port, and reads only exit codes and heartbeats from the
     ranks.

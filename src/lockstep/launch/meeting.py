@@ -95,8 +95,8 @@ def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | 
         if place is None:
             missing.append("--rendezvous HOST:PORT")
         raise UserError(
-            f"--nodes is {nodes}, but {' and '.join(missing)} is missing; expected this machine's number and node"
-            " 0's address"
+            f"--nodes is {nodes}, but {' and '.join(missing)} is missing; expected this machine's"
+            " number and node 0's address"
         )
     if node >= nodes:
         raise UserError(f"--node-rank is {node}, expected 0 to {nodes - 1}")

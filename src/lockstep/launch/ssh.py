@@ -29,9 +29,9 @@ def launch_over_ssh(
 ) -> Iterator["Remotes"]:
     """Run a command on other machines, in this folder and with this Python, as nodes 1, 2, ....
 
-    `command` are the arguments of Python (see `build_arguments`). The secret is the first line of the
-    command's standard input. The input closes when the context is left or this process ends. Output
-    is printed with the host's name before each line.
+    `command` are the arguments of Python (see `build_arguments`). The secret is the first line of
+    the command's standard input. The input closes when the context is left or this process ends.
+    Output is printed with the host's name before each line.
     """
     remotes = Remotes(hosts)
     try:

@@ -12,7 +12,7 @@ from lockstep.reporting import summary
 from lockstep.reporting.curves import build_charts
 from lockstep.reporting.views import add_images, build_views, image_key, select_data
 from lockstep.runs.reading import Run
-from lockstep.system.html import allowed, colours
+from lockstep.system.html import colours, hash_source
 from lockstep.system.version import version
 
 TEMPLATE = "report.html.j2"
@@ -62,7 +62,7 @@ def render(runs: Sequence[Run], *, explain: bool = False) -> str:
         data=data,
         style=Markup(style),
         script=Markup(script),
-        script_source=Markup(allowed(script)),
+        script_source=Markup(hash_source(script)),
         lockstep_version=version(),
         framework_version=_name_framework,
         interval_scale=_choose_scale(results),

@@ -18,7 +18,7 @@ from lockstep.runs.save import call_hooks, open_hooks, write_checkpoint
 from lockstep.runs.starting_weights import Start
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_json
-from lockstep.system.ranks import restarted
+from lockstep.system.ranks import find_restart
 from lockstep.weights import checkpoint
 
 
@@ -117,7 +117,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
             "environment": environment,
         }
     )
-    restart = restarted()
+    restart = find_restart()
     if restart is not None:
         number, reason = restart
         run.recorder.log({"kind": "restart", "step": step, "restart": number, "reason": reason})

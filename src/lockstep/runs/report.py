@@ -8,7 +8,7 @@ from lockstep.models.metrics import ClassCounts
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_comparison
-from lockstep.system.event_log import Summary, problem_of_fields
+from lockstep.system.event_log import Summary, find_field_problem
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
 
@@ -130,7 +130,7 @@ def _is_report(value: Any) -> bool:
 
 
 def _is_evaluation(value: Any, needed: Set[str]) -> bool:
-    return isinstance(value, dict) and problem_of_fields(value, needed) is None
+    return isinstance(value, dict) and find_field_problem(value, needed) is None
 
 
 def _are_counts(value: Any, classes: int) -> bool:

@@ -1,1 +1,1 @@
-"""The lowest layer: the machine, ranks, worker processes, signals, files, text formats, and errors."""
+"""The lowest layer: the machine, ranks, worker processes, signals, files, formats and errors."""

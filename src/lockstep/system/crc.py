@@ -10,7 +10,6 @@ def masked_crc(*data: bytes | memoryview) -> int:
     """
     crc = 0
     for piece in data:
-        crc = crc32c.crc32c(
-            piece, crc, 0
-        )  # 0: keep the interpreter's lock, since getting it back takes longer
+        # 0: keep the interpreter's lock, since getting it back takes longer.
+        crc = crc32c.crc32c(piece, crc, 0)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

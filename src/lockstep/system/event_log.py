@@ -91,7 +91,7 @@ class EvaluateEvent(Summary):
 
 
 class RestartEvent(TypedDict):
-    """A launcher has started all ranks again after a failure. The entry follows that of the start."""
+    """A launcher has started all ranks again after a failure. It follows the entry of the start."""
 
     kind: Literal["restart"]
     step: int
@@ -143,7 +143,7 @@ _WHOLE = {
 }
 
 
-def problem_of_entry(entry: Any, *, whole: bool) -> str | None:
+def find_problem(entry: Any, *, whole: bool) -> str | None:
     """Return what is wrong with a log entry, or None. With `whole`, it must have every field that
     training writes."""
     if not isinstance(entry, dict):
@@ -151,14 +151,14 @@ def problem_of_entry(entry: Any, *, whole: bool) -> str | None:
     if not is_text(entry.get("kind")):
         return "it has no kind"
     needed = (_WHOLE if whole else _NEEDED_TO_RESUME).get(entry["kind"], set())
-    problem = problem_of_fields(entry, {"step", *needed})
+    problem = find_field_problem(entry, {"step", *needed})
     if problem is None and entry["kind"] == "train" and not entry["first_step"] < entry["step"]:
         return "its first_step is not below its step"
     return problem
 
 
-def problem_of_fields(entry: Mapping[str, Any], needed: Collection[str]) -> str | None:
-    """Return what is wrong with the fields of an entry, or None. The fields in `needed` must exist."""
+def find_field_problem(entry: Mapping[str, Any], needed: Collection[str]) -> str | None:
+    """Return what is wrong with an entry's fields, or None. The fields in `needed` must exist."""
     for name, check in _CHECKS.items():
         if name in entry and not check(entry[name]):
             return f"its {name} is {repr(entry[name])[:60]}"
@@ -187,7 +187,7 @@ def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
             raise CheckpointError(
                 f"{path}, line {number} is not JSON; restore the file or use another --out"
             ) from None
-        problem = problem_of_entry(entry, whole=whole)
+        problem = find_problem(entry, whole=whole)
         if problem is not None:
             raise CheckpointError(
                 f"{path}, line {number} is not a log entry: {problem}; restore the file or use"

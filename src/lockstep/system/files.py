@@ -84,7 +84,7 @@ def staging(path: Path) -> Iterator[Path]:
     folder = path.with_name(f".{path.name}.unfinished")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _held(folder):
+        with _hold(folder):
             _clear(folder)
             try:
                 yield folder
@@ -98,7 +98,7 @@ def staging(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _hold(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder: those that hold it too, and other users. The folder
     must belong to this user."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -115,7 +115,7 @@ def begin() -> None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Note that this process saves, and what it did before when the block ends. Also a decorator."""
+    """Note that this process saves, and, after the block, what it did before. Also a decorator."""
     before = [heart.activity for heart in _hearts]
     note("saving")
     try:

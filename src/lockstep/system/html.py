@@ -6,13 +6,12 @@ from importlib.resources import files
 
 
 def colours() -> str:
-    """Return the style sheet that defines the colours, light and dark, and the radius of corners."""
+    """Return the style sheet of the colours, light and dark, and of the radius of corners."""
     return (files("lockstep.system") / "colours.css").read_text(encoding="utf-8")
 
 
-def allowed(text: str) -> str:
+def hash_source(text: str) -> str:
     """Return the source by which a content security policy allows this script or style and no other
     one."""
-    return (
-        "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"
-    )
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return f"'sha256-{digest}'"

@@ -70,14 +70,14 @@ class Lock:
 
 
 @contextmanager
-def locked(path: Path, progress: Progress | None = None) -> Iterator[Lock]:
+def hold_lock(path: Path, progress: Progress | None = None) -> Iterator[Lock]:
     """Hold the lock `path` in the block. Wait while another process holds it, on this machine or
     another one.
 
     An exception of `progress` ends the wait. Raises `OSError` if the folder is missing or cannot be
     written to.
     """
-    lock = _acquired(path, progress)
+    lock = _acquire(path, progress)
     ended = threading.Event()
 
     def beat() -> None:
@@ -94,10 +94,9 @@ def locked(path: Path, progress: Progress | None = None) -> Iterator[Lock]:
         lock.release()
 
 
-def _acquired(path: Path, progress: Progress | None) -> Lock:
-    lock = Lock(
-        path, progress, {"machine": _machine(), "pid": os.getpid(), "started": time.time_ns()}
-    )
+def _acquire(path: Path, progress: Progress | None) -> Lock:
+    holder = {"machine": _machine(), "pid": os.getpid(), "started": time.time_ns()}
+    lock = Lock(path, progress, holder)
     seen = None
     since = time.monotonic()
     theirs = (0, 1)
@@ -124,9 +123,8 @@ def _acquired(path: Path, progress: Progress | None) -> Lock:
 def _take_away(path: Path, text: str) -> None:
     """Remove a lock whose holder has ended. Of several processes only one succeeds."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    if (
-        _read(path) != text
-    ):  # its holder released it before it ended, and another process may hold a new lock
+    # Its holder may have released it before it ended, and another process may hold a new lock.
+    if _read(path) != text:
         return
     try:
         path.rename(aside)
@@ -147,21 +145,24 @@ def _read(path: Path) -> str:
 
 def _about(text: str) -> dict[str, Any]:
     try:
-        found: Any = parsed(text)
+        about: Any = parsed(text)
     except ValueError:  # empty, or in the middle of a beat
         return {}
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}
 
 
 def _holder(text: str) -> dict[str, Any]:
-    return {
-        name: value for name, value in _about(text).items() if name in ("machine", "pid", "started")
-    }
+    about = _about(text)
+    return {name: about[name] for name in ("machine", "pid", "started") if name in about}
 
 
 def _progress(text: str) -> tuple[int, int] | None:
-    done, total = (_about(text).get(name) for name in ("done", "total"))
-    return (done, total) if isinstance(done, int) and isinstance(total, int) and total > 0 else None
+    about = _about(text)
+    done = about.get("done")
+    total = about.get("total")
+    if isinstance(done, int) and isinstance(total, int) and total > 0:
+        return done, total
+    return None
 
 
 def _has_ended(text: str) -> bool:

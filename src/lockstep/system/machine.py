@@ -18,10 +18,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def share_of_cores() -> int:
-    """Return the number of cores for this process: an equal share if a launcher started several on
-    the machine."""
-    return max(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+def share_of_cores(processes: int | None = None) -> int:
+    """Return the number of cores for each of some processes, by default those that a launcher
+    started on this machine together with this one."""
+    if processes is None:
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(cores() // processes, 1)
 
 
 def memory_bytes() -> int:
@@ -43,42 +45,38 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
 
     It is what the system can give away, and no more than is left of the limit of a container.
     """
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc" / "meminfo"), re.MULTILINE)
-    if found is None:
+    available = _find_number(r"^MemAvailable:\s+(\d+) kB$", root / "proc" / "meminfo")
+    if available is None:
         return None
-    left = [1024 * int(found[1])]
-    for folder, limit, used in _GROUPS:
+    left = [1024 * available]
+    for folder, limit_file, use_file in _GROUPS:
         group = root / "sys" / "fs" / "cgroup" / folder
-        most = _text(group / limit).strip()
-        taken = _text(group / used).strip()
-        if most.isdigit() and taken.isdigit():  # "max": there is no limit
-            kept = re.search(
-                r"^(?:total_)?inactive_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE
-            )
-            left.append(
-                int(most) - int(taken) + (int(kept[1]) if kept else 0)
-            )  # copies of files are given back
+        limit = _find_number(r"^(\d+)$", group / limit_file)  # "max": there is no limit
+        use = _find_number(r"^(\d+)$", group / use_file)
+        if limit is not None and use is not None:
+            # Copies of files are given back.
+            copies = _find_number(r"^(?:total_)?inactive_file (\d+)$", group / "memory.stat")
+            left.append(limit - use + (copies or 0))
     return max(min(left), 0)
+
+
+def _find_number(pattern: str, file: Path) -> int | None:
+    """Return the number in one of the system's files whose line matches a pattern."""
+    match = re.search(pattern, _read(file), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def peak_memory_bytes() -> int | None:
     """Return the most main memory that this process has used so far, in bytes; None if the system
     does not report it."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
-    return 1024 * int(found[1]) if found else None
+    kilobytes = _find_number(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status"))
+    return None if kilobytes is None else 1024 * kilobytes
 
 
 def processor() -> str:
     """Return the name of the processor."""
-    text = _cpuinfo()
-    return next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in text.splitlines()
-            if line.startswith("model name")
-        ),
-        "",
-    ) or (platform.processor() or platform.machine())
+    match = re.search(r"^model name[^:]*: *(.*\S)", _read_cpuinfo(), re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Arithmetic:
 
     @property
     def emulated(self) -> tuple[str, ...]:
-        """Floating-point precisions of recipes that the processor emulates with other precisions."""
+        """Precisions of recipes that the processor emulates with other precisions."""
         return tuple(name for name in ("bf16", "fp16") if name not in self.precisions)
 
 
@@ -155,37 +153,42 @@ _MASKS = {
 ignores other values."""
 
 
-def arithmetic_of(cpuinfo: str, environment: Mapping[str, str]) -> Arithmetic:
+def parse_arithmetic(cpuinfo: str, environment: Mapping[str, str]) -> Arithmetic:
     """Return what a processor multiplies in hardware, from the text of its /proc/cpuinfo.
 
-    All engines use oneDNN for convolutions on CPUs. oneDNN uses only the instruction sets that
+    All backends use oneDNN for convolutions on CPUs. oneDNN uses only the instruction sets that
     ONEDNN_MAX_CPU_ISA allows, so that a processor can act as a smaller one. bf16 pays where an x86
-    processor multiplies it in hardware. On ARM, fp32 is recommended: no engine's training in bf16
+    processor multiplies it in hardware. On ARM, fp32 is recommended: no backend's training in bf16
     has been measured there.
     """
-    words = {
-        name.strip(): set(values.split())
-        for name, _, values in (line.partition(":") for line in cpuinfo.splitlines())
-        if name.strip() in ("flags", "Features")
-    }
-    if "Features" in words:
-        found = [each for each in _ARM if set(each.flags) <= words["Features"]]
-        limit = None
+    words: dict[str, set[str]] = {}
+    for line in cpuinfo.splitlines():
+        name, _, values = line.partition(":")
+        words[name.strip()] = set(values.split())
+    limit = None
+    is_arm = "Features" in words
+    if is_arm:
+        extensions = _select(_ARM, words["Features"])
     else:
-        there = [each for each in _X86 if set(each.flags) <= words.get("flags", set())]
-        limit, mask = _limit(environment)
-        found = [each for each in there if each.bit & mask]
-        limit = limit if found != there else None
-    multiplied = {name for each in found for name in each.multiplies}
+        present = _select(_X86, words.get("flags", set()))
+        limit, mask = _read_limit(environment)
+        extensions = [extension for extension in present if extension.bit & mask]
+        if extensions == present:
+            limit = None
+    multiplied = set[str]().union(*(extension.multiplies for extension in extensions))
     return Arithmetic(
-        extensions=tuple(each.name for each in found),
+        extensions=tuple(extension.name for extension in extensions),
         precisions=("fp32", *(name for name in ("bf16", "fp16", "int8") if name in multiplied)),
-        pays="bf16" if "bf16" in multiplied and "Features" not in words else "fp32",
+        pays="bf16" if "bf16" in multiplied and not is_arm else "fp32",
         limit=limit,
     )
 
 
-def _limit(environment: Mapping[str, str]) -> tuple[str | None, int]:
+def _select(extensions: tuple[_Extension, ...], flags: set[str]) -> list[_Extension]:
+    return [extension for extension in extensions if flags.issuperset(extension.flags)]
+
+
+def _read_limit(environment: Mapping[str, str]) -> tuple[str | None, int]:
     for name in _LIMITS:
         value = environment.get(name, "").upper()
         if value:
@@ -196,10 +199,10 @@ def _limit(environment: Mapping[str, str]) -> tuple[str | None, int]:
 @cache
 def arithmetic() -> Arithmetic:
     """Return what this processor multiplies in hardware, as far as libraries may use it."""
-    return arithmetic_of(_cpuinfo(), os.environ)
+    return parse_arithmetic(_read_cpuinfo(), os.environ)
 
 
-def arithmetic_of_gpu(capability: tuple[int, int]) -> Arithmetic:
+def describe_gpu_arithmetic(capability: tuple[int, int]) -> Arithmetic:
     """Return what an NVIDIA GPU multiplies in its tensor cores (fp32: outside of them), from its
     compute capability.
 
@@ -207,9 +210,9 @@ def arithmetic_of_gpu(capability: tuple[int, int]) -> Arithmetic:
     from 7.2, bf16 and tf32 from 8.0. bf16 pays from 8.0; fp16, which needs loss scaling, from 7.0.
     """
     since = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 2)}
-    found = tuple(name for name, first in since.items() if capability >= first)
-    pays = next((name for name in ("bf16", "fp16") if name in found), "fp32")
-    return Arithmetic((f"compute capability {capability[0]}.{capability[1]}",), found, pays)
+    precisions = tuple(name for name, first in since.items() if capability >= first)
+    pays = next((name for name in ("bf16", "fp16") if name in precisions), "fp32")
+    return Arithmetic((f"compute capability {capability[0]}.{capability[1]}",), precisions, pays)
 
 
 @cache
@@ -219,17 +222,15 @@ def gpu() -> tuple[str, Arithmetic] | None:
         return None
     command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return _gpu_of(done.stdout) if done.returncode == 0 else None
+    return _parse_gpu(done.stdout) if done.returncode == 0 else None
 
 
-def _gpu_of(answer: str) -> tuple[str, Arithmetic] | None:
+def _parse_gpu(answer: str) -> tuple[str, Arithmetic] | None:
     name, _, capability = (answer.splitlines() or [""])[0].rpartition(", ")
     major, dot, minor = capability.strip().partition(".")
-    return (
-        (name, arithmetic_of_gpu((int(major), int(minor))))
-        if dot and (major + minor).isdigit()
-        else None
-    )
+    if not dot or not (major + minor).isdigit():
+        return None
+    return name, describe_gpu_arithmetic((int(major), int(minor)))
 
 
 def fast_precision(on_gpu: bool) -> str:
@@ -237,41 +238,36 @@ def fast_precision(on_gpu: bool) -> str:
     GPUs) or "fp32"."""
     if not on_gpu:
         return arithmetic().pays
-    found = gpu()
-    return found[1].pays if found is not None else "fp32"
+    device = gpu()
+    return "fp32" if device is None else device[1].pays
 
 
 def process_facts(pid: int) -> tuple[str, float]:
     """Return the state of a process in the letters of /proc, and the processor time in seconds that
     it has used.
 
-    They are "" and 0 if the system does not tell, or if there is no such process.
+    They are "" and 0 if the system does not report them, or if there is no such process.
     """
+    words = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     try:
-        words = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
         return words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return "", 0.0
 
 
 def first_number(text: str) -> int | None:
     """Return the first number of what OMP_NUM_THREADS and its like may be: "4", or "4,2" for
     threads within threads."""
-    found = re.match(r"\d+", text)
-    return found and int(found[0])
+    match = re.match(r"\d+", text)
+    return match and int(match[0])
 
 
 @cache
-def _cpuinfo() -> str:
-    return _text(Path("/proc/cpuinfo"))
+def _read_cpuinfo() -> str:
+    return _read(Path("/proc/cpuinfo"))
 
 
-def _text(file: Path) -> str:
+def _read(file: Path) -> str:
     """Return the text of one of the system's files; "" if it is missing."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")

@@ -52,7 +52,8 @@ class _Loader(yaml.SafeLoader):
             problem = (
                 f"aliases are not supported, write the value itself instead of *{event.anchor}"
             )
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+            place: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=place)
         if self._depth == MOST_DEPTH:
             problem = f"more than {MOST_DEPTH} nested lists and mappings"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

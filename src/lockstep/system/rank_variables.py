@@ -51,10 +51,10 @@ class _Claim:
     """What a launcher says about this process."""
 
     launcher: str
-    found: Mapping[str, str]
-    """RANK, WORLD_SIZE and what else the launcher says."""
-    said: str
-    """The variables that say it, for a message."""
+    values: Mapping[str, str]
+    """RANK, WORLD_SIZE and what else the launcher sets."""
+    source: str
+    """The variables that it sets, for a message."""
 
 
 def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) -> None:
@@ -72,39 +72,44 @@ def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) ->
         claims.append(_claim(_Launcher("the framework's launcher", variables), os.environ))
     if reads_tf_config and (workers := _workers_of_tf_config()):
         rank, ranks = workers
-        found = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        claims.append(_Claim("TF_CONFIG", found, f"TF_CONFIG with task {rank} of {ranks}"))
-    claims += [claim for claim in general_claims(os.environ) if claim.found["WORLD_SIZE"] != "1"]
+        values = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        claims.append(_Claim("TF_CONFIG", values, f"TF_CONFIG with task {rank} of {ranks}"))
+    claims += [claim for claim in list_claims(os.environ) if claim.values["WORLD_SIZE"] != "1"]
     if not claims:
         return
     _refuse_contradiction(claims)
-    os.environ.update(
-        {name: value for name, value in claims[0].found.items() if name not in os.environ}
-    )
+    for name, value in claims[0].values.items():
+        os.environ.setdefault(name, value)
 
 
-def general_claims(environment: Mapping[str, str]) -> list[_Claim]:
+def list_claims(environment: Mapping[str, str]) -> list[_Claim]:
     """Return what MPI and Slurm say about a process. Raises `UserError` if their variables are
     wrong."""
-    launchers = [*_MPI, *([_SLURM] if "SLURM_STEP_ID" in environment else [])]
-    claims = [
-        _claim(each, environment) for each in launchers if each.variables["RANK"] in environment
-    ]
-    for claim in claims:
-        rank = claim.found.get("RANK", "")
-        ranks = claim.found.get("WORLD_SIZE", "")
+    launchers = [*_MPI, _SLURM] if "SLURM_STEP_ID" in environment else _MPI
+    claims = []
+    for launcher in launchers:
+        if launcher.variables["RANK"] not in environment:
+            continue
+        claim = _claim(launcher, environment)
+        rank = claim.values.get("RANK", "")
+        ranks = claim.values.get("WORLD_SIZE", "")
         if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
             raise UserError(
-                f"{claim.launcher} says {claim.said}: expected a rank from 0 and a larger number of"
-                " processes"
+                f"{claim.launcher} says {claim.source}: expected a rank from 0 and a larger number"
+                " of processes"
             )
+        claims.append(claim)
     return claims
 
 
 def _claim(launcher: _Launcher, environment: Mapping[str, str]) -> _Claim:
-    there = {name: own for name, own in launcher.variables.items() if own in environment}
-    said = ", ".join(f"{own}={environment[own]}" for own in there.values())
-    return _Claim(launcher.name, {name: environment[own] for name, own in there.items()}, said)
+    values = {}
+    sources = []
+    for name, own in launcher.variables.items():
+        if own in environment:
+            values[name] = environment[own]
+            sources.append(f"{own}={environment[own]}")
+    return _Claim(launcher.name, values, ", ".join(sources))
 
 
 def _refuse_contradiction(claims: list[_Claim]) -> None:
@@ -115,12 +120,12 @@ def _refuse_contradiction(claims: list[_Claim]) -> None:
     """
     first = claims[0]
     for other in claims[1:]:
-        is_same_size = first.found.get("WORLD_SIZE") == other.found["WORLD_SIZE"]
-        if is_same_size and first.found["RANK"] != other.found["RANK"]:
+        is_same_size = first.values.get("WORLD_SIZE") == other.values["WORLD_SIZE"]
+        if is_same_size and first.values["RANK"] != other.values["RANK"]:
             raise UserError(
                 f"two launchers number this process differently: {first.launcher} says"
-                f" {first.said}; {other.launcher} says {other.said}. Unset the variables of one of"
-                " them, or set RANK, WORLD_SIZE and LOCAL_RANK"
+                f" {first.source}; {other.launcher} says {other.source}. Unset the variables of one"
+                " of them, or set RANK, WORLD_SIZE and LOCAL_RANK"
             )
 
 

@@ -42,9 +42,9 @@ def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
     """Return `count` ports that are free at an address of this machine."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((address, 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind((address, 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 def listen_address() -> str | None:
@@ -76,30 +76,26 @@ def launcher_folder() -> Path | None:
     """Return the launcher's folder; None without a launcher, or if the launcher has ended and
     removed it."""
     folder = Path(os.environ.get(EXIT_CODE_FOLDER, ""))
-    return (
-        folder
-        if EXIT_CODE_FOLDER in os.environ and "RANK" in os.environ and folder.is_dir()
-        else None
-    )
+    is_rank = EXIT_CODE_FOLDER in os.environ and "RANK" in os.environ
+    return folder if is_rank and folder.is_dir() else None
 
 
-def restarted() -> tuple[int, str] | None:
+def find_restart() -> tuple[int, str] | None:
     """Return how often all ranks were started again in this launch, and why the last time; None if
     they were not."""
     if RESTARTED in os.environ:
-        told = json.loads(os.environ[RESTARTED])
-        return int(told["restart"]), str(told["reason"])
+        restart = json.loads(os.environ[RESTARTED])
+        return int(restart["restart"]), str(restart["reason"])
     count = os.environ.get(_ELASTIC_RESTART, "")
-    return (
-        (int(count), "torchrun started the ranks again") if count.isdigit() and int(count) else None
-    )
+    if not count.isdigit() or int(count) == 0:
+        return None
+    return int(count), "torchrun started the ranks again"
 
 
 def leave_exit_code(code: int) -> None:
     """Write the exit code for the launcher, if there is one and it is still running."""
     folder = launcher_folder()
     if folder is not None:
-        with suppress(
-            OSError
-        ):  # such as a full disk: the launcher then uses the other ranks' codes
+        # A disk may be full: the launcher then uses the other ranks' codes.
+        with suppress(OSError):
             (folder / os.environ["RANK"]).write_text(str(code))

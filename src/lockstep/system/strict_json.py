@@ -25,26 +25,31 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     >>> to_json({"step": 3, "loss": float("inf")})
     '{"step": 3, "loss": null, "not_finite": {"loss": "inf"}}'
     """
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_replace_numbers(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def _replace_numbers(value: Any) -> Any:
     if isinstance(value, dict):
-        words = {name: word for name, held in value.items() if (word := _word(held)) is not None}
-        plain = {name: _plain(held) for name, held in value.items()}
+        plain = {}
+        words = {}
+        for name, item in value.items():
+            plain[name] = _replace_numbers(item)
+            word = _find_word(item)
+            if word is not None:
+                words[name] = word
         return plain | {NOT_FINITE: words} if words else plain
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if _word(value) is not None else value
+        return list(map(_replace_numbers, value))
+    return value if _find_word(value) is None else None
 
 
-def _word(value: Any) -> str | None:
+def _find_word(value: Any) -> str | None:
     """Return a number as a word if it is not finite, or the first such number of a list.
     Dictionaries name their own."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(float(value))
     if isinstance(value, list | tuple):
-        return next((word for each in value if (word := _word(each)) is not None), None)
+        return next(filter(None, map(_find_word, value)), None)
     return None
 
 

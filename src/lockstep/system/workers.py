@@ -14,9 +14,10 @@ from typing import IO
 
 LINES_OF_ERROR = 20
 """This many of the last lines that a failed worker printed are kept."""
-_OF_RANKS = re.compile(
+_RANK_VARIABLES = re.compile(
     "(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|TF_CONFIG|MASTER_ADDR|MASTER_PORT"
-    "|LOCKSTEP_(EXIT_CODE_FOLDER|LAUNCHER|PATIENCE|RESTARTED|LISTEN_ADDRESS|TORCH_STORE|HOSTS_.*|RENDEZVOUS|BIND|SECRET)"
+    "|LOCKSTEP_(EXIT_CODE_FOLDER|LAUNCHER|PATIENCE|RESTARTED|LISTEN_ADDRESS|TORCH_STORE)"
+    "|LOCKSTEP_(HOSTS_.*|RENDEZVOUS|BIND|SECRET)"
     "|PADDLE_(TRAINER|MASTER|CURRENT_|LOCAL_).*|HOROVOD_(RANK|SIZE|LOCAL_.*)|DMLC_.*"
     "|SLURM_(STEP_ID|PROCID)|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE))"
 )
@@ -29,7 +30,7 @@ class Ended:
 
     code: int
     """The exit code; negative if a signal ended the worker."""
-    said: str
+    errors: str
     """The last lines that the worker wrote to stderr."""
 
 
@@ -45,7 +46,7 @@ def carry_out(
     # A worker is never a rank, even if this process is one. Its temporary files are deleted
     # together with the folder.
     environment = {
-        name: value for name, value in os.environ.items() if not _OF_RANKS.fullmatch(name)
+        name: value for name, value in os.environ.items() if not _RANK_VARIABLES.fullmatch(name)
     }
     environment["TMPDIR"] = str(folder)
     environment["PYTHONSAFEPATH"] = "1"  # a worker must not import modules from the current folder
@@ -68,16 +69,15 @@ def carry_out(
                 process.kill()
                 raise
         errors.seek(0)
-        return Ended(
-            process.returncode, "\n".join(errors.read().strip().splitlines()[-LINES_OF_ERROR:])
-        )
+        lines = errors.read().strip().splitlines()[-LINES_OF_ERROR:]
+        return Ended(process.returncode, "\n".join(lines))
 
 
 def _follow(lines: IO[str], progress: Callable[[int, int], None]) -> None:
     for line in lines:
         if line.startswith('{"done"'):  # a framework may print other lines
-            told = json.loads(line)
-            progress(told["done"], told["total"])
+            state = json.loads(line)
+            progress(state["done"], state["total"])
 
 
 def tell(done: int, total: int) -> None:

@@ -103,7 +103,7 @@ def _run_worker(backend: str, python: Path, folder: Path, recorder: Recorder) ->
     except OSError as error:
         return {"error": f"{python} cannot be run: {error.strerror}"}
     if ended.code or not result.is_file():
-        output = f": {ended.said}" if ended.said else " and printed nothing"
+        output = f": {ended.errors}" if ended.errors else " and printed nothing"
         return {"error": f"{python} ended with exit code {ended.code}{output}"}
     return json.loads(result.read_text(encoding="utf-8")) | {"seconds": time.perf_counter() - began}
 

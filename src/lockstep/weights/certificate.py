@@ -200,7 +200,7 @@ def _compute_logits(folder: Path, backend: str, parts: list[str]) -> str:
     ended = carry_out(command, folder, lambda done, total: None)
     if ended.code:
         raise CheckpointError(
-            f"{backend} cannot compute the certificate: {ended.said or 'it printed nothing'}. "
+            f"{backend} cannot compute the certificate: {ended.errors or 'it printed nothing'}. "
             "Without a certificate: --no-certificate"
         )
     return (folder / f"{backend}.txt").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from lockstep.backends.mxnet import loading, rank_connections
 from lockstep.backends.shared.horovod import rendezvous
 from lockstep.launch.nodes import Start, Table
-from lockstep.system.machine import cores
+from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import OF_NETWORKS
 
 
@@ -56,7 +56,7 @@ def variables(table: Table) -> dict[str, str]:
 
 
 def _threads_of_a_rank(table: Table) -> str:
-    return loading.chosen or str(max(cores() // table.own.processes, 1))
+    return loading.chosen or str(share_of_cores(table.own.processes))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lockstep.launch.nodes import Start, Table
-from lockstep.system.machine import cores
+from lockstep.system.machine import share_of_cores
 
 
 @contextmanager
@@ -30,6 +30,6 @@ def trainer(table: Table, local_rank: int) -> dict[str, str]:
         "PADDLE_TRAINER_ID": str(rank),
         # Each rank gets an equal share of the cores, unless the user has chosen a number.
         "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1))
+            "OMP_NUM_THREADS", str(share_of_cores(table.own.processes))
         ),
     }

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from lockstep.backends.shared.horovod import rendezvous
 from lockstep.launch.nodes import Start, Table
-from lockstep.system.machine import cores
+from lockstep.system.machine import share_of_cores
 
 
 @contextmanager
@@ -40,4 +40,4 @@ def threads_of_a_rank(ranks: int) -> dict[str, str]:
     """Return the environment variable that gives a rank its share of this machine's cores, unless
     the user has set it."""
     name = "TF_NUM_INTRAOP_THREADS"
-    return {} if name in os.environ else {name: str(max(cores() // ranks, 1))}
+    return {} if name in os.environ else {name: str(share_of_cores(ranks))}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.backends.torch.world import STORE
 from lockstep.launch.nodes import Start, Table
-from lockstep.system.machine import cores
+from lockstep.system.machine import share_of_cores
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
     """
     threads = {
         "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1))
+            "OMP_NUM_THREADS", str(share_of_cores(table.own.processes))
         )
     }
     if len(table.nodes) > 1:

@@ -6,7 +6,7 @@ from importlib.resources import files
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from lockstep.system.html import allowed, colours
+from lockstep.system.html import colours, hash_source
 from lockstep.system.version import version
 
 _TEMPLATE = "page.html.j2"
@@ -30,8 +30,8 @@ class Page:
         )
         self.html = text.encode()
         policy = (
-            f"default-src 'none'; style-src {allowed(style)}; script-src {allowed(script)}; img-src"
-            " 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+            f"default-src 'none'; style-src {hash_source(style)}; script-src {hash_source(script)};"
+            " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
             " frame-ancestors 'none'"
         )
         self.headers = {"content-security-policy": policy}
