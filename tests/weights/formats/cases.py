@@ -29,7 +29,7 @@ EDITS = st.lists(
 )
 
 
-def edited(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
+def apply_edits(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
     for where, amount, added in edits:
         begin = round(where * len(data))
         data = data[:begin] + added + data[begin + amount :]
@@ -39,9 +39,9 @@ def edited(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
 def state_of(recipe: Recipe, step: int = 7) -> State:
     """Return a state in which all values are different, so that no two can be confused."""
     random = np.random.default_rng(step)
-    found = list(tensors(model_spec(recipe.model), recipe.logits))
-    values = {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in found}
-    trained = [tensor for tensor in found if tensor.is_trained]
+    expected = list(tensors(model_spec(recipe.model), recipe.logits))
+    values = {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in expected}
+    trained = [tensor for tensor in expected if tensor.is_trained]
     return State(
         step,
         values,
@@ -49,24 +49,24 @@ def state_of(recipe: Recipe, step: int = 7) -> State:
     )
 
 
-def assert_stored(found: Variables, expected: Variables) -> None:
+def assert_stored(actual: Variables, expected: Variables) -> None:
     """Assert that types, shapes and bits are equal."""
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
     for name, value in expected.items():
-        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
-        assert found[name].tobytes() == value.tobytes()
+        assert (actual[name].dtype, actual[name].shape) == (value.dtype, value.shape)
+        assert actual[name].tobytes() == value.tobytes()
 
 
-def assert_canonical(found: Variables, expected: Variables) -> None:
+def assert_canonical(actual: Variables, expected: Variables) -> None:
     """Assert that arrays are float32 with equal bits, contiguous and writeable."""
-    assert {name: value.tobytes() for name, value in found.items()} == {
+    assert {name: value.tobytes() for name, value in actual.items()} == {
         n: v.tobytes() for n, v in expected.items()
     }
-    assert {value.dtype for value in found.values()} <= {np.dtype(np.float32)}
-    assert all(value.flags.c_contiguous and value.flags.writeable for value in found.values())
+    assert {value.dtype for value in actual.values()} <= {np.dtype(np.float32)}
+    assert all(value.flags.c_contiguous and value.flags.writeable for value in actual.values())
 
 
-def renamed(variables: Variables, change: Callable[[str], str]) -> Variables:
+def rename_arrays(variables: Variables, change: Callable[[str], str]) -> Variables:
     return {change(name): value for name, value in variables.items()}
 
 

@@ -53,36 +53,36 @@ ODD_VALUES: tuple[Any, ...] = (
 _ODD_DTYPES = ("f2", "f8", "i1", "i4", "i8", "u1", "u2", "?", "c8", "f4")
 
 
-def damaged(rng: np.random.Generator, data: bytes, within: int | None = None) -> bytes:
+def damage_bytes(rng: np.random.Generator, data: bytes, within: int | None = None) -> bytes:
     """Return a file with bytes changed, removed, inserted, doubled or exchanged, among the first
     `within`."""
-    found = bytearray(data)
+    changed = bytearray(data)
     for _ in range(int(rng.integers(1, 3))):
-        at, other = (int(rng.integers(min(len(found), within or len(found)))) for _ in range(2))
+        at, other = (int(rng.integers(min(len(changed), within or len(changed)))) for _ in range(2))
         length = int(rng.integers(1, 9))
         match rng.integers(8):
             case 0:
-                found[at] = int(rng.integers(256))
+                changed[at] = int(rng.integers(256))
             case 1:
-                found[at] ^= 1 << int(rng.integers(8))
+                changed[at] ^= 1 << int(rng.integers(8))
             case 2:
-                del found[at : at + length]
+                del changed[at : at + length]
             case 3:
-                found[at:at] = rng.bytes(length)
+                changed[at:at] = rng.bytes(length)
             case 4:
-                found[at:at] = found[at : at + 10 * length]
+                changed[at:at] = changed[at : at + 10 * length]
             case 5:
-                found[at : at + length] = found[other : other + length]
+                changed[at : at + length] = changed[other : other + length]
             case 6 if rng.integers(4) == 0:
-                del found[at:]
+                del changed[at:]
             case _:
-                found[at : at + length] = bytes([int(rng.choice([0, 127, 128, 255]))]) * length
-        if len(found) < 2:
+                changed[at : at + length] = bytes([int(rng.choice([0, 127, 128, 255]))]) * length
+        if len(changed) < 2:
             break
-    return bytes(found)
+    return bytes(changed)
 
 
-def damaged_value(rng: np.random.Generator, value: Any) -> Any:
+def damage_value(rng: np.random.Generator, value: Any) -> Any:
     """Return a copy of nested tables and lists with one or two values replaced, removed, renamed or
     exchanged."""
     root = [copy.deepcopy(value)]
@@ -114,19 +114,19 @@ def _places(holder: Any) -> Any:
             yield from _places(value)
 
 
-def damaged_json(rng: np.random.Generator, data: bytes) -> bytes:
+def damage_json(rng: np.random.Generator, data: bytes) -> bytes:
     """Return a JSON text with odd values, seldom nested very deep."""
     if rng.integers(200) == 0:
         return b'{"a":' * 100_000 if rng.integers(2) else b"[" * 100_000 + b"]" * 100_000
-    return json.dumps(damaged_value(rng, json.loads(data))).encode()
+    return json.dumps(damage_value(rng, json.loads(data))).encode()
 
 
-def damaged_message(rng: np.random.Generator, message: Any) -> None:
+def damage_message(rng: np.random.Generator, message: Any) -> None:
     """Give one or two fields of a message of Protocol Buffers, or of a message inside it, another
     value."""
     for _ in range(int(rng.integers(1, 3))):
-        found = list(_messages(message))
-        holder = found[int(rng.integers(len(found)))]
+        messages = list(_messages(message))
+        holder = messages[int(rng.integers(len(messages)))]
         fields = [field for field, _ in holder.ListFields()] or list(holder.DESCRIPTOR.fields)
         if rng.integers(5) == 0:
             fields = list(holder.DESCRIPTOR.fields)
@@ -137,8 +137,8 @@ def _messages(message: Any) -> Any:
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for each in value if hasattr(value, "add") else [value]:
-                yield from _messages(each)
+            for inner in value if hasattr(value, "add") else [value]:
+                yield from _messages(inner)
 
 
 def _damage_field(rng: np.random.Generator, message: Any, field: Any) -> None:
@@ -193,24 +193,24 @@ def odd_array(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
 def odd_arrays(rng: np.random.Generator, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays with one or two missing, added, renamed, exchanged, or of another type, shape
     or values."""
-    found = dict(arrays)
+    odd = dict(arrays)
     for _ in range(int(rng.integers(1, 3))):
-        name, other = (str(rng.choice(list(found))) for _ in range(2))
+        name, other = (str(rng.choice(list(odd))) for _ in range(2))
         match rng.integers(6):
-            case 0 if len(found) > 1:
-                del found[name]
+            case 0 if len(odd) > 1:
+                del odd[name]
             case 1:
-                found[
+                odd[
                     str(rng.choice(["a", "a/b/c", f"{name}/Momentum", f"{other}_1", "fc.bias"]))
-                ] = found[name]
+                ] = odd[name]
             case 2:
-                found[name], found[other] = found[other], found[name]
+                odd[name], odd[other] = odd[other], odd[name]
             case _:
-                found[name] = odd_array(rng, found[name])
-    return found
+                odd[name] = odd_array(rng, odd[name])
+    return odd
 
 
-def of_hdf5(rng: np.random.Generator, data: bytes) -> bytes:
+def damage_hdf5(rng: np.random.Generator, data: bytes) -> bytes:
     """Return a file of HDF5 in which a dataset, group or attribute is something unexpected."""
     import h5py
 

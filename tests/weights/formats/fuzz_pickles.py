@@ -19,7 +19,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import numbers, paddle_pickle, torch_file
 
 
-def of_torch(rng: np.random.Generator, *, is_zip: bool) -> bytes:
+def make_torch_pickle(rng: np.random.Generator, *, is_zip: bool) -> bytes:
     """Return a checkpoint: a small network, its optimizer and options."""
     module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
@@ -39,7 +39,7 @@ def of_torch(rng: np.random.Generator, *, is_zip: bool) -> bytes:
     return file.getvalue()
 
 
-def of_paddle(rng: np.random.Generator) -> bytes:
+def make_paddle_pickle(rng: np.random.Generator) -> bytes:
     """Return a `.pdparams` file of any protocol of Paddle's."""
     arrays: dict[str, Any] = {
         f"conv2d_{i}.w_0": rng.standard_normal((2, 3), np.float32) for i in range(3)
@@ -52,7 +52,7 @@ def of_paddle(rng: np.random.Generator) -> bytes:
     return pickle.dumps(arrays, int(rng.integers(2, 5)))
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     """Return whether values are those that PyTorch reads."""
     if isinstance(expected, torch.Tensor):
         value = (
@@ -61,49 +61,49 @@ def same(found: Any, expected: Any) -> bool:
             .resolve_conj()
             .numpy()
         )
-        if not isinstance(found, np.ndarray):
+        if not isinstance(actual, np.ndarray):
             return False
-        found = numbers(found)
+        actual = numbers(actual)
         return (
-            found.dtype == value.dtype
-            and found.shape == value.shape
-            and found.tobytes() == value.tobytes()
+            actual.dtype == value.dtype
+            and actual.shape == value.shape
+            and actual.tobytes() == value.tobytes()
         )
     if isinstance(expected, dict):
         return (
-            isinstance(found, dict)
-            and list(found) == list(expected)
-            and all(same(found[key], value) for key, value in expected.items())
+            isinstance(actual, dict)
+            and list(actual) == list(expected)
+            and all(same(actual[key], value) for key, value in expected.items())
         )
     if isinstance(expected, list | tuple):
         return (
-            isinstance(found, list | tuple)
-            and len(found) == len(expected)
-            and all(map(same, found, expected))
+            isinstance(actual, list | tuple)
+            and len(actual) == len(expected)
+            and all(map(same, actual, expected))
         )
-    return not isinstance(expected, int | float | str) or repr(found) == repr(expected)
+    return not isinstance(expected, int | float | str) or repr(actual) == repr(expected)
 
 
 def _nothing(value: Any) -> tuple[str, ...]:
     return ()
 
 
-def judged_torch(path: Path, whole: bytes) -> str:
+def judge_torch(path: Path, whole: bytes) -> str:
     """Read a file; return what came of it: "refused", "right", "wrong", or "PyTorch refuses it"."""
     try:
-        found = torch_file.load(path, without=_nothing if path.stat().st_size % 2 else None)
+        value = torch_file.load(path, without=_nothing if path.stat().st_size % 2 else None)
     except CheckpointError:
         return "refused"
-    if same(found, torch.load(io.BytesIO(whole), weights_only=True)):
+    if same(value, torch.load(io.BytesIO(whole), weights_only=True)):
         return "right"
     try:
         expected = torch.load(path, weights_only=True)
     except Exception:
         return "PyTorch refuses it"
-    return "right" if same(found, expected) else "wrong"
+    return "right" if same(value, expected) else "wrong"
 
 
-def judged_paddle(path: Path, _: bytes) -> str:
+def judge_paddle(path: Path, _: bytes) -> str:
     """Read a file; return what came of it: "refused", "right" or "wrong"."""
     try:
         arrays = paddle_pickle.load(path).arrays.values()
@@ -114,7 +114,7 @@ def judged_paddle(path: Path, _: bytes) -> str:
 
 
 KINDS: dict[str, tuple[Callable[[np.random.Generator], bytes], Callable[[Path, bytes], str]]] = {
-    "pth-zip": (lambda rng: of_torch(rng, is_zip=True), judged_torch),
-    "pth-old": (lambda rng: of_torch(rng, is_zip=False), judged_torch),
-    "pdparams": (of_paddle, judged_paddle),
+    "pth-zip": (lambda rng: make_torch_pickle(rng, is_zip=True), judge_torch),
+    "pth-old": (lambda rng: make_torch_pickle(rng, is_zip=False), judge_torch),
+    "pdparams": (make_paddle_pickle, judge_paddle),
 }

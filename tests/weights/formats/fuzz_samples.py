@@ -39,10 +39,10 @@ from tests.weights.formats.cases import state_of
 from tests.weights.formats.fuzz_damage import (
     Damage,
     Files,
-    damaged,
-    damaged_json,
-    damaged_message,
-    damaged_value,
+    damage_bytes,
+    damage_json,
+    damage_message,
+    damage_value,
     odd_arrays,
 )
 
@@ -109,7 +109,7 @@ def _anywhere(rng: np.random.Generator, files: Files) -> Files:
     name = str(rng.choice(sorted(files)))
     if rng.integers(300) == 0:
         return {other: data for other, data in files.items() if other != name}
-    return files | {name: damaged(rng, files[name], None if rng.integers(2) else 4096)}
+    return files | {name: damage_bytes(rng, files[name], None if rng.integers(2) else 4096)}
 
 
 def keras_h5(name: str) -> list[Sample]:
@@ -118,10 +118,10 @@ def keras_h5(name: str) -> list[Sample]:
     files = _written(lambda folder: keras_file.write_keras(folder / name, recipe, state_of(recipe)))
     files[name[0]] = files.pop(name)
     damages = (_anywhere, _anywhere, _in(name[0], fuzz_damage.of_hdf5))
-    found = [Sample(files, (name[0],), damages)]
+    samples = [Sample(files, (name[0],), damages)]
     if not name.endswith(".weights.h5"):
-        found.append(Sample({name[0]: _with_config(files[name[0]])}, (name[0],), damages))
-    return found
+        samples.append(Sample({name[0]: _add_config(files[name[0]])}, (name[0],), damages))
+    return samples
 
 
 def _config() -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _config() -> dict[str, Any]:
     return {"class_name": "Functional", "config": {"name": "resnet50", "layers": [*conv, norm]}}
 
 
-def _with_config(data: bytes) -> bytes:
+def _add_config(data: bytes) -> bytes:
     """Return a file of weights as that of a whole model."""
     import h5py
 
@@ -166,7 +166,7 @@ def keras_archive() -> list[Sample]:
         changed = dict(members)
         match rng.integers(5):
             case 0:
-                changed["config.json"] = damaged_json(rng, changed["config.json"])
+                changed["config.json"] = damage_json(rng, changed["config.json"])
             case 1:
                 changed["model.weights.h5"] = fuzz_damage.of_hdf5(rng, weights)
             case 2:
@@ -174,24 +174,20 @@ def keras_archive() -> list[Sample]:
                     changed.pop(str(rng.choice(list(members))))
                 )
             case _:
-                changed["model.weights.h5"] = damaged(rng, weights)
-        return {
-            "model": _zipped(changed, int(rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])))
-        }
+                changed["model.weights.h5"] = damage_bytes(rng, weights)
+        return {"model": _zip(changed, int(rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])))}
 
-    return [
-        Sample({"model": _zipped(members)}, ("model",), (_anywhere, _ends_of_zip, inside, inside))
-    ]
+    return [Sample({"model": _zip(members)}, ("model",), (_anywhere, _ends_of_zip, inside, inside))]
 
 
 def _ends_of_zip(rng: np.random.Generator, files: Files) -> Files:
     """Damage the directory at the end of an archive."""
     [(name, data)] = files.items()
     at = data.rfind(b"PK\x01\x02", 0, data.rfind(b"PK\x01\x02"))
-    return {name: data[:at] + damaged(rng, data[at:])}
+    return {name: data[:at] + damage_bytes(rng, data[at:])}
 
 
-def _zipped(members: Files, how: int = zipfile.ZIP_STORED) -> bytes:
+def _zip(members: Files, how: int = zipfile.ZIP_STORED) -> bytes:
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", how) as archive:
         for name, data in members.items():
@@ -214,22 +210,22 @@ def onnx() -> list[Sample]:
 
     split = _written(outside)
 
-    def of_message(whole: Any) -> Damage:
+    def damage_model(whole: Any) -> Damage:
         def change(rng: np.random.Generator, files: Files) -> Files:
             copied = onnx.ModelProto()
             copied.CopyFrom(whole)
-            damaged_message(rng, copied)
+            damage_message(rng, copied)
             return files | {"model.onnx": copied.SerializeToString()}
 
         return change
 
     single = {"model.onnx": whole["a/model.onnx"]}
     return [
-        Sample(single, ("model.onnx", ""), (_anywhere, of_message(model))),
+        Sample(single, ("model.onnx", ""), (_anywhere, damage_model(model))),
         Sample(
             split,
             ("model.onnx",),
-            (_anywhere, of_message(onnx.load_model_from_string(split["model.onnx"]))),
+            (_anywhere, damage_model(onnx.load_model_from_string(split["model.onnx"]))),
         ),
     ]
 
@@ -239,11 +235,11 @@ def _header(rng: np.random.Generator, data: bytes) -> bytes:
     length = int.from_bytes(data[:8], "little")
     match rng.integers(4):
         case 0:
-            return damaged(rng, data, 8 + length)
+            return damage_bytes(rng, data, 8 + length)
         case 1:
-            return damaged(rng, data[:8]) + data[8:]
+            return damage_bytes(rng, data[:8]) + data[8:]
         case _:
-            header = damaged_json(rng, data[8 : 8 + length])
+            header = damage_json(rng, data[8 : 8 + length])
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
@@ -251,7 +247,7 @@ def _metadata(rng: np.random.Generator, data: bytes) -> bytes:
     """Damage the metadata of Lockstep in the header of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    header["__metadata__"]["lockstep"] = damaged_json(
+    header["__metadata__"]["lockstep"] = damage_json(
         rng, header["__metadata__"]["lockstep"]
     ).decode()
     text = json.dumps(header).encode()
@@ -292,15 +288,15 @@ def timm() -> list[Sample]:
     )
     safe = {name.removeprefix("a/"): data for name, data in files.items()}
     arrays = timm_folder._build_state_dict(recipe, state_of(recipe))
-    config = _in("config.json", damaged_json)
+    config = _in("config.json", damage_json)
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
         return files | {"model.safetensors": save(odd_arrays(rng, arrays))}
 
     def odd_pickle(rng: np.random.Generator, files: Files) -> Files:
-        return files | {"pytorch_model.bin": _of_torch(damaged_value(rng, arrays))}
+        return files | {"pytorch_model.bin": _convert_to_torch(damage_value(rng, arrays))}
 
-    pickled = {"config.json": safe["config.json"], "pytorch_model.bin": _of_torch(arrays)}
+    pickled = {"config.json": safe["config.json"], "pytorch_model.bin": _convert_to_torch(arrays)}
     header = _in("model.safetensors", _header)
     return [
         Sample(safe, (*paths, "model.safetensors"), (_anywhere, config, config, header, odd)),
@@ -308,21 +304,21 @@ def timm() -> list[Sample]:
     ]
 
 
-def _of_torch(value: Any) -> bytes:
+def _convert_to_torch(value: Any) -> bytes:
     """Return values as PyTorch saves them, arrays as tensors."""
     import torch
 
-    def converted(each: Any) -> Any:
-        if isinstance(each, np.ndarray):
+    def convert(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
             return torch.from_numpy(
-                each.astype(np.int32) if each.dtype == np.uint16 else each.copy()
+                part.astype(np.int32) if part.dtype == np.uint16 else part.copy()
             )
-        if isinstance(each, dict):
-            return {key: converted(held) for key, held in each.items()}
-        return [converted(held) for held in each] if isinstance(each, list) else each
+        if isinstance(part, dict):
+            return {key: convert(inner) for key, inner in part.items()}
+        return [convert(inner) for inner in part] if isinstance(part, list) else part
 
     file = io.BytesIO()
-    torch.save(converted(value), file)
+    torch.save(convert(value), file)
     return file.getvalue()
 
 
@@ -352,11 +348,11 @@ def pytorch() -> list[Sample]:
     }
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
-        return {"a": _of_torch(damaged_value(rng, nvidia if rng.integers(2) else vision))}
+        return {"a": _convert_to_torch(damage_value(rng, nvidia if rng.integers(2) else vision))}
 
     return [
         Sample(files, ("a",), (_anywhere, odd)),
-        Sample({"a": _of_torch(vision)}, ("a",), (_anywhere, odd)),
+        Sample({"a": _convert_to_torch(vision)}, ("a",), (_anywhere, odd)),
     ]
 
 
@@ -371,7 +367,7 @@ def paddle() -> list[Sample]:
     def odd(rng: np.random.Generator, files: Files) -> Files:
         name = str(rng.choice(sorted(values)))
         return files | {
-            name: pickle.dumps(damaged_value(rng, values[name]), int(rng.integers(2, 5)))
+            name: pickle.dumps(damage_value(rng, values[name]), int(rng.integers(2, 5)))
         }
 
     return [Sample(files, ("", "3", "3/resnet", "3/resnet.pdparams"), (_anywhere, odd))]
@@ -397,22 +393,24 @@ def tensorflow() -> list[Sample]:
             at = int(rng.integers(len(changed)))
             name, value = pairs[at]
             message = tensor_bundle._message("Entry" if name else "Header").FromString(value)
-            damaged_message(rng, message)
+            damage_message(rng, message)
             changed[at] = (
                 name,
-                damaged(rng, value) if rng.integers(2) and value else message.SerializeToString(),
+                damage_bytes(rng, value)
+                if rng.integers(2) and value
+                else message.SerializeToString(),
             )
         return files | {index: tensor_bundle._table(changed)}
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
-        found = {
+        values = {
             name: value
             for name, value in odd_arrays(rng, arrays).items()
             if value.dtype.str[1:] in _TENSORFLOWS
         }
-        return files | _written(lambda folder: tensor_bundle.write(folder / prefix, found))
+        return files | _written(lambda folder: tensor_bundle.write(folder / prefix, values))
 
-    return [Sample(files, (prefix, "", index), (_anywhere, _in(index, damaged), entry, odd))]
+    return [Sample(files, (prefix, "", index), (_anywhere, _in(index, damage_bytes), entry, odd))]
 
 
 _TENSORFLOWS = ("f2", "f4", "f8", "i4", "i8")
@@ -424,7 +422,7 @@ def tensorflow_graphs() -> list[Sample]:
 
     recipe = _recipe()
     tensors = state_of(recipe).tensors
-    found = []
+    samples = []
     for write, name, kind in (
         (export.export_frozen_graph, "a/frozen_graph.pb", "Graph"),
         (export.export, "a/saved_model.pb", "SavedModel"),
@@ -432,18 +430,20 @@ def tensorflow_graphs() -> list[Sample]:
         files = _written(lambda folder, write=write: write(recipe, tensors, CLASSES, folder / "a"))  # type: ignore[misc]
         whole = tensorflow_graph.message(kind).FromString(files[name])
 
-        def of_message(
+        def damage_model(
             rng: np.random.Generator, files: Files, name: str = name, whole: Any = whole
         ) -> Files:
             copied = type(whole)()
             copied.CopyFrom(whole)
-            damaged_message(rng, copied)
+            damage_message(rng, copied)
             return files | {name: copied.SerializeToString()}
 
-        found.append(
-            Sample(files, ("a", name), (_anywhere, _in(name, damaged), of_message, of_message))
+        samples.append(
+            Sample(
+                files, ("a", name), (_anywhere, _in(name, damage_bytes), damage_model, damage_model)
+            )
         )
-    return found
+    return samples
 
 
 def mxnet() -> list[Sample]:
@@ -455,21 +455,23 @@ def mxnet() -> list[Sample]:
     arrays = nvidia_mxnet._stored(expected, nvidia_mxnet.names(MODELS["resnet50"]), state.tensors)
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
-        found = {
+        values = {
             name: value
             for name, value in odd_arrays(rng, arrays).items()
             if value.size and value.ndim
         }
-        found = {
-            name: value for name, value in found.items() if value.dtype.str[1:] not in ("c8", "u2")
+        values = {
+            name: value for name, value in values.items() if value.dtype.str[1:] not in ("c8", "u2")
         }
         return files | _written(
-            lambda folder: mxnet_params.dump(folder / "model-0003.params", found)
+            lambda folder: mxnet_params.dump(folder / "model-0003.params", values)
         )
 
-    symbol = _in("model-symbol.json", damaged_json)
+    symbol = _in("model-symbol.json", damage_json)
     return [
-        Sample(files, paths, (_anywhere, _in("model-0003.params", damaged), symbol, symbol, odd)),
+        Sample(
+            files, paths, (_anywhere, _in("model-0003.params", damage_bytes), symbol, symbol, odd)
+        ),
         Sample({"model-0003.params": files["model-0003.params"]}, paths, (_anywhere, odd)),
     ]
 
@@ -492,14 +494,14 @@ def lockstep() -> list[Sample]:
             for name, data in files.items()
             if name != "state.json"
         }
-        return files | {"state.json": _signed(json.dumps(about).encode())}
+        return files | {"state.json": _sign(json.dumps(about).encode())}
 
-    def of_state(rng: np.random.Generator, files: Files) -> Files:
+    def damage_about(rng: np.random.Generator, files: Files) -> Files:
         about = json.loads(files["state.json"])
         del about["own_sha256"]
-        return files | {"state.json": _signed(damaged_json(rng, json.dumps(about).encode()))}
+        return files | {"state.json": _sign(damage_json(rng, json.dumps(about).encode()))}
 
-    def of_part(rng: np.random.Generator, files: Files) -> Files:
+    def damage_part(rng: np.random.Generator, files: Files) -> Files:
         name = str(rng.choice([name for name in files if name != "state.json"]))
         change = _metadata if name == "model.safetensors" and rng.integers(2) else _header
         return digests(files | {name: change(rng, files[name])})
@@ -510,10 +512,10 @@ def lockstep() -> list[Sample]:
         metadata = {"lockstep": json.dumps(_about(recipe))}
         return digests(files | {name: save(odd_arrays(rng, values), metadata=metadata)})
 
-    return [Sample(files, ("",), (_anywhere, of_state, of_part, odd))]
+    return [Sample(files, ("",), (_anywhere, damage_about, damage_part, odd))]
 
 
-def _signed(text: bytes) -> bytes:
+def _sign(text: bytes) -> bytes:
     """Return the text of `state.json` with its digest, as docs/checkpoints.md describes it."""
     try:
         about = json.loads(text)

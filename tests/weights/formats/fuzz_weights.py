@@ -39,7 +39,7 @@ from lockstep.system.errors import LockstepError
 from lockstep.weights import LOCKSTEP, Weights, open_weights
 from lockstep.weights.formats import keras_process
 from tests.weights.formats import fuzz_samples
-from tests.weights.formats.fuzz_damage import damaged
+from tests.weights.formats.fuzz_damage import damage_bytes
 from tests.weights.formats.fuzz_samples import SAMPLES, Sample
 
 MOST_MEMORY = 2**30
@@ -62,12 +62,12 @@ Judge = Callable[[np.random.Generator, Path], str]
 with a reason."""
 
 
-def unlike(found: Weights) -> str:
+def unlike(actual: Weights) -> str:
     """Return what does not fit in weights; "" if they are what users of `open_weights` rely on."""
-    recipe = found.recipe
-    state = found.state
+    recipe = actual.recipe
+    state = actual.state
     expected = list(tensors(model_spec(recipe.model), recipe.logits))
-    if "fc.bias" not in state.tensors and found.origin != LOCKSTEP:
+    if "fc.bias" not in state.tensors and actual.origin != LOCKSTEP:
         expected = [tensor for tensor in expected if not tensor.name.startswith("fc.")]
     trained = [tensor for tensor in expected if tensor.is_trained]
     parts = {
@@ -84,24 +84,24 @@ def unlike(found: Weights) -> str:
         isinstance(value, float | int) and math.isfinite(value) for value in state.scaler.values()
     ):
         return "scaler"
-    if len(found.classes) > recipe.logits or not all(
-        isinstance(name, str) for name in found.classes
+    if len(actual.classes) > recipe.logits or not all(
+        isinstance(name, str) for name in actual.classes
     ):
         return "classes"
     try:
         "".join(
             (
-                *found.classes,
-                *found.remarks,
-                found.origin,
-                *(each.name + each.dtype for each in found.stored),
+                *actual.classes,
+                *actual.remarks,
+                actual.origin,
+                *(array.name + array.dtype for array in actual.stored),
             )
         ).encode()
     except (TypeError, UnicodeEncodeError):
         return "texts"
-    if not {name for each in found.stored for name in each.tensors} <= state.tensors.keys():
+    if not {name for array in actual.stored for name in array.tensors} <= state.tensors.keys():
         return "stored"
-    return "" if isinstance(found.epochs, int | None) else "epochs"
+    return "" if isinstance(actual.epochs, int | None) else "epochs"
 
 
 def _fit(expected: list[Tensor], arrays: dict[str, np.ndarray]) -> bool:
@@ -115,17 +115,17 @@ def _fit(expected: list[Tensor], arrays: dict[str, np.ndarray]) -> bool:
     }
 
 
-def judged(path: Path, *, momentum: bool = True) -> str:
+def judge(path: Path, *, momentum: bool = True) -> str:
     try:
-        found = open_weights(path, momentum=momentum, needs_classifier=False)
+        weights = open_weights(path, momentum=momentum, needs_classifier=False)
     except LockstepError as error:
         str(error).encode(errors="backslashreplace")  # as on the terminal's stderr
         return "refused"
-    odd = unlike(found)
+    odd = unlike(weights)
     return f"wrong: {odd} do not fit" if odd else "read"
 
 
-def of_samples(kind: str) -> Judge:
+def judge_samples(kind: str) -> Judge:
     """Return the judge of a format. Raises `AssertionError` if whole weights are not read."""
     fuzz_samples.shrink_models()
     keras_process.check = lambda path: None
@@ -134,9 +134,9 @@ def of_samples(kind: str) -> Judge:
         for path in sample.paths:
             with tempfile.TemporaryDirectory() as folder:
                 _store(Path(folder), sample)
-                assert judged(Path(folder) / path) == "read", (kind, path)
+                assert judge(Path(folder) / path) == "read", (kind, path)
 
-    def judge(rng: np.random.Generator, folder: Path) -> str:
+    def judge_one(rng: np.random.Generator, folder: Path) -> str:
         sample = samples[int(rng.integers(len(samples)))]
         damage = sample.damages[int(rng.integers(len(sample.damages)))]
         try:
@@ -144,9 +144,9 @@ def of_samples(kind: str) -> Judge:
         except UNWRITABLE:
             files = sample.files | {"damage": b""}
         _store(folder, Sample(files, sample.paths, ()))
-        return judged(folder / str(rng.choice(sample.paths)), momentum=rng.random() < 0.7)
+        return judge(folder / str(rng.choice(sample.paths)), momentum=rng.random() < 0.7)
 
-    return judge
+    return judge_one
 
 
 def _store(folder: Path, sample: Sample) -> None:
@@ -155,23 +155,23 @@ def _store(folder: Path, sample: Sample) -> None:
         (folder / name).write_bytes(data)
 
 
-def of_pickles(kind: str) -> Judge:
+def judge_pickles(kind: str) -> Judge:
     """Return the judge of a container of PyTorch or Paddle."""
     import torch
 
     from tests.weights.formats import fuzz_pickles
 
-    drawn, judged = fuzz_pickles.KINDS[kind]
+    draw, judge_value = fuzz_pickles.KINDS[kind]
 
-    def judge(rng: np.random.Generator, folder: Path) -> str:
+    def judge_one(rng: np.random.Generator, folder: Path) -> str:
         torch.manual_seed(int(rng.integers(2**31)))
-        whole = drawn(rng)
-        (folder / "any").write_bytes(damaged(rng, whole))
-        return judged(folder / "any", whole)
+        whole = draw(rng)
+        (folder / "any").write_bytes(damage_bytes(rng, whole))
+        return judge_value(folder / "any", whole)
 
     with tempfile.TemporaryDirectory() as folder:
         judge(np.random.default_rng(0), Path(folder))
-    return judge
+    return judge_one
 
 
 def peak() -> int:
@@ -183,7 +183,7 @@ def child(kind: str, seed: int, numbers: range, keep: Path) -> None:
     """Read files; print a line before each one and one with the answer. The last line is the growth
     of memory in bytes."""
     warnings.simplefilter("ignore")  # PyTorch's, about odd pickles
-    judge = of_pickles(kind) if kind in PICKLES else of_samples(kind)
+    judge = judge_pickles(kind) if kind in PICKLES else judge_samples(kind)
     before = peak()
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY, mapped + MOST_MEMORY))
@@ -247,10 +247,10 @@ def answers(kind: str, seed: int, files: int, keep: Path) -> Iterator[tuple[str,
             assert process.stdout is not None
             number = -1
             for line in process.stdout:
-                found = json.loads(line)
-                number = found.get("number", number)
-                if "verdict" in found or "grown" in found:
-                    yield found.get("verdict", ""), found.get("grown", 0)
+                answer = json.loads(line)
+                number = answer.get("number", number)
+                if "verdict" in answer or "grown" in answer:
+                    yield answer.get("verdict", ""), answer.get("grown", 0)
         if process.returncode == 0:
             return
         if process.returncode > 0 or number < begin:
@@ -302,7 +302,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.again:
         keras_process.LEAST_SECONDS = MOST_SECONDS
-        print(judged(asked.again))
+        print(judge(asked.again))
         return
     if asked.child:
         child(asked.child, asked.seed, range(asked.begin, asked.files), asked.keep)

@@ -105,7 +105,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet50-v1", SPEC)
 
 
-def as_keras_1(source: Path, target: Path) -> None:
+def convert_to_keras_1(source: Path, target: Path) -> None:
     """Write a file of weights with the variables' names of Keras 1, such as `conv1_W` in the group
     `conv1`."""
     with h5py.File(source) as file, h5py.File(target, "w") as renamed:
@@ -122,24 +122,24 @@ def as_keras_1(source: Path, target: Path) -> None:
 def test_a_resnet50_with_names_of_until_2018_has_its_logits(
     kind: str, old: Old, tmp_path: Path
 ) -> None:
-    as_keras_1(old.weights, tmp_path / "keras-1.h5")
-    found = read(
+    convert_to_keras_1(old.weights, tmp_path / "keras-1.h5")
+    weights = read(
         {"whole": old.whole, "weights": old.weights, "of Keras 1": tmp_path / "keras-1.h5"}[kind]
     )
-    assert (found.recipe.model, found.recipe.logits, found.recipe.bn_epsilon) == (
+    assert (weights.recipe.model, weights.recipe.logits, weights.recipe.bn_epsilon) == (
         "resnet50-v1",
         10,
         1e-3,
     )
-    module = backends.load("reference").load_module(found.recipe, found.state.tensors)
-    images = (old.images - found.recipe.mean) / found.recipe.std
+    module = backends.load("reference").load_module(weights.recipe, weights.state.tensors)
+    images = (old.images - weights.recipe.mean) / weights.recipe.std
     difference = np.abs(module(images.transpose(0, 3, 1, 2).astype(np.float64)) - old.logits).max()
     assert difference < 1e-4 * np.abs(old.logits).max()
     assert np.ptp(old.logits, axis=0).max() > 0.1 * np.abs(old.logits).max(), (
         "images are told apart"
     )
     assert any(
-        "versions of Keras without a layer pool1_pad" in remark for remark in found.remarks
+        "versions of Keras without a layer pool1_pad" in remark for remark in weights.remarks
     ) == (kind != "whole")
 
 

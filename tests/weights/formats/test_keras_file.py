@@ -52,7 +52,7 @@ def resnet50(**options: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def of_keras(tmp_path_factory: pytest.TempPathFactory) -> Keras:
+def keras_files(tmp_path_factory: pytest.TempPathFactory) -> Keras:
     """Keras' ResNet50 in all its kinds of files. Tests must only read them."""
     import keras
 
@@ -90,8 +90,8 @@ def of_keras(tmp_path_factory: pytest.TempPathFactory) -> Keras:
 
 
 @pytest.fixture(scope="session")
-def original(of_keras: Keras) -> Weights:
-    return read(of_keras.folder / "model.keras")
+def original(keras_files: Keras) -> Weights:
+    return read(keras_files.folder / "model.keras")
 
 
 def logits(original: Weights, images: np.ndarray) -> np.ndarray:
@@ -104,14 +104,14 @@ def logits(original: Weights, images: np.ndarray) -> np.ndarray:
     )
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
     assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max(), "images are told apart"
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.slow
-def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Weights) -> None:
-    assert_close(logits(original, of_keras.images), of_keras.logits)
+def test_a_model_of_keras_has_its_logits(keras_files: Keras, original: Weights) -> None:
+    assert_close(logits(original, keras_files.images), keras_files.logits)
     recipe = original.recipe
     assert (recipe.model, recipe.logits, recipe.bn_epsilon, recipe.precision) == (
         "resnet50-v1",
@@ -127,19 +127,19 @@ def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Weights) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[1:])
 def test_all_kinds_of_files_have_the_same_weights(
-    name: str, of_keras: Keras, original: Weights
+    name: str, keras_files: Keras, original: Weights
 ) -> None:
-    assert find(of_keras.folder / name) == of_keras.folder / name
-    found = read(of_keras.folder / name)
-    assert (found.recipe, found.remarks) == (original.recipe, original.remarks)
-    assert_canonical(found.state.tensors, original.state.tensors)
+    assert find(keras_files.folder / name) == keras_files.folder / name
+    weights = read(keras_files.folder / name)
+    assert (weights.recipe, weights.remarks) == (original.recipe, original.remarks)
+    assert_canonical(weights.state.tensors, original.state.tensors)
 
 
 @pytest.mark.slow
 def test_layers_that_are_only_numbered_are_known_by_their_order(
-    of_keras: Keras, original: Weights, tmp_path: Path
+    keras_files: Keras, original: Weights, tmp_path: Path
 ) -> None:
-    shutil.copy(of_keras.folder / "model.weights.h5", tmp_path / "a")
+    shutil.copy(keras_files.folder / "model.weights.h5", tmp_path / "a")
     with h5py.File(tmp_path / "a", "r+") as file:
         for layer in file["layers"].values():
             del layer["vars"].attrs["name"]
@@ -148,34 +148,34 @@ def test_layers_that_are_only_numbered_are_known_by_their_order(
 
 @pytest.mark.slow
 def test_a_model_without_a_classifier_has_all_other_tensors(
-    of_keras: Keras, original: Weights
+    keras_files: Keras, original: Weights
 ) -> None:
-    found = read(of_keras.folder / "headless.h5")
-    assert not found.has_classifier
-    assert "it has no classifier" in found.remarks
+    weights = read(keras_files.folder / "headless.h5")
+    assert not weights.has_classifier
+    assert "it has no classifier" in weights.remarks
     without = {
         name: value for name, value in original.state.tensors.items() if not name.startswith("fc.")
     }
-    assert_canonical(found.state.tensors, without)
+    assert_canonical(weights.state.tensors, without)
 
 
 @pytest.mark.slow
 def test_the_only_dense_layer_is_the_classifier(
-    of_keras: Keras, original: Weights, tmp_path: Path
+    keras_files: Keras, original: Weights, tmp_path: Path
 ) -> None:
-    shutil.copy(of_keras.folder / "model.h5", tmp_path / "a")
+    shutil.copy(keras_files.folder / "model.h5", tmp_path / "a")
     with h5py.File(tmp_path / "a", "r+") as file:
         file.move(
             "model_weights/predictions/predictions", "model_weights/predictions/cats_and_dogs"
         )
-    found = read(tmp_path / "a")
-    assert found.remarks[2:] == ("the classifier is the layer cats_and_dogs",)
-    assert_canonical(found.state.tensors, original.state.tensors)
+    weights = read(tmp_path / "a")
+    assert weights.remarks[2:] == ("the classifier is the layer cats_and_dogs",)
+    assert_canonical(weights.state.tensors, original.state.tensors)
 
 
-def described(of_keras: Keras, path: Path, **layers: dict[str, Any]) -> Path:
+def describe_layers(keras_files: Keras, path: Path, **layers: dict[str, Any]) -> Path:
     """Write the model's file with other configurations of some layers; others may be added."""
-    shutil.copy(of_keras.folder / "model.h5", path)
+    shutil.copy(keras_files.folder / "model.h5", path)
     with h5py.File(path, "r+") as file:
         config = json.loads(file.attrs["model_config"])
         listed = config["config"]["layers"]
@@ -191,25 +191,25 @@ def described(of_keras: Keras, path: Path, **layers: dict[str, Any]) -> Path:
 
 @pytest.mark.slow
 def test_strides_that_a_file_describes_decide_between_v1_and_v1_5(
-    of_keras: Keras, tmp_path: Path
+    keras_files: Keras, tmp_path: Path
 ) -> None:
     strides = {
         "conv3_block1_1_conv": {"strides": [1, 1]},
         "conv3_block1_2_conv": {"strides": [2, 2]},
     }
-    found = read(described(of_keras, tmp_path / "a", **strides))
-    assert found.recipe.model == "resnet50"
+    weights = read(describe_layers(keras_files, tmp_path / "a", **strides))
+    assert weights.recipe.model == "resnet50"
     assert (
         "the file describes blocks with their stride in the 3x3, unlike keras.applications"
-        in found.remarks
+        in weights.remarks
     )
 
 
 @pytest.mark.slow
-def test_layers_for_preprocessing_are_remarked(of_keras: Keras, tmp_path: Path) -> None:
-    found = read(described(of_keras, tmp_path / "a", rescaling={}))
+def test_layers_for_preprocessing_are_remarked(keras_files: Keras, tmp_path: Path) -> None:
+    weights = read(describe_layers(keras_files, tmp_path / "a", rescaling={}))
     assert (
-        found.remarks[-1]
+        weights.remarks[-1]
         == "the model has layers for preprocessing, which were not read: rescaling"
     )
 
@@ -229,10 +229,10 @@ def test_layers_for_preprocessing_are_remarked(of_keras: Keras, tmp_path: Path) 
     ],
 )
 def test_a_description_of_another_model_is_refused(
-    layers: dict[str, dict[str, Any]], reason: str, of_keras: Keras, tmp_path: Path
+    layers: dict[str, dict[str, Any]], reason: str, keras_files: Keras, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=reason):
-        read(described(of_keras, tmp_path / "a", **layers))
+        read(describe_layers(keras_files, tmp_path / "a", **layers))
 
 
 @pytest.mark.slow
@@ -246,15 +246,19 @@ def test_numbers_of_16_bits_are_converted_exactly(dtype: str, tmp_path: Path) ->
     model.save_weights(tmp_path / "a.weights.h5")
     expected = np.asarray(model.get_weights()[0]).astype(np.float32)
     with keras_variables.open_variables(tmp_path / "a.weights.h5") as variables:
-        found = variables.read("head/kernel")
+        array = variables.read("head/kernel")
         assert variables.is_converted("head/kernel")
-    assert (found.dtype, found.tobytes()) == (np.float32, expected.tobytes())
+    assert (array.dtype, array.tobytes()) == (np.float32, expected.tobytes())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["w.h5", "w.weights.h5"])
 def test_keras_loads_what_is_written(
-    name: str, of_keras: Keras, original: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    keras_files: Keras,
+    original: Weights,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import keras
 
@@ -270,21 +274,21 @@ def test_keras_loads_what_is_written(
     written = write_keras(tmp_path / name, original.recipe, original.state)
     assert (written.files, len(written.remarks)) == ((tmp_path / name,), 1)
     monkeypatch.setattr(keras.applications, "ResNet50", small)
-    found = reading.read(tmp_path / name, original.recipe)
-    assert_close(np.asarray(built[0](of_keras.inputs)), of_keras.logits)
-    assert compute_fingerprints(found) == compute_fingerprints(stored(tmp_path / name))
+    weights = reading.read(tmp_path / name, original.recipe)
+    assert_close(np.asarray(built[0](keras_files.inputs)), keras_files.logits)
+    assert compute_fingerprints(weights) == compute_fingerprints(stored(tmp_path / name))
     assert_canonical(read(tmp_path / name).state.tensors, original.state.tensors)
 
 
 @pytest.mark.slow
 def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
-    of_keras: Keras, original: Weights, tmp_path: Path
+    keras_files: Keras, original: Weights, tmp_path: Path
 ) -> None:
     recipe = original.recipe.replace(bn_epsilon=1e-2, std=(0.9, 1.1, 1.3))
-    expected = logits(Weights(recipe, original.state, (), Path(), ""), of_keras.images)
+    expected = logits(Weights(recipe, original.state, (), Path(), ""), keras_files.images)
     remarks = write_keras(tmp_path / "w.h5", recipe, original.state).remarks
     assert any("scales of batch norm were changed" in remark for remark in remarks)
-    assert_close(logits(read(tmp_path / "w.h5"), of_keras.images), expected)
+    assert_close(logits(read(tmp_path / "w.h5"), keras_files.images), expected)
 
 
 @pytest.mark.slow

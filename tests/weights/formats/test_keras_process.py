@@ -11,7 +11,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import keras_file, keras_process
 
 
-def saved(path: Path) -> Path:
+def save_broken(path: Path) -> Path:
     """Write a layer as Keras 3 does."""
     with h5py.File(path, "w") as file:
         group = file.create_group("layers/dense/vars")
@@ -23,7 +23,7 @@ def saved(path: Path) -> Path:
 def test_a_file_from_which_hdf5_does_not_return_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = bytearray(saved(tmp_path / "a.h5").read_bytes())
+    data = bytearray(save_broken(tmp_path / "a.h5").read_bytes())
     data[data.index(b"GCOL") + 9] += 4  # a heap of texts that is larger by 1024 bytes
     (tmp_path / "a.h5").write_bytes(data)
     monkeypatch.setattr(keras_process, "LEAST_SECONDS", 1.0)
@@ -39,7 +39,9 @@ def test_a_file_on_which_hdf5_crashes_is_refused() -> None:
 
 
 def test_a_file_with_other_damage_is_left_to_the_reader(tmp_path: Path) -> None:
-    saved(tmp_path / "a.h5").write_bytes(saved(tmp_path / "whole.h5").read_bytes()[:-300])
+    save_broken(tmp_path / "a.h5").write_bytes(
+        save_broken(tmp_path / "whole.h5").read_bytes()[:-300]
+    )
     keras_process.check(tmp_path / "a.h5")
     with pytest.raises(CheckpointError, match="truncated file"):
         keras_file.read(tmp_path / "a.h5")

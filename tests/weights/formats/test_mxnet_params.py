@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.mxnet_params import dump, load
-from tests.weights.formats.cases import EDITS, Variables, assert_stored, edited
+from tests.weights.formats.cases import EDITS, Variables, apply_edits, assert_stored
 
 EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_]
@@ -45,7 +45,7 @@ def result(data: bytes, folder: Path) -> Variables | None:
         return None
 
 
-def stored(array: bytes, names: bytes | None = None, count: int = 1) -> bytes:
+def store_array(array: bytes, names: bytes | None = None, count: int = 1) -> bytes:
     """Return a file, made by hand, with one array called x."""
     names = struct.pack("<QQ", 1, 1) + b"x" if names is None else names
     return struct.pack("<QQQ", 0x112, 0, count) + array + names
@@ -74,9 +74,9 @@ def test_what_was_written_is_read_bit_for_bit(
 ) -> None:
     path = tmp_path_factory.mktemp("mxnet") / "any.params"
     dump(path, values)
-    found = load(path)
-    assert list(found) == list(values)
-    assert_stored(found, values)
+    arrays = load(path)
+    assert list(arrays) == list(values)
+    assert_stored(arrays, values)
 
 
 def test_the_bytes_are_those_that_mxnet_writes(tmp_path: Path) -> None:
@@ -109,28 +109,31 @@ def test_however_an_array_lies_in_memory_its_values_are_written(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_versions_of_an_array_are_read(version: str, tmp_path: Path) -> None:
     value = np.array([[1.5], [2.0]], np.float32)
-    assert_stored(read(stored(array_of(version, (2, 1), value.tobytes())), tmp_path), {"x": value})
+    assert_stored(
+        read(store_array(array_of(version, (2, 1), value.tobytes())), tmp_path), {"x": value}
+    )
 
 
 def test_where_shapes_are_numpys_an_array_may_have_none(tmp_path: Path) -> None:
     value = np.array(3, np.float32)
-    assert_stored(read(stored(array_of("V3", (), value.tobytes())), tmp_path), {"x": value})
+    assert_stored(read(store_array(array_of("V3", (), value.tobytes())), tmp_path), {"x": value})
 
 
 def test_a_size_of_0_is_an_array_without_values(tmp_path: Path) -> None:
     assert_stored(
-        read(stored(array_of("V3", (0, 3), b"")), tmp_path), {"x": np.zeros((0, 3), np.float32)}
+        read(store_array(array_of("V3", (0, 3), b"")), tmp_path),
+        {"x": np.zeros((0, 3), np.float32)},
     )
 
 
 def test_bfloat16_is_read_as_it_is(tmp_path: Path) -> None:
-    found = read(stored(array_of(data=b"\x80\x3f\x00\xc0", kind=12)), tmp_path)
-    assert_stored(found, {"x": np.array([0x3F80, 0xC000], np.uint16).view(BFLOAT16)})
-    assert numbers(found["x"]).tolist() == [1, -2]
+    weights = read(store_array(array_of(data=b"\x80\x3f\x00\xc0", kind=12)), tmp_path)
+    assert_stored(weights, {"x": np.array([0x3F80, 0xC000], np.uint16).view(BFLOAT16)})
+    assert numbers(weights["x"]).tolist() == [1, -2]
 
 
 def test_arrays_of_a_gpu_are_read(tmp_path: Path) -> None:
-    assert_stored(read(stored(array_of(device=2)), tmp_path), {"x": np.zeros(2, np.float32)})
+    assert_stored(read(store_array(array_of(device=2)), tmp_path), {"x": np.zeros(2, np.float32)})
 
 
 NAME = struct.pack("<Q", 1) + b"x"
@@ -140,53 +143,59 @@ ODD: dict[str, tuple[bytes, str]] = {
         b"PK\x03\x04 something else",
         "it begins with 0x.*04034b50 and .*, expected 0x112 and 0x0",
     ),
-    "no version": (stored(b"\xff" * 60), r"array 0 has 4294967295 axes, expected 1 to 32"),
+    "no version": (store_array(b"\xff" * 60), r"array 0 has 4294967295 axes, expected 1 to 32"),
     "too many arrays": (
-        stored(array_of(), count=2**60),
+        store_array(array_of(), count=2**60),
         "it claims to have 1152921504606846976 arrays in",
     ),
     "an array less": (
-        stored(array_of(), count=2),
+        store_array(array_of(), count=2),
         "the type of array 1 needs 12 bytes from byte 72 on, but 9 are left",
     ),
-    "row_sparse": (stored(array_of(storage=1)), "array 0 is row_sparse, expected a dense array"),
-    "csr": (stored(array_of(storage=2)), "array 0 is csr, expected a dense array"),
+    "row_sparse": (
+        store_array(array_of(storage=1)),
+        "array 0 is row_sparse, expected a dense array",
+    ),
+    "csr": (store_array(array_of(storage=2)), "array 0 is csr, expected a dense array"),
     "another storage": (
-        stored(array_of(storage=7)),
+        store_array(array_of(storage=7)),
         "array 0 is of storage type 7, expected a dense array",
     ),
-    "no axes": (stored(array_of(shape=())), "array 0 has 0 axes, expected 1 to 32"),
-    "too many axes": (stored(array_of(axes=33)), "array 0 has 33 axes"),
-    "a number of axes below 0": (stored(array_of("V3", axes=-1)), "array 0 has -1 axes"),
-    "a negative size": (stored(array_of(shape=(-2,))), r"array 0 has the shape \[-2\]"),
+    "no axes": (store_array(array_of(shape=())), "array 0 has 0 axes, expected 1 to 32"),
+    "too many axes": (store_array(array_of(axes=33)), "array 0 has 33 axes"),
+    "a number of axes below 0": (store_array(array_of("V3", axes=-1)), "array 0 has -1 axes"),
+    "a negative size": (store_array(array_of(shape=(-2,))), r"array 0 has the shape \[-2\]"),
     "a huge array": (
-        stored(array_of(shape=(2**40, 2**40))),
+        store_array(array_of(shape=(2**40, 2**40))),
         (
             r"array 0, float32 \[1099511627776, 1099511627776\], needs 4835703278458516698824704"
             r" bytes from byte 64 on"
         ),
     ),
-    "a huge array without values": (stored(array_of(shape=(0, 2**62, 2**62), data=b"")), ""),
-    "another device": (stored(array_of(device=77)), "array 0 has device 77 and type 0, expected"),
-    "another type": (stored(array_of(kind=8)), "array 0 has device 1 and type 8, expected"),
-    "no names": (stored(array_of(), struct.pack("<Q", 0)), "it has 1 arrays and 0 names"),
+    "a huge array without values": (store_array(array_of(shape=(0, 2**62, 2**62), data=b"")), ""),
+    "another device": (
+        store_array(array_of(device=77)),
+        "array 0 has device 77 and type 0, expected",
+    ),
+    "another type": (store_array(array_of(kind=8)), "array 0 has device 1 and type 8, expected"),
+    "no names": (store_array(array_of(), struct.pack("<Q", 0)), "it has 1 arrays and 0 names"),
     "more names": (
-        stored(array_of(), struct.pack("<Q", 2) + NAME * 2),
+        store_array(array_of(), struct.pack("<Q", 2) + NAME * 2),
         "it has 1 arrays and 2 names",
     ),
     "a huge name": (
-        stored(array_of(), struct.pack("<QQ", 1, 2**63) + b"x"),
+        store_array(array_of(), struct.pack("<QQ", 1, 2**63) + b"x"),
         "name 0 needs 9223372036854775808 bytes",
     ),
     "a name of other bytes": (
-        stored(array_of(), struct.pack("<QQ", 1, 1) + b"\xff"),
+        store_array(array_of(), struct.pack("<QQ", 1, 1) + b"\xff"),
         "can't decode byte 0xff",
     ),
     "a name twice": (
-        stored(array_of() * 2, struct.pack("<Q", 2) + NAME * 2, 2),
+        store_array(array_of() * 2, struct.pack("<Q", 2) + NAME * 2, 2),
         "two of its arrays have the name x",
     ),
-    "more": (stored(array_of()) + b"abc", "3 bytes follow its end"),
+    "more": (store_array(array_of()) + b"abc", "3 bytes follow its end"),
 }
 
 
@@ -234,8 +243,8 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
     whole = (tmp_path / "a").read_bytes()
     for offset in range(len(whole)):
         for value in (whole[offset] ^ 1, whole[offset] ^ 128):
-            found = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
-            assert found is None or sum(array.nbytes for array in found.values()) <= len(whole)
+            outcome = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
+            assert outcome is None or sum(array.nbytes for array in outcome.values()) <= len(whole)
 
 
 @settings(max_examples=400)
@@ -245,5 +254,5 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
 ) -> None:
     folder = tmp_path_factory.mktemp("edited")
     dump(folder / "a", WHOLE)
-    found = result(edited((folder / "a").read_bytes(), edits), folder)
-    assert found is None or all(array.dtype.kind in "iufb" for array in found.values())
+    outcome = result(apply_edits((folder / "a").read_bytes(), edits), folder)
+    assert outcome is None or all(array.dtype.kind in "iufb" for array in outcome.values())

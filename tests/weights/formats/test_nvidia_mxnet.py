@@ -23,7 +23,7 @@ from tests.weights.formats.cases import (
     RESNET,
     Variables,
     assert_canonical,
-    renamed,
+    rename_arrays,
     state_of,
     zeros,
 )
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
     return original_file(tmp_path)
 
 
-def changed(file: Path, change: Callable[[Variables], object]) -> Weights:
+def read_changed(file: Path, change: Callable[[Variables], object]) -> Weights:
     """Read the file again with other arrays."""
     arrays = dict(mxnet_params.load(file))
     change(arrays)
@@ -56,7 +56,7 @@ def changed(file: Path, change: Callable[[Variables], object]) -> Weights:
     return read(file)
 
 
-def regraphed(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Weights:
+def read_with_graph(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Weights:
     """Read the file again with another graph."""
     graph = json.loads(graph_of(file).read_text())
     change(graph["nodes"])
@@ -65,7 +65,7 @@ def regraphed(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> W
 
 
 def node(nodes: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(each for each in nodes if each["name"] == name)
+    return next(node for node in nodes if node["name"] == name)
 
 
 def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: P
         assert np.array_equal(arrays[theirs], state.tensors[ours])
         if ours in state.momentum:
             assert np.array_equal(velocities[theirs.removeprefix("arg:")], state.momentum[ours])
-    found = read(tmp_path / "model-0090.params")
-    assert (found.recipe, found.state.step, found.remarks) == (recipe, 0, (EPOCH,))
-    assert_canonical(found.state.tensors, state.tensors)
-    assert_canonical(found.state.momentum, state.momentum)
+    weights = read(tmp_path / "model-0090.params")
+    assert (weights.recipe, weights.state.step, weights.remarks) == (recipe, 0, (EPOCH,))
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
 
 
 @pytest.mark.parametrize("model", ["small", "grouped", "basic", "square", "resnet50-v1"])
@@ -116,11 +116,11 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     recipe = recipe_of(model, 10)
     state = state_of(recipe)
     write(tmp_path / "new" / "any", recipe, state)
-    found = read(tmp_path / "new" / "any-0000.params")
-    assert found.recipe == recipe
-    assert found.remarks == ("no step is stored; its name says epoch 0, counted from 1",)
-    assert_canonical(found.state.tensors, state.tensors)
-    assert_canonical(found.state.momentum, state.momentum)
+    weights = read(tmp_path / "new" / "any-0000.params")
+    assert weights.recipe == recipe
+    assert weights.remarks == ("no step is stored; its name says epoch 0, counted from 1",)
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
     assert read(tmp_path / "new" / "any-0000.params", momentum=False).state.momentum == {}
 
 
@@ -132,8 +132,8 @@ def test_what_batch_norms_add_is_as_the_graph_says(
 ) -> None:
     recipe = recipe_of().replace(bn_epsilon=epsilon)
     write(tmp_path / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
-    found = read(tmp_path / "model-0090.params", momentum=False)
-    assert (found.recipe, found.remarks) == (recipe, remarks)
+    weights = read(tmp_path / "model-0090.params", momentum=False)
+    assert (weights.recipe, weights.remarks) == (recipe, remarks)
 
 
 def test_the_graph_says_what_a_recipe_does(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_graph_says_what_a_recipe_does(tmp_path: Path) -> None:
     assert (nodes[0]["name"], nodes[-1]["op"]) == ("data", "SoftmaxOutput")
 
 
-def in_nhwc(arrays: Variables, channels: int = 3) -> None:
+def convert_to_nhwc(arrays: Variables, channels: int = 3) -> None:
     """Change arrays as if the original was trained in fp16: OHWI kernels, and possibly a stem with
     more channels."""
     for name, value in arrays.items():
@@ -161,10 +161,10 @@ def in_nhwc(arrays: Variables, channels: int = 3) -> None:
             arrays[name] = np.pad(value, more, constant_values=5).transpose(0, 2, 3, 1)
 
 
-def with_layout(nodes: list[dict[str, Any]]) -> None:
-    for each in nodes:
-        if each["op"] == "Convolution":
-            each["attrs"]["layout"] = "NHWC"
+def set_layout(nodes: list[dict[str, Any]]) -> None:
+    for node in nodes:
+        if node["op"] == "Convolution":
+            node["attrs"]["layout"] = "NHWC"
 
 
 OHWI = (
@@ -181,23 +181,23 @@ def test_kernels_in_nhwc_are_turned_and_a_fourth_channel_has_no_effect(
         with pytest.raises(
             CheckpointError, match=r"conv0_weight is \[8, 3, 7, 7\], expected \[8, 7, 7, 3\]"
         ):
-            regraphed(file, with_layout)
+            read_with_graph(file, set_layout)
     else:
         graph_of(file).unlink()
-    found = changed(file, lambda arrays: in_nhwc(arrays, channels))
+    weights = read_changed(file, lambda arrays: convert_to_nhwc(arrays, channels))
     graph_remark = () if graph else (NO_GRAPH,)
     channel = (CHANNEL,) if channels == 4 else ()
-    assert found.remarks == (EPOCH, *graph_remark, *channel, OHWI, SPEEDS)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    assert weights.remarks == (EPOCH, *graph_remark, *channel, OHWI, SPEEDS)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
 
 def test_a_fourth_channel_is_folded_in_nchw(file: Path) -> None:
     stem = "arg:conv0_weight"
-    found = changed(
+    weights = read_changed(
         file, lambda a: a.update({stem: np.pad(a[stem], [(0, 0), (0, 1), (0, 0), (0, 0)])})
     )
-    assert found.remarks == (EPOCH, CHANNEL, SPEEDS)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    assert weights.remarks == (EPOCH, CHANNEL, SPEEDS)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
@@ -209,9 +209,9 @@ def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(
     write(file, recipe, State(0, state_of(recipe).tensors, {}))
     if by_rows:
         with pytest.raises(CheckpointError):
-            regraphed(file, with_layout)
-    found = changed(file, in_nhwc if by_rows else lambda arrays: None)
-    assert_canonical(found.state.tensors, state_of(recipe).tensors)
+            read_with_graph(file, set_layout)
+    weights = read_changed(file, convert_to_nhwc if by_rows else lambda arrays: None)
+    assert_canonical(weights.state.tensors, state_of(recipe).tensors)
     graph_of(file).unlink()
     which = r"stage1_unit1_conv2_weight is \[24, 3, 3, 3\], which may be OIHW or OHWI; put"
     with pytest.raises(
@@ -228,13 +228,13 @@ def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_floats_become_float32(dtype: type, file: Path) -> None:
     name = "arg:stage1_unit1_conv2_weight"
-    found = changed(file, lambda arrays: arrays.update({name: arrays[name].astype(dtype)}))
+    weights = read_changed(file, lambda arrays: arrays.update({name: arrays[name].astype(dtype)}))
     odd = "1 variables, such as stage1_unit1_conv2_weight, are not float32 and were converted to it"
-    assert found.remarks == (EPOCH, odd, SPEEDS)
+    assert weights.remarks == (EPOCH, odd, SPEEDS)
     expected = (
         state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(dtype).astype(np.float32)
     )
-    assert np.array_equal(found.state.tensors["layer1.0.conv2.weight"], expected)
+    assert np.array_equal(weights.state.tensors["layer1.0.conv2.weight"], expected)
 
 
 def test_bfloat16_is_read_from_its_bits(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def gluon_layers(spec_names: dict[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def as_counted(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) -> dict[str, str]:
+def count_layers(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) -> dict[str, str]:
     """Return names with counters. The model zoo counts within a stage, NVIDIA's Gluon code through
     the whole network."""
     table = {"fc1": f"{prefix}dense0"}
@@ -277,7 +277,7 @@ def as_counted(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) ->
     return table
 
 
-def as_paths(layers: list[tuple[str, str]], *, fused: bool) -> dict[str, str]:
+def name_paths(layers: list[tuple[str, str]], *, fused: bool) -> dict[str, str]:
     """Return the names that Gluon's save_parameters gives NVIDIA's model, whose blocks end with a
     separate layer."""
     table = {"fc1": "_net.output", "conv0": "_net.features.0.1", "bn0": "_net.features.1.0"}
@@ -294,7 +294,7 @@ def as_paths(layers: list[tuple[str, str]], *, fused: bool) -> dict[str, str]:
     return table
 
 
-def of_gluon(table: dict[str, str], joint: str) -> Callable[[str], str]:
+def name_gluon(table: dict[str, str], joint: str) -> Callable[[str], str]:
     def change(name: str) -> str:
         bare = name.partition(":")[2]
         layer = max((known for known in table if bare.startswith(f"{known}_")), key=len)
@@ -306,11 +306,11 @@ def of_gluon(table: dict[str, str], joint: str) -> Callable[[str], str]:
 
 LAYERS = gluon_layers(name_tensors(RESNET))
 GLUON: dict[str, tuple[dict[str, str], str, str]] = {
-    "the model zoo": (as_counted(LAYERS, "resnetv10_", by_stage=True), "_", "Gluon"),
-    "the model zoo without its prefix": (as_counted(LAYERS, "", by_stage=True), "_", "Gluon"),
-    "counters": (as_counted(LAYERS, "resnet0_", by_stage=False), "_", "NVIDIA MXNet"),
-    "paths": (as_paths(LAYERS, fused=False), ".", "NVIDIA MXNet"),
-    "paths to fused layers": (as_paths(LAYERS, fused=True), ".", "NVIDIA MXNet"),
+    "the model zoo": (count_layers(LAYERS, "resnetv10_", by_stage=True), "_", "Gluon"),
+    "the model zoo without its prefix": (count_layers(LAYERS, "", by_stage=True), "_", "Gluon"),
+    "counters": (count_layers(LAYERS, "resnet0_", by_stage=False), "_", "NVIDIA MXNet"),
+    "paths": (name_paths(LAYERS, fused=False), ".", "NVIDIA MXNet"),
+    "paths to fused layers": (name_paths(LAYERS, fused=True), ".", "NVIDIA MXNet"),
 }
 
 
@@ -318,15 +318,15 @@ GLUON: dict[str, tuple[dict[str, str], str, str]] = {
 def test_layers_of_gluons_are_read_by_their_order(
     table: dict[str, str], joint: str, program: str, file: Path
 ) -> None:
-    arrays = renamed(mxnet_params.load(file), of_gluon(table, joint))
+    arrays = rename_arrays(mxnet_params.load(file), name_gluon(table, joint))
     path = file.with_name("best.params")
     mxnet_params.dump(path, {name: arrays[name] for name in sorted(arrays)})
-    found = read(path)
-    assert found.origin == program
-    assert found.recipe == (
+    weights = read(path)
+    assert weights.origin == program
+    assert weights.recipe == (
         Recipe(model="small", precision="fp32") if program == "Gluon" else recipe_of()
     )
-    assert found.remarks == (
+    assert weights.remarks == (
         "no step is stored",
         (
             "a file of this name has no graph: it is assumed that bottlenecks stride in their 3x3,"
@@ -334,7 +334,7 @@ def test_layers_of_gluons_are_read_by_their_order(
         ),
         "there are no velocities (best.momentum.params)",
     )
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
 
 def add_biases(arrays: Variables, ending: str) -> dict[str, np.ndarray]:
@@ -351,7 +351,7 @@ def add_biases(arrays: Variables, ending: str) -> dict[str, np.ndarray]:
     return biases
 
 
-def assert_folded(found: Weights, expected: Variables, biases: dict[str, np.ndarray]) -> None:
+def assert_folded(actual: Weights, expected: Variables, biases: dict[str, np.ndarray]) -> None:
     """Assert that only means differ: batch norm subtracts the mean from a convolution with its
     bias."""
     ours = {theirs: name for name, theirs in name_tensors(RESNET).items()}
@@ -360,8 +360,8 @@ def assert_folded(found: Weights, expected: Variables, biases: dict[str, np.ndar
         conv = ours[kernel.partition(":")[2]]
         mean = conv.replace("conv", "bn").removesuffix("weight") + "running_mean"
         expected[mean] = expected[mean] - bias
-    assert_canonical(found.state.tensors, expected)
-    assert f"{len(biases)} convolutions have biases, such as " in "; ".join(found.remarks)
+    assert_canonical(actual.state.tensors, expected)
+    assert f"{len(biases)} convolutions have biases, such as " in "; ".join(actual.remarks)
 
 
 def test_biases_of_gluons_resnet50_v1_are_folded_into_means(
@@ -372,19 +372,21 @@ def test_biases_of_gluons_resnet50_v1_are_folded_into_means(
     biases = add_biases(arrays, "bias")
     table, joint, _ = GLUON["the model zoo"]
     path = file.with_name("best.params")
-    mxnet_params.dump(path, renamed(arrays, of_gluon(table, joint)))
-    found = read(path, momentum=False)
-    assert found.recipe.model == "small-v1"
-    assert "bottlenecks stride in their first 1x1, as Gluon's with biases do" in found.remarks[0]
-    assert_folded(found, state_of(recipe_of()).tensors, biases)
-    used = {each.name: each.tensors for each in found.stored if each.name.endswith("conv0_bias")}
+    mxnet_params.dump(path, rename_arrays(arrays, name_gluon(table, joint)))
+    weights = read(path, momentum=False)
+    assert weights.recipe.model == "small-v1"
+    assert "bottlenecks stride in their first 1x1, as Gluon's with biases do" in weights.remarks[0]
+    assert_folded(weights, state_of(recipe_of()).tensors, biases)
+    used = {
+        array.name: array.tensors for array in weights.stored if array.name.endswith("conv0_bias")
+    }
     assert used["resnetv10_stage1_conv0_bias"] == ("layer1.0.bn1.running_mean",)
 
 
-def with_bias(nodes: list[dict[str, Any]], kernel: str) -> None:
+def add_bias(nodes: list[dict[str, Any]], kernel: str) -> None:
     """Give a convolution a bias, which is a variable before all other nodes."""
-    for each in nodes:
-        each["inputs"] = [[i + 1, *more] for i, *more in each["inputs"]]
+    for node in nodes:
+        node["inputs"] = [[i + 1, *more] for i, *more in node["inputs"]]
     conv = node(nodes, kernel)
     conv["inputs"].append([0, 0, 0])
     conv["attrs"]["no_bias"] = "False"
@@ -395,26 +397,26 @@ def test_a_graph_names_the_bias_of_a_convolution(file: Path) -> None:
     kernel = "stage1_unit1_conv1"
     offset = np.arange(8, dtype=np.float32)
     with pytest.raises(CheckpointError, match=f"{kernel}_offset is missing"):
-        regraphed(file, lambda nodes: with_bias(nodes, kernel))
+        read_with_graph(file, lambda nodes: add_bias(nodes, kernel))
     with pytest.raises(
         CheckpointError, match=rf"{kernel}_offset is float32 \[3\], expected float32 \[8\]"
     ):
-        changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset[:3]}))
-    found = changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset}))
-    assert found.recipe.model == "small"
-    assert_folded(found, state_of(recipe_of()).tensors, {f"arg:{kernel}_weight": offset})
+        read_changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset[:3]}))
+    weights = read_changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset}))
+    assert weights.recipe.model == "small"
+    assert_folded(weights, state_of(recipe_of()).tensors, {f"arg:{kernel}_weight": offset})
 
 
 def test_weights_of_gluons_model_zoo_get_its_preprocessing(file: Path) -> None:
     """MXNet's documentation: images from 0 to 1, then mean 0.485, 0.456, 0.406 and std 0.229,
     0.224, 0.225."""
     table, joint, _ = GLUON["the model zoo"]
-    mxnet_params.dump(file, renamed(mxnet_params.load(file), of_gluon(table, joint)))
+    mxnet_params.dump(file, rename_arrays(mxnet_params.load(file), name_gluon(table, joint)))
     graph_of(file).unlink()
-    found = open_weights(file)
-    assert np.allclose(found.recipe.mean, 255 * np.array([0.485, 0.456, 0.406]))
-    assert np.allclose(found.recipe.std, 255 * np.array([0.229, 0.224, 0.225]))
-    assert "gluon is assumed: shorter side 256, crop 224, bilinear" in found.remarks[-1]
+    weights = open_weights(file)
+    assert np.allclose(weights.recipe.mean, 255 * np.array([0.485, 0.456, 0.406]))
+    assert np.allclose(weights.recipe.std, 255 * np.array([0.229, 0.224, 0.225]))
+    assert "gluon is assumed: shorter side 256, crop 224, bilinear" in weights.remarks[-1]
 
 
 def test_layers_that_several_scopes_count_are_not_ordered_by_them(file: Path) -> None:
@@ -424,7 +426,8 @@ def test_layers_that_several_scopes_count_are_not_ordered_by_them(file: Path) ->
         for layer, name in table.items()
     }
     mxnet_params.dump(
-        file.with_name("best.params"), renamed(mxnet_params.load(file), of_gluon(table, joint))
+        file.with_name("best.params"),
+        rename_arrays(mxnet_params.load(file), name_gluon(table, joint)),
     )
     with pytest.raises(
         CheckpointError, match="is nearest, but the kernel of convolution 0 is missing"
@@ -439,14 +442,14 @@ def test_any_names_are_read_where_a_graph_says_what_is_computed_with_them(file: 
     }
 
     def rename(nodes: list[dict[str, Any]]) -> None:
-        for each in nodes:
-            each["name"] = table.get(each["name"], each["name"])
+        for node in nodes:
+            node["name"] = table.get(node["name"], node["name"])
 
     arrays = {name: table[name.partition(":")[2]] for name in mxnet_params.load(file)}
-    mxnet_params.dump(file, renamed(mxnet_params.load(file), lambda name: arrays[name]))
-    found = regraphed(file, rename)
-    assert found.remarks == (EPOCH, SPEEDS)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    mxnet_params.dump(file, rename_arrays(mxnet_params.load(file), lambda name: arrays[name]))
+    weights = read_with_graph(file, rename)
+    assert weights.remarks == (EPOCH, SPEEDS)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
 
 UNIT = "stage1_unit2"
@@ -498,7 +501,7 @@ def test_what_is_incomplete_or_more_is_refused(
     if not graph:
         graph_of(file).unlink()
     with pytest.raises(CheckpointError, match=rf"model-0090\.params.*{reason}"):
-        changed(file, change)
+        read_changed(file, change)
 
 
 def attribute(name: str, key: str, value: str) -> Callable[[list[dict[str, Any]]], object]:
@@ -579,7 +582,7 @@ def test_a_graph_that_computes_something_else_is_refused(
     change: Callable[[list[dict[str, Any]]], object], reason: str, file: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=f"small is nearest, but .*{reason}"):
-        regraphed(file, change)
+        read_with_graph(file, change)
 
 
 GARBAGE: dict[str, tuple[str, str]] = {

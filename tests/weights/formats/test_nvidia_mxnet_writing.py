@@ -159,9 +159,9 @@ def test_a_run_writes_every_epoch_and_again_where_it_goes_on(
         "model-0002.params",
         "model-symbol.json",
     ]
-    found = read(prefix.parent / "model-0002.params").state
-    assert_canonical(found.tensors, state_of(recipe, 2).tensors)
-    assert_canonical(found.momentum, state_of(recipe, 2).momentum)
+    state = read(prefix.parent / "model-0002.params").state
+    assert_canonical(state.tensors, state_of(recipe, 2).tensors)
+    assert_canonical(state.momentum, state_of(recipe, 2).momentum)
     failing(monkeypatch, "0002.params")
     with pytest.raises(
         CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"
@@ -204,10 +204,10 @@ def test_the_epochs_of_nvidias_later_code_count_from_0(file: Path) -> None:
     later = file.rename(file.with_name("model_0089.params"))
     later.with_name("model_0088.params").touch()
     assert find(later.parent) == find(later.with_name("model")) == later
-    found = read(later)
-    assert found.epochs == 90
-    assert found.remarks[0] == "no step is stored; its name says epoch 89, counted from 0"
-    assert found.remarks[1].startswith("a file of this name has no graph")
+    weights = read(later)
+    assert weights.epochs == 90
+    assert weights.remarks[0] == "no step is stored; its name says epoch 89, counted from 0"
+    assert weights.remarks[1].startswith("a file of this name has no graph")
 
 
 def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(file: Path) -> None:

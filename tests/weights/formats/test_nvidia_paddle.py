@@ -22,7 +22,7 @@ from tests.weights.formats.cases import (
     RESNET,
     Variables,
     assert_canonical,
-    renamed,
+    rename_arrays,
     state_of,
     zeros,
 )
@@ -107,10 +107,10 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
             assert np.array_equal(optimizer[f"{theirs}_velocity_0"], state.momentum[ours])
     assert parameters["linear_0.w_0"][5, 700] == state.tensors["fc.weight"][700, 5]
     assert optimizer["linear_0.w_0_velocity_0"][5, 700] == state.momentum["fc.weight"][700, 5]
-    found = read(tmp_path / "a")
-    assert (found.recipe, found.state.step, found.remarks) == (recipe, 0, (STEP, CHANNEL))
-    assert_canonical(found.state.tensors, state.tensors)
-    assert_canonical(found.state.momentum, state.momentum)
+    weights = read(tmp_path / "a")
+    assert (weights.recipe, weights.state.step, weights.remarks) == (recipe, 0, (STEP, CHANNEL))
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
 
 
 @pytest.mark.parametrize("model", ["small", "basic"])
@@ -118,11 +118,11 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     recipe = recipe_of(model, 10)
     state = state_of(recipe)
     write(tmp_path / "3" / "any", recipe, state)
-    found = read(tmp_path / "3" / "any")
-    assert found.recipe == recipe
-    assert found.remarks == (f"{STEP}; its folder names epoch 3, counted from 0", CHANNEL)
-    assert_canonical(found.state.tensors, state.tensors)
-    assert_canonical(found.state.momentum, state.momentum)
+    weights = read(tmp_path / "3" / "any")
+    assert weights.recipe == recipe
+    assert weights.remarks == (f"{STEP}; its folder names epoch 3, counted from 0", CHANNEL)
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
 
 
 def test_what_the_fourth_channel_holds_has_no_effect(prefix: Path, tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_what_the_fourth_channel_holds_has_no_effect(prefix: Path, tmp_path: Pat
     for values, name in ((parameters, "conv2d_0.w_0"), (optimizer, "conv2d_0.w_0_velocity_0")):
         values[name] = values[name].copy()
         values[name][:, 3] = 5
-    found = read_again(parameters, optimizer, tmp_path)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
-    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum)
+    weights = read_again(parameters, optimizer, tmp_path)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum)
 
 
 def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_path: Path) -> None:
@@ -143,35 +143,37 @@ def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_pat
         }
         for values in files(prefix)
     )
-    found = read_again(parameters, optimizer, tmp_path)
-    assert found.remarks == (STEP,)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
-    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum)
+    weights = read_again(parameters, optimizer, tmp_path)
+    assert weights.remarks == (STEP,)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum)
 
 
 def later(name: str) -> str:
     """Return a name as in the second program of a process, whose counters do not begin at 0."""
     return re.sub(
-        r"(conv2d|batch_norm|linear)_(\d+)", lambda found: f"{found[1]}_{int(found[2]) + 97}", name
+        r"(conv2d|batch_norm|linear)_(\d+)", lambda match: f"{match[1]}_{int(match[2]) + 97}", name
     )
 
 
-def of_layers(name: str) -> str:
+def name_layer(name: str) -> str:
     return re.sub("batch_norm_", "batch_norm2d_", name)
 
 
-@pytest.mark.parametrize("change", [later, of_layers])
+@pytest.mark.parametrize("change", [later, name_layer])
 def test_counters_may_begin_anywhere_and_batch_norms_have_two_names(
     change: Callable[[str], str], prefix: Path, tmp_path: Path
 ) -> None:
     parameters, optimizer = files(prefix)
-    found = read_again(renamed(parameters, change), renamed(optimizer, change), tmp_path)
-    assert found.remarks == (STEP, CHANNEL)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
-    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum)
+    weights = read_again(
+        rename_arrays(parameters, change), rename_arrays(optimizer, change), tmp_path
+    )
+    assert weights.remarks == (STEP, CHANNEL)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum)
 
 
-def halved(parameters: Variables, optimizer: Variables) -> tuple[Variables, Variables]:
+def halve(parameters: Variables, optimizer: Variables) -> tuple[Variables, Variables]:
     """Change variables as with --use-pure-fp16: kernels and classifier are rounded, the optimizer
     keeps float32 copies."""
     kept = {
@@ -194,37 +196,37 @@ def halved(parameters: Variables, optimizer: Variables) -> tuple[Variables, Vari
 def test_rounded_weights_are_taken_from_the_copies_that_the_optimizer_keeps(
     momentum: bool, prefix: Path, tmp_path: Path
 ) -> None:
-    found = read_again(*halved(*files(prefix)), tmp_path, momentum=momentum)
+    weights = read_again(*halve(*files(prefix)), tmp_path, momentum=momentum)
     # 20 convolutions and the classifier's two
     remark = (
         "22 weights are the float32 copies that the optimizer keeps, such as"
         " conv2d_0.w_0_fp32_master_0"
     )
-    assert found.remarks == (*([STEP] if momentum else []), CHANNEL, remark)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
-    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum if momentum else {})
+    assert weights.remarks == (*([STEP] if momentum else []), CHANNEL, remark)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum if momentum else {})
 
 
 def test_rounded_weights_alone_are_what_they_are(prefix: Path, tmp_path: Path) -> None:
-    found = read_again(halved(*files(prefix))[0], None, tmp_path, momentum=False)
+    weights = read_again(halve(*files(prefix))[0], None, tmp_path, momentum=False)
     assert (
-        found.remarks[-1]
+        weights.remarks[-1]
         == "22 variables, such as conv2d_0.w_0, are not float32 and were converted to it"
     )
     expected = (
         state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(np.float16).astype(np.float32)
     )
-    assert np.array_equal(found.state.tensors["layer1.0.conv2.weight"], expected)
+    assert np.array_equal(weights.state.tensors["layer1.0.conv2.weight"], expected)
 
 
 def test_bfloat16_is_read_from_its_bits(prefix: Path, tmp_path: Path) -> None:
     parameters = dict(files(prefix)[0])
     bits = parameters["conv2d_1.w_0"].view(np.uint32)
     parameters["conv2d_1.w_0"] = (bits >> 16).astype(np.uint16)
-    found = read_again(parameters, None, tmp_path, momentum=False)
+    weights = read_again(parameters, None, tmp_path, momentum=False)
     expected = (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    assert np.array_equal(found.state.tensors["layer1.0.conv1.weight"], expected)
-    assert "1 variables, such as conv2d_1.w_0, are not float32" in found.remarks[-1]
+    assert np.array_equal(weights.state.tensors["layer1.0.conv1.weight"], expected)
+    assert "1 variables, such as conv2d_1.w_0, are not float32" in weights.remarks[-1]
 
 
 REMARKED: dict[str, tuple[Callable[[Variables, Variables], object], str]] = {
@@ -254,11 +256,11 @@ def test_what_a_reader_should_know_is_remarked(
 ) -> None:
     parameters, optimizer = (dict(values) for values in files(prefix))
     change(parameters, optimizer)
-    found = read_again(parameters, optimizer, tmp_path)
-    assert found.remarks[:2] == (STEP, CHANNEL)
-    assert re.search(remark, " ".join(found.remarks[2:]))
-    assert bool(found.state.momentum) == ("velocities" not in remark)
-    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    weights = read_again(parameters, optimizer, tmp_path)
+    assert weights.remarks[:2] == (STEP, CHANNEL)
+    assert re.search(remark, " ".join(weights.remarks[2:]))
+    assert bool(weights.state.momentum) == ("velocities" not in remark)
+    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
 
 def test_without_momentum_asked_for_the_optimizers_file_is_not_even_opened(prefix: Path) -> None:
@@ -346,7 +348,7 @@ def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names
     state = state_of(recipe)
     ends = {"running_mean": "_mean", "running_var": "_variance"}
     arrays = {
-        re.sub("running_(mean|var)", lambda found: ends[found[0]], name): (
+        re.sub("running_(mean|var)", lambda weights: ends[weights[0]], name): (
             value.T if name == "fc.weight" else value
         )
         for name, value in state.tensors.items()
@@ -361,10 +363,10 @@ def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names
     (tmp_path / "a.pdopt").write_bytes(
         pickle.dumps(velocities | {"LR_Scheduler": {"last_epoch": 3}}, 2)
     )
-    found = read(tmp_path / "a")
-    assert (found.recipe, found.remarks) == (recipe, (STEP,))
-    assert_canonical(found.state.tensors, state.tensors)
-    assert_canonical(found.state.momentum, state.momentum)
+    weights = read(tmp_path / "a")
+    assert (weights.recipe, weights.remarks) == (recipe, (STEP,))
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
 
 
 def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
@@ -374,12 +376,12 @@ def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
     for name, known, expected in (("a", {}, (64, 0, 0)), ("b", scaler, (512, 3, 1))):
         write(tmp_path / name, recipe, State(0, state.tensors, state.momentum, {}, known))
         optimizer = files(tmp_path / name)[1]
-        found = [
+        values = [
             optimizer[f"{kind}_0"]
             for kind in ("loss_scaling", "num_good_steps", "num_bad_steps", "learning_rate")
         ]
-        assert [value.dtype.name for value in found] == ["float32", "int32", "int32", "float32"]
-        assert [value.tolist() for value in found] == [[number] for number in (*expected, 0)]
+        assert [value.dtype.name for value in values] == ["float32", "int32", "int32", "float32"]
+        assert [value.tolist() for value in values] == [[number] for number in (*expected, 0)]
 
 
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:

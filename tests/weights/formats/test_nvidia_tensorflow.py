@@ -24,7 +24,7 @@ from tests.weights.formats.cases import (
     RESNEXT,
     Variables,
     assert_canonical,
-    renamed,
+    rename_arrays,
     state_of,
     zeros,
 )
@@ -81,10 +81,10 @@ def test_a_state_is_written_and_read_bit_for_bit(spec: ModelSpec, tmp_path: Path
     recipe = recipe_of(spec)
     state = state_of(recipe, 123_456)
     write(tmp_path / "model.ckpt-123456", recipe, state)
-    found = read(tmp_path / "model.ckpt-123456")
-    assert (found.recipe, found.state.step, found.remarks) == (recipe, 123_456, ())
-    assert_canonical(found.state.tensors, state.tensors)
-    assert_canonical(found.state.momentum, state.momentum)
+    weights = read(tmp_path / "model.ckpt-123456")
+    assert (weights.recipe, weights.state.step, weights.remarks) == (recipe, 123_456, ())
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
 
 
 def test_kernels_and_classifier_are_turned(tmp_path: Path) -> None:
@@ -104,32 +104,34 @@ def test_kernels_and_classifier_are_turned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scope", ["", "a/b/", "resnet50/", "tower_0/resnet50_v1.5/"])
 @SPECS
 def test_names_are_found_below_any_scope(spec: ModelSpec, scope: str, tmp_path: Path) -> None:
-    variables = renamed(variables_of(spec, tmp_path), lambda name: name.replace("resnet/", scope))
-    found = read_again(variables, tmp_path)
-    assert found.remarks == ()
-    assert_canonical(found.state.tensors, state_of(recipe_of(spec)).tensors)
+    variables = rename_arrays(
+        variables_of(spec, tmp_path), lambda name: name.replace("resnet/", scope)
+    )
+    weights = read_again(variables, tmp_path)
+    assert weights.remarks == ()
+    assert_canonical(weights.state.tensors, state_of(recipe_of(spec)).tensors)
 
 
 def test_a_classifier_made_a_convolution_is_read(tmp_path: Path) -> None:
     variables = variables_of(RESNET, tmp_path)
     for name in ("resnet/output/dense/kernel", "resnet/output/dense/kernel/Momentum"):
         variables[name] = variables[name][None, None]
-    found = read_again(variables, tmp_path)
-    assert found.remarks == ("the classifier is stored as a 1x1 convolution",)
-    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
-    assert_canonical(found.state.momentum, state_of(recipe_of(RESNET)).momentum)
+    weights = read_again(variables, tmp_path)
+    assert weights.remarks == ("the classifier is stored as a 1x1 convolution",)
+    assert_canonical(weights.state.tensors, state_of(recipe_of(RESNET)).tensors)
+    assert_canonical(weights.state.momentum, state_of(recipe_of(RESNET)).momentum)
 
 
 def one_based(name: str) -> str:
     """Return a name as in NVIDIA's code of 2019, which counts from 1, but the blocks of stage 3
     from 2."""
-    _, found, rest = name.partition("btlnck_block_")
-    if not found:
+    _, separator, rest = name.partition("btlnck_block_")
+    if not separator:
         return name.replace("resnet/", "resnet50_v1.5/")
     stage = int(rest[0]) + 1
     block = int(rest[2]) + 1
     rest = rest[3:]
-    return f"resnet50_v1.5/{found}{stage}_{block + (stage == 3)}{rest}"
+    return f"resnet50_v1.5/{separator}{stage}_{block + (stage == 3)}{rest}"
 
 
 def other_words(name: str) -> str:
@@ -155,15 +157,15 @@ def other_words(name: str) -> str:
 def test_other_names_are_matched_by_structure_and_that_is_said(
     spec: ModelSpec, change: Callable[[str], str], tmp_path: Path
 ) -> None:
-    variables = renamed(variables_of(spec, tmp_path), change)
-    found = read_again(variables, tmp_path)
-    assert found.recipe == recipe_of(spec)
-    assert_canonical(found.state.tensors, state_of(recipe_of(spec)).tensors)
-    assert_canonical(found.state.momentum, state_of(recipe_of(spec)).momentum)
-    assert "matched by the order of their scopes and by their shapes" in found.remarks[0]
+    variables = rename_arrays(variables_of(spec, tmp_path), change)
+    weights = read_again(variables, tmp_path)
+    assert weights.recipe == recipe_of(spec)
+    assert_canonical(weights.state.tensors, state_of(recipe_of(spec)).tensors)
+    assert_canonical(weights.state.momentum, state_of(recipe_of(spec)).momentum)
+    assert "matched by the order of their scopes and by their shapes" in weights.remarks[0]
     kernel = change("resnet/btlnck_block_3_0/bottleneck_1/conv2d/kernel")
-    assert f"layer4.0.conv1.weight <- {kernel}" in found.remarks[0]
-    assert ("blocks count from 1" in found.remarks[-1]) == (change is one_based)
+    assert f"layer4.0.conv1.weight <- {kernel}" in weights.remarks[0]
+    assert ("blocks count from 1" in weights.remarks[-1]) == (change is one_based)
 
 
 def test_a_single_renamed_variable_is_matched_by_structure_and_only_it_is_named(
@@ -171,11 +173,11 @@ def test_a_single_renamed_variable_is_matched_by_structure_and_only_it_is_named(
 ) -> None:
     old = "resnet/btlnck_block_1_0/bottleneck_2/conv2d"
     new = "resnet/btlnck_block_1_0/bottleneck_2/convolution"
-    found = read_again(
-        renamed(variables_of(RESNET, tmp_path), lambda name: name.replace(old, new)), tmp_path
+    weights = read_again(
+        rename_arrays(variables_of(RESNET, tmp_path), lambda name: name.replace(old, new)), tmp_path
     )
-    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
-    assert [remark.rpartition(": ")[2] for remark in found.remarks] == [
+    assert_canonical(weights.state.tensors, state_of(recipe_of(RESNET)).tensors)
+    assert [remark.rpartition(": ")[2] for remark in weights.remarks] == [
         f"layer2.0.conv2.weight <- {new}/kernel"
     ]
 
@@ -186,9 +188,9 @@ def test_a_renamed_batch_norm_or_classifier_alone_is_named(tmp_path: Path) -> No
             "bottleneck_1/BatchNorm", "bottleneck_1/bn"
         )
 
-    found = read_again(renamed(variables_of(RESNET, tmp_path), change), tmp_path)
-    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
-    assert found.remarks[0].partition(": ")[2].split(", ") == [
+    weights = read_again(rename_arrays(variables_of(RESNET, tmp_path), change), tmp_path)
+    assert_canonical(weights.state.tensors, state_of(recipe_of(RESNET)).tensors)
+    assert weights.remarks[0].partition(": ")[2].split(", ") == [
         *(
             f"layer{stage}.{block}.bn1.weight <-"
             f" resnet/btlnck_block_{stage - 1}_{block}/bottleneck_1/bn/gamma"
@@ -243,12 +245,12 @@ def test_whatever_variables_there_are_each_weight_is_the_right_one_or_it_is_an_e
         elif tuple(shape) != value.shape:
             variables[name] = zeros(*shape)
         if everywhere and word:
-            variables = renamed(variables, lambda name, word=word: name.replace(word, "y"))  # type: ignore[misc]
+            variables = rename_arrays(variables, lambda name, word=word: name.replace(word, "y"))  # type: ignore[misc]
     try:
-        found = read_again(variables, folder)
+        weights = read_again(variables, folder)
     except (CheckpointError, RecipeError):
         return
-    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
+    assert_canonical(weights.state.tensors, state_of(recipe_of(RESNET)).tensors)
 
 
 def without(*endings: str) -> Callable[[Variables], Variables]:
@@ -257,15 +259,15 @@ def without(*endings: str) -> Callable[[Variables], Variables]:
     }
 
 
-def swapped_words(variables: Variables) -> Variables:
+def swap_words(variables: Variables) -> Variables:
     """Rename the first block's last convolution and shortcut, of equal shapes, so that names do not
     identify them."""
     for old, new in (("/bottleneck_3", "/b"), ("/shortcut/conv2d", "/c"), ("/bottleneck_1", "/a")):
-        variables = renamed(variables, lambda name, old=old, new=new: name.replace(old, new))  # type: ignore[misc]
+        variables = rename_arrays(variables, lambda name, old=old, new=new: name.replace(old, new))  # type: ignore[misc]
     return variables
 
 
-def changed(name: str, value: np.ndarray) -> Callable[[Variables], Variables]:
+def replace_value(name: str, value: np.ndarray) -> Callable[[Variables], Variables]:
     return lambda variables: variables | {f"resnet/{name}": value}
 
 
@@ -283,28 +285,28 @@ REFUSED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
         "expected a classifier of 256 features with its bias, found none",
     ),
     "no classifier": (without("dense/kernel"), "expected a classifier"),
-    "ambiguous": (swapped_words, "does not say by its names which is the shortcut"),
+    "ambiguous": (swap_words, "does not say by its names which is the shortcut"),
     "two classifiers": (
         lambda v: v | {"aux/dense/kernel": zeros(256, 1001), "aux/dense/bias": zeros(1001)},
         "expected a classifier of 256 features with its bias, found .*aux/dense/kernel",
     ),
     "squeeze and excitation": (
-        changed("btlnck_block_0_0/bottleneck_se_layer/dense/kernel", zeros(32, 2)),
+        replace_value("btlnck_block_0_0/bottleneck_se_layer/dense/kernel", zeros(32, 2)),
         (
             "has 1 kernels that a plain ResNet does not have, such as"
             " resnet/btlnck_block_0_0/bottleneck_se_layer/dense/kernel"
         ),
     ),
     "a wrong shape": (
-        changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", zeros(3)),
+        replace_value("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", zeros(3)),
         r"beta is \[3\], expected \[128\]",
     ),
     "no floats": (
-        changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", np.zeros(128, np.int32)),
+        replace_value("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", np.zeros(128, np.int32)),
         r"beta is int32 \[128\], expected float32 \[128\]",
     ),
     "a wrong slot": (
-        changed("output/dense/bias/Momentum", zeros(3)),
+        replace_value("output/dense/bias/Momentum", zeros(3)),
         r"bias/Momentum is float32 \[3\], expected float32",
     ),
     "a step of no kind": (
@@ -378,26 +380,26 @@ REMARKED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
 def test_what_a_reader_should_know_is_remarked(
     change: Callable[[Variables], Variables], remark: str, tmp_path: Path
 ) -> None:
-    found = read_again(change(variables_of(RESNET, tmp_path)), tmp_path)
-    assert len(found.remarks) == 1
-    assert re.search(remark, found.remarks[0])
-    assert bool(found.state.momentum) == ("velocities" not in remark)
+    weights = read_again(change(variables_of(RESNET, tmp_path)), tmp_path)
+    assert len(weights.remarks) == 1
+    assert re.search(remark, weights.remarks[0])
+    assert bool(weights.state.momentum) == ("velocities" not in remark)
 
 
 def test_without_momentum_asked_for_none_is_read_and_none_is_missed(tmp_path: Path) -> None:
-    found = read_again(
+    weights = read_again(
         without("Momentum")(variables_of(RESNET, tmp_path)), tmp_path, momentum=False
     )
-    assert (found.state.momentum, found.remarks) == ({}, ())
+    assert (weights.state.momentum, weights.remarks) == ({}, ())
 
 
 def test_other_outputs_than_the_originals_are_kept_and_remarked(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10)
     remarks = write(tmp_path / "ten", recipe, state_of(recipe)).remarks
     assert "the original's graph has 1001 outputs; these weights have 10" in remarks
-    found = read(tmp_path / "ten")
-    assert found.recipe.logits == 10
-    assert found.remarks == (
+    weights = read(tmp_path / "ten")
+    assert weights.recipe.logits == 10
+    assert weights.remarks == (
         "the classifier has 10 outputs; the original has 1001, of which the last is unused",
     )
 

@@ -35,7 +35,7 @@ def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
     return Recipe(model=model, logits=LOGITS, precision="fp32").replace(**changes)
 
 
-def exported(recipe: Recipe, folder: Path, classes: tuple[str, ...] = ()) -> Variables:
+def export_model(recipe: Recipe, folder: Path, classes: tuple[str, ...] = ()) -> Variables:
     """Export random weights as `lockstep export` does, and return them."""
     tensors = random_tensors(recipe, 1)
     folder.mkdir()
@@ -43,7 +43,7 @@ def exported(recipe: Recipe, folder: Path, classes: tuple[str, ...] = ()) -> Var
     return tensors
 
 
-def edited(path: Path, change: Callable[[Any], object]) -> None:
+def edit_model(path: Path, change: Callable[[Any], object]) -> None:
     model = onnx.load(str(path))
     change(model.graph)
     onnx.save(model, str(path))
@@ -53,7 +53,7 @@ def node_of(graph: Any, kind: str, number: int = 0) -> Any:
     return [node for node in graph.node if node.op_type == kind][number]
 
 
-def from_torch(module: torch.nn.Module, path: Path, *, training: bool = False) -> None:
+def export_torch(module: torch.nn.Module, path: Path, *, training: bool = False) -> None:
     """Export a module as PyTorch does. With `training` its batch norms stay nodes, else they are
     folded."""
     mode = torch.onnx.TrainingMode.PRESERVE if training else torch.onnx.TrainingMode.EVAL
@@ -64,13 +64,13 @@ def from_torch(module: torch.nn.Module, path: Path, *, training: bool = False) -
         )
 
 
-def of_runtime(path: Path, images: np.ndarray) -> np.ndarray:
+def run_onnxruntime(path: Path, images: np.ndarray) -> np.ndarray:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    [found] = session.run(None, {session.get_inputs()[0].name: images})
-    return found
+    [logits] = session.run(None, {session.get_inputs()[0].name: images})
+    return logits
 
 
-def of_reference(original: Weights, images: np.ndarray) -> np.ndarray:
+def run_reference(original: Weights, images: np.ndarray) -> np.ndarray:
     """Return the reference's logits of normalised images [N, 3, H, W]."""
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)
     return module(images.astype(np.float64))
@@ -79,8 +79,8 @@ def of_reference(original: Weights, images: np.ndarray) -> np.ndarray:
 IMAGES = np.random.default_rng(3).standard_normal((1, 3, 64, 64), np.float32)
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
@@ -105,26 +105,26 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 )
 def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     recipe = recipe_of(**changes)
-    tensors = exported(recipe, tmp_path / "model", ("a", "b"))
-    found = read(tmp_path / "model" / "model.onnx")
-    assert (found.recipe, found.remarks, found.origin, found.classes) == (
+    tensors = export_model(recipe, tmp_path / "model", ("a", "b"))
+    weights = read(tmp_path / "model" / "model.onnx")
+    assert (weights.recipe, weights.remarks, weights.origin, weights.classes) == (
         recipe,
         (),
         "ONNX",
         ("a", "b"),
     )
-    assert (found.has_preprocessing, found.is_folded) == (True, False)
-    assert_canonical(found.state.tensors, tensors)
+    assert (weights.has_preprocessing, weights.is_folded) == (True, False)
+    assert_canonical(weights.state.tensors, tensors)
 
 
 def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path) -> None:
-    exported(
+    export_model(
         recipe_of(eval_resize=235, interpolation="bicubic", exif_orientation=True),
         tmp_path / "model",
     )
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
     assert json.loads(
-        {each.key: each.value for each in model.metadata_props}["lockstep_preprocessing"]
+        {prop.key: prop.value for prop in model.metadata_props}["lockstep_preprocessing"]
     ) == {
         "mean": [123.675, 116.28, 103.53],
         "std": [58.395, 57.12, 57.375],
@@ -168,69 +168,73 @@ def test_metadata_without_a_geometry_is_read_as_torchvisions() -> None:
 def test_metadata_that_makes_no_sense_is_left_out_with_a_remark(
     changes: dict[str, Any] | None, reason: str, tmp_path: Path
 ) -> None:
-    exported(recipe_of(eval_crop=128), tmp_path / "model")
+    export_model(recipe_of(eval_crop=128), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
     model = onnx.load(str(file))
-    [described] = [each for each in model.metadata_props if each.key == "lockstep_preprocessing"]
-    values = json.loads(described.value) | (changes or {})
-    described.value = (
+    [entry] = [prop for prop in model.metadata_props if prop.key == "lockstep_preprocessing"]
+    values = json.loads(entry.value) | (changes or {})
+    entry.value = (
         ""
         if changes is None
-        else json.dumps({name: each for name, each in values.items() if each is not None})
+        else json.dumps({name: value for name, value in values.items() if value is not None})
     )
     onnx.save(model, str(file))
-    found = read(file)
-    assert (found.recipe, found.has_preprocessing) == (recipe_of(), False)
-    [remark] = found.remarks
+    weights = read(file)
+    assert (weights.recipe, weights.has_preprocessing) == (recipe_of(), False)
+    [remark] = weights.remarks
     assert re.match(f"its property lockstep_preprocessing was left out: .*{reason}", remark)
 
 
 def test_a_known_model_has_its_name(tmp_path: Path) -> None:
-    exported(recipe_of("resnet18"), tmp_path / "model")
+    export_model(recipe_of("resnet18"), tmp_path / "model")
     assert read(tmp_path / "model" / "model.onnx").recipe.model == "resnet18"
 
 
 def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
     recipe = recipe_of()
     tensors = random_tensors(recipe, 2)
-    from_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
-    found = read(tmp_path / "a")
-    assert found.recipe == recipe
-    assert found.remarks == (
+    export_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
+    weights = read(tmp_path / "a")
+    assert weights.recipe == recipe
+    assert weights.remarks == (
         (
             "the graph does not normalise its images, so the usual mean and std of ImageNet are"
             " assumed"
         ),
     )
-    assert_canonical(found.state.tensors, tensors)
+    assert_canonical(weights.state.tensors, tensors)
 
 
 @pytest.mark.parametrize("model", [RESNEXT, BASIC, V1])
 def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_path: Path) -> None:
     recipe = recipe_of(model)
-    from_torch(
+    export_torch(
         backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a"
     )
     assert "BatchNormalization" not in {
         node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node
     }
-    found = read(tmp_path / "a")
-    assert (found.recipe.model, found.is_folded, found.has_preprocessing) == (model, True, False)
-    assert "batch norms are folded into their convolutions" in found.remarks[1]
-    assert "use these weights for inference only" in found.remarks[1]
-    assert_close(of_reference(found, IMAGES), of_runtime(tmp_path / "a", IMAGES))
+    weights = read(tmp_path / "a")
+    assert (weights.recipe.model, weights.is_folded, weights.has_preprocessing) == (
+        model,
+        True,
+        False,
+    )
+    assert "batch norms are folded into their convolutions" in weights.remarks[1]
+    assert "use these weights for inference only" in weights.remarks[1]
+    assert_close(run_reference(weights, IMAGES), run_onnxruntime(tmp_path / "a", IMAGES))
 
 
 def test_a_folded_batch_norm_is_exactly_the_identity_in_float32(tmp_path: Path) -> None:
     recipe = recipe_of(BASIC)
-    from_torch(
+    export_torch(
         backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a"
     )
-    found = read(tmp_path / "a")
-    variance = found.state.tensors["bn1.running_var"]
-    assert (variance + np.float32(found.recipe.bn_epsilon) == np.float32(1)).all()
-    assert (found.state.tensors["bn1.weight"] == 1).all()
-    assert not found.state.tensors["bn1.running_mean"].any()
+    weights = read(tmp_path / "a")
+    variance = weights.state.tensors["bn1.running_var"]
+    assert (variance + np.float32(weights.recipe.bn_epsilon) == np.float32(1)).all()
+    assert (weights.state.tensors["bn1.weight"] == 1).all()
+    assert not weights.state.tensors["bn1.running_mean"].any()
 
 
 class Normalising(torch.nn.Module):
@@ -248,21 +252,21 @@ class Normalising(torch.nn.Module):
 
 def test_preprocessing_for_images_from_0_to_1_is_read(tmp_path: Path) -> None:
     recipe = recipe_of(BASIC)
-    from_torch(
+    export_torch(
         Normalising(backends.load("torch").load_module(recipe, random_tensors(recipe, 2))),
         tmp_path / "a",
     )
-    found = read(tmp_path / "a")
-    assert found.recipe.mean == pytest.approx((102, 127.5, 153))
-    assert found.recipe.std == pytest.approx((63.75, 127.5, 51))
+    weights = read(tmp_path / "a")
+    assert weights.recipe.mean == pytest.approx((102, 127.5, 153))
+    assert weights.recipe.std == pytest.approx((63.75, 127.5, 51))
     assert (
-        found.remarks[0]
+        weights.remarks[0]
         == "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
     )
 
 
-def stored_by_inputs(graph: Any, kind: str) -> None:
-    """Store the classifier's weight as [in, out]; with "MatMul" its bias is added by another node."""
+def transpose_head(graph: Any, kind: str) -> None:
+    """Store the classifier's weight as [in, out]; with "MatMul" another node adds its bias."""
     [weight] = [tensor for tensor in graph.initializer if tensor.name == "fc.weight"]
     values = np.ascontiguousarray(onnx.numpy_helper.to_array(weight).T)
     weight.CopyFrom(onnx.numpy_helper.from_array(values, "fc.weight"))
@@ -276,30 +280,30 @@ def stored_by_inputs(graph: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Gemm", "MatMul"])
 def test_a_classifier_may_be_stored_by_inputs(kind: str, tmp_path: Path) -> None:
-    tensors = exported(recipe_of(), tmp_path / "model")
-    edited(tmp_path / "model" / "model.onnx", lambda graph: stored_by_inputs(graph, kind))
+    tensors = export_model(recipe_of(), tmp_path / "model")
+    edit_model(tmp_path / "model" / "model.onnx", lambda graph: transpose_head(graph, kind))
     assert_canonical(read(tmp_path / "model" / "model.onnx").state.tensors, tensors)
 
 
 def test_a_bias_before_a_batch_norm_is_subtracted_from_its_running_mean(tmp_path: Path) -> None:
-    tensors = exported(recipe_of(), tmp_path / "model")
+    tensors = export_model(recipe_of(), tmp_path / "model")
     bias = np.arange(8, dtype=np.float32)
 
     def add_bias(graph: Any) -> None:
         graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
         node_of(graph, "Conv").input.append("bias")
 
-    edited(tmp_path / "model" / "model.onnx", add_bias)
-    found = read(tmp_path / "model" / "model.onnx")
-    assert found.remarks == (
+    edit_model(tmp_path / "model" / "model.onnx", add_bias)
+    weights = read(tmp_path / "model" / "model.onnx")
+    assert weights.remarks == (
         "biases of convolutions were subtracted from the running means, which computes the same",
     )
     changed = {"bn1.running_mean": tensors["bn1.running_mean"] - bias}
-    assert_canonical(found.state.tensors, tensors | changed)
+    assert_canonical(weights.state.tensors, tensors | changed)
 
 
 def test_half_precision_is_converted(tmp_path: Path) -> None:
-    tensors = exported(recipe_of(), tmp_path / "model")
+    tensors = export_model(recipe_of(), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
 
     def halve(graph: Any) -> None:
@@ -308,17 +312,17 @@ def test_half_precision_is_converted(tmp_path: Path) -> None:
             onnx.numpy_helper.from_array(tensors["conv1.weight"].astype(np.float16), "conv1.weight")
         )
 
-    edited(file, halve)
-    found = read(file)
-    assert found.remarks == (
+    edit_model(file, halve)
+    weights = read(file)
+    assert weights.remarks == (
         "1 constants, such as conv1.weight, are not float32 and were converted to it",
     )
     expected = tensors["conv1.weight"].astype(np.float16).astype(np.float32)
-    assert found.state.tensors["conv1.weight"].tobytes() == expected.tobytes()
+    assert weights.state.tensors["conv1.weight"].tobytes() == expected.tobytes()
 
 
 def test_weights_in_a_file_next_to_the_model_are_read(tmp_path: Path) -> None:
-    tensors = exported(recipe_of(), tmp_path / "model")
+    tensors = export_model(recipe_of(), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
     onnx.save(
         onnx.load(str(file)),
@@ -354,7 +358,7 @@ def test_weights_in_a_file_next_to_the_model_are_read(tmp_path: Path) -> None:
 def test_bytes_outside_of_the_models_folder_are_not_read(
     entry: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
-    exported(recipe_of(), tmp_path / "model")
+    export_model(recipe_of(), tmp_path / "model")
     (tmp_path / "secret").write_bytes(bytes(10_000))
     (tmp_path / "model" / "link").symlink_to(tmp_path / "secret")
 
@@ -381,31 +385,31 @@ def second_classifier(graph: Any) -> None:
     graph.node.append(onnx.helper.make_node("Gemm", ["probabilities", "fc.weight"], ["more"]))
 
 
-def dilated(graph: Any) -> None:
+def dilate(graph: Any) -> None:
     node_of(graph, "Conv", 2).attribute.append(onnx.helper.make_attribute("dilations", [2, 2]))
 
 
 def another_stride(graph: Any) -> None:
     for number, kind in ((2, [2, 2]), (1, [1, 1])):
         node = node_of(graph, "Conv", number)
-        [strides] = [each for each in node.attribute if each.name == "strides"]
+        [strides] = [entry for entry in node.attribute if entry.name == "strides"]
         strides.ints[:] = kind
 
 
 def another_padding(graph: Any) -> None:
-    [pads] = [each for each in node_of(graph, "MaxPool").attribute if each.name == "pads"]
+    [pads] = [entry for entry in node_of(graph, "MaxPool").attribute if entry.name == "pads"]
     pads.ints[:] = [0, 0, 1, 1]
 
 
-def padded_by_a_number(graph: Any) -> None:
+def pad_with_a_number(graph: Any) -> None:
     node_of(graph, "Conv", 1).attribute.append(onnx.helper.make_attribute("auto_pad", 3))
 
 
-def resized(graph: Any) -> None:
+def resize(graph: Any) -> None:
     node_of(graph, "Cast").op_type = "Resize"
 
 
-def divided_by_zero(graph: Any) -> None:
+def divide_by_zero(graph: Any) -> None:
     [std] = [tensor for tensor in graph.initializer if tensor.name == "std"]
     std.CopyFrom(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "std"))
 
@@ -414,7 +418,7 @@ def lying(graph: Any) -> None:
     graph.initializer[5].dims[0] = 2**40
 
 
-def in_a_circle(graph: Any) -> None:
+def close_circle(graph: Any) -> None:
     node = node_of(graph, "Relu")
     graph.node.append(onnx.helper.make_node("Identity", ["round"], ["round"]))
     node.output[0] = "round"
@@ -427,17 +431,17 @@ REFUSED = {
         r"is used by Gelu, expected Relu or Add|is used by Gelu, expected Relu",
     ),
     "more weights": (second_classifier, "it has 1 more nodes with weights, such as Gemm 'more'"),
-    "dilations": (dilated, r"has strides \[1, 1\] and dilations \[2, 2\]"),
+    "dilations": (dilate, r"has strides \[1, 1\] and dilations \[2, 2\]"),
     "another stride": (
         another_stride,
         "but a ResNet of these blocks and widths has|expected four stages",
     ),
     "two paddings": (another_padding, "its windows are padded in 2 ways"),
-    "a padding that is no text": (padded_by_a_number, "has the auto_pad 3, expected a text"),
-    "a resize": (resized, "is used by Resize, expected Conv or Cast or Transpose"),
-    "a division by 0": (divided_by_zero, "images are divided or multiplied by 0"),
+    "a padding that is no text": (pad_with_a_number, "has the auto_pad 3, expected a text"),
+    "a resize": (resize, "is used by Resize, expected Conv or Cast or Transpose"),
+    "a division by 0": (divide_by_zero, "images are divided or multiplied by 0"),
     "a lying shape": (lying, "is not a ResNet that can be read"),
-    "a circle": (in_a_circle, "its nodes form a circle|maximum recursion depth"),
+    "a circle": (close_circle, "its nodes form a circle|maximum recursion depth"),
 }
 
 
@@ -445,15 +449,15 @@ REFUSED = {
 def test_a_graph_that_computes_something_else_is_refused(
     change: Callable[[Any], object], reason: str, tmp_path: Path
 ) -> None:
-    exported(recipe_of(), tmp_path / "model")
+    export_model(recipe_of(), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
-    edited(file, change)
+    edit_model(file, change)
     with pytest.raises(CheckpointError, match=reason):
         read(file)
 
 
 def test_class_names_that_are_no_list_of_names_are_left_out(tmp_path: Path) -> None:
-    exported(recipe_of(), tmp_path / "model")
+    export_model(recipe_of(), tmp_path / "model")
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
     onnx.helper.set_model_props(model, {"classes": json.dumps([1, 2])})
     onnx.save(model, str(tmp_path / "a"))
@@ -461,7 +465,7 @@ def test_class_names_that_are_no_list_of_names_are_left_out(tmp_path: Path) -> N
 
 
 def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
-    exported(recipe_of(), tmp_path / "model")
+    export_model(recipe_of(), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
     assert find(tmp_path / "model") == find(file) == file
     data = file.read_bytes()
@@ -482,7 +486,7 @@ def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
 def test_without_the_package_it_is_told_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exported(recipe_of(), tmp_path / "model")
+    export_model(recipe_of(), tmp_path / "model")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(
         BackendError, match="reading ONNX models needs the package onnx: pip install onnx=="
@@ -497,12 +501,12 @@ def test_weights_given_int8_are_multiples_of_the_scales_of_their_channels(tmp_pa
     (tmp_path / "model.onnx").write_bytes(
         onnx_model.build_model(recipe, tensors, (), scales).SerializeToString()
     )
-    found = read(tmp_path / "model.onnx").state.tensors
+    actual = read(tmp_path / "model.onnx").state.tensors
     for name in (f"{layer}.weight" for layer in scales):
-        given, seen = (
+        before, after = (
             values[name].astype(np.float64).reshape(len(values[name]), -1)
-            for values in (tensors, found)
+            for values in (tensors, actual)
         )
-        steps = np.abs(given).max(axis=1, keepdims=True) / 127
-        assert np.abs(seen - given).max() > 0
-        assert (np.abs(seen - given) <= 0.5001 * steps).all()
+        steps = np.abs(before).max(axis=1, keepdims=True) / 127
+        assert np.abs(after - before).max() > 0
+        assert (np.abs(after - before) <= 0.5001 * steps).all()

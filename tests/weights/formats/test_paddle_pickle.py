@@ -21,7 +21,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
 from lockstep.weights.formats.table import HEAD_BYTES
-from tests.weights.formats.cases import EDITS, assert_stored, edited
+from tests.weights.formats.cases import EDITS, apply_edits, assert_stored
 
 EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
@@ -104,9 +104,9 @@ def test_nothing_that_some_numpy_has_not_is_named_in_what_is_written(tmp_path: P
 def test_however_an_array_lies_in_memory_its_values_are_read(
     value: np.ndarray, protocol: int, tmp_path: Path
 ) -> None:
-    found = read(pickle.dumps({"a": value}, protocol), tmp_path).arrays["a"]
-    assert (found.shape, found.dtype) == (value.shape, value.dtype)
-    assert np.array_equal(found, value)
+    array = read(pickle.dumps({"a": value}, protocol), tmp_path).arrays["a"]
+    assert (array.shape, array.dtype) == (value.shape, value.dtype)
+    assert np.array_equal(array, value)
     dump(tmp_path / "b", {"a": value})
     assert np.array_equal(load(tmp_path / "b").arrays["a"], value)
 
@@ -127,18 +127,21 @@ def test_tensors_with_the_names_of_their_parameters_are_read(protocol: int, tmp_
         "epoch": 3,
         "lr": {"last": 0.1, "other": None},
     }
-    found = read(pickle.dumps(OrderedDict(tensors), protocol), tmp_path)
-    assert_stored(found.arrays, {"conv.weight": weight})
-    assert (found.parameters, found.others) == ({"conv.weight": "conv2d_0.w_0"}, ("epoch", "lr"))
+    weights = read(pickle.dumps(OrderedDict(tensors), protocol), tmp_path)
+    assert_stored(weights.arrays, {"conv.weight": weight})
+    assert (weights.parameters, weights.others) == (
+        {"conv.weight": "conv2d_0.w_0"},
+        ("epoch", "lr"),
+    )
 
 
 def test_a_table_of_parameters_beside_arrays_is_read(tmp_path: Path) -> None:
     table = {"conv.weight": "conv2d_0.w_0", "gone": "gone_0"}
-    found = read(
+    weights = read(
         pickle.dumps({"conv.weight": np.zeros(2), "StructuredToParameterName@@": table}, 2),
         tmp_path,
     )
-    assert (found.parameters, found.others) == ({"conv.weight": "conv2d_0.w_0"}, ())
+    assert (weights.parameters, weights.others) == ({"conv.weight": "conv2d_0.w_0"}, ())
 
 
 def test_tensors_of_static_programs_are_read_without_evaluating_anything(tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_scalars_are_arrays_without_axes(tmp_path: Path) -> None:
     )
 
 
-def in_slices(value: np.ndarray, names: list[str]) -> dict[str, Any]:
+def slice_array(value: np.ndarray, names: list[str]) -> dict[str, Any]:
     """Return what Paddle stores for an array that is too big for the protocol."""
     about = {"a": {"OriginShape": value.shape, "slices": names}}
     parts = np.array_split(value.ravel(), 3)
@@ -166,8 +169,8 @@ def in_slices(value: np.ndarray, names: list[str]) -> dict[str, Any]:
 
 def test_an_array_in_slices_is_put_together(tmp_path: Path) -> None:
     value = np.arange(35, dtype=np.float32).reshape(5, 7)
-    found = read(pickle.dumps(in_slices(value, ["a@@.0", "a@@.1", "a@@.2"]), 2), tmp_path)
-    assert_stored(found.arrays, {"a": value, "b": np.zeros(2)})
+    weights = read(pickle.dumps(slice_array(value, ["a@@.0", "a@@.1", "a@@.2"]), 2), tmp_path)
+    assert_stored(weights.arrays, {"a": value, "b": np.zeros(2)})
 
 
 ARRAY = np.zeros(2)
@@ -196,7 +199,7 @@ ASKED: dict[str, tuple[Any, str]] = {
 }
 
 
-def placed(value: Any, where: str) -> Any:
+def place_value(value: Any, where: str) -> Any:
     return {
         "as it is": value,
         "as an array": {"a": value},
@@ -226,7 +229,7 @@ def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
         CheckpointError,
         match=rf"any\.pdparams asks for ({named}).*malicious. Nothing of it was run",
     ):
-        read(pickle.dumps(placed(value, where), protocol), tmp_path)
+        read(pickle.dumps(place_value(value, where), protocol), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["any.pdparams"]
     assert {key: dict(vars(call)) for key, call in paddle_pickle._CALLS.items()} == before
 
@@ -309,12 +312,12 @@ ODD: dict[str, tuple[bytes, str]] = {
     ),
     "too many instructions": (program(b"N0" * 500_001), "more than 1000000 instructions"),
     "slices that are not there": (
-        pickle.dumps(in_slices(np.zeros((5, 7)), ["a@@.0", "a@@.7"]), 2),
+        pickle.dumps(slice_array(np.zeros((5, 7)), ["a@@.0", "a@@.7"]), 2),
         "a@@.7",
     ),
-    "a slice twice": (pickle.dumps(in_slices(np.zeros((5, 7)), ["a@@.0"] * 3), 2), "a@@.0"),
+    "a slice twice": (pickle.dumps(slice_array(np.zeros((5, 7)), ["a@@.0"] * 3), 2), "a@@.0"),
     "slices of another size": (
-        pickle.dumps(in_slices(np.zeros((5, 7)), ["a@@.0"]), 2),
+        pickle.dumps(slice_array(np.zeros((5, 7)), ["a@@.0"]), 2),
         "cannot reshape",
     ),
     "slices of nothing": (pickle.dumps({"UnpackBigParamInfor@@": {"a": {}}}, 2), "slices"),
@@ -362,9 +365,9 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
     for whole in ((tmp_path / "a").read_bytes(), pickle.dumps(WHOLE, 2)):
         for offset in range(len(whole)):
             for value in (whole[offset] ^ 1, whole[offset] ^ 128):
-                found = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
-                assert found is None or all(
-                    isinstance(array, np.ndarray) for array in found.arrays.values()
+                outcome = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
+                assert outcome is None or all(
+                    isinstance(array, np.ndarray) for array in outcome.arrays.values()
                 )
 
 
@@ -376,8 +379,8 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     data = pickle.dumps(
         WHOLE | {"a": Ask(tuple, ("b", ARRAY)), "UnpackBigParamInfor@@": {}}, protocol
     )
-    found = result(edited(data, edits), tmp_path_factory.mktemp("edited"))
-    assert found is None or all(array.dtype.kind in "iufb" for array in found.arrays.values())
+    outcome = result(apply_edits(data, edits), tmp_path_factory.mktemp("edited"))
+    assert outcome is None or all(array.dtype.kind in "iufb" for array in outcome.arrays.values())
 
 
 @settings(max_examples=400)
@@ -386,8 +389,10 @@ def test_any_bytes_are_an_error_or_arrays(
     data: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     for begin in (b"", b"\x80\x04", b"\x80\x04}("):
-        found = result(begin + data, tmp_path_factory.mktemp("garbage"))
-        assert found is None or all(array.dtype.kind in "iufb" for array in found.arrays.values())
+        outcome = result(begin + data, tmp_path_factory.mktemp("garbage"))
+        assert outcome is None or all(
+            array.dtype.kind in "iufb" for array in outcome.arrays.values()
+        )
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def paddleclas(
 ) -> Variables:
     """Return tensors with names of PaddleClas, given the names of blocks, of the layers in them,
     and of the others."""
-    found = {}
+    arrays = {}
     for name, value in tensors.items():
         module, leaf = name.rsplit(".", 1)
         if module in others:
@@ -41,8 +41,8 @@ def paddleclas(
             block = ".".join(module.split(".")[:2])
             scope = f"{blocks[block]}.{OF_BLOCK[module.removeprefix(f'{block}.')]}"
         scope = scope.replace("KERNEL", kernel).replace("NORM", norm)
-        found[f"{scope}.{LEAVES[leaf]}"] = value.T if name == "fc.weight" else value
-    return found
+        arrays[f"{scope}.{LEAVES[leaf]}"] = value.T if name == "fc.weight" else value
+    return arrays
 
 
 def resnext(tensors: Variables) -> Variables:
@@ -91,18 +91,18 @@ def test_resnext_is_read_by_its_names(tmp_path: Path) -> None:
     }
     assert known < stored.keys()  # names of ResNeXt101_32x4d_pretrained.pdparams
     paddle_pickle.dump(tmp_path / "a.pdparams", stored)
-    found = read(tmp_path / "a", momentum=False)
-    assert (found.recipe, found.origin, found.remarks) == (recipe, "PaddleClas", ())
-    assert_canonical(found.state.tensors, state.tensors)
+    weights = read(tmp_path / "a", momentum=False)
+    assert (weights.recipe, weights.origin, weights.remarks) == (recipe, "PaddleClas", ())
+    assert_canonical(weights.state.tensors, state.tensors)
 
 
 def test_resnet_is_read_by_its_names(tmp_path: Path) -> None:
     recipe = recipe_of("small", 10)
     state = state_of(recipe)
     paddle_pickle.dump(tmp_path / "a.pdparams", resnet(state.tensors, RESNET.layers))
-    found = read(tmp_path / "a", momentum=False)
-    assert (found.recipe, found.origin, found.remarks) == (recipe, "PaddleClas", ())
-    assert_canonical(found.state.tensors, state.tensors)
+    weights = read(tmp_path / "a", momentum=False)
+    assert (weights.recipe, weights.origin, weights.remarks) == (recipe, "PaddleClas", ())
+    assert_canonical(weights.state.tensors, state.tensors)
 
 
 def test_a_shortcut_that_torchvisions_model_does_not_have_is_refused(

@@ -57,7 +57,7 @@ def ours(theirs: Path) -> Path:
     """The folder after Lockstep has read and written its checkpoints and TensorFlow has read them
     again."""
     for name in NAMES:
-        original = opened(theirs, name)
+        original = open_file(theirs, name)
         nvidia_tensorflow.write(theirs / "ours" / name, original.recipe, original.state)
     tensor_bundle.write(theirs / "ours" / "types", types())
     tensor_bundle.write(theirs / "ours" / "many", many())
@@ -65,7 +65,7 @@ def ours(theirs: Path) -> Path:
     return theirs
 
 
-def opened(folder: Path, name: str) -> Weights:
+def open_file(folder: Path, name: str) -> Weights:
     prefix = tensor_bundle.find(folder / name)
     assert prefix == folder / name / "model.ckpt-2"
     return nvidia_tensorflow.read(prefix)
@@ -73,7 +73,7 @@ def opened(folder: Path, name: str) -> Weights:
 
 def types() -> dict[str, np.ndarray]:
     numbers = np.random.default_rng(1).standard_normal((2, 3, 4)) * 100
-    found = {
+    values = {
         f"as/{kind}": numbers.astype(kind)
         for kind in ("float16", "float32", "float64", "int32", "int64")
     }
@@ -83,7 +83,7 @@ def types() -> dict[str, np.ndarray]:
         "empty": np.zeros((0, 2), np.float32),
     }
     return (
-        found
+        values
         | odd
         | {
             "transposed": numbers.astype(np.float32).T,
@@ -106,15 +106,15 @@ def logits(original: Weights, folder: Path) -> np.ndarray:
 def test_a_checkpoint_with_nvidias_names_gives_the_logits_of_the_graph_that_wrote_it(
     name: str, spec: object, theirs: Path
 ) -> None:
-    original = opened(theirs, name)
+    original = open_file(theirs, name)
     assert original.recipe == resnet50_tensorflow_90ep().replace(
         model=spec, logits=1001, precision="fp32"
     )
     assert original.state.step == 2
-    found = logits(original, theirs)
+    actual = logits(original, theirs)
     expected = np.load(theirs / f"{name}-logits.npz")["logits"]
     assert np.abs(expected).max() > 10
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +127,7 @@ def test_what_nvidias_code_exports_holds_the_weights_of_the_checkpoint(
     )
     assert path is not None
     original = tensorflow_weights.read(path)
-    expected = opened(theirs, name)
+    expected = open_file(theirs, name)
     assert (original.origin, original.recipe) == (expected.origin, expected.recipe)
     assert_canonical(original.state.tensors, expected.state.tensors)
     assert original.remarks == (
@@ -144,7 +144,7 @@ def test_what_nvidias_code_exports_holds_the_weights_of_the_checkpoint(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_velocities_are_the_accumulators_of_the_variables(name: str, theirs: Path) -> None:
-    state = opened(theirs, name).state
+    state = open_file(theirs, name).state
     stored = np.load(theirs / f"{name}.npz")
     scope = {"resnet": "resnet50", "resnext": "resnext101-32x4d"}[name]
     kernel = stored[f"{scope}/btlnck_block_1_0/shortcut/conv2d/conv2d/kernel/Momentum"]
@@ -188,20 +188,23 @@ def test_tensorflow_finds_the_newest_of_the_folder(ours: Path) -> None:
 @pytest.mark.parametrize("name", ["types", "many"])
 def test_tensorflow_reads_every_tensor_that_was_written(name: str, ours: Path) -> None:
     expected = {"types": types, "many": many}[name]()
-    found = np.load(ours / f"ours-{name}.npz")
-    assert set(found) == set(expected)
+    arrays = np.load(ours / f"ours-{name}.npz")
+    assert set(arrays) == set(expected)
     for key, value in expected.items():
-        assert (found[key].dtype, found[key].shape) == (value.dtype.newbyteorder("="), value.shape)
-        assert found[key].tobytes() == np.asarray(value, value.dtype.newbyteorder("=")).tobytes()
+        assert (arrays[key].dtype, arrays[key].shape) == (
+            value.dtype.newbyteorder("="),
+            value.shape,
+        )
+        assert arrays[key].tobytes() == np.asarray(value, value.dtype.newbyteorder("=")).tobytes()
 
 
 def test_all_types_and_shapes_of_tensorflow_are_read(theirs: Path) -> None:
     bundle = Bundle(theirs / "types" / "types")
     expected = np.load(theirs / "types.npz")
     for name in expected:
-        found = bundle.read("types/bfloat16" if name == "bfloat16" else name)
-        assert (found.dtype, found.shape) == (expected[name].dtype, expected[name].shape)
-        assert np.array_equal(found, expected[name])
+        array = bundle.read("types/bfloat16" if name == "bfloat16" else name)
+        assert (array.dtype, array.shape) == (expected[name].dtype, expected[name].shape)
+        assert np.array_equal(array, expected[name])
     assert len(bundle.entries) == len(expected.files) + 2
 
 
@@ -260,10 +263,10 @@ def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_pat
         original.state.momentum.items()
     ):  # half of the value; a step with rate 0.5 subtracts a quarter
         assert np.allclose(original.state.tensors[name], 1.5 * velocity, rtol=1e-6)
-    found = logits(original, tmp_path)
+    actual = logits(original, tmp_path)
     expected = np.load(tmp_path / "full-logits.npz")["logits"]
     assert np.abs(expected).max() > 1
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_resnext_at_its_own_size_is_written_and_recognised(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def state() -> State:
     return State(0, values, state_of(recipe_of()).momentum)
 
 
-def with_images(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     np.save(
         folder / "images.npy",
         np.random.default_rng(5).standard_normal((4, 3, 64, 64)).astype(np.float32),
@@ -70,7 +70,7 @@ def with_images(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = with_images(tmp_path_factory.mktemp("theirs"))
+    folder = make_folder(tmp_path_factory.mktemp("theirs"))
     mxnet("save", folder)
     return folder
 
@@ -78,7 +78,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a state of Lockstep's that MXNet has loaded."""
-    folder = with_images(tmp_path_factory.mktemp("ours"))
+    folder = make_folder(tmp_path_factory.mktemp("ours"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", RESNET)
         nvidia_mxnet.write(folder / "ours-0007.params", recipe_of(), state())
@@ -107,12 +107,12 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_type_of_mxnets_arrays_is_read(arrays: Path) -> None:
-    found = mxnet_params.load(arrays / "theirs.params")
-    assert len(found) == 8
-    assert_stored(found, dict(np.load(arrays / "theirs.npz")))
+    actual = mxnet_params.load(arrays / "theirs.params")
+    assert len(actual) == 8
+    assert_stored(actual, dict(np.load(arrays / "theirs.npz")))
     halves = mxnet_params.load(arrays / "bfloat16.params")["x"]
-    assert np.array_equal(numbers(halves), found["float32"])
-    assert_stored(mxnet_params.load(arrays / "numpy.params"), {"x": found["float32"]})
+    assert np.array_equal(numbers(halves), actual["float32"])
+    assert_stored(mxnet_params.load(arrays / "numpy.params"), {"x": actual["float32"]})
     assert mxnet_params.load(arrays / "empty.params") == {}
 
 
@@ -145,7 +145,7 @@ def test_older_files_are_read_as_mxnet_does(version: str, arrays: Path) -> None:
 def theirs_of(name: str) -> str:
     """Return the original's name of a tensor, independently of the code under test."""
     name = re.sub(
-        r"^layer(\d)\.(\d)\.", lambda found: f"stage{found[1]}_unit{int(found[2]) + 1}_", name
+        r"^layer(\d)\.(\d)\.", lambda match: f"stage{match[1]}_unit{int(match[2]) + 1}_", name
     )
     for old, new in (("downsample.0", "conv1sc"), ("downsample.1", "sc")):
         name = name.replace(old, new)
@@ -159,12 +159,12 @@ def images_of(folder: Path) -> np.ndarray:
     return np.load(folder / "images.npy")
 
 
-def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
+def assert_near(actual: np.ndarray, expected: np.ndarray) -> None:
     """Assert equality to 1e-5 of the largest value; different images differ by much more."""
     largest = np.abs(expected).max()
     assert np.isfinite(largest)
     assert np.ptp(expected, axis=0).max() > 1e-3 * largest
-    assert np.abs(found - expected).max() < 1e-5 * largest
+    assert np.abs(actual - expected).max() < 1e-5 * largest
 
 
 MODULES: dict[str, tuple[str, float, tuple[str, ...]]] = {
@@ -252,11 +252,11 @@ def softmax(values: np.ndarray) -> np.ndarray:
 def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(
     loaded_by: str, ours: Path
 ) -> None:
-    found = dict(np.load(ours / "ours.npz"))
+    arrays = dict(np.load(ours / "ours.npz"))
     for tensor, value in state().tensors.items():
-        assert np.array_equal(found[theirs_of(tensor)], value), tensor
+        assert np.array_equal(arrays[theirs_of(tensor)], value), tensor
     original = nvidia_mxnet.read(ours / "ours-0007.params")
-    assert_near(found[loaded_by], softmax(logits(original, images_of(ours))))
+    assert_near(arrays[loaded_by], softmax(logits(original, images_of(ours))))
 
 
 def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:
@@ -292,11 +292,11 @@ def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:
 
 def test_mxnet_goes_on_training_from_what_was_written(ours: Path) -> None:
     """The gradient of the classifier's bias is known: probabilities minus labels."""
-    found = np.load(ours / "ours.npz")
+    arrays = np.load(ours / "ours.npz")
     after = np.load(ours / "ours-after.npz")
     gradient = (after["probabilities"] - np.eye(4, 10)).mean(axis=0)
     assert np.abs(gradient).max() > 1e-2
     assert np.allclose(
         after["bias"], state().tensors["fc.bias"] - 0.1 * gradient, rtol=1e-5, atol=1e-6
     )
-    assert not np.array_equal(after["mean"], found["bn0_moving_mean"])
+    assert not np.array_equal(after["mean"], arrays["bn0_moving_mean"])

@@ -48,15 +48,15 @@ def programs(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made("layers", tmp_path_factory.mktemp("layers"), "new")
+    return make_files("layers", tmp_path_factory.mktemp("layers"), "new")
 
 
 @pytest.fixture(scope="module")
 def theirs(programs: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made("programs", tmp_path_factory.mktemp("programs"), programs)
+    return make_files("programs", tmp_path_factory.mktemp("programs"), programs)
 
 
-def made(what: str, folder: Path, programs: str) -> Path:
+def make_files(what: str, folder: Path, programs: str) -> Path:
     np.save(
         folder / "images.npy",
         np.random.default_rng(5).standard_normal((4, 64, 64, 3)).astype(np.float32),
@@ -80,15 +80,15 @@ def ours(theirs: Path, programs: str) -> Path:
 
 def state() -> State:
     random = np.random.default_rng(11)
-    found = list(tensors(RESNET, 10))
+    expected = list(tensors(RESNET, 10))
     values = {
         tensor.name: (
             random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
             / np.float32(max(tensor.shape[1:], default=1) ** 0.5)
         )
-        for tensor in found
+        for tensor in expected
     }
-    trained = [tensor for tensor in found if tensor.role in TRAINED_ROLES]
+    trained = [tensor for tensor in expected if tensor.role in TRAINED_ROLES]
     return State(
         0,
         values,
@@ -102,9 +102,9 @@ def layer_of(name: str) -> str:
     name = name.replace("running_mean", "_mean").replace("running_var", "_variance")
     name = re.sub(r"^conv1\.", "stem.0.conv.", re.sub(r"^bn1\.", "stem.0.bn.", name))
     name = re.sub(
-        r"^layer(\d)\.(\d)", lambda found: f"blocks.{first[found[1]] + int(found[2])}", name
+        r"^layer(\d)\.(\d)", lambda match: f"blocks.{first[match[1]] + int(match[2])}", name
     )
-    name = re.sub(r"\.(conv|bn)(\d)\.", lambda found: f".conv{int(found[2]) - 1}.{found[1]}.", name)
+    name = re.sub(r"\.(conv|bn)(\d)\.", lambda match: f".conv{int(match[2]) - 1}.{match[1]}.", name)
     return name.replace("downsample.0", "short.conv").replace("downsample.1", "short.bn")
 
 
@@ -113,10 +113,10 @@ def theirs_as_ours(name: str, value: np.ndarray) -> np.ndarray:
 
 
 def assert_values(
-    found: dict[str, np.ndarray], stored: dict[str, np.ndarray], ending: str = ""
+    actual: dict[str, np.ndarray], stored: dict[str, np.ndarray], ending: str = ""
 ) -> None:
-    assert found
-    for name, value in found.items():
+    assert actual
+    for name, value in actual.items():
         layer = layer_of(name)
         expected = stored.get(f"{layer}_fp32_master_0{ending}", stored.get(f"{layer}{ending}"))
         assert expected is not None, layer
@@ -127,23 +127,23 @@ def images_of(folder: Path) -> np.ndarray:
     return np.load(folder / "images.npy").transpose(0, 3, 1, 2)
 
 
-def opened(folder: Path, name: str) -> Weights:
+def open_file(folder: Path, name: str) -> Weights:
     prefix = nvidia_paddle.find(folder / name)
     assert prefix == folder / name / "ResNet50" / "7" / "resnet_50_paddle"
     return nvidia_paddle.read(prefix)
 
 
-def assert_logits(found: np.ndarray, file: Path) -> None:
+def assert_logits(actual: np.ndarray, file: Path) -> None:
     expected = np.load(file)["logits"]
     assert np.abs(expected).max() > 0.1
-    assert np.abs(found - expected).max() < 1e-4 * max(np.abs(expected).max(), 1)
+    assert np.abs(actual - expected).max() < 1e-4 * max(np.abs(expected).max(), 1)
 
 
 @pytest.mark.parametrize("name", ["static", "protocol2"])
 def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(
     name: str, theirs: Path
 ) -> None:
-    original = opened(theirs, name)
+    original = open_file(theirs, name)
     stored = dict(np.load(theirs / f"{name}.npz"))
     assert (original.recipe, original.remarks) == (recipe_of(), (EPOCH, CHANNEL))
     assert_values(original.state.tensors, stored)
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(
 
 @IN_FP16
 def test_a_scaled_loss_changes_nothing(theirs: Path) -> None:
-    original = opened(theirs, "amp")
+    original = open_file(theirs, "amp")
     stored = dict(np.load(theirs / "amp.npz"))
     assert original.remarks == (EPOCH, CHANNEL)
     assert_values(original.state.tensors, stored)
@@ -163,7 +163,7 @@ def test_a_scaled_loss_changes_nothing(theirs: Path) -> None:
 
 @IN_FP16
 def test_of_a_program_in_fp16_the_masters_are_read(theirs: Path) -> None:
-    original = opened(theirs, "half")
+    original = open_file(theirs, "half")
     stored = dict(np.load(theirs / "half.npz"))
     assert stored["stem.0.conv.weight"].dtype == np.float16
     assert_values(original.state.tensors, stored)
@@ -192,7 +192,7 @@ def test_layers_that_paddle_saved_give_their_logits(name: str, model: str, layer
 def test_a_program_of_paddles_own_models_counts_shortcuts_first_and_gives_its_logits(
     theirs: Path,
 ) -> None:
-    original = opened(theirs, "vision")
+    original = open_file(theirs, "vision")
     assert (original.recipe.model, original.remarks) == ("resnet18", (EPOCH,))
     assert len(original.state.momentum) == 62
     assert_logits(logits(original, images_of(theirs)), theirs / "vision-logits.npz")
@@ -226,9 +226,9 @@ def test_paddle_goes_on_training_from_what_was_written(ours: Path) -> None:
 
 @IN_FP16
 def test_a_program_with_a_scaled_loss_finds_all_it_looks_for(ours: Path) -> None:
-    found = np.load(ours / "ours-amp.npz")
-    assert found["loss_scaling_0"] == 128
-    assert found["num_good_steps_0"] == found["num_bad_steps_0"] == 0
+    arrays = np.load(ours / "ours-amp.npz")
+    assert arrays["loss_scaling_0"] == 128
+    assert arrays["num_good_steps_0"] == arrays["num_bad_steps_0"] == 0
     assert np.array_equal(
-        found["conv2d_1.w_0_velocity_0"], state().momentum["layer1.0.conv1.weight"]
+        arrays["conv2d_1.w_0_velocity_0"], state().momentum["layer1.0.conv1.weight"]
     )

@@ -24,15 +24,15 @@ def variables_of(spec: ModelSpec, logits: int = 1001) -> dict[str, tuple[str, Sh
         scopes |= {f"{conv.name}.weight": f"{scope}/w"}
         scopes |= {f"{conv.bn_name}.{suffix}": f"{scope}/{leaf}" for suffix, leaf in LEAVES.items()}
     scopes |= {"fc.weight": "net/top/w", "fc.bias": "net/top/b"}
-    found = {}
+    variables = {}
     for tensor in tensors(spec, logits):
         turned = (
             [tensor.shape[i] for i in (2, 3, 1, 0)]
             if len(tensor.shape) == 4
             else tensor.shape[::-1]
         )
-        found[tensor.name] = (scopes[tensor.name], tuple(turned))
-    return found
+        variables[tensor.name] = (scopes[tensor.name], tuple(turned))
+    return variables
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet101", "resnet152", "resnext101-32x4d"])
@@ -52,8 +52,8 @@ def test_a_block_without_expansion_has_no_shortcut_to_find() -> None:
         block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1
     )
     expected = variables_of(spec)
-    found, names = match(dict(expected.values()))
-    assert (found, names) == (spec, {name: variable for name, (variable, _) in expected.items()})
+    model, names = match(dict(expected.values()))
+    assert (model, names) == (spec, {name: variable for name, (variable, _) in expected.items()})
 
 
 def test_stages_of_equal_width_cannot_be_told_apart() -> None:

@@ -16,7 +16,7 @@ from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import tensor_bundle
 from lockstep.weights.formats.tensor_bundle import Bundle, data_path, find, index_path, write
-from tests.weights.formats.cases import EDITS, assert_stored, edited
+from tests.weights.formats.cases import EDITS, apply_edits, assert_stored
 
 EXAMPLES = settings(max_examples=60)
 NAMES = st.text(min_size=1, max_size=40).filter(lambda name: not name.startswith("\0"))
@@ -69,12 +69,12 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_the_values_are_right(
     prefix = tmp_path_factory.mktemp("damaged") / "any"
     write(prefix, WHOLE)
     path = index_path(prefix) if of_index else data_path(prefix, 0, 1)
-    path.write_bytes(edited(path.read_bytes(), edits))
-    found, reason = contents_or_reason(prefix)
-    if found is None:
+    path.write_bytes(apply_edits(path.read_bytes(), edits))
+    contents, reason = contents_or_reason(prefix)
+    if contents is None:
         assert str(prefix) in reason
     else:
-        assert_stored(found, WHOLE)
+        assert_stored(contents, WHOLE)
 
 
 @EXAMPLES
@@ -100,10 +100,10 @@ def test_no_flipped_bit_of_a_file_goes_unnoticed(prefix: Path) -> None:
                 path.write_bytes(
                     whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :]
                 )
-                found, _ = contents_or_reason(prefix)
-                if found is not None:
+                values, _ = contents_or_reason(prefix)
+                if values is not None:
                     assert len(whole) - 8 - unread <= offset < len(whole) - 8
-                    assert_stored(found, WHOLE)
+                    assert_stored(values, WHOLE)
         path.write_bytes(whole)
     assert_stored(contents(prefix), WHOLE)
 

@@ -50,7 +50,7 @@ def read(path: Path) -> Weights:
     return tensorflow_weights.read(place)
 
 
-def edited(path: Path, change: Callable[[Any], object]) -> Path:
+def edit_graph(path: Path, change: Callable[[Any], object]) -> Path:
     """Change the GraphDef of a frozen graph."""
     graph = tf.compat.v1.GraphDef.FromString((path / "frozen_graph.pb").read_bytes())
     change(graph)
@@ -83,7 +83,7 @@ def test_what_lockstep_exports_is_read_back_bit_for_bit(
     assert (opened.origin, opened.classes, opened.remarks) == ("TensorFlow", CLASSES, ())
     for name in (*FIELDS, "model", "logits", "padding", "bn_epsilon"):
         assert getattr(opened.recipe, name) == getattr(recipe, name)
-    assert {name for each in opened.stored for name in each.tensors} == tensors.keys()
+    assert {name for array in opened.stored for name in array.tensors} == tensors.keys()
     if form == "saved":
         (tmp_path / "model" / "variables" / "variables.index").unlink()
         with pytest.raises(
@@ -214,9 +214,9 @@ def wrong_constant(shape: list[int], **values: Any) -> Callable[[Any], object]:
 
 def first_kernel(graph: Any) -> Any:
     return next(
-        each
-        for each in nodes_of(graph, "Const")
-        if len(each.attr["value"].tensor.tensor_shape.dim) == 4
+        node
+        for node in nodes_of(graph, "Const")
+        if len(node.attr["value"].tensor.tensor_shape.dim) == 4
     )
 
 
@@ -224,7 +224,7 @@ def variable(graph: Any) -> None:
     first_kernel(graph).op = "VarHandleOp"
 
 
-def renamed(op: str, name: str) -> Callable[[Any], object]:
+def rename_op(op: str, name: str) -> Callable[[Any], object]:
     def change(graph: Any) -> None:
         nodes_of(graph, op)[1].op = name
 
@@ -243,7 +243,7 @@ def without_notes(graph: Any) -> None:
 
 
 def circle(graph: Any) -> None:
-    [node] = [each for each in graph.node if each.name == "Relu"]
+    [node] = [node for node in graph.node if node.name == "Relu"]
     node.op = "Identity"
     node.input[0] = "Relu"
 
@@ -262,8 +262,8 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
         r"has 9 numbers for the shape \[1, 1, 3, 1\]",
     ),
     "a negative shape": (wrong_constant([7, 7, 3, -8]), r"has the shape \[7, 7, 3, -8\]"),
-    "another activation": (renamed("Relu", "Relu6"), "is used by TensorFlow's Relu6"),
-    "an operator with a name of ONNX": (renamed("Relu", "Gemm"), "is used by TensorFlow's Gemm"),
+    "another activation": (rename_op("Relu", "Relu6"), "is used by TensorFlow's Relu6"),
+    "an operator with a name of ONNX": (rename_op("Relu", "Gemm"), "is used by TensorFlow's Gemm"),
     "a batch norm in training": (training, "is used by TensorFlow's FusedBatchNormV3"),
     "a variable": (variable, "is a variable, so the graph is not frozen"),
     "a resize of another program": (
@@ -292,12 +292,12 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     (tmp_path / "frozen_graph.pb").write_bytes(whole)
     with pytest.raises(CheckpointError, match=f"frozen_graph.pb .*({reason})"):
-        read(edited(tmp_path, change))
+        read(edit_graph(tmp_path, change))
 
 
 def test_a_constant_that_stores_its_last_number_once_is_read(whole: bytes, tmp_path: Path) -> None:
     (tmp_path / "frozen_graph.pb").write_bytes(whole)
-    original = read(edited(tmp_path, wrong_constant([7, 7, 3, 8], float_val=[1.0, 2.0])))
+    original = read(edit_graph(tmp_path, wrong_constant([7, 7, 3, 8], float_val=[1.0, 2.0])))
     kernel = original.state.tensors["conv1.weight"].transpose(2, 3, 1, 0).ravel()
     assert (kernel[0], set(kernel[1:].tolist())) == (1, {2})
 

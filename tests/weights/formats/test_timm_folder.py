@@ -40,15 +40,18 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def state() -> State:
     """Weights of a ResNet-18 in which every tensor has another value."""
-    found = tensors(MODELS["resnet18"], 3)
+    expected = tensors(MODELS["resnet18"], 3)
     return State(
         9,
-        {tensor.name: np.full(tensor.shape, i / 7, np.float32) for i, tensor in enumerate(found)},
+        {
+            tensor.name: np.full(tensor.shape, i / 7, np.float32)
+            for i, tensor in enumerate(expected)
+        },
         {},
     )
 
 
-def as_timm_saves(state: State) -> dict[str, torch.Tensor]:
+def convert_state(state: State) -> dict[str, torch.Tensor]:
     values = {name: torch.from_numpy(value.copy()) for name, value in state.tensors.items()}
     counters = [
         name.replace("running_var", "num_batches_tracked")
@@ -58,9 +61,9 @@ def as_timm_saves(state: State) -> dict[str, torch.Tensor]:
     return values | {name: torch.tensor(9) for name in counters}
 
 
-def saved(folder: Path, state: State, config: Any = CONFIG) -> Path:
+def save_folder(folder: Path, state: State, config: Any = CONFIG) -> Path:
     folder.mkdir(exist_ok=True)
-    save_file(as_timm_saves(state), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(convert_state(state), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     return folder
 
@@ -132,15 +135,15 @@ def test_a_config_that_is_not_json_is_refused(text: str, tmp_path: Path) -> None
 def test_a_folder_that_timm_saved_is_read_with_its_preprocessing(
     state: State, tmp_path: Path
 ) -> None:
-    found = timm_folder.read(saved(tmp_path, state) / "model.safetensors", momentum=False)
-    assert found.recipe == RECIPE.replace(eval_resize=73, eval_crop=64)
-    assert (found.recipe.image_size, found.recipe.interpolation, found.classes) == (
+    weights = timm_folder.read(save_folder(tmp_path, state) / "model.safetensors", momentum=False)
+    assert weights.recipe == RECIPE.replace(eval_resize=73, eval_crop=64)
+    assert (weights.recipe.image_size, weights.recipe.interpolation, weights.classes) == (
         64,
         "bicubic",
         CLASSES,
     )
-    assert_canonical(found.state.tensors, state.tensors)
-    assert (found.state.step, found.state.momentum, found.remarks) == (0, {}, ())
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert (weights.state.step, weights.state.momentum, weights.remarks) == (0, {}, ())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -149,14 +152,14 @@ def test_weights_of_half_precision_become_float32(
 ) -> None:
     values = {
         name: value.to(dtype) if value.is_floating_point() else value
-        for name, value in as_timm_saves(state).items()
+        for name, value in convert_state(state).items()
     }
-    save_file(values, saved(tmp_path, state) / "model.safetensors")
-    found = timm_folder.read(tmp_path / "model.safetensors")
+    save_file(values, save_folder(tmp_path, state) / "model.safetensors")
+    weights = timm_folder.read(tmp_path / "model.safetensors")
     expected = {
         name: value.float().numpy() for name, value in values.items() if name in state.tensors
     }
-    assert_canonical(found.state.tensors, expected)
+    assert_canonical(weights.state.tensors, expected)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +178,14 @@ def test_weights_that_do_not_fit_their_config_are_refused(
     config: Any, message: str, state: State, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        timm_folder.read(saved(tmp_path, state, config) / "model.safetensors")
+        timm_folder.read(save_folder(tmp_path, state, config) / "model.safetensors")
 
 
 def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> None:
-    values = as_timm_saves(state)
+    values = convert_state(state)
     save_file(
         values | {"conv1.weight": values["conv1.weight"].to(torch.int8)},
-        saved(tmp_path, state) / "model.safetensors",
+        save_folder(tmp_path, state) / "model.safetensors",
     )
     with pytest.raises(CheckpointError, match=r"conv1.weight is int8"):
         timm_folder.read(tmp_path / "model.safetensors")
@@ -192,10 +195,10 @@ def test_pytorchs_weights_of_a_folder_are_read_as_its_safetensors(
     state: State, tmp_path: Path
 ) -> None:
     pytest.importorskip("lockstep.weights.formats.torch_file")
-    torch.save(as_timm_saves(state), saved(tmp_path, state) / "pytorch_model.bin")
-    found = timm_folder.read(tmp_path / "pytorch_model.bin")
-    assert_canonical(found.state.tensors, state.tensors)
-    assert found.classes == CLASSES
+    torch.save(convert_state(state), save_folder(tmp_path, state) / "pytorch_model.bin")
+    weights = timm_folder.read(tmp_path / "pytorch_model.bin")
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert weights.classes == CLASSES
 
 
 def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(
@@ -211,7 +214,7 @@ def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(
     with safe_open(tmp_path / "new" / "model.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
     written = load_file(tmp_path / "new" / "model.safetensors")
-    expected = as_timm_saves(state)
+    expected = convert_state(state)
     assert {name: (value.dtype, value.shape) for name, value in written.items()} == {
         name: (value.dtype, value.shape) for name, value in expected.items()
     }
@@ -243,9 +246,9 @@ def test_a_written_folder_is_read_as_it_was(state: State, tmp_path: Path) -> Non
     timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
     place = timm_folder.find(tmp_path / "new")
     assert place is not None
-    found = timm_folder.read(place, momentum=False)
-    assert (found.recipe, found.classes, found.remarks) == (RECIPE, CLASSES, ())
-    assert_canonical(found.state.tensors, state.tensors)
+    weights = timm_folder.read(place, momentum=False)
+    assert (weights.recipe, weights.classes, weights.remarks) == (RECIPE, CLASSES, ())
+    assert_canonical(weights.state.tensors, state.tensors)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +268,8 @@ def test_a_written_folder_is_read_as_it_was(state: State, tmp_path: Path) -> Non
 def test_what_timm_would_compute_differently_is_remarked_upon(
     changes: dict[str, Any], remark: str, state: State, tmp_path: Path
 ) -> None:
-    [found] = timm_folder.write(tmp_path / "new", RECIPE.replace(**changes), state, ()).remarks
-    assert remark in found
+    [line] = timm_folder.write(tmp_path / "new", RECIPE.replace(**changes), state, ()).remarks
+    assert remark in line
 
 
 def test_a_folder_that_exists_is_not_written_to(state: State, tmp_path: Path) -> None:

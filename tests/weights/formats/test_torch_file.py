@@ -23,7 +23,7 @@ from lockstep.weights.formats import dtype_name, numbers
 from lockstep.weights.formats.torch_file import is_torch_file, load, save
 from lockstep.weights.formats.torch_pickle import Opaque
 from lockstep.weights.recognition import read_head
-from tests.weights.formats.cases import EDITS, edited
+from tests.weights.formats.cases import EDITS, apply_edits
 
 ZIP = {"_use_new_zipfile_serialization": True}
 OLD = {"_use_new_zipfile_serialization": False}
@@ -80,7 +80,7 @@ def written(value: Any, folder: Path, container: dict[str, bool] = ZIP, **option
     return folder / "any.pth"
 
 
-def in_numpy(tensor: torch.Tensor) -> np.ndarray:
+def convert_tensor(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
 
 
@@ -88,12 +88,12 @@ def in_numpy(tensor: torch.Tensor) -> np.ndarray:
 def test_tensors_are_read_bit_for_bit_whatever_their_type_and_however_they_lie(
     container: dict[str, bool], tmp_path: Path
 ) -> None:
-    found = load(written(TENSORS, tmp_path, container))
-    assert list(found) == list(TENSORS)
+    arrays = load(written(TENSORS, tmp_path, container))
+    assert list(arrays) == list(TENSORS)
     for name, tensor in TENSORS.items():
-        value = in_numpy(tensor)
-        read = numbers(found[name])
-        assert f"torch.{dtype_name(found[name].dtype)}" == str(tensor.dtype), name
+        value = convert_tensor(tensor)
+        read = numbers(arrays[name])
+        assert f"torch.{dtype_name(arrays[name].dtype)}" == str(tensor.dtype), name
         assert (read.dtype, read.shape, read.tobytes()) == (
             value.dtype,
             value.shape,
@@ -106,11 +106,11 @@ def test_tensors_are_read_bit_for_bit_whatever_their_type_and_however_they_lie(
 def test_what_programs_store_next_to_tensors_becomes_plain_values(
     value: Any, expected: Any, container: dict[str, bool], tmp_path: Path
 ) -> None:
-    found = load(written(value, tmp_path, container))
+    arrays = load(written(value, tmp_path, container))
     if isinstance(expected, np.ndarray):
-        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+        assert (arrays.dtype, arrays.tolist()) == (expected.dtype, expected.tolist())
     else:
-        assert found == expected
+        assert arrays == expected
 
 
 @CONTAINERS
@@ -119,22 +119,22 @@ def test_an_object_that_occurs_twice_is_read_twice(
 ) -> None:
     numbers = np.arange(3)
     options = argparse.Namespace(lr=0.1)
-    found = load(written([numbers, options, numbers, options, BASE, BASE], tmp_path, container))
-    assert (found[0].tolist(), found[2].tolist(), found[1], found[3]) == (
+    arrays = load(written([numbers, options, numbers, options, BASE, BASE], tmp_path, container))
+    assert (arrays[0].tolist(), arrays[2].tolist(), arrays[1], arrays[3]) == (
         [0, 1, 2],
         [0, 1, 2],
         {"lr": 0.1},
         {"lr": 0.1},
     )
-    assert found[4].tolist() == found[5].tolist() == BASE.tolist()
+    assert arrays[4].tolist() == arrays[5].tolist() == BASE.tolist()
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_protocol_is_read(protocol: int, tmp_path: Path) -> None:
     value = {"a": BASE, "s": {1}, "b": b"b", "o": OrderedDict(a=argparse.Namespace(b=1))}
-    found = load(written(value, tmp_path, pickle_protocol=protocol))
-    assert found["a"].tolist() == BASE.tolist()
-    assert (found["s"], found["b"], found["o"]) == ({1}, b"b", {"a": {"b": 1}})
+    arrays = load(written(value, tmp_path, pickle_protocol=protocol))
+    assert arrays["a"].tolist() == BASE.tolist()
+    assert (arrays["s"], arrays["b"], arrays["o"]) == ({1}, b"b", {"a": {"b": 1}})
 
 
 def test_unsigned_integers_that_older_containers_lack_are_read(tmp_path: Path) -> None:
@@ -142,17 +142,17 @@ def test_unsigned_integers_that_older_containers_lack_are_read(tmp_path: Path) -
         "a": torch.tensor([1, 65535], dtype=torch.uint16),
         "b": torch.ones(2).to(torch.float8_e4m3fn),
     }
-    found = load(written(tensors, tmp_path))
-    assert (found["a"].dtype, found["a"].tolist()) == (np.uint16, [1, 65535])
-    assert found["b"] == Opaque("torch.float8_e4m3fn")
+    arrays = load(written(tensors, tmp_path))
+    assert (arrays["a"].dtype, arrays["a"].tolist()) == (np.uint16, [1, 65535])
+    assert arrays["b"] == Opaque("torch.float8_e4m3fn")
 
 
 @CONTAINERS
 def test_a_state_dict_has_the_names_of_its_modules(
     container: dict[str, bool], tmp_path: Path
 ) -> None:
-    found = load(written(STATE, tmp_path, container))
-    assert (list(found), found.modules) == (list(STATE), ("", "0", "1"))
+    arrays = load(written(STATE, tmp_path, container))
+    assert (list(arrays), arrays.modules) == (list(STATE), ("", "0", "1"))
 
 
 class Ask:
@@ -258,7 +258,7 @@ def rebuilt(path: Path, change: Callable[[Members], Members], **options: Any) ->
     return path
 
 
-def in_another_root(members: Members) -> Members:
+def move_root(members: Members) -> Members:
     return {name.replace("any/", "some other root/"): data for name, data in members.items()}
 
 
@@ -277,12 +277,12 @@ def big_endian(members: Members) -> Members:
     return members | swapped | {"any/byteorder": b"big"}
 
 
-@pytest.mark.parametrize("change", [in_another_root, without_byte_order, big_endian])
+@pytest.mark.parametrize("change", [move_root, without_byte_order, big_endian])
 def test_archives_of_other_versions_and_machines_are_read(
     change: Callable[[Members], Members], tmp_path: Path
 ) -> None:
     path = rebuilt(written({"a": BASE}, tmp_path), change)
-    assert load(path)["a"].tobytes() == in_numpy(BASE).tobytes()
+    assert load(path)["a"].tobytes() == convert_tensor(BASE).tobytes()
     assert load(path)["a"].dtype == np.float32
 
 
@@ -390,7 +390,7 @@ def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
 def test_a_storage_with_another_byte_is_an_error(tmp_path: Path) -> None:
     path = written({"a": BASE}, tmp_path)
     data = path.read_bytes()
-    begin = data.index(in_numpy(BASE).tobytes())
+    begin = data.index(convert_tensor(BASE).tobytes())
     path.write_bytes(data[: begin + 5] + b"?" + data[begin + 6 :])
     with pytest.raises(CheckpointError, match="Bad CRC-32"):
         load(path)
@@ -445,7 +445,7 @@ def test_views_that_make_no_sense_are_refused(
         load(tmp_path / "any.pth")
 
 
-def nested_twice(times: int = 60) -> bytes:
+def nest_twice(times: int = 60) -> bytes:
     """Return the instructions that make a list of 2**times numbers to print, since every list holds
     another one twice."""
     value: list[Any] = [1]
@@ -454,7 +454,7 @@ def nested_twice(times: int = 60) -> bytes:
     return pickle.dumps(value, 2)[2:-1]
 
 
-def of_program(*parts: bytes) -> bytes:
+def make_file(*parts: bytes) -> bytes:
     """Return a file of the older container without storages, whose object a pickle made by hand
     makes."""
     head = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}))
@@ -466,30 +466,30 @@ TEXT = b"X" + (2**20).to_bytes(4, "little") + b"a" * 2**20 + MEMO + b"0"
 NUMBERS = b"](" + b"".join(b"M" + i.to_bytes(2, "little") for i in range(5000)) + b"e" + MEMO + b"0"
 BOMBS: dict[str, tuple[bytes, str]] = {
     "a version": (
-        pickle.dumps(0x1950A86A20F9469CFC6C, 2) + b"\x80\x02" + nested_twice() + b".",
+        pickle.dumps(0x1950A86A20F9469CFC6C, 2) + b"\x80\x02" + nest_twice() + b".",
         "version is not 1001",
     ),
     "a key": (
-        old_container([1], np.zeros(6)).replace(b"X\x01\x00\x00\x007", nested_twice()),
+        old_container([1], np.zeros(6)).replace(b"X\x01\x00\x00\x007", nest_twice()),
         "not a list of texts",
     ),
     "a function": (
-        of_program(b"ctorch._tensor\n_rebuild_from_type_v2\n(", nested_twice(), b"NNNtR"),
+        make_file(b"ctorch._tensor\n_rebuild_from_type_v2\n(", nest_twice(), b"NNNtR"),
         "a list in place of a _Global",
     ),
     "a path": (
-        of_program(TEXT, b"cpathlib\nPosixPath\n(", b"h\x07" * 100_000, b"tR"),
+        make_file(TEXT, b"cpathlib\nPosixPath\n(", b"h\x07" * 100_000, b"tR"),
         "a path has more than 4096",
     ),
     "sets": (
-        of_program(NUMBERS, b"](", b"c__builtin__\nset\nh\x07\x85R" * 50, b"e"),
+        make_file(NUMBERS, b"](", b"c__builtin__\nset\nh\x07\x85R" * 50, b"e"),
         "makes more bytes than it has",
     ),
 }
 
 
 def test_texts_that_python_2_wrote_are_texts(tmp_path: Path) -> None:
-    (tmp_path / "any.pth").write_bytes(of_program(b"}U\x01aT\x01\x00\x00\x00bs"))
+    (tmp_path / "any.pth").write_bytes(make_file(b"}U\x01aT\x01\x00\x00\x00bs"))
     assert load(tmp_path / "any.pth") == {"a": "b"}
 
 
@@ -516,14 +516,14 @@ ARRAYS = {
 
 def test_pytorch_reads_arrays_that_were_written_bit_for_bit(tmp_path: Path) -> None:
     save(tmp_path / "a.pth", ARRAYS)
-    found = torch.load(tmp_path / "a.pth", weights_only=True, mmap=True)
+    contents = torch.load(tmp_path / "a.pth", weights_only=True, mmap=True)
     for name, value in ARRAYS.items():
-        assert (found[name].numpy().dtype, found[name].shape) == (
+        assert (contents[name].numpy().dtype, contents[name].shape) == (
             value.dtype.newbyteorder("<"),
             value.shape,
         )
-        assert found[name].is_contiguous()
-        assert np.array_equal(found[name].numpy(), value)
+        assert contents[name].is_contiguous()
+        assert np.array_equal(contents[name].numpy(), value)
 
 
 def test_pytorch_reads_plain_values_that_were_written(tmp_path: Path) -> None:
@@ -534,8 +534,8 @@ def test_pytorch_reads_plain_values_that_were_written(tmp_path: Path) -> None:
         "c": [],
     }
     save(tmp_path / "a.pth", value)
-    found = torch.load(tmp_path / "a.pth", weights_only=True)
-    assert (found, list(found[7]), type(found[7])) == (value, ["z", "a"], OrderedDict)
+    contents = torch.load(tmp_path / "a.pth", weights_only=True)
+    assert (contents, list(contents[7]), type(contents[7])) == (value, ["z", "a"], OrderedDict)
     assert load(tmp_path / "a.pth") == value
 
 
@@ -585,7 +585,7 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_values(
         "args": argparse.Namespace(a=1),
         "p": torch.nn.Parameter(torch.rand(2)),
     }
-    result(edited(written(value, folder, container).read_bytes(), edits), folder)
+    result(apply_edits(written(value, folder, container).read_bytes(), edits), folder)
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

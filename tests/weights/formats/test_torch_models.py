@@ -51,7 +51,7 @@ def module_of(model: str = "small", seed: int = 0) -> nn.Module:
 
 
 class OfNvidia(nn.Module):
-    """A module with the names and the order of NVIDIA's: `layers` in place of `layer1` to `layer4`."""
+    """A module with NVIDIA's names and their order: `layers` in place of `layer1` to `layer4`."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -79,10 +79,10 @@ def read_again(
 @pytest.mark.parametrize("model", ["small", "grouped", "basic"])
 def test_a_state_dict_is_read_as_it_is(model: str, tmp_path: Path) -> None:
     tensors = module_of(model).state_dict()
-    found = read_again(tensors, tmp_path)
-    assert_canonical(found.state.tensors, arrays(tensors))
-    assert found.recipe == recipe_of(model)
-    assert (found.state.momentum, found.state.ema, found.epochs, found.has_classifier) == (
+    weights = read_again(tensors, tmp_path)
+    assert_canonical(weights.state.tensors, arrays(tensors))
+    assert weights.recipe == recipe_of(model)
+    assert (weights.state.momentum, weights.state.ema, weights.epochs, weights.has_classifier) == (
         {},
         {},
         None,
@@ -98,8 +98,10 @@ def test_names_may_begin_as_ranks_and_compilers_write_them(
     prefix: str, key: str, tmp_path: Path
 ) -> None:
     tensors = module_of().state_dict()
-    found = read_again({key: {prefix + name: tensor for name, tensor in tensors.items()}}, tmp_path)
-    assert_canonical(found.state.tensors, arrays(tensors))
+    weights = read_again(
+        {key: {prefix + name: tensor for name, tensor in tensors.items()}}, tmp_path
+    )
+    assert_canonical(weights.state.tensors, arrays(tensors))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +123,12 @@ def test_a_prefix_of_all_names_is_taken_off_and_reported(
         return read_again({"state_dict": weights, "state_dict_ema": averages}, tmp_path)
 
     plain = read_with("")
-    found = read_with(prefix)
-    assert_canonical(found.state.tensors, plain.state.tensors)
-    assert found.state.ema.keys() == plain.state.tensors.keys()
-    assert found.origin == plain.origin
+    restored = read_with(prefix)
+    assert_canonical(restored.state.tensors, plain.state.tensors)
+    assert restored.state.ema.keys() == plain.state.tensors.keys()
+    assert restored.origin == plain.origin
     taken_off = prefix.removeprefix("module.")
-    assert found.remarks == (
+    assert restored.remarks == (
         f"all names of tensors begin with '{taken_off}', which was taken off",
         *plain.remarks,
     )
@@ -151,9 +153,9 @@ def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floats_become_float32_exactly(kind: torch.dtype, tmp_path: Path) -> None:
     tensors = {name: tensor.to(kind) for name, tensor in module_of().state_dict().items()}
-    found = read_again(tensors, tmp_path)
-    assert_canonical(found.state.tensors, arrays(tensors))
-    assert any("are not float32 and were converted to it" in remark for remark in found.remarks)
+    weights = read_again(tensors, tmp_path)
+    assert_canonical(weights.state.tensors, arrays(tensors))
+    assert any("are not float32 and were converted to it" in remark for remark in weights.remarks)
 
 
 def test_integers_are_no_weights(tmp_path: Path) -> None:
@@ -166,17 +168,17 @@ def test_nvidias_names_give_nvidias_recipe(tmp_path: Path) -> None:
     tensors = {
         f"module.{name}": tensor for name, tensor in OfNvidia(module_of()).state_dict().items()
     }
-    found = read_again(
+    weights = read_again(
         {"epoch": 90, "best_prec1": torch.tensor(79.5), "state_dict": tensors}, tmp_path
     )
-    assert_canonical(found.state.tensors, arrays(module_of().state_dict()))
-    assert (found.origin, found.epochs) == ("NVIDIA PyTorch", 90)
+    assert_canonical(weights.state.tensors, arrays(module_of().state_dict()))
+    assert (weights.origin, weights.epochs) == ("NVIDIA PyTorch", 90)
     assert (
-        found.remarks[0]
+        weights.remarks[0]
         == f"{NO_STEP}; it was saved after 90 epochs; the best top-1 until then was 79.50 %"
     )
     expected = resnext101_32x4d_pytorch_90ep().replace(model="small", logits=5, precision="fp32")
-    assert found.recipe == expected.replace(global_batch_images=2048, weight_decay=1 / 32768)
+    assert weights.recipe == expected.replace(global_batch_images=2048, weight_decay=1 / 32768)
 
 
 @pytest.mark.slow
@@ -186,23 +188,23 @@ def test_the_files_that_nvidia_published_get_the_published_recipe(
 ) -> None:
     shapes = Model(model_spec(model), recipe_of(model, 1000)).state_dict()
     tensors = {f"module.{name}": torch.zeros_like(tensor).half() for name, tensor in shapes.items()}
-    found = read_again(tensors, tmp_path, f"nvidia_{model}_200821.pth.tar")
-    assert (found.origin, found.recipe.model, found.recipe.logits) == (
+    weights = read_again(tensors, tmp_path, f"nvidia_{model}_200821.pth.tar")
+    assert (weights.origin, weights.recipe.model, weights.recipe.logits) == (
         "NVIDIA PyTorch",
         model,
         1000,
     )
     assert (
-        found.recipe.weight_decay == {"resnet50": 1 / 32768, "resnext101-32x4d": 1 / 16384}[model]
+        weights.recipe.weight_decay == {"resnet50": 1 / 32768, "resnext101-32x4d": 1 / 16384}[model]
     )
 
 
-def squeezed(tensors: Tensors) -> Tensors:
+def squeeze(tensors: Tensors) -> Tensors:
     """Add what NVIDIA's se-resnext101-32x4d has in its first block."""
     return tensors | {"layers.0.0.squeeze.squeeze.weight": torch.zeros(16, 32, 1, 1)}
 
 
-def widened(tensors: Tensors) -> Tensors:
+def widen(tensors: Tensors) -> Tensors:
     return tensors | {"layers.3.0.conv2.weight": torch.zeros(128, 128, 3, 3)}
 
 
@@ -210,17 +212,17 @@ def without_stem(tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name != "bn1.weight"}
 
 
-def halved(tensors: Tensors) -> Tensors:
+def halve(tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name != "fc.bias"}
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (squeezed, "layers.0.0.squeeze.squeeze.weight is unexpected"),
-        (widened, "layers.3.0.conv2.weight is [128, 128, 3, 3], expected [64, 64, 3, 3]"),
+        (squeeze, "layers.0.0.squeeze.squeeze.weight is unexpected"),
+        (widen, "layers.3.0.conv2.weight is [128, 128, 3, 3], expected [64, 64, 3, 3]"),
         (without_stem, "bn1.weight is missing"),
-        (halved, "fc.bias is missing"),
+        (halve, "fc.bias is missing"),
     ],
 )
 def test_other_networks_are_refused_with_what_differs(
@@ -258,13 +260,13 @@ def test_a_network_without_a_classifier_is_read_and_named(tmp_path: Path) -> Non
         for name, tensor in module_of().state_dict().items()
         if not name.startswith("fc.")
     }
-    found = read_again(tensors, tmp_path)
-    assert_canonical(found.state.tensors, arrays(tensors))
-    assert (found.has_classifier, found.recipe.model) == (False, "small")
-    assert any(remark.startswith("it has no classifier") for remark in found.remarks)
+    weights = read_again(tensors, tmp_path)
+    assert_canonical(weights.state.tensors, arrays(tensors))
+    assert (weights.has_classifier, weights.recipe.model) == (False, "small")
+    assert any(remark.startswith("it has no classifier") for remark in weights.remarks)
 
 
-def trained(module: nn.Module, groups: Any, **options: Any) -> torch.optim.Optimizer:
+def train(module: nn.Module, groups: Any, **options: Any) -> torch.optim.Optimizer:
     """Return an optimizer after two steps with random gradients."""
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, **options)
     for _ in range(2):
@@ -314,29 +316,29 @@ def test_velocities_belong_to_the_parameters_of_the_optimizers_groups(
     groups: Callable[[nn.Module], Any], model: str, tmp_path: Path
 ) -> None:
     module = module_of(model)
-    optimizer = trained(module, groups(module))
-    found = read_again(
+    optimizer = train(module, groups(module))
+    weights = read_again(
         {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path
     )
     expected = {
         name: optimizer.state[parameter]["momentum_buffer"]
         for name, parameter in module.named_parameters()
     }
-    assert_canonical(found.state.momentum, arrays(expected))
-    assert found.origin == ("NVIDIA PyTorch" if groups is nvidias_groups else "PyTorch")
+    assert_canonical(weights.state.momentum, arrays(expected))
+    assert weights.origin == ("NVIDIA PyTorch" if groups is nvidias_groups else "PyTorch")
 
 
 def test_velocities_and_a_moving_average_that_are_not_wanted_are_not_read(tmp_path: Path) -> None:
     module = module_of()
     value = {
         "model": module.state_dict(),
-        "optimizer": trained(module, one_group(module)).state_dict(),
+        "optimizer": train(module, one_group(module)).state_dict(),
     }
-    found = read_again(
+    weights = read_again(
         value | {"model_ema": module_of(seed=1).state_dict()}, tmp_path, momentum=False
     )
-    assert_canonical(found.state.tensors, arrays(module.state_dict()))
-    assert (found.state.momentum, found.state.ema) == ({}, {})
+    assert_canonical(weights.state.tensors, arrays(module.state_dict()))
+    assert (weights.state.momentum, weights.state.ema) == ({}, {})
 
 
 def without_one(state: Any) -> Any:
@@ -344,18 +346,18 @@ def without_one(state: Any) -> Any:
     return state
 
 
-def with_another_shape(state: Any) -> Any:
+def change_shape(state: Any) -> Any:
     state["state"][0]["momentum_buffer"] = torch.zeros(3)
     return state
 
 
-def with_three_groups(state: Any) -> Any:
+def split_groups(state: Any) -> Any:
     first = state["param_groups"][0]
     state["param_groups"] = [{**first, "params": [i]} for i in range(3)]
     return state
 
 
-def of_rmsprop(state: Any) -> Any:
+def add_square_averages(state: Any) -> Any:
     state["state"][0]["square_avg"] = torch.zeros(3)
     return state
 
@@ -368,21 +370,21 @@ def of_rmsprop(state: Any) -> Any:
             r"1 of \d+ velocities are missing, such as layer1.*; the others were left out",
         ),
         (
-            with_another_shape,
+            change_shape,
             (
                 r"velocities were left out: their order is unknown, conv1\.weight is \[3\],"
                 r" expected \[8, 3, 7, 7\]"
             ),
         ),
         (
-            with_three_groups,
+            split_groups,
             (
                 r"velocities were left out: the optimizer's groups of \[1, 1, 1\] parameters are of"
                 r" no known program"
             ),
         ),
         (
-            of_rmsprop,
+            add_square_averages,
             r"velocities were left out: the optimizer is not SGD, it also keeps square_avg",
         ),
         (
@@ -398,47 +400,48 @@ def test_velocities_that_do_not_fit_are_left_out(
     module = module_of()
     value = {
         "model": module.state_dict(),
-        "optimizer": change(trained(module, one_group(module)).state_dict()),
+        "optimizer": change(train(module, one_group(module)).state_dict()),
     }
-    found = read_again(value, tmp_path)
-    assert found.state.momentum == {}
-    assert re.search(remark, "; ".join(found.remarks))
+    weights = read_again(value, tmp_path)
+    assert weights.state.momentum == {}
+    assert re.search(remark, "; ".join(weights.remarks))
 
 
 def test_nesterov_momentum_is_remarked(tmp_path: Path) -> None:
     module = module_of()
-    optimizer = trained(module, one_group(module), nesterov=True)
-    found = read_again(
+    optimizer = train(module, one_group(module), nesterov=True)
+    weights = read_again(
         {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path
     )
     assert (
-        "its optimizer used Nesterov momentum: resume it with --set nesterov=true" in found.remarks
+        "its optimizer used Nesterov momentum: resume it with --set nesterov=true"
+        in weights.remarks
     )
 
 
 @pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
 def test_a_moving_average_next_to_the_weights_is_read(key: str, tmp_path: Path) -> None:
     average = torch.optim.swa_utils.AveragedModel(module_of(seed=1)).state_dict()
-    found = read_again({"state_dict": module_of().state_dict(), key: average}, tmp_path)
-    assert_canonical(found.state.tensors, arrays(module_of().state_dict()))
-    assert_canonical(found.state.ema, arrays(module_of(seed=1).state_dict()))
+    weights = read_again({"state_dict": module_of().state_dict(), key: average}, tmp_path)
+    assert_canonical(weights.state.tensors, arrays(module_of().state_dict()))
+    assert_canonical(weights.state.ema, arrays(module_of(seed=1).state_dict()))
 
 
 def test_a_moving_average_alone_is_read_and_named(tmp_path: Path) -> None:
-    found = read_again({"model_ema": module_of().state_dict()}, tmp_path)
-    assert_canonical(found.state.tensors, arrays(module_of().state_dict()))
-    assert found.state.ema == {}
-    assert "its only weights are a moving average (model_ema)" in found.remarks
+    weights = read_again({"model_ema": module_of().state_dict()}, tmp_path)
+    assert_canonical(weights.state.tensors, arrays(module_of().state_dict()))
+    assert weights.state.ema == {}
+    assert "its only weights are a moving average (model_ema)" in weights.remarks
 
 
 def test_a_moving_average_of_another_model_is_left_out(tmp_path: Path) -> None:
-    found = read_again(
+    weights = read_again(
         {"model": module_of().state_dict(), "model_ema": module_of("basic").state_dict()}, tmp_path
     )
-    assert found.state.ema == {}
+    assert weights.state.ema == {}
     assert (
         "the moving average (model_ema) has other tensors than the weights and was left out"
-        in found.remarks
+        in weights.remarks
     )
 
 
@@ -475,8 +478,8 @@ def test_the_program_and_its_epochs_are_recognised(
 ) -> None:
     tensors = module_of().state_dict()
     key = "model" if "model" in values else "state_dict"
-    found = read_again({**values, key: tensors} if values else tensors, tmp_path, name)
-    assert (found.origin, found.epochs) == (origin, epochs)
+    weights = read_again({**values, key: tensors} if values else tensors, tmp_path, name)
+    assert (weights.origin, weights.epochs) == (origin, epochs)
 
 
 @pytest.mark.parametrize(
@@ -505,9 +508,9 @@ def test_a_loss_scale_is_read(tmp_path: Path) -> None:
         "growth_interval": 2000,
         "_growth_tracker": 7,
     }
-    found = read_again({"model": module_of().state_dict(), "scaler": scaler, "rng": 1}, tmp_path)
-    assert found.state.scaler == {"scale": 65536.0, "good_steps": 7, "bad_steps": 0}
-    assert "left over and not used: rng" in found.remarks
+    weights = read_again({"model": module_of().state_dict(), "scaler": scaler, "rng": 1}, tmp_path)
+    assert weights.state.scaler == {"scale": 65536.0, "good_steps": 7, "bad_steps": 0}
+    assert "left over and not used: rng" in weights.remarks
     assert (
         read_again(
             {"model": module_of().state_dict(), "scaler": scaler | {"scale": -1.0}}, tmp_path
@@ -528,7 +531,7 @@ def test_files_and_folders_are_found(tmp_path: Path) -> None:
     assert [find(tmp_path / name) for name in (".", "text", "missing.pth")] == [None, None, None]
 
 
-def loaded(path: Path) -> Any:
+def load_nvidia(path: Path) -> Any:
     return torch.load(path, weights_only=True)
 
 
@@ -538,7 +541,7 @@ def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: P
     module = module_of(model)
     state = State(0, state_of(recipe).tensors, {})
     files = write_torchvision(tmp_path / "a.pth", recipe, state).files
-    tensors = loaded(tmp_path / "a.pth")
+    tensors = load_nvidia(tmp_path / "a.pth")
     assert files == (tmp_path / "a.pth",)
     assert list(tensors) == list(module.state_dict())
     assert tensors["bn1.num_batches_tracked"].dtype == torch.int64
@@ -552,7 +555,7 @@ def test_nvidias_module_and_optimizer_take_what_is_written(tmp_path: Path) -> No
     state = state_of(recipe)
     files = write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3).files
     assert files == (tmp_path / "a.pth.tar", tmp_path / "a.weights.pth.tar")
-    checkpoint, weights = (loaded(path) for path in files)
+    checkpoint, weights = (load_nvidia(path) for path in files)
     assert (checkpoint["epoch"], checkpoint["best_prec1"]) == (3, 0.0)
     assert list(checkpoint["state_dict"]) == list(weights) == list(module.state_dict())
     module.load_state_dict(checkpoint["state_dict"], strict=True)
@@ -577,11 +580,11 @@ def test_a_checkpoint_that_was_written_is_read_as_it_was(tmp_path: Path) -> None
         0, state_of(recipe).tensors, state_of(recipe).momentum, state_of(recipe, 8).tensors
     )
     write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3)
-    found = read(tmp_path / "a.pth.tar")
-    assert_canonical(found.state.tensors, state.tensors)
-    assert_canonical(found.state.momentum, state.momentum)
-    assert_canonical(found.state.ema, state.ema)
-    assert (found.origin, found.epochs) == ("NVIDIA PyTorch", 3)
+    weights = read(tmp_path / "a.pth.tar")
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
+    assert_canonical(weights.state.ema, state.ema)
+    assert (weights.origin, weights.epochs) == ("NVIDIA PyTorch", 3)
 
 
 @pytest.mark.parametrize("write", [write_torchvision, write_nvidia_pytorch])

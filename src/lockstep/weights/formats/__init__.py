@@ -2,13 +2,13 @@
 
 | format of named arrays | models in it |
 |---|---|
-| `tensor_bundle`: TensorFlow | `nvidia_tensorflow` |
-| `paddle_pickle`: Paddle | `nvidia_paddle` |
-| `torch_file`: PyTorch; `torch_pickle` makes the tensors | `torch_models`, written by `torch_writing` |
-| `mxnet_params`: MXNet; `mxnet_symbol` reads the graph | `nvidia_mxnet` |
-| `keras_variables`: Keras; `keras_process` reads it first | `keras_file`; older names: `keras_branches` |
-| ONNX's own library; `onnx_metadata` is the preprocessing | `onnx_weights`, by `network` |
-| `tensorflow_graph`: TensorFlow's graphs; `tensorflow_nodes` makes them ONNX's | `tensorflow_weights`, by `network` |
+| TensorFlow: `tensor_bundle`, in a `leveldb_table` | `nvidia_tensorflow`, `structure` |
+| Paddle: `paddle_pickle` | `nvidia_paddle` |
+| PyTorch: `torch_file`, `torch_pickle` | `torch_models`, `torch_training`, `torch_writing` |
+| MXNet: `mxnet_params`; the graph: `mxnet_symbol` | `nvidia_mxnet`, `mxnet_matching` |
+| Keras: `keras_variables`, after `keras_process` | `keras_file`; older names: `keras_branches` |
+| ONNX: `onnx_graph`; its preprocessing: `onnx_metadata` | `onnx_weights`, by `network_walk` |
+| TensorFlow's graphs: `tensorflow_graph`, `tensorflow_nodes` | `tensorflow_weights`, the same |
 
 `timm_folder` is the folder of timm and of the Hugging Face Hub. `pickles` interprets the pickles of
 Paddle and PyTorch.
@@ -29,15 +29,17 @@ BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 def numbers(values: np.ndarray) -> np.ndarray:
     """Return an array with its bfloat16 numbers as float32, in the same shape; any other array
     unchanged."""
-    return np.asarray(from_bfloat16(values["bfloat16"])) if values.dtype == BFLOAT16 else values
+    if values.dtype != BFLOAT16:
+        return values
+    return np.asarray(widen_bfloat16(values["bfloat16"]))
 
 
 def dtype_name(dtype: "np.dtype[Any]") -> str:
-    """Return the name of a type of numbers: "float32", "bfloat16", ... whatever its byte order is."""
+    """Return the name of a type of numbers, whatever its byte order: "float32", "bfloat16", ..."""
     return "bfloat16" if dtype == BFLOAT16 else dtype.name
 
 
-def from_bfloat16(halves: np.ndarray) -> np.ndarray:
+def widen_bfloat16(halves: np.ndarray) -> np.ndarray:
     """Return bfloat16 numbers as float32, since NumPy has no bfloat16; `halves` holds their bits,
     uint16 of any shape."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -34,7 +34,7 @@ import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, check_regular, open_regular
-from lockstep.weights.formats import BFLOAT16, dtype_name, from_bfloat16
+from lockstep.weights.formats import BFLOAT16, dtype_name, widen_bfloat16
 
 INSTALL = "pip install h5py==3.14.0"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -97,7 +97,7 @@ class Variables:
         dataset = self.datasets[name]
         values = dataset[...]
         if _is_bfloat16(dataset):
-            values = from_bfloat16(values.view(np.uint16))
+            values = widen_bfloat16(values.view(np.uint16))
         if values.dtype.kind != "f":
             raise CheckpointError(
                 f"{self.path}: {name} is {values.dtype}, expected float32; save the model without"

@@ -112,7 +112,7 @@ def are_gluons(names: Collection[str]) -> bool:
 
 
 def map_biases(spec: ModelSpec, table: Names, layers: Layers) -> Names:
-    """Return the biases of convolutions by the canonical running means that they are folded into."""
+    """Return biases of convolutions by the canonical running means that they are folded into."""
     biases = {}
     for conv in convolutions(spec):
         kernel = table[f"{conv.name}.weight"]

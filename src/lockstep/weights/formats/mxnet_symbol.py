@@ -123,7 +123,7 @@ class _Graph:
         return self._source(source, 0) if self._nodes[source]["op"] in _PASSING else source
 
     def _variable(self, node: int, i: int) -> str:
-        """Return the name of the variable that is a node's input `i`; "" if it is something else."""
+        """Return the name of the variable that is a node's input `i`; "" if it is none."""
         if i >= len(self._nodes[node]["inputs"]):
             return ""
         source = self._nodes[self._source(node, i)]

@@ -44,7 +44,7 @@ _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 class Graph(Protocol):
-    """Nodes in ONNX's terms: each has `op_type`, and the names of its values `input` and `output`."""
+    """Nodes in ONNX's terms: each has `op_type`, and the names of its values: `input`, `output`."""
 
     @property
     def nodes(self) -> Sequence[Any]:
@@ -131,7 +131,7 @@ class Network:
 
     @property
     def epsilon(self) -> float:
-        """What all batch norms add to variances. Raises `ValueError` if they add different numbers."""
+        """What batch norms add to variances. Raises `ValueError` if they add different numbers."""
         values = {unit.epsilon for unit in self.units if unit.epsilon is not None} or {_EPSILON}
         if len(values) > 1:
             raise ValueError(
@@ -140,7 +140,7 @@ class Network:
         return values.pop()
 
     def build_recipe(self) -> Recipe:
-        """Return the default recipe with what the graph says. Raises `ValueError` or `RecipeError`."""
+        """Return the default recipe with what the graph has. Raises `ValueError`, `RecipeError`."""
         return Recipe(
             model=self.model,
             logits=self.head[1].size,

@@ -390,7 +390,7 @@ def _name_graph(prefix: Path) -> Path:
 
 
 def _has_graph(prefix: Path, recipe: Recipe) -> bool:
-    """Return whether the recipe's graph exists. Raises `CheckpointError` if there is another graph."""
+    """Return whether the recipe's graph exists. Raises `CheckpointError` if another one exists."""
     graph = _name_graph(prefix)
     try:
         if not graph.exists() or read_regular(graph, TEXT) == build_symbol(recipe):

@@ -1,4 +1,4 @@
-"""What the values of a TensorFlow graph are: which node makes them, and the constants among them."""
+"""The values of a TensorFlow graph: the nodes that make them, and the constants among them."""
 
 from collections.abc import Iterable
 from typing import Any

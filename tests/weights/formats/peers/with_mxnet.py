@@ -1,7 +1,7 @@
 """Save checkpoints with MXNet's own functions and load Lockstep's.
 
-    with_mxnet.py arrays FOLDER     files of arrays of every MXNet type, and Lockstep's arrays as MXNet loads them
-    with_mxnet.py save FOLDER       models saved by Module and by Gluon, their values and their logits
+    with_mxnet.py arrays FOLDER     arrays of every MXNet type, and Lockstep's as MXNet loads them
+    with_mxnet.py save FOLDER       models saved by Module and by Gluon, values and logits
     with_mxnet.py load FOLDER       loads ours-0007.params in every possible way
 
 Every result is a .npz. The networks have the layers of NVIDIA's symbol code. They are written for
@@ -31,8 +31,8 @@ class Builder:
     def unit(self, x, name, norm, outputs, size, stride=1):
         pad = (size // 2, size // 2)
         x = mx.sym.Convolution(
-            data=x, num_filter=outputs, kernel=(size, size), stride=(stride, stride), pad=pad, no_bias=True,
-            workspace=256, name=name, layout=self.layout,
+            data=x, num_filter=outputs, kernel=(size, size), stride=(stride, stride), pad=pad,
+            no_bias=True, workspace=256, name=name, layout=self.layout,
         )  # fmt: skip
         axis = 3 if self.layout == "NHWC" else 1
         return mx.sym.BatchNorm(
@@ -86,7 +86,7 @@ class Builder:
 
 def randomise(shapes):
     """Return values that are all different, and of a size that keeps activations in range."""
-    found = {}
+    arrays = {}
     for seed, (name, shape) in enumerate(sorted(shapes.items())):
         random = np.random.default_rng(seed)
         if len(shape) > 1:
@@ -95,8 +95,8 @@ def randomise(shapes):
             values = random.uniform(0.1, 0.5, shape)
         else:
             values = random.uniform(0.5, 1.5, shape) - (0 if name.endswith(("gamma", "var")) else 1)
-        found[name] = values.astype(np.float32)
-    return found
+        arrays[name] = values.astype(np.float32)
+    return arrays
 
 
 def logits_of(symbol, arguments, statistics, images):
@@ -126,8 +126,7 @@ def save_module(folder, name, builder, size, channels, images, epoch=90):
         for n, v in values.items()
     }
     arrays = [
-        {n: mx.nd.array(v, dtype=v.dtype) for n, v in given.items()}
-        for given in (stored, statistics)
+        {n: mx.nd.array(v, dtype=v.dtype) for n, v in part.items()} for part in (stored, statistics)
     ]
     mx.model.save_checkpoint(str(folder / name), epoch, symbol, *arrays)
     np.savez(folder / f"{name}.npz", **stored, **statistics)
@@ -223,26 +222,26 @@ def save(folder):
 
 
 def load(folder):
-    """Load as the original resumes from an epoch, then as Gluon imports a graph, then train a step."""
+    """Load as the original resumes an epoch, then as Gluon imports a graph, then train a step."""
     images = np.load(folder / "images.npy")
     labels = mx.nd.array(np.arange(len(images)))
     module = mx.mod.Module.load(str(folder / "ours"), 7)
     module.bind([("data", images.shape)], [("softmax_label", (len(images),))])
     module.init_params(force_init=False)
     module.forward(mx.io.DataBatch([mx.nd.array(images)], [labels]), is_train=False)
-    found = {"module": module.get_outputs()[0].asnumpy()}
+    outputs = {"module": module.get_outputs()[0].asnumpy()}
     arguments, statistics = module.get_params()
-    found |= {name: value.asnumpy() for name, value in (arguments | statistics).items()}
+    outputs |= {name: value.asnumpy() for name, value in (arguments | statistics).items()}
     files = (
         str(folder / "ours-symbol.json"),
         ["data", "softmax_label"],
         str(folder / "ours-0007.params"),
     )
     block = mx.gluon.SymbolBlock.imports(*files)
-    found["gluon"] = block(mx.nd.array(images), labels).asnumpy()
+    outputs["gluon"] = block(mx.nd.array(images), labels).asnumpy()
     graph = mx.sym.load(files[0])
-    found["nodes"] = np.array([graph.tojson(), Builder("NCHW").network(SMALL).tojson()])
-    np.savez(folder / "ours.npz", **found)
+    outputs["nodes"] = np.array([graph.tojson(), Builder("NCHW").network(SMALL).tojson()])
+    np.savez(folder / "ours.npz", **outputs)
     module.init_optimizer(optimizer_params={"learning_rate": 0.1, "rescale_grad": 1 / len(images)})
     module.forward_backward(mx.io.DataBatch([mx.nd.array(images)], [labels]))
     module.update()

@@ -1,7 +1,7 @@
 """Save checkpoints with Paddle's own functions and load Lockstep's.
 
-    with_paddle.py layers FOLDER      a small model and paddle.vision's, saved by paddle.save, and their logits
-    with_paddle.py programs FOLDER    the same as static programs, saved in every possible way, and their values and logits
+    with_paddle.py layers FOLDER      models saved by paddle.save, and their logits
+    with_paddle.py programs FOLDER    the same as static programs, saved in every way
     with_paddle.py load FOLDER        loads ours/ into programs
 
 With FLAGS_enable_pir_api=0 programs are those of Paddle 2, which the original uses. Only these
@@ -53,13 +53,13 @@ class Network(nn.Layer):
         super().__init__()
         self.stem = nn.Sequential(Unit(channels, STEM, 7, 2))
         self.pool = nn.MaxPool2D(3, 2, 1)
-        found = []
+        blocks = []
         inputs = STEM
         for stage, (width, depth) in enumerate(zip(WIDTHS, LAYERS, strict=True)):
             for i in range(depth):
-                found.append(Block(inputs, width, 2 if i == 0 and stage else 1, i == 0))
+                blocks.append(Block(inputs, width, 2 if i == 0 and stage else 1, i == 0))
                 inputs = width * 4
-        self.blocks = nn.Sequential(*found)
+        self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(inputs, LOGITS)
 
     def forward(self, x):
@@ -84,7 +84,7 @@ def randomise(names):
 
 
 class Program:
-    """The original's static program for training, and one for evaluation with the same variables."""
+    """The original's static program for training, and one for evaluation of the same variables."""
 
     def __init__(self, make, channels, amp=False, half=False):
         self.main = static.Program()
@@ -124,12 +124,12 @@ class Program:
 
     def values(self, names):
         """Return values by layer names. Names of velocities and masters have a suffix."""
-        found = {}
+        values = {}
         for layer, parameter in self.layers().items():
             for ending in ("", "_velocity_0", "_fp32_master_0", "_fp32_master_0_velocity_0"):
                 if parameter + ending in names:
-                    found[layer + ending] = np.array(tensor_of(parameter + ending))
-        return found
+                    values[layer + ending] = np.array(tensor_of(parameter + ending))
+        return values
 
     def names(self):
         return [var.name for var in self.main.list_vars() if var.persistable]
@@ -149,7 +149,7 @@ def save(folder, name, program, images=None, epoch=7, **how):
         np.savez(folder / f"{name}-logits.npz", logits=program.run(images))
 
 
-def with_padding(images):
+def add_channel(images):
     return np.concatenate([images, np.zeros_like(images[:, :1])], axis=1)
 
 
@@ -182,8 +182,8 @@ def save_programs(folder):
     paddle.enable_static()
     images = np.load(folder / "images.npy").transpose(0, 3, 1, 2).copy()
     trained = Program(lambda: Network(4), 4)
-    trained.executor.run(trained.main, feed={"x": with_padding(images)}, fetch_list=[trained.loss])
-    save(folder, "static", trained, with_padding(images))
+    trained.executor.run(trained.main, feed={"x": add_channel(images)}, fetch_list=[trained.loss])
+    save(folder, "static", trained, add_channel(images))
     save(folder, "protocol2", trained, protocol=2)
     if not paddle.framework.in_pir_mode():
         save(folder, "amp", Program(lambda: Network(4), 4, amp=True))
@@ -200,9 +200,9 @@ def load(folder):
     static.load(program.main, prefix, program.executor)
     names = program.names()
     np.savez(folder / "ours.npz", **program.values(names))
-    np.savez(folder / "ours-logits.npz", logits=program.run(with_padding(images)))
+    np.savez(folder / "ours-logits.npz", logits=program.run(add_channel(images)))
     program.executor.run(
-        program.main, feed={"x": with_padding(images)}, fetch_list=[program.loss]
+        program.main, feed={"x": add_channel(images)}, fetch_list=[program.loss]
     )  # continues training
     np.savez(folder / "ours-after.npz", **program.values(names))
     if not paddle.framework.in_pir_mode():
@@ -213,7 +213,7 @@ def load(folder):
     static.set_program_state(
         pretrained.main, static.load_program_state(str(folder / "pretrained" / "any"))
     )
-    np.savez(folder / "ours-pretrained-logits.npz", logits=pretrained.run(with_padding(images)))
+    np.savez(folder / "ours-pretrained-logits.npz", logits=pretrained.run(add_channel(images)))
 
 
 {"layers": save_layers, "programs": save_programs, "load": load}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,6 +1,6 @@
 """Write checkpoints with TensorFlow's own Saver and restore Lockstep's.
 
-    with_tensorflow.py make FOLDER        small models trained for two steps, many types, two data files, a partitioned one
+    with_tensorflow.py make FOLDER        small models, many types, two data files, a partitioned one
     with_tensorflow.py full FOLDER        ResNet-50 at full size
     with_tensorflow.py restore FOLDER     reads ours/ in every way that TensorFlow has
 
@@ -69,9 +69,9 @@ def batch_norm(x, training, layout):
     y, found_mean, found_variance = v1.nn.fused_batch_norm(
         x, gamma, beta, epsilon=1e-5, is_training=True
     )
-    for running, found in ((mean, found_mean), (variance, found_variance)):
+    for running, actual in ((mean, found_mean), (variance, found_variance)):
         v1.add_to_collection(
-            v1.GraphKeys.UPDATE_OPS, v1.assign_sub(running, (running - found) * 0.1)
+            v1.GraphKeys.UPDATE_OPS, v1.assign_sub(running, (running - actual) * 0.1)
         )
     return y
 
@@ -135,8 +135,10 @@ def head_of(x, weight, bias, model):
 
 
 def values(session):
-    found = v1.global_variables()
-    return dict(zip([each.op.name for each in found], session.run(found), strict=True))
+    variables = v1.global_variables()
+    return dict(
+        zip([variable.op.name for variable in variables], session.run(variables), strict=True)
+    )
 
 
 def make_model(folder, name, images):
@@ -157,7 +159,7 @@ def make_model(folder, name, images):
         np.savez(folder / f"{name}.npz", **values(session))
     np.savez(
         folder / f"{name}-logits.npz",
-        logits=restored(folder / name / "model.ckpt-2", MODELS[name], images),
+        logits=restore_logits(folder / name / "model.ckpt-2", MODELS[name], images),
     )
     freeze(folder, name)
 
@@ -197,7 +199,7 @@ def freeze(folder, name):
         )
 
 
-def restored(prefix, model, images):
+def restore_logits(prefix, model, images):
     """Restore the inference graph, which has no slots, and return its logits."""
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
@@ -263,12 +265,12 @@ def make_partitioned(folder):
 def make_many(folder):
     """Write more entries than one block of an index holds."""
     with tf.Graph().as_default(), v1.Session() as session:
-        found = [
+        variables = [
             v1.get_variable(f"a/{i % 7}/{'long' * 50}/{i}", initializer=np.float32(i))
             for i in range(1500)
         ]
         session.run(v1.global_variables_initializer())
-        v1.train.Saver(found).save(session, str(folder / "many" / "many"))
+        v1.train.Saver(variables).save(session, str(folder / "many" / "many"))
 
 
 def make(folder):
@@ -291,7 +293,7 @@ def full(folder):
         trained = v1.trainable_variables()
         optimizer = v1.train.MomentumOptimizer(0.5, 0.875)
         update = optimizer.apply_gradients(
-            [(0.5 * each, each) for each in trained], global_step=step
+            [(0.5 * variable, variable) for variable in trained], global_step=step
         )
         session.run(v1.global_variables_initializer())
         session.run(update)
@@ -312,7 +314,8 @@ def restore(folder):
         if prefix.name in MODELS:
             model = MODELS[prefix.name] | {"scope": "resnet", "final_conv": False}
             np.savez(
-                folder / f"ours-{prefix.name}-logits.npz", logits=restored(prefix, model, images)
+                folder / f"ours-{prefix.name}-logits.npz",
+                logits=restore_logits(prefix, model, images),
             )
     (folder / "newest.txt").write_text(tf.train.latest_checkpoint(str(folder / "ours")))
 
