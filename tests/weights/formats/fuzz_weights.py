@@ -170,7 +170,7 @@ def judge_pickles(kind: str) -> Judge:
         return judge_value(folder / "any", whole)
 
     with tempfile.TemporaryDirectory() as folder:
-        judge(np.random.default_rng(0), Path(folder))
+        judge_one(np.random.default_rng(0), Path(folder))
     return judge_one
 
 
@@ -299,21 +299,21 @@ def main() -> None:
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--again", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.again:
+    options = parser.parse_args()
+    if options.again:
         keras_process.LEAST_SECONDS = MOST_SECONDS
-        print(judge(asked.again))
+        print(judge(options.again))
         return
-    if asked.child:
-        child(asked.child, asked.seed, range(asked.begin, asked.files), asked.keep)
+    if options.child:
+        child(options.child, options.seed, range(options.begin, options.files), options.keep)
         return
-    for kind in asked.formats:
-        for folder in asked.keep.glob(f"{kind}-{asked.seed}-*"):
+    for kind in options.formats:
+        for folder in options.keep.glob(f"{kind}-{options.seed}-*"):
             shutil.rmtree(folder)
     is_right = True
-    with ThreadPoolExecutor(asked.jobs) as pool, contextlib.suppress(BrokenPipeError):
+    with ThreadPoolExecutor(options.jobs) as pool, contextlib.suppress(BrokenPipeError):
         for row in pool.map(
-            lambda kind: campaign(kind, asked.seed, asked.files, asked.keep), asked.formats
+            lambda kind: campaign(kind, options.seed, options.files, options.keep), options.formats
         ):
             print(json.dumps(row), flush=True)
             is_right &= not row["wrong"]
