@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from lockstep.data import index as indexing
 from lockstep.data import listing as listing_module
-from lockstep.data.listing import ROW, Names
+from lockstep.data.images import ROW, Names
 from lockstep.data.sources import find_split
 
 count = int(sys.argv[2])

@@ -507,7 +507,7 @@ def test_listing_tells_its_progress_and_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
-    slow = listing_module.STORED["tfrecord"]
+    slow = listing_module.SCANNERS["tfrecord"]
     waiting = threading.Event()
     listed = []
 
@@ -517,7 +517,7 @@ def test_listing_tells_its_progress_and_can_be_stopped(
             listed.append(each)
             yield each
 
-    monkeypatch.setitem(listing_module.STORED, "tfrecord", slowly)
+    monkeypatch.setitem(listing_module.SCANNERS, "tfrecord", slowly)
     monkeypatch.setattr(listing_module, "_AT_ONCE", 1)
 
     def stop(done: int, total: int) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.data.images import Progress
 from lockstep.data.index import Index, open_index
-from lockstep.data.listing import Progress
 from lockstep.data.split import divide_index, find_validation_index, open_sets
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg

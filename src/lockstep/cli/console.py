@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.text import Text
 
 from lockstep.cli.terminal import console, in_line
-from lockstep.data.listing import printable
+from lockstep.data.images import printable
 from lockstep.models.metrics import format_loss, is_top5_informative
 from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (

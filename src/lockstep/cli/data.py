@@ -10,8 +10,8 @@ from lockstep.cli.terminal import in_line, print, print_json
 
 if TYPE_CHECKING:
     from lockstep.data.checking import Report
+    from lockstep.data.images import Quarantined
     from lockstep.data.index import Index
-    from lockstep.data.listing import Quarantined
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
@@ -52,7 +52,7 @@ def pack(
     The images and their order stay the same. Images that are not reduced are copied byte for byte.
     """
     from lockstep.cli.console import Reporter
-    from lockstep.data.listing import printable
+    from lockstep.data.images import printable
     from lockstep.data.packing import Packing
     from lockstep.data.packing import pack as write
 
@@ -179,7 +179,7 @@ def check(
 
 def _report_lines(report: "Report") -> Iterator[str]:
     from lockstep.data.checking import KINDS
-    from lockstep.data.listing import printable
+    from lockstep.data.images import printable
 
     for split in report.splits:
         left_out = f", {split.left_out} already left out" if split.left_out else ""

@@ -11,28 +11,28 @@ import json
 import os
 import shlex
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from lockstep.data.decoding.decode import check
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_sizes
-from lockstep.data.listing import (
-    CLASSES,
+from lockstep.data.images import (
     ROW,
     Images,
-    Listing,
     Names,
     Progress,
     Quarantined,
-    list_images,
     printable,
     read_file,
     relabel,
 )
+from lockstep.data.listing import CLASSES, Listing, list_images
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
@@ -52,6 +52,7 @@ CACHE = ".lockstep"
 QUARANTINE = "quarantine.json"
 """The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first
 byte": reason}}."""
+Result = TypeVar("Result")
 _ARRAYS = {
     "rows": ROW,
     "names": np.dtype("u1"),
@@ -91,7 +92,9 @@ class Index(Images):
     def sizes_for(self, recipe: Recipe) -> np.ndarray:
         """Return height and width of every image as a recipe sees it: int64 [images, 2]; see
         `exif_orientation`."""
-        return shown_sizes(self.sizes, self.orientations) if recipe.exif_orientation else self.sizes
+        if not recipe.exif_orientation:
+            return self.sizes
+        return shown_sizes(self.sizes, self.orientations)
 
     def labels(self, samples: np.ndarray) -> np.ndarray:
         """Return the labels of samples: int64 [N]; -1 for padding, whose sample is -1."""
@@ -119,9 +122,8 @@ class Index(Images):
         except ValueError as error:
             raise self.explain_change(sample, str(error)) from None
         if len(data) != self.rows["length"][sample]:
-            raise self.explain_change(
-                sample, f"it has {len(data)} bytes instead of {self.rows['length'][sample]}"
-            )
+            length = self.rows["length"][sample]
+            raise self.explain_change(sample, f"it has {len(data)} bytes instead of {length}")
         if time != self.times[sample]:
             raise self.explain_change(sample, "it was written after indexing")
         return data
@@ -156,11 +158,7 @@ def open_index(
     """
     source = where if isinstance(where, Source) else find_source(Path(where))
     _check_folders(source, classes)
-    index = (
-        None
-        if anew
-        else next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
-    )
+    index = None if anew else _load_any(source)
     if index is None:
         cache = _writable_folder(source)
         with hold_lock(cache / "indexing.lock", progress) as lock:
@@ -170,7 +168,7 @@ def open_index(
                 stamp = _stamp(source)
                 index = _build(source, lock.tell)
                 _store(index, cache, stamp)
-    return index if classes is None else _of_classes(index, classes)
+    return index if classes is None else _relabel(index, classes)
 
 
 def find_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
@@ -181,11 +179,19 @@ def find_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
     `classes`.
     """
     _check_folders(source, classes)
-    index = next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
-    return index if index is None else _of_classes(index, classes)
+    index = _load_any(source)
+    return None if index is None else _relabel(index, classes)
 
 
-def _of_classes(index: Index, classes: tuple[str, ...]) -> Index:
+def _load_any(source: Source) -> Index | None:
+    for folder in _cache_folders(source):
+        index = _load(source, folder)
+        if index is not None:
+            return index
+    return None
+
+
+def _relabel(index: Index, classes: tuple[str, ...]) -> Index:
     if classes == index.classes:
         return index
     index = relabel(index, classes)
@@ -225,11 +231,13 @@ def _stamp(source: Source) -> str:
     states = [(name, _state(source.root / name)) for name in names]
     lists = [(source.root / name).with_suffix(".lst") for name in source.files]
     states += [(path.name, _state(path)) for path in lists if path.is_file()]
-    beside = [_contents(source.root / QUARANTINE)]
-    beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
-    return hashlib.sha256(
-        json.dumps([VERSION, states, beside], allow_nan=False).encode()
-    ).hexdigest()
+    beside = [
+        _hash_contents(source.root / QUARANTINE),
+        _hash_contents(source.root / CLASSES),
+        _hash_contents(source.root.parent / CLASSES),
+    ]
+    stamp = json.dumps([VERSION, states, beside], allow_nan=False)
+    return hashlib.sha256(stamp.encode()).hexdigest()
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -237,7 +245,7 @@ def _state(path: Path) -> tuple[int, int]:
     return 0 if path.is_dir() else status.st_size, status.st_mtime_ns
 
 
-def _contents(path: Path) -> str:
+def _hash_contents(path: Path) -> str:
     return hashlib.sha256(read_regular(path, RECORDS)).hexdigest() if path.is_file() else ""
 
 
@@ -248,7 +256,7 @@ def _cache_folders(source: Source) -> tuple[Path, Path]:
 
 
 def _writable_folder(source: Source) -> Path:
-    beside, of_user = _cache_folders(source)
+    beside, personal = _cache_folders(source)
     try:
         beside.mkdir(exist_ok=True, parents=True)
         if os.access(beside, os.W_OK):
@@ -256,13 +264,13 @@ def _writable_folder(source: Source) -> Path:
     except OSError:  # a read-only data set
         pass
     try:
-        of_user.mkdir(parents=True, exist_ok=True)
+        personal.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"the index of {source.root} cannot be written to {beside} or {of_user}:"
+            f"the index of {source.root} cannot be written to {beside} or {personal}:"
             f" {error.strerror}. Set XDG_CACHE_HOME to a writable folder"
         ) from None
-    return of_user
+    return personal
 
 
 def read_quarantine(source: Source) -> dict[str, str]:
@@ -288,37 +296,32 @@ def _build(source: Source, progress: Progress) -> Index:
     # process, not per thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times, orientations, bad = _inspected(listing, progress)
+        times, orientations, bad = _inspect(listing, progress)
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
-        raise DataError(
-            f"{source.title}: none of {len(listing) + len(listing.left_out) or 'its'} images can be"
-            " read"
-        )
+        images = len(listing) + len(listing.left_out) or "its"
+        raise DataError(f"{source.title}: none of {images} images can be read")
+    quarantined = [Quarantined(listing.place(i), bad[i]) for i in sorted(bad)]
+    quarantined += listing.damaged
+    for image in listing.left_out:
+        reason = f"left out by {QUARANTINE}: {image.reason}"
+        quarantined.append(Quarantined(image.file, reason))
+    rows = listing.rows[good]
     return Index(
         source,
-        rows := listing.rows[good],
+        rows,
         Names.of(listing.names[i] for i in good.tolist()),
         listing.classes,
         listing.numbered,
         times=times[good] if len(times) else times,
         orientations=orientations[good],
         states=states,
-        quarantined=(
-            *(Quarantined(listing.place(i), bad[i]) for i in sorted(bad)),
-            *listing.damaged,
-            *(
-                Quarantined(each.file, f"left out by {QUARANTINE}: {each.reason}")
-                for each in listing.left_out
-            ),
-        ),
+        quarantined=tuple(quarantined),
         digest=_digest(rows, listing.classes),
     )
 
 
-def _inspected(
-    listing: Listing, progress: Progress
-) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+def _inspect(listing: Listing, progress: Progress) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
     """Decode all images and fill in height, width and length; return times, orientations, and
     reasons of bad images."""
     rows = listing.rows
@@ -346,14 +349,24 @@ def _inspected(
                 orientations[i] = read_orientation(data)
         return some.stop
 
-    # One task for each image would take 2 GB for ImageNet.
-    tasks = [range(first, min(first + 64, len(rows))) for first in range(0, len(rows), 64)]
-    # `inspected` is closed before the pool, so that an interruption does not wait for tasks not
-    # begun.
-    with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
-        for done in inspected:
-            progress(done, len(rows))
+    run_in_ranges(inspect, len(rows), lambda done: progress(done, len(rows)))
     return times, orientations, bad
+
+
+def run_in_ranges(
+    work: Callable[[range], Result], count: int, finish: Callable[[Result], None]
+) -> None:
+    """Call `work` with consecutive ranges up to `count`, on all cores, and `finish` with each
+    result, in order.
+
+    One task for each image would take 2 GB for ImageNet. An interruption does not wait for tasks
+    that have not begun.
+    """
+    tasks = [range(first, min(first + 64, count)) for first in range(0, count, 64)]
+    # `results` is closed before the pool.
+    with ThreadPoolExecutor(cores()) as pool, closing(pool.map(work, tasks)) as results:  # type: ignore[type-var]
+        for result in results:
+            finish(result)
 
 
 def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:
@@ -361,11 +374,6 @@ def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:
     for column in ("label", "length", "height", "width"):
         digest.update(np.ascontiguousarray(rows[column]).data)
     return digest.hexdigest()
-
-
-def _arrays(index: Index) -> dict[str, np.ndarray]:
-    arrays = (index.rows, index.names.text, index.names.ends, index.times, index.orientations)
-    return dict(zip(_ARRAYS, arrays, strict=True))
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> str:
@@ -376,8 +384,10 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
 
 
 def _store(index: Index, cache: Path, stamp: str) -> None:
+    values = (index.rows, index.names.text, index.names.ends, index.times, index.orientations)
     arrays = {
-        name: np.ascontiguousarray(array, _ARRAYS[name]) for name, array in _arrays(index).items()
+        name: np.ascontiguousarray(value, dtype)
+        for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True)
     }
     for name, array in arrays.items():
         with replacing(cache / name) as partial:
@@ -399,31 +409,27 @@ def _load(source: Source, cache: Path) -> Index | None:
         about = json.loads(read_regular_text(cache / "index.json", RECORDS))
         if about["stamp"] != _stamp(source):
             return None
-        arrays = {name: _mapped(cache / name, dtype) for name, dtype in _ARRAYS.items()}
+        arrays = {name: _map(cache / name, dtype) for name, dtype in _ARRAYS.items()}
         # Files left by a killed process or a full disk do not match.
         if _checksum(arrays) != about["checksum"]:
             return None
-        quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
-        names = Names(arrays["names"], arrays["name_ends"])
-        classes = tuple(about["classes"])
-        states = tuple((size, time) for size, time in about["states"])
         return Index(
             source,
             arrays["rows"],
-            names,
-            classes,
+            Names(arrays["names"], arrays["name_ends"]),
+            tuple(about["classes"]),
             about["numbered"],
             times=arrays["times"],
             orientations=arrays["orientations"],
-            states=states,
-            quarantined=quarantined,
+            states=tuple((size, time) for size, time in about["states"]),
+            quarantined=tuple(Quarantined(file, why) for file, why in about["quarantined"]),
             digest=about["digest"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     with open_regular(path, ANY_SIZE) as file:

@@ -4,57 +4,29 @@ for all formats."""
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
 
 import numpy as np
 
-from lockstep.data.containers import (
-    NO_LABEL,
-    Damage,
-    Places,
-    Stored,
-    recordio,
-    tfrecord,
-    webdataset,
-)
+from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
+from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
 from lockstep.data.sources import FOLDER, Source, class_files, class_folders
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
-from lockstep.system.regular_files import (
-    IMAGE,
-    RECORDS,
-    open_descriptor,
-    read_descriptor,
-    read_regular_text,
-)
+from lockstep.system.regular_files import IMAGE, RECORDS, read_regular_text
 
-ROW = np.dtype(
-    [
-        ("offset", "<i8"),
-        ("file", "<u4"),
-        ("length", "<u4"),
-        ("label", "<i4"),
-        ("height", "<u2"),
-        ("width", "<u2"),
-    ]
-)
-"""The row of an image: offset of its first byte in its file, number of the file, length in bytes,
-class, and size in pixels. For an image in several parts, the offset is the bitwise inverse of its
-record's offset."""
 CLASSES = "classes.txt"
 """A file next to files that store only numbers as labels: the names of the classes, one on each
 line, class 0 first."""
 MOST_CLASSES = 2**20
 MOST_BYTES = IMAGE.most_bytes
 """The maximum size of an image in bytes; a row has room for it."""
-STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
+SCANNERS: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "recordio": recordio.scan_images,
     "tfrecord": tfrecord.scan_images,
     "webdataset": webdataset.scan_images,
@@ -63,153 +35,6 @@ _AT_ONCE = 2**10
 _PROGRESS_SEC = 0.2
 _IS_NUMBER = re.compile(rb"\d+(?:\.\w+)?")
 """A name that is only the position of the image."""
-_OPEN_FILES = 64
-Progress = Callable[[int, int], None]
-"""Called with the amount done and the total."""
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """An image or a part of a file that cannot be used, and the reason."""
-
-    file: str
-    """`class/image`, or `file@first byte`."""
-    reason: str
-
-
-def printable(name: str) -> str:
-    """Return a name that any file and terminal accepts: bytes that are not UTF-8 are replaced."""
-    return os.fsencode(name).decode(errors="replace")
-
-
-@dataclass(frozen=True)
-class Names:
-    """Many texts in two arrays. Each takes its length plus 4 bytes; the maximum is 4 GiB in all."""
-
-    text: np.ndarray
-    """uint8: the bytes of all names as in the file system, one after the other."""
-    ends: np.ndarray
-    """uint32 [names]: the end of each name in `text`."""
-
-    @classmethod
-    def of(cls, names: Iterable[bytes]) -> "Names":
-        """Return names as arrays."""
-        names = list(names)
-        ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-        if len(ends) and ends[-1] >= 2**32:
-            raise DataError(
-                f"the names of {len(names)} images take {ends[-1]} bytes; the limit is 4 GiB"
-            )
-        return cls(np.frombuffer(b"".join(names), np.uint8), ends.astype(np.uint32))
-
-    def __getitem__(self, i: int) -> bytes:
-        start = int(self.ends[i - 1]) if i else 0
-        return self.text[start : int(self.ends[i])].tobytes()
-
-    def __iter__(self) -> Iterator[bytes]:
-        text = self.text.tobytes()
-        start = 0
-        for end in self.ends.tolist():
-            yield text[start:end]
-            start = end
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-
-def read_file(path: str) -> tuple[bytes, int]:
-    """Return the bytes of an image's file and the time of its last change, in microseconds modulo
-    2**32.
-
-    Raises `OSError` if it cannot be read, is a pipe or a device, or is too long for an image.
-    """
-    descriptor, status = open_descriptor(path, IMAGE)
-    try:
-        data = read_descriptor(descriptor, status.st_size)
-    finally:
-        os.close(descriptor)
-    return data, status.st_mtime_ns // 1000 % 2**32
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images of a source, in a fixed order."""
-
-    source: Source
-    rows: np.ndarray
-    """[images] of `ROW`."""
-    names: Names
-    """The name of every image: `class/file` in an image folder, otherwise the name in the file,
-    which may be empty."""
-    classes: tuple[str, ...]
-    numbered: bool
-    """Whether the names of the classes are only their numbers."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def name(self, sample: int) -> str:
-        """Return the name of a sample; empty if its format stores none."""
-        return os.fsdecode(self.names[sample])
-
-    def path(self, sample: int) -> str:
-        """Return the path of the file that holds a sample."""
-        is_folder = self.source.format == FOLDER
-        return f"{self.source.root}/{self.name(sample) if is_folder else self.source.files[int(self.rows['file'][sample])]}"
-
-    def place(self, sample: int) -> str:
-        """Return a sample's place as in a quarantine: `class/image`, or `file@first byte`."""
-        if self.source.format == FOLDER:
-            return self.name(sample)
-        offset = int(self.rows["offset"][sample])
-        return f"{self.source.files[int(self.rows['file'][sample])]}@{offset if offset >= 0 else ~offset}"
-
-    def read_encoded(self, sample: int) -> bytes:
-        """Return the current bytes of an image. Raises `OSError`, or `ValueError` if its file has
-        changed."""
-        if self.source.format == FOLDER:
-            return read_file(self.path(sample))[0]
-        row = self.rows[sample]
-        offset = int(row["offset"])
-        places = self._places(int(row["file"]))
-        return (
-            places.read(offset, int(row["length"]))
-            if offset >= 0
-            else recordio.image_in_parts(places, ~offset)
-        )
-
-    def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
-        """Return the bytes of images, read into `memory` in one call; None if they are not close
-        together in one file.
-
-        Raises the same errors as `read_encoded`.
-        """
-        if self.source.format == FOLDER:
-            return None
-        files, offsets, lengths = (
-            self.rows[column][samples].tolist() for column in ("file", "offset", "length")
-        )
-        begin = min(offsets)
-        end = max(map(sum, zip(offsets, lengths, strict=True)))
-        if begin < 0 or end - begin > len(memory) or len(set(files)) > 1:
-            return None
-        self._places(files[0]).read_into(memory[: end - begin], begin)
-        return [
-            memory[offset - begin :][:length]
-            for offset, length in zip(offsets, lengths, strict=True)
-        ]
-
-    @cached_property
-    def _places(self) -> Callable[[int], Places]:
-        # A data set may have more files than a process may keep open.
-        root = self.source.root
-        files = self.source.files
-        # The function does not refer to `self`, so that unused images are freed at once, and their
-        # files are closed.
-        return lru_cache(_OPEN_FILES)(lambda file: Places(root / files[file]))
-
-
-AnyImages = TypeVar("AnyImages", bound=Images)
 
 
 @dataclass(frozen=True)
@@ -247,22 +72,23 @@ def list_images(
     """
     quarantine = quarantine or {}
     if source.format == FOLDER:
-        listing = _of_folder(source, quarantine)
+        listing = _list_folder(source, quarantine)
     else:
-        listing = _of_files(source, first_label, quarantine, progress)
+        listing = _list_files(source, first_label, quarantine, progress)
     return listing if classes is None else relabel(listing, classes)
 
 
-def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
+def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     folders = class_folders(source.root)
-    listed = read_classes(source)
-    classes = tuple(folders) if listed is None or not set(folders) <= set(listed) else listed
-    label_of = {name: label for label, name in enumerate(classes)}
+    classes = read_classes(source) or ()
+    if not set(folders) <= set(classes):
+        classes = tuple(folders)
+    labels_by_class = {name: label for label, name in enumerate(classes)}
     names = []
     labels = []
     left_out = []
     damaged = []
-    for folder in sorted(folders, key=label_of.__getitem__):
+    for folder in sorted(folders, key=labels_by_class.__getitem__):
         files, looping = class_files(source.root / folder)
         for file in files:
             name = f"{folder}/{file}"
@@ -271,8 +97,8 @@ def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
             elif file in looping:
                 damaged.append(Quarantined(name, os.strerror(errno.ELOOP)))
             else:
-                names.append(_encoded(name))
-                labels.append(label_of[folder])
+                names.append(_encode(name))
+                labels.append(labels_by_class[folder])
     rows = np.zeros(len(names), ROW)
     rows["label"] = labels
     return Listing(
@@ -286,7 +112,7 @@ def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     )
 
 
-def _encoded(name: str) -> bytes:
+def _encode(name: str) -> bytes:
     try:
         return name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # JSON allows names that file systems do not
@@ -308,16 +134,53 @@ class _File:
     left_out: list[Quarantined] = field(default_factory=list)
 
 
-def _of_files(
+def _list_files(
     source: Source, first_label: int, quarantine: Mapping[str, str], progress: Progress | None
 ) -> Listing:
+    files = _read_files(source, first_label, quarantine, progress)
+    folders = sorted({name for file in files for name in file.folders})
+    parts = [np.zeros(0, ROW)]
+    numbers = [np.zeros(0, np.int64)]
+    names: list[bytes] = []
+    class_names: dict[int, str] = {}
+    damaged: list[Quarantined] = []
+    left_out: list[Quarantined] = []
+    for file in files:
+        parts += [_replace_labels(part, file, folders) for part in file.rows]
+        numbers += file.numbers
+        names += file.names
+        class_names |= file.class_names
+        damaged += file.damaged
+        left_out += file.left_out
+        if folders and any((part["label"] >= 0).any() for part in file.rows):
+            raise DataError(
+                f"{source.title}: some images have a number as their class, others a folder;"
+                " expected one of them"
+            )
+    rows = np.concatenate(parts)
+    classes = tuple(folders) or _name_classes(source, rows["label"], class_names)
+    order = _order(np.concatenate(numbers), rows, names)
+    return Listing(
+        source,
+        rows[order],
+        Names.of(names[i] for i in order.tolist()),
+        classes or tuple(map(str, range(int(rows["label"].max(initial=-1)) + 1))),
+        numbered=classes is None,
+        damaged=tuple(damaged),
+        left_out=tuple(left_out),
+    )
+
+
+def _read_files(
+    source: Source, first_label: int, quarantine: Mapping[str, str], progress: Progress | None
+) -> list[_File]:
     read = [0] * len(source.files)
     stopped = Event()
     total = sum((source.root / path).stat().st_size for path in source.files)
     # An interruption sets `stopped`; the threads then end at their next images.
     with ThreadPoolExecutor(cores()) as pool:
         work = [
-            pool.submit(_listed, source, i, first_label, quarantine, read, stopped)
+            pool.submit(_read_one, source, i, first_label, quarantine, read, stopped)
             for i in range(len(source.files))
         ]
         try:
@@ -328,39 +191,10 @@ def _of_files(
             stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
-        files = [done.result() for done in work]
-    folders = sorted({name for file in files for name in file.folders})
-    rows = np.concatenate(
-        [
-            np.zeros(0, ROW),
-            *(_numbered(part, file, folders) for file in files for part in file.rows),
-        ]
-    )
-    if folders and any((part["label"] >= 0).any() for file in files for part in file.rows):
-        raise DataError(
-            f"{source.title}: some images have a number as their class, others a folder; expected"
-            " one of them"
-        )
-    names = [name for file in files for name in file.names]
-    class_names = {label: name for file in files for label, name in file.class_names.items()}
-    classes = tuple(folders) if folders else _classes(source, rows["label"], class_names)
-    order = _order(
-        np.concatenate([np.zeros(0, np.int64), *(each for file in files for each in file.numbers)]),
-        rows,
-        names,
-    )
-    return Listing(
-        source,
-        rows[order],
-        Names.of(names[i] for i in order.tolist()),
-        classes or tuple(map(str, range(int(rows["label"].max(initial=-1)) + 1))),
-        numbered=classes is None,
-        damaged=tuple(bad for file in files for bad in file.damaged),
-        left_out=tuple(bad for file in files for bad in file.left_out),
-    )
+        return [task.result() for task in work]
 
 
-def _listed(
+def _read_one(
     source: Source,
     number: int,
     first_label: int,
@@ -371,67 +205,72 @@ def _listed(
     """Return the contents of a file. Update `read` with the offset reached; end when `stopped` is
     set."""
     path = source.files[number]
-    found = _File()
-    stored = STORED[source.format](source.root / path)
+    file = _File()
+    scan = SCANNERS[source.format](source.root / path)
     try:
-        while not stopped.is_set() and (some := list(islice(stored, _AT_ONCE))):
+        while not stopped.is_set():
+            items = list(islice(scan, _AT_ONCE))
+            if not items:
+                break
             good = []
-            for each in some:
-                read[number] = each.end if isinstance(each, Damage) else each.offset
-                place = f"{path}@{each.begin if isinstance(each, Damage) else each.offset}"
+            for item in items:
+                read[number] = item.end if isinstance(item, Damage) else item.offset
+                place = f"{path}@{item.begin if isinstance(item, Damage) else item.offset}"
                 if place in quarantine:
-                    found.left_out.append(Quarantined(place, quarantine[place]))
-                elif isinstance(each, Damage):
-                    found.damaged.append(Quarantined(place, each.reason))
-                elif each.length > MOST_BYTES:
-                    found.damaged.append(Quarantined(place, f"{each.length} bytes are too many"))
-                elif each.label == NO_LABEL:
-                    good.append(each)
-                elif 0 <= each.label - first_label <= MOST_CLASSES:
-                    good.append(
-                        each._replace(label=each.label - first_label) if first_label else each
-                    )
+                    file.left_out.append(Quarantined(place, quarantine[place]))
+                    continue
+                reason = item.reason if isinstance(item, Damage) else find_fault(item, first_label)
+                if reason or isinstance(item, Damage):
+                    file.damaged.append(Quarantined(place, reason))
+                elif item.label == NO_LABEL or not first_label:
+                    good.append(item)
                 else:
-                    found.damaged.append(Quarantined(place, f"its label is {each.label}"))
-            found.rows.append(_rows(good, number, found.folders))
-            found.numbers.append(np.array([each.number for each in good], np.int64))
-            found.names += [_encoded(each.name) for each in good]
-            found.class_names.update(
-                (each.label, each.class_name) for each in good if each.class_name
-            )
+                    good.append(item._replace(label=item.label - first_label))
+            file.rows.append(_make_rows(good, number, file.folders))
+            file.numbers.append(np.array([item.number for item in good], np.int64))
+            file.names += [_encode(item.name) for item in good]
+            file.class_names |= {item.label: item.class_name for item in good if item.class_name}
     except ValueError as error:
         raise DataError(f"{source.root / path}: {error}") from None
-    return found
+    return file
 
 
-def _numbered(rows: np.ndarray, file: _File, folders: list[str]) -> np.ndarray:
+def find_fault(item: Stored, first_label: int = 0) -> str:
+    """Return why a stored image cannot be listed; "" if it can."""
+    if item.length > MOST_BYTES:
+        return f"{item.length} bytes are too many"
+    if item.label == NO_LABEL or 0 <= item.label - first_label <= MOST_CLASSES:
+        return ""
+    return f"its label is {item.label}"
+
+
+def _replace_labels(rows: np.ndarray, file: _File, folders: list[str]) -> np.ndarray:
     """Return rows in which temporary labels are replaced by positions in `folders`."""
-    if file.folders:
-        table = np.zeros(len(file.folders) + 1, np.int32)
-        table[[-label for label in file.folders.values()]] = [
-            folders.index(name) for name in file.folders
-        ]
-        rows = rows.copy()
-        rows["label"] = np.where(
-            rows["label"] < 0, table[np.maximum(-rows["label"], 0)], rows["label"]
-        )
+    if not file.folders:
+        return rows
+    positions = np.zeros(len(file.folders) + 1, np.int32)
+    for name, label in file.folders.items():
+        positions[-label] = folders.index(name)
+    rows = rows.copy()
+    labels = rows["label"]
+    rows["label"] = np.where(labels < 0, positions[np.maximum(-labels, 0)], labels)
     return rows
 
 
-def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
-    """Return rows. A class without a number gets a new negative label, which is added to `folders`."""
-    rows = np.zeros(len(some), ROW)
+def _make_rows(items: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
+    """Return rows. A class without a number gets a new negative label, which is added to
+    `folders`."""
+    rows = np.zeros(len(items), ROW)
     rows["file"] = file
-    rows["offset"] = [~each.offset if each.in_parts else each.offset for each in some]
-    rows["length"] = [each.length for each in some]
-    rows["label"] = [
-        (
-            each.label
-            if each.label != NO_LABEL
-            else folders.setdefault(each.class_name, -1 - len(folders))
-        )
-        for each in some
-    ]
+    rows["offset"] = [~item.offset if item.in_parts else item.offset for item in items]
+    rows["length"] = [item.length for item in items]
+    labels = []
+    for item in items:
+        label = item.label
+        if label == NO_LABEL:
+            label = folders.setdefault(item.class_name, -1 - len(folders))
+        labels.append(label)
+    rows["label"] = labels
     return rows
 
 
@@ -447,20 +286,20 @@ def _order(numbers: np.ndarray, rows: np.ndarray, names: list[bytes]) -> np.ndar
     return np.arange(len(names))
 
 
-def _classes(
+def _name_classes(
     source: Source, labels: np.ndarray, class_names: dict[int, str]
 ) -> tuple[str, ...] | None:
     """Return the names of the classes; None if their names are only their numbers."""
-    listed = read_classes(source)
+    classes = read_classes(source)
     count = int(labels.max()) + 1 if len(labels) else 0
-    if listed is not None:
-        if count > len(listed):
+    if classes is not None:
+        if count > len(classes):
             raise DataError(
                 f"{source.title} has an image of class {count - 1}, but {CLASSES} next to it lists"
-                f" {len(listed)} classes, counted from 0. Complete the list. If the labels start at"
-                " 1, write the images again with: lockstep data pack --first-label 1"
+                f" {len(classes)} classes, counted from 0. Complete the list. If the labels start"
+                " at 1, write the images again with: lockstep data pack --first-label 1"
             )
-        return listed
+        return classes
     names = [class_names.get(label) or str(label) for label in range(count)]
     return tuple(names) if class_names and len(set(names)) == count else None
 
@@ -472,7 +311,7 @@ def read_classes(source: Source) -> tuple[str, ...] | None:
         if (folder / CLASSES).is_file():
             # Not splitlines: it also splits at characters that names can contain.
             text = read_regular_text(folder / CLASSES, RECORDS, errors="surrogateescape")
-            names = tuple(line.strip() for line in text.split("\n") if line.strip())
+            names = tuple(filter(None, map(str.strip, text.split("\n"))))
             if len(set(names)) < len(names):
                 twice = next(name for i, name in enumerate(names) if name in names[:i])
                 raise DataError(
@@ -481,29 +320,3 @@ def read_classes(source: Source) -> tuple[str, ...] | None:
                 )
             return names
     return None
-
-
-def relabel(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
-    """Return the images with labels that are positions in `classes`. Raises `DataError` if a class
-    is not in `classes`."""
-    own = images.classes
-    named = images.source.title
-    if own == classes:
-        return images
-    if images.numbered:
-        if len(own) > len(classes):
-            raise DataError(
-                f"{named} has an image of class {len(own) - 1}; training has {len(classes)}"
-                " classes, counted from 0"
-            )
-        return replace(images, classes=classes)
-    used = {own[label] for label in np.unique(images.rows["label"]).tolist()}
-    unknown = sorted(used - set(classes))
-    if unknown:
-        raise DataError(
-            f"{named} has classes that the training images do not have: {', '.join(unknown[:5])}"
-        )
-    position = {name: i for i, name in enumerate(classes)}
-    rows = np.array(images.rows)
-    rows["label"] = np.array([position.get(name, 0) for name in own], np.int32)[rows["label"]]
-    return replace(images, rows=rows, classes=classes)

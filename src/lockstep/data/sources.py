@@ -234,8 +234,8 @@ def class_folders(root: Path) -> list[str]:
         files = sum(map(_is_file, visible))
         contents = f"{files} files and no folders" if files else "nothing"
         raise DataError(
-            f"{root} holds {contents}; expected one folder for each class with its images inside. Sort"
-            " ImageNet's validation images into their classes with: lockstep data sort-val"
+            f"{root} holds {contents}; expected one folder for each class with its images inside."
+            " Sort ImageNet's validation images into their classes with: lockstep data sort-val"
             f" {shlex.quote(str(root))} --labels FILE"
         )
     return folders

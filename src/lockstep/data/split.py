@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lockstep.data.images import Progress
 from lockstep.data.index import Index, find_index, open_index, subset
-from lockstep.data.listing import Progress
 from lockstep.data.sources import (
     ALIASES,
     Source,
@@ -48,9 +48,8 @@ class Sets(NamedTuple):
     def digest(self) -> str:
         """A text that identifies the images: the digests of both indices, with `UNREAD` for
         validation images that were not read."""
-        return (
-            f"{self.training.digest} {self.validation.digest if len(self.validation) else UNREAD}"
-        )
+        validation = self.validation.digest if len(self.validation) else UNREAD
+        return f"{self.training.digest} {validation}"
 
 
 def same_images(digest: str, other: str) -> bool:
@@ -82,41 +81,40 @@ def open_sets(
     if share:
         whole = open_index(whole_source(data), progress=progress("indexing"))
         return Sets(*divide_index(whole, share), data, [])
-    whole_set = _of_which_it_is_a_split(data)
-    notes = (
-        []
-        if whole_set is None
-        else [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole_set}"]
-    )
-    data = whole_set or data
+    notes = []
+    whole_set = _find_whole_set(data)
+    if whole_set is not None:
+        notes = [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole_set}"]
+        data = whole_set
     if not validates:
-        source = (
-            find_source(data)
-            if not holds_split(data, "train") and _holds_classes(data)
-            else find_split(data, "train")
-        )
+        if not holds_split(data, "train") and _holds_classes(data):
+            source = find_source(data)
+        else:
+            source = find_split(data, "train")
         training = open_index(source, progress=progress("indexing train"))
-        return Sets(
-            training, replace(subset(training, np.zeros(0, np.int64)), quarantined=()), data, notes
-        )
-    training = open_index(_split_of(data, "train"), progress=progress("indexing train"))
+        nothing = replace(subset(training, np.zeros(0, np.int64)), quarantined=())
+        return Sets(training, nothing, data, notes)
+    training = open_index(_require_split(data, "train"), progress=progress("indexing train"))
     validation = open_index(
-        _split_of(data, "val"), classes=training.classes, progress=progress("indexing val")
+        _require_split(data, "val"), classes=training.classes, progress=progress("indexing val")
     )
     return Sets(training, validation, data, notes)
 
 
-def _split_of(data: Path, split: str) -> Source:
+def _require_split(data: Path, split: str) -> Source:
+    """Return the source of a split. The error of a data set without validation images suggests to
+    set a share apart."""
     try:
         return find_split(data, split)
     except DataError as error:
-        if (
-            not data.is_dir()
-            or holds_split(data, "val")
-            or not (holds_split(data, "train") or _holds_classes(data))
-        ):
+        if not data.is_dir() or holds_split(data, "val"):
             raise
-        where = "the training images" if holds_split(data, "train") else f"the classes in {data}"
+        if holds_split(data, "train"):
+            where = "the training images"
+        elif _holds_classes(data):
+            where = f"the classes in {data}"
+        else:
+            raise
         raise DataError(
             f"{error}. To set a share of {where} apart for validation, use --split {TYPICAL_SHARE}"
         ) from None
@@ -129,20 +127,15 @@ def _holds_classes(data: Path) -> bool:
         return False
 
 
-def _of_which_it_is_a_split(data: Path) -> Path | None:
+def _find_whole_set(data: Path) -> Path | None:
     """Return the data set if `data` is only its training or validation images, such as DATA/train;
     otherwise None."""
     parent = data.parent if data.name else data.absolute().parent
-    named = data.absolute().name.lower() in {
-        alias for aliases in ALIASES.values() for alias in aliases
-    }
-    if (
-        named
-        and not holds_split(data, "train")
-        and all(holds_split(parent, split) for split in ALIASES)
-    ):
-        return parent
-    return None
+    name = data.absolute().name.lower()
+    is_named = any(name in aliases for aliases in ALIASES.values())
+    if not is_named or holds_split(data, "train"):
+        return None
+    return parent if all(holds_split(parent, split) for split in ALIASES) else None
 
 
 def whole_source(data: Path) -> Source:
@@ -179,14 +172,15 @@ def divide_index(index: Index, share: float) -> tuple[Index, Index]:
             f"{index.source.title} has {len(index)} images of {len(index.classes)} classes, one of"
             " each class: none can be set apart for validation; add images"
         )
-    training, validation = (subset(index, np.flatnonzero(chosen)) for chosen in (~apart, apart))
+    training = subset(index, np.flatnonzero(~apart))
+    validation = subset(index, np.flatnonzero(apart))
     return training, replace(validation, quarantined=())
 
 
 def _set_apart(index: Index, share: float) -> np.ndarray:
     """Return which images are for validation: bool [images]."""
     labels = index.rows["label"].astype(np.int64)
-    places = _places(index, labels)
+    places = _hash_names(index, labels)
     order = np.lexsort((places, labels))  # the images of each class together, by rising hash
     counts = np.bincount(labels, minlength=len(index.classes))
     below = np.bincount(labels[places < share], minlength=len(index.classes))
@@ -197,7 +191,7 @@ def _set_apart(index: Index, share: float) -> np.ndarray:
     return chosen
 
 
-def _places(index: Index, labels: np.ndarray) -> np.ndarray:
+def _hash_names(index: Index, labels: np.ndarray) -> np.ndarray:
     """Return the hash of every image's class and name as a share of all hashes: float64 [images],
     from 0 to 1."""
     classes = [os.fsencode(name) for name in index.classes]

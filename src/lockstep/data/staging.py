@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from lockstep.data.images import Progress
 from lockstep.data.index import CACHE, open_index
-from lockstep.data.listing import Progress
 from lockstep.data.sources import find_sources
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing
@@ -64,17 +64,15 @@ def stage(data: Path, target: Path, progress: Progress | None = None) -> Staged:
     _refuse_overlap(data, target)
     try:
         files = list(_files(data))
-        times = {
-            folder: (data / folder).stat().st_mtime_ns
-            for folder in {Path(file.name).parent for file in files}
-        }
+        folders = {Path(file.name).parent for file in files}
+        times = {folder: (data / folder).stat().st_mtime_ns for folder in folders}
         (target / CACHE).mkdir(parents=True, exist_ok=True)
         with hold_lock(target / CACHE / "staging.lock", progress) as lock:
             _refuse_other_files(target, files)
             missing = [file for file in files if not _is_there(target, file)]
             total = sum(file.length for file in missing)
             _check_space(target, total)
-            for done in _copied(data, target, missing):
+            for done in _copy_files(data, target, missing):
                 lock.tell(done, max(total, 1))  # the only missing file can be empty
             # By these an index notices images that were added. The deepest folders come first,
             # since writing changes times.
@@ -127,9 +125,8 @@ def _refuse_other_files(target: Path, files: list[_File]) -> None:
     for images."""
     known = {file.name for file in files}
     for file in _files(target):
-        if file.name not in known and not any(
-            part.startswith(".") for part in Path(file.name).parts
-        ):
+        is_hidden = any(part.startswith(".") for part in Path(file.name).parts)
+        if file.name not in known and not is_hidden:
             raise DataError(
                 f"{target} holds {file.name}, which is not in the data set; remove it, or choose"
                 " another --to"
@@ -144,30 +141,33 @@ def _is_there(target: Path, file: _File) -> bool:
     return (status.st_size, status.st_mtime_ns) == (file.length, file.time_ns)
 
 
-def _check_space(target: Path, needed: int) -> None:
+def _check_space(target: Path, missing: int) -> None:
     free = shutil.disk_usage(target).free
-    if needed > free:
+    if missing > free:
         raise DataError(
-            f"{target} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are missing there;"
+            f"{target} has {free / 1e9:.1f} GB free, and {missing / 1e9:.1f} GB are missing there;"
             " free space"
         )
 
 
-def _rotated(files: list[_File]) -> list[_File]:
+def _rotate(files: list[_File]) -> list[_File]:
     """Return the files in an order that begins elsewhere on every machine."""
     if not files:
         return files
-    place = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:8], "big") % len(
-        files
-    )
+    digest = hashlib.sha256(socket.gethostname().encode()).digest()
+    place = int.from_bytes(digest[:8], "big") % len(files)
     return files[place:] + files[:place]
 
 
-def _copied(data: Path, target: Path, files: list[_File]) -> Iterator[int]:
+def _copy_files(data: Path, target: Path, files: list[_File]) -> Iterator[int]:
     """Copy files; yield the number of bytes that are done after each."""
+
+    def copy(file: _File) -> int:
+        return _copy(data, target, file)
+
     with (
         ThreadPoolExecutor(_THREADS) as pool,
-        closing(pool.map(lambda file: _copy(data, target, file), _rotated(files))) as lengths,  # type: ignore[type-var]
+        closing(pool.map(copy, _rotate(files))) as lengths,  # type: ignore[type-var]
     ):
         yield from accumulate(lengths)
 

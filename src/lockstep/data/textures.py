@@ -138,8 +138,9 @@ def draw_data_set(
 def _jobs(
     root: Path, kinds: Collection[str], train_images: int, val_images: int
 ) -> Iterator[tuple[Path, str, int]]:
-    each = {"train": train_images // len(kinds), "val": val_images // len(kinds)}
-    for split, first, count in (("train", 0, each["train"]), ("val", each["train"], each["val"])):
+    train = train_images // len(kinds)
+    val = val_images // len(kinds)
+    for split, first, count in (("train", 0, train), ("val", train, val)):
         for kind in kinds:
             folder = root / split / kind
             folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep.data.listing import Listing, list_images, printable
+from lockstep.data.images import printable
+from lockstep.data.listing import Listing, list_images
 from lockstep.data.sources import IS_OF, Source, is_folder
 from lockstep.inference.images import Encoded
 from lockstep.system.errors import DataError

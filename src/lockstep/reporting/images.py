@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from lockstep import backends
+from lockstep.data.images import printable
 from lockstep.data.index import Index
-from lockstep.data.listing import printable
 from lockstep.data.split import find_validation_index
 from lockstep.inference.explanation import make_explainer, overlay
 from lockstep.recipes import Execution

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.listing import printable
+from lockstep.data.images import printable
 from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative, wilson
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.listing import printable
+from lockstep.data.images import printable
 from lockstep.models.metrics import ClassCounts, Scores, is_top5_informative, wilson
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics

@@ -7,7 +7,7 @@ import numpy as np
 
 from lockstep.backends import World
 from lockstep.backends.emulation import emulation
-from lockstep.data.listing import printable
+from lockstep.data.images import printable
 from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import NAME as MY_IMAGES

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lockstep.data.listing import printable
+from lockstep.data.images import printable
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.published import RECIPES
 from lockstep.runs.environment import Environment, read_environment

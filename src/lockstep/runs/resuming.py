@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.listing import printable
+from lockstep.data.images import printable
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
 from lockstep.recipes.my_images import NAME
 from lockstep.recipes.order import steps_per_epoch

@@ -296,7 +296,7 @@ def test_alike_records_are_not_looked_at_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(recordio, tmp_path / "any.rec", [sample(i, 3, b"image") for i in range(100)])
-    monkeypatch.setattr(recordio, "_stored", closely := Mock(wraps=recordio._stored))
+    monkeypatch.setattr(recordio, "_find_image", closely := Mock(wraps=recordio._find_image))
     assert [item.number for item in recordio.scan_images(path) if isinstance(item, Stored)] == list(
         range(100)
     )

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, webdataset
+from lockstep.data.images import Quarantined
 from lockstep.data.index import open_index
-from lockstep.data.listing import Quarantined, list_images
+from lockstep.data.listing import list_images
 from lockstep.data.packing import Packing, pack, samples, writing
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_source, find_split

@@ -12,7 +12,7 @@ from lockstep.data.checking.findings import KINDS, Finding, Report
 from lockstep.data.checking.images import check_usable, compare_images, inspect_images
 from lockstep.data.checking.labels import check_classes, check_count, check_files, check_labels
 from lockstep.data.checking.parts import Part, split_sources
-from lockstep.data.listing import Progress
+from lockstep.data.images import Progress
 
 __all__ = ["KINDS", "Finding", "Report", "examine"]
 
@@ -55,10 +55,8 @@ def examine(
         for part in parts:
             inspect_images(part, smallest, advance)
     compare_images(parts)
+    findings: list[Finding] = []
     for part in parts:
         check_usable(part)
-    return Report(
-        data,
-        tuple(part.summary() for part in parts),
-        tuple(each for part in parts for each in part.findings()),
-    )
+        findings += part.findings()
+    return Report(data, tuple(part.summary() for part in parts), tuple(findings))

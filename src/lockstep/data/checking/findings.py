@@ -5,8 +5,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.data.images import printable
 from lockstep.data.index import QUARANTINE, read_quarantine
-from lockstep.data.listing import CLASSES, printable
+from lockstep.data.listing import CLASSES
 from lockstep.data.sources import FOLDER, Source
 from lockstep.system.files import written_text
 
@@ -33,59 +34,110 @@ class Kind:
 _FETCH = "Fetch the file again, or leave the image out with the quarantine"
 _LEAVE_OUT = "Leave it out with the quarantine"
 _PACK = "lockstep data pack"
+
+
+def _error(meaning: str, remedy: str) -> Kind:
+    return Kind(ERROR, False, meaning, remedy)
+
+
+def _warning(meaning: str, remedy: str) -> Kind:
+    return Kind(WARNING, False, meaning, remedy)
+
+
+def _bad_image(meaning: str, remedy: str) -> Kind:
+    return Kind(ERROR, True, meaning, remedy)
+
+
+def _odd_image(meaning: str, remedy: str) -> Kind:
+    return Kind(WARNING, True, meaning, remedy)
+
+
 KINDS = {
     # The layout.
-    "flat": Kind(ERROR, False, "images without class folders", "Sort them into classes: lockstep data sort-val"),
-    "empty-class": Kind(ERROR, False, "a class folder without images", "Put its images back, or remove the folder"),
-    "nested-folder": Kind(ERROR, False, "a folder inside a class folder", "Move its images to <class>/<image>"),
-    "no-images": Kind(ERROR, False, "no image that can be used", "Put the images there, or remove it"),
-    "two-formats": Kind(ERROR, False, "images in two formats in one folder", "Put each format in a separate folder"),
-    "unfinished": Kind(ERROR, False, f"{_PACK} is writing, or was interrupted", "Run the same command again"),
-    "missing-shard": Kind(ERROR, False, "a numbered file is missing", "Put it back"),
-    "compressed": Kind(ERROR, False, "a tar whose images cannot be read by offset", "Unpack it, for example with gunzip"),
-    "unreadable-file": Kind(ERROR, False, "a file or folder that cannot be read", "Check its permissions and the disk"),
-    "refused": Kind(ERROR, False, "loaders refuse the images", "Do what the message says"),
-    "bad-quarantine": Kind(ERROR, False, f"a {QUARANTINE} that is not a list of images", "Correct or remove it"),
-    "idx": Kind(ERROR, False, "an .idx that does not match its .rec", f"Write both again: {_PACK}"),
-    "lst": Kind(WARNING, False, "a .lst with more or fewer lines than images", f"Write both again: {_PACK}"),
-    "unequal-shards": Kind(
-        WARNING, False, "NVIDIA's reader counts images wrong: it assumes that every file is as long as the first",
+    "flat": _error(
+        "images without class folders", "Sort them into classes: lockstep data sort-val"
+    ),
+    "empty-class": _error(
+        "a class folder without images", "Put its images back, or remove the folder"
+    ),
+    "nested-folder": _error("a folder inside a class folder", "Move its images to <class>/<image>"),
+    "no-images": _error("no image that can be used", "Put the images there, or remove it"),
+    "two-formats": _error(
+        "images in two formats in one folder", "Put each format in a separate folder"
+    ),
+    "unfinished": _error(f"{_PACK} is writing, or was interrupted", "Run the same command again"),
+    "missing-shard": _error("a numbered file is missing", "Put it back"),
+    "compressed": _error(
+        "a tar whose images cannot be read by offset", "Unpack it, for example with gunzip"
+    ),
+    "unreadable-file": _error(
+        "a file or folder that cannot be read", "Check its permissions and the disk"
+    ),
+    "refused": _error("loaders refuse the images", "Do what the message says"),
+    "bad-quarantine": _error(
+        f"a {QUARANTINE} that is not a list of images", "Correct or remove it"
+    ),
+    "idx": _error("an .idx that does not match its .rec", f"Write both again: {_PACK}"),
+    "lst": _warning("a .lst with more or fewer lines than images", f"Write both again: {_PACK}"),
+    "unequal-shards": _warning(
+        "NVIDIA's reader counts images wrong: it assumes that every file is as long as the first",
         f"Write the files again: {_PACK}",
     ),
-    "image-count": Kind(WARNING, False, "more or fewer images than ImageNet has", "Look for missing or added images"),
+    "image-count": _warning(
+        "more or fewer images than ImageNet has", "Look for missing or added images"
+    ),
     # The labels.
-    "labels-from-1": Kind(ERROR, False, "the first class is 1 instead of 0", f"Write them again: {_PACK} --first-label 1"),
-    "too-many-classes": Kind(
-        ERROR, False, f"more classes than the model has outputs or {CLASSES} has lines",
-        f"Train with --set logits=N, complete {CLASSES}, or remove what is not a class (such as a background)",
+    "labels-from-1": _error(
+        "the first class is 1 instead of 0", f"Write them again: {_PACK} --first-label 1"
     ),
-    "mixed-labels": Kind(
-        ERROR, False, "some images have a number as their class, others a folder", f"Write them again: {_PACK}",
+    "too-many-classes": _error(
+        f"more classes than the model has outputs or {CLASSES} has lines",
+        f"Train with --set logits=N, complete {CLASSES}, or remove what is not a class (such as a"
+        " background)",
     ),
-    "unknown-classes": Kind(ERROR, False, "val has classes that train lacks", "Use train and val of the same data set"),
-    "classes-without-val": Kind(
-        WARNING, False, "train has classes that val lacks", "Use train and val of the same data set",
+    "mixed-labels": _error(
+        "some images have a number as their class, others a folder", f"Write them again: {_PACK}"
     ),
-    "label-out-of-range": Kind(ERROR, True, "a label that is not a class", f"Correct it, or {_LEAVE_OUT.lower()}"),
+    "unknown-classes": _error(
+        "val has classes that train lacks", "Use train and val of the same data set"
+    ),
+    "classes-without-val": _warning(
+        "train has classes that val lacks", "Use train and val of the same data set"
+    ),
+    "label-out-of-range": _bad_image(
+        "a label that is not a class", f"Correct it, or {_LEAVE_OUT.lower()}"
+    ),
     # The images.
-    "bad-record": Kind(ERROR, True, "bytes of a file that hold no usable image", _FETCH),
-    "unreadable": Kind(ERROR, True, "an image file that cannot be read", "Check its link, its permissions and the disk"),
-    "empty": Kind(ERROR, True, "an image of 0 bytes", _FETCH),
-    "truncated": Kind(ERROR, True, "the end of the image is missing", _FETCH),
-    "damaged": Kind(ERROR, True, "an image that cannot be decoded", _FETCH),
-    "not-an-image": Kind(ERROR, True, "not an image in a known format", "Remove it, or leave it out with the quarantine"),
-    "too-large": Kind(ERROR, True, "more bytes or pixels than an image may have", f"Reduce it, or {_LEAVE_OUT.lower()}"),
-    "duplicate-other-label": Kind(ERROR, True, "the same bytes as an image of another class", _LEAVE_OUT),
-    "in-train-and-val": Kind(ERROR, True, "a training image that is also in val", _LEAVE_OUT),
-    "duplicate": Kind(WARNING, True, "the same bytes as another image of its class", "Keep one of them"),
-    "cmyk": Kind(WARNING, True, "a CMYK image, which libraries convert to different colours", "Convert it to RGB"),
-    "another-format": Kind(WARNING, True, "a format that differs from the ending of the name", "Rename or convert it"),
-    "rotated": Kind(
-        WARNING, True, "an EXIF orientation, which only recipes with exif_orientation apply, such as my-images",
+    "bad-record": _bad_image("bytes of a file that hold no usable image", _FETCH),
+    "unreadable": _bad_image(
+        "an image file that cannot be read", "Check its link, its permissions and the disk"
+    ),
+    "empty": _bad_image("an image of 0 bytes", _FETCH),
+    "truncated": _bad_image("the end of the image is missing", _FETCH),
+    "damaged": _bad_image("an image that cannot be decoded", _FETCH),
+    "not-an-image": _bad_image(
+        "not an image in a known format", "Remove it, or leave it out with the quarantine"
+    ),
+    "too-large": _bad_image(
+        "more bytes or pixels than an image may have", f"Reduce it, or {_LEAVE_OUT.lower()}"
+    ),
+    "duplicate-other-label": _bad_image("the same bytes as an image of another class", _LEAVE_OUT),
+    "in-train-and-val": _bad_image("a training image that is also in val", _LEAVE_OUT),
+    "duplicate": _odd_image("the same bytes as another image of its class", "Keep one of them"),
+    "cmyk": _odd_image(
+        "a CMYK image, which libraries convert to different colours", "Convert it to RGB"
+    ),
+    "another-format": _odd_image(
+        "a format that differs from the ending of the name", "Rename or convert it"
+    ),
+    "rotated": _odd_image(
+        "an EXIF orientation, which only recipes with exif_orientation apply, such as my-images",
         "Turn the stored pixels, or train with exif_orientation=true",
     ),
-    "tiny": Kind(WARNING, True, "a short side that will be enlarged many times", "Check whether it is a thumbnail"),
-}  # fmt: skip
+    "tiny": _odd_image(
+        "a short side that will be enlarged many times", "Check whether it is a thumbnail"
+    ),
+}
 """All kinds of findings."""
 
 
@@ -96,7 +148,7 @@ class Finding:
     kind: str
     """One of `KINDS`."""
     split: str
-    """ "train" or "val"; empty where one folder was examined."""
+    """"train" or "val"; empty where one folder was examined."""
     place: str
     """The place as `Index.place` writes it: `class/image`, or `file@first byte`. If the problem is
     not about one image, a file or folder relative to the root of the split; "." is all of the
@@ -110,6 +162,17 @@ class Finding:
     def severity(self) -> str:
         """`ERROR` or `WARNING`."""
         return KINDS[self.kind].severity
+
+    def describe(self) -> dict[str, str]:
+        """Return the finding as plain values."""
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "split": self.split,
+            "place": printable(self.place),
+            "name": printable(self.name),
+            "detail": printable(self.detail),
+        }
 
 
 @dataclass(frozen=True)
@@ -130,6 +193,18 @@ class Split:
     left_out: int
     """The number of images that an existing quarantine left out."""
 
+    def describe(self) -> dict[str, object]:
+        """Return the split as plain values."""
+        return {
+            "name": self.name,
+            "format": self.format,
+            "root": printable(str(self.root)),
+            "images": self.images,
+            "classes": self.classes,
+            "bytes": self.total_bytes,
+            "left_out": self.left_out,
+        }
+
 
 @dataclass(frozen=True)
 class Report:
@@ -142,47 +217,27 @@ class Report:
     the same order."""
 
     def count_kinds(self) -> dict[str, int]:
-        """Return the number of findings by kind, for the kinds that were found, in the order of
+        """Return the number of findings by kind, for the kinds that there are, in the order of
         `KINDS`."""
         counts = Counter(finding.kind for finding in self.findings)
         return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
     def describe(self) -> dict[str, object]:
         """Return the report as plain values; bytes of names that are not UTF-8 are replaced."""
+        kinds = {}
+        for name, count in self.count_kinds().items():
+            kind = KINDS[name]
+            kinds[name] = {
+                "count": count,
+                "severity": kind.severity,
+                "meaning": kind.meaning,
+                "remedy": kind.remedy,
+            }
         return {
             "data": printable(str(self.data)),
-            "splits": [
-                {
-                    "name": split.name,
-                    "format": split.format,
-                    "root": printable(str(split.root)),
-                    "images": split.images,
-                    "classes": split.classes,
-                    "bytes": split.total_bytes,
-                    "left_out": split.left_out,
-                }
-                for split in self.splits
-            ],
-            "kinds": {
-                kind: {
-                    "count": count,
-                    "severity": KINDS[kind].severity,
-                    "meaning": KINDS[kind].meaning,
-                    "remedy": KINDS[kind].remedy,
-                }
-                for kind, count in self.count_kinds().items()
-            },
-            "findings": [
-                {
-                    "kind": finding.kind,
-                    "severity": finding.severity,
-                    "split": finding.split,
-                    "place": printable(finding.place),
-                    "name": printable(finding.name),
-                    "detail": printable(finding.detail),
-                }
-                for finding in self.findings
-            ],
+            "splits": [split.describe() for split in self.splits],
+            "kinds": kinds,
+            "findings": [finding.describe() for finding in self.findings],
         }
 
     def write_quarantine(self) -> list[Path]:
@@ -194,23 +249,18 @@ class Report:
         existing file is not a quarantine, `OSError` if it cannot be written.
         """
         roots = {split.name: split.root for split in self.splits if split.format != FLAT}
-        reasons: dict[Path, dict[str, list[str]]] = {}
+        images: dict[Path, dict[str, str]] = {}
         for finding in self.findings:
-            if (
-                finding.severity == ERROR
-                and KINDS[finding.kind].of_image
-                and finding.split in roots
-            ):
-                of_root = reasons.setdefault(roots[finding.split], {})
-                of_root.setdefault(finding.place, []).append(f"{finding.kind}: {finding.detail}")
-        return [
-            _write_quarantine(root, {place: "; ".join(why) for place, why in of.items()})
-            for root, of in reasons.items()
-        ]
+            is_unusable = finding.severity == ERROR and KINDS[finding.kind].of_image
+            if is_unusable and finding.split in roots:
+                reasons = images.setdefault(roots[finding.split], {})
+                before = f"{reasons[finding.place]}; " if finding.place in reasons else ""
+                reasons[finding.place] = f"{before}{finding.kind}: {finding.detail}"
+        return [_write_quarantine(root, reasons) for root, reasons in images.items()]
 
 
-def _write_quarantine(root: Path, images: dict[str, str]) -> Path:
-    listed = read_quarantine(Source(FOLDER, root)) | images
+def _write_quarantine(root: Path, reasons: dict[str, str]) -> Path:
+    images = read_quarantine(Source(FOLDER, root)) | reasons
     with written_text(root / QUARANTINE) as file:
-        json.dump({"images": listed}, file, indent=1, allow_nan=False)
+        json.dump({"images": images}, file, indent=1, allow_nan=False)
     return root / QUARANTINE

@@ -5,19 +5,17 @@ import hashlib
 import io
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import PurePosixPath
 
 import numpy as np
 from PIL import Image
 
-from lockstep.data.checking.findings import ERROR, KINDS, WARNING
-from lockstep.data.checking.parts import FORMAT_OF, TOO_LARGE, Part, describe_error
+from lockstep.data.checking.findings import ERROR, KINDS
+from lockstep.data.checking.parts import FORMAT_OF, TOO_LARGE, ImageProblem, Part, describe_error
 from lockstep.data.decoding.decode import check
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
-from lockstep.data.listing import ROW
-from lockstep.system.machine import cores
+from lockstep.data.images import ROW
+from lockstep.data.index import run_in_ranges
 
 _FORMATS = sorted(set(FORMAT_OF.values()))
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
@@ -28,61 +26,51 @@ _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
 def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) -> None:
     """Decode and hash the images of a split on all cores; call `advance` with the number of images
     done."""
-    listing = part.listing
-    wrong = {i for i, _, _ in part.of_images}
+    wrong = {i for i, _, _ in part.image_problems}
 
-    def inspect(some: range) -> tuple[int, int, list[tuple[int, str, str]]]:
+    def inspect(some: range) -> tuple[int, int, list[ImageProblem]]:
         size = 0
-        found = []
+        problems: list[ImageProblem] = []
         for i in part.kept[some.start : some.stop].tolist():
             try:
-                data = listing.read_encoded(i)
+                data = part.listing.read_encoded(i)
             except OSError as error:
-                found.append(
-                    (
-                        i,
-                        "too-large" if error.errno == errno.EFBIG else "unreadable",
-                        describe_error(error),
-                    )
-                )
+                kind = "too-large" if error.errno == errno.EFBIG else "unreadable"
+                problems.append((i, kind, describe_error(error)))
                 continue
             except ValueError as error:
-                found.append((i, _kind_of(b"", str(error)), str(error)))
+                problems.append((i, _find_kind(b"", str(error)), str(error)))
                 continue
             size += len(data)
-            part.hashes[i] = np.frombuffer(
-                hashlib.blake2b(data, digest_size=16).digest(), np.uint64
-            )
-            problems = _problems(data, listing.name(i), smallest)
-            part.sound[i] = i not in wrong and all(
-                KINDS[kind].severity == WARNING for kind, _ in problems
-            )
-            found += [(i, kind, detail) for kind, detail in problems]
-        return len(some), size, found
+            digest = hashlib.blake2b(data, digest_size=16).digest()
+            part.hashes[i] = np.frombuffer(digest, np.uint64)
+            own = _find_problems(data, part.listing.name(i), smallest)
+            has_error = any(KINDS[kind].severity == ERROR for kind, _ in own)
+            part.sound[i] = i not in wrong and not has_error
+            problems += [(i, kind, detail) for kind, detail in own]
+        return len(some), size, problems
 
-    # As in the index: one task for each image takes too much memory; an interruption does not wait
-    # for tasks not begun.
-    tasks = [
-        range(first, min(first + 64, len(part.kept))) for first in range(0, len(part.kept), 64)
-    ]
-    with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
-        for done, size, found in inspected:
-            part.total_bytes += size
-            part.of_images += found
-            advance(done)
+    def finish(result: tuple[int, int, list[ImageProblem]]) -> None:
+        images, size, problems = result
+        part.total_bytes += size
+        part.image_problems += problems
+        advance(images)
+
+    run_in_ranges(inspect, len(part.kept), finish)
 
 
-def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
+def _find_problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
     """Return kind and detail of every problem of an encoded image."""
     try:
         height, width = check(data)
     except ValueError as error:
-        return [(_kind_of(data, str(error)), str(error))]
+        return [(_find_kind(data, str(error)), str(error))]
     size = f"{width} x {height} pixels"
     if max(height, width) > _MOST_PIXELS_A_SIDE:
         return [("too-large", f"{size} are too many")]
     problems = []
-    (format, mode), orientation = _header(data), read_orientation(data)
+    format, mode = _read_header(data)
+    orientation = read_orientation(data)
     suffix = PurePosixPath(name).suffix
     if mode == "CMYK":
         problems.append(("cmyk", "CMYK"))
@@ -95,7 +83,7 @@ def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
     return problems
 
 
-def _kind_of(data: bytes, reason: str) -> str:
+def _find_kind(data: bytes, reason: str) -> str:
     """Return the kind of finding for an image that `check` refuses; `reason` is the message of
     `check`."""
     if reason == "empty file":
@@ -105,22 +93,19 @@ def _kind_of(data: bytes, reason: str) -> str:
     if _TRUNCATED.search(reason):
         return "truncated"
     # Data that begins like an image was an image.
-    return (
-        "not-an-image"
-        if reason.startswith("not an image") and not data.startswith(_SIGNATURES)
-        else "damaged"
-    )
+    if reason.startswith("not an image") and not data.startswith(_SIGNATURES):
+        return "not-an-image"
+    return "damaged"
 
 
-def _header(data: bytes) -> tuple[str, str]:
+def _read_header(data: bytes) -> tuple[str, str]:
     """Return format and mode of an image without decoding it; empty if they cannot be read."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             # MPO is a JPEG followed by other JPEGs, as cameras write them.
             return (image.format or "").replace("MPO", "JPEG"), image.mode
-    except (
-        Exception
-    ):  # a damaged header makes Pillow raise almost anything; the image itself was decoded
+    # A damaged header makes Pillow raise almost anything. The image itself was decoded.
+    except Exception:
         return "", ""
 
 
@@ -128,10 +113,9 @@ def compare_images(parts: list[Part]) -> None:
     """Find equal images. An image of val counts as the original, because a training image is easier
     to leave out."""
     parts = parts[::-1]
-    sound = [np.flatnonzero(part.sound) for part in parts]
-    owners = np.repeat(np.arange(len(parts)), [len(numbers) for numbers in sound])
-    numbers = np.concatenate(sound)
-    hashes = np.concatenate([part.hashes[some] for part, some in zip(parts, sound, strict=True)])
+    owners = np.repeat(np.arange(len(parts)), [part.sound.sum() for part in parts])
+    numbers = np.concatenate([np.flatnonzero(part.sound) for part in parts])
+    hashes = np.concatenate([part.hashes[part.sound] for part in parts])
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal images stay in their order
     hashes = hashes[order]
     first = last = -1
@@ -150,15 +134,12 @@ def compare_images(parts: list[Part]) -> None:
             kind = "duplicate-other-label"
         else:
             kind = "duplicate"
-        mine.of_images.append((i, kind, others.listing.place(j)))
+        mine.image_problems.append((i, kind, others.listing.place(j)))
 
 
 def check_usable(part: Part) -> None:
     """Add a problem if no image of the split can be used."""
-    wrong = {i for i, kind, _ in part.of_images if KINDS[kind].severity == ERROR}
-    if (
-        part.format
-        and len(wrong) == len(part.kept)
-        and not any(kind == "no-images" for kind, _, _ in part.problems)
-    ):
+    wrong = {i for i, kind, _ in part.image_problems if KINDS[kind].severity == ERROR}
+    is_known = any(kind == "no-images" for kind, _, _ in part.problems)
+    if part.format and len(wrong) == len(part.kept) and not is_known:
         part.problems.append(("no-images", ".", f"none of {len(part.listing)} images can be used"))

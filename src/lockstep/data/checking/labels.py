@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.checking.parts import Part, Problem, are_numbers, describe_error, shown
+from lockstep.data.checking.parts import SHOWN, Part, Problem, are_numbers, describe_error
 from lockstep.data.containers import Damage, Places, recordio
 from lockstep.data.listing import CLASSES
-from lockstep.data.sources import FOLDER
+from lockstep.data.sources import FOLDER, shorten_list
 from lockstep.system.regular_files import RECORDS, read_regular
 
 IMAGENET = {"train": 1_281_167, "val": 50_000}
@@ -29,7 +29,8 @@ def check_labels(part: Part, logits: int | None, known: int | None) -> int | Non
     present = np.unique(labels).tolist()
     if not (count and present):
         return known
-    limit = min((number for number in (logits, part.listed) if number is not None), default=None)
+    limits = [number for number in (logits, part.listed) if number is not None]
+    limit = min(limits, default=None)
     expected = limit or known or len(present)
     if part.format != FOLDER and present[0] > 0 and present[-1] == expected:
         detail = f"labels are {present[0]} to {expected}; expected 0 to {expected - 1}"
@@ -37,23 +38,25 @@ def check_labels(part: Part, logits: int | None, known: int | None) -> int | Non
         return expected
     if limit is None or count <= limit:
         return count
-    said = f"the model has {logits} outputs" if limit == logits else f"{CLASSES} has {limit} lines"
+    reason = f"{CLASSES} has {limit} lines"
+    if limit == logits:
+        reason = f"the model has {logits} outputs"
     beyond = np.flatnonzero(labels >= limit).tolist()
     # If a few images have labels far from the others, the images are wrong. Classes without a gap
     # are real classes.
     if part.format == FOLDER or not beyond or len(present) == present[-1] + 1:
         part.problems.append(
-            ("too-many-classes", ".", f"{count} classes, {len(beyond)} images outside; {said}")
+            ("too-many-classes", ".", f"{count} classes, {len(beyond)} images outside; {reason}")
         )
     else:
-        part.of_images += [
-            (i, "label-out-of-range", f"its label is {labels[i]}; {said}") for i in beyond
+        part.image_problems += [
+            (i, "label-out-of-range", f"its label is {labels[i]}; {reason}") for i in beyond
         ]
     return count
 
 
 def check_classes(train: Part, val: Part) -> None:
-    """Compare the classes as `list_images` does for val: by name, or by number if val has no names."""
+    """Compare the classes as `list_images` does for val: by name, or by number without names."""
     shifted = any(kind == "labels-from-1" for part in (train, val) for kind, _, _ in part.problems)
     if shifted or not (train.listing.classes and val.listing.classes):
         return
@@ -61,32 +64,27 @@ def check_classes(train: Part, val: Part) -> None:
     own = val.listing.classes
     if are_numbers(own):
         own = classes + own[len(classes) :]
-    of_train = _used(train, classes)
-    of_val = _used(val, own)
-    if unknown := [name for name in of_val if name not in classes]:
-        val.problems.append(("unknown-classes", ".", f"{len(unknown)} classes: {shown(unknown)}"))
-    if missing := [name for name in of_train if name not in of_val]:
-        val.problems.append(
-            ("classes-without-val", ".", f"{len(missing)} classes: {shown(missing)}")
-        )
+    val_classes = _find_used(val, own)
+    unknown = [name for name in val_classes if name not in classes]
+    missing = [name for name in _find_used(train, classes) if name not in val_classes]
+    for kind, names in (("unknown-classes", unknown), ("classes-without-val", missing)):
+        if names:
+            detail = f"{len(names)} classes: {shorten_list(names, SHOWN)}"
+            val.problems.append((kind, ".", detail))
 
 
-def _used(part: Part, classes: tuple[str, ...]) -> list[str]:
+def _find_used(part: Part, classes: tuple[str, ...]) -> list[str]:
     """Return the names of the classes that have images."""
-    wrong = [i for i, _, _ in part.of_images]
-    return [
-        classes[label] for label in np.unique(np.delete(part.listing.rows["label"], wrong)).tolist()
-    ]
+    wrong = [i for i, _, _ in part.image_problems]
+    labels = np.unique(np.delete(part.listing.rows["label"], wrong))
+    return [classes[label] for label in labels.tolist()]
 
 
 def check_count(part: Part) -> None:
     """Compare the number of images with ImageNet's, if the classes look like ImageNet's."""
     classes = part.listing.classes
-    if (
-        len(classes) != 1000
-        or not all(map(_SYNSET.fullmatch, classes))
-        or part.name not in IMAGENET
-    ):
+    is_imagenet = len(classes) == 1000 and all(map(_SYNSET.fullmatch, classes))
+    if not is_imagenet or part.name not in IMAGENET:
         return
     count = len(part.listing.rows) + len(part.listing.damaged)
     if count != IMAGENET[part.name]:
@@ -99,16 +97,12 @@ def check_files(part: Part) -> None:
     """Check the contents of each file of a storage format, and the files next to it."""
     files = part.source.files
     damaged = Counter(bad.file.rpartition("@")[0] for bad in part.listing.damaged)
-    counts = np.bincount(part.listing.rows["file"], minlength=len(files)) + [
-        damaged[file] for file in files
-    ]
+    counts = np.bincount(part.listing.rows["file"], minlength=len(files))
+    counts += [damaged[file] for file in files]
     refused = {place for _, place, _ in part.problems}
-    empty = [
-        file
-        for file, count in zip(files, counts.tolist(), strict=True)
-        if not count and file not in refused
-    ]
-    part.problems += [("no-images", file, "no image in it") for file in empty]
+    for file, count in zip(files, counts.tolist(), strict=True):
+        if not count and file not in refused:
+            part.problems.append(("no-images", file, "no image in it"))
     if part.format == "tfrecord":
         # The count of NVIDIA's reader, in the TensorFlow ConvNets of DeepLearningExamples. Lengths
         # that differ by one are fine: not every total can be divided equally.
@@ -120,32 +114,32 @@ def check_files(part: Part) -> None:
             )
     if part.format == "recordio":
         for file in files:
-            part.problems += _beside_records(part.source.root / file, damaged[file])
+            part.problems += _check_records(part.source.root / file, damaged[file])
 
 
-def _beside_records(path: Path, damaged: int) -> list[Problem]:
+def _check_records(path: Path, damaged: int) -> list[Problem]:
     """Return how the `.idx` and `.lst` of a `.rec` file differ from it, if they do."""
     problems: list[Problem] = []
     index = path.with_suffix(".idx")
     names = path.with_suffix(".lst")
     try:
-        numbers, stretches = _numbers(Places(path))
-        if index.is_file() and (
-            wrong := _index_problems(recordio.read_index(index), numbers, stretches)
-        ):
-            more = f" ({len(wrong)} problems in all)" if len(wrong) > 1 else ""
-            problems.append(("idx", index.name, wrong[0] + more))
+        numbers, damage = _read_numbers(Places(path))
+        lines = recordio.read_index(index) if index.is_file() else None
+        faults = [] if lines is None else _check_index(lines, numbers, damage)
+        if faults:
+            more = f" ({len(faults)} problems in all)" if len(faults) > 1 else ""
+            problems.append(("idx", index.name, faults[0] + more))
     except (OSError, ValueError) as error:
         problems.append(("idx", index.name, describe_error(error)))
         return problems
     if names.is_file() and not damaged:
-        lines = sum(bool(line.strip()) for line in read_regular(names, RECORDS).split(b"\n"))
-        if lines != len(numbers):
-            problems.append(("lst", names.name, f"{lines} lines, {len(numbers)} records"))
+        rows = sum(bool(line.strip()) for line in read_regular(names, RECORDS).split(b"\n"))
+        if rows != len(numbers):
+            problems.append(("lst", names.name, f"{rows} lines, {len(numbers)} records"))
     return problems
 
 
-def _numbers(file: Places) -> tuple[dict[int, int], list[Damage]]:
+def _read_numbers(file: Places) -> tuple[dict[int, int], list[Damage]]:
     """Return the number of the image of every record, by the record's offset; and the damage."""
     numbers = {}
     damage = []
@@ -159,7 +153,7 @@ def _numbers(file: Places) -> tuple[dict[int, int], list[Damage]]:
     return numbers, damage
 
 
-def _index_problems(
+def _check_index(
     lines: list[tuple[int, int]], numbers: dict[int, int], damage: list[Damage]
 ) -> list[str]:
     """Return the problems of the lines of an `.idx`. Lines that point into damage are skipped: they

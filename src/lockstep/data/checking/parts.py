@@ -4,7 +4,7 @@ it."""
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -12,36 +12,39 @@ import numpy as np
 
 from lockstep.data.checking.findings import FLAT, KINDS, Finding, Split
 from lockstep.data.containers import NO_LABEL, Damage
+from lockstep.data.images import ROW, Names, Quarantined
 from lockstep.data.index import QUARANTINE, read_quarantine
 from lockstep.data.listing import (
     CLASSES,
-    MOST_BYTES,
-    MOST_CLASSES,
-    ROW,
-    STORED,
+    SCANNERS,
     Listing,
-    Names,
-    Quarantined,
+    find_fault,
     list_images,
     read_classes,
 )
 from lockstep.data.sources import (
     ALIASES,
     FOLDER,
-    IS_OF,
     UNFINISHED,
     Source,
     find_files,
     find_source,
     find_split,
+    group_by_format,
     is_folder,
+    shorten_list,
 )
 from lockstep.system.errors import DataError
 
 FORMAT_OF = {
-    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP",
-    ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM", ".tif": "TIFF", ".tiff": "TIFF",
-}  # fmt: skip
+    **dict.fromkeys((".jpg", ".jpeg"), "JPEG"),
+    **dict.fromkeys((".ppm", ".pgm", ".pbm"), "PPM"),
+    **dict.fromkeys((".tif", ".tiff"), "TIFF"),
+    ".png": "PNG",
+    ".bmp": "BMP",
+    ".gif": "GIF",
+    ".webp": "WEBP",
+}
 """Pillow's name of the format, by the ending of an image's name."""
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
 _NO_CLASS = re.compile(r"its label is|expected the number of a class|it has no class")
@@ -51,18 +54,25 @@ _SERIAL = re.compile(r"^(.*[-_.])(\d{5,})(\.(?:tar|rec|tfrecords?))$")
 SHOWN = 5
 Problem = tuple[str, str, str]
 """Kind, place and detail of a problem that is not about one image of a listing."""
+ImageProblem = tuple[int, str, str]
+"""Number of an image in the listing, and kind and detail of its problem."""
 
 
 def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
-    """Return name, source and problems of every split; or of the folder itself, with an empty name."""
+    """Return name, source and problems of every split; or of the folder itself, with an empty
+    name."""
     if not data.is_dir():
         raise DataError(f"there is no folder {data} to examine")
-    splits = [(split, _split(data, split)) for split in ALIASES]
-    found = [(split, *source) for split, source in splits if source is not None]
-    if found:
-        return found
-    if _visible(data, folders=True) or any(_looks_stored(name) for name in _visible(data)):
-        source, problems = _found(lambda: find_source(data), data, _visible(data), "")
+    splits = []
+    for split in ALIASES:
+        examined = _find_split(data, split)
+        if examined is not None:
+            splits.append((split, *examined))
+    if splits:
+        return splits
+    folders, files = _list_visible(data)
+    if folders or any(_looks_stored(name) for name in files):
+        source, problems = _examine_source(lambda: find_source(data), data, files, "")
         return [("", source, problems)]
     raise DataError(
         f"{data} holds no images; expected a data set with {data}/train and {data}/val, or files"
@@ -70,15 +80,19 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
     )
 
 
-def _split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
-    root = next((data / alias for alias in ALIASES[split] if (data / alias).is_dir()), None)
-    if root is not None:
-        return _found(lambda: find_split(data, split), root, _visible(root), "")
+def _find_split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
+    def find() -> Source:
+        return find_split(data, split)
+
+    for alias in ALIASES[split]:
+        if (data / alias).is_dir():
+            _, files = _list_visible(data / alias)
+            return _examine_source(find, data / alias, files, "")
     names = find_files(data, split)
-    return _found(lambda: find_split(data, split), data, names, split) if names else None
+    return _examine_source(find, data, names, split) if names else None
 
 
-def _found(
+def _examine_source(
     find: Callable[[], Source], root: Path, names: list[str], split: str
 ) -> tuple[Source, list[Problem]]:
     """Return the source that `find` finds, or as much of it as can be examined. A source without a
@@ -86,45 +100,43 @@ def _found(
     try:
         source = find()
     except (DataError, OSError) as error:
+        groups = group_by_format(names)
         if any((folder / UNFINISHED).exists() for folder in (root, root.parent)):
-            return Source("", root), [("unfinished", ".", describe_error(error))]
-        by_format = _by_format(names)
-        if len(by_format) != 1:
-            return Source("", root), [
-                ("two-formats" if by_format else "unreadable-file", ".", describe_error(error))
-            ]
-        [(format, files)] = by_format.items()
-        return Source(format, root, files, split), [("missing-shard", ".", describe_error(error))]
+            kind = "unfinished"
+        elif len(groups) == 1:
+            [(format, files)] = groups.items()
+            problem = ("missing-shard", ".", describe_error(error))
+            return Source(format, root, files, split), [problem]
+        else:
+            kind = "two-formats" if groups else "unreadable-file"
+        return Source("", root), [(kind, ".", describe_error(error))]
     return source, _gaps(source.files)
 
 
-def _by_format(names: list[str]) -> dict[str, tuple[str, ...]]:
-    by_format = {format: tuple(filter(is_of, names)) for format, is_of in IS_OF.items()}
-    return {format: files for format, files in by_format.items() if files}
-
-
 def _looks_stored(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in FORMAT_OF or bool(_by_format([name]))
+    return PurePosixPath(name).suffix.lower() in FORMAT_OF or bool(group_by_format([name]))
 
 
-def _visible(root: Path, *, folders: bool = False) -> list[str]:
-    """Return the sorted names of files, or of folders."""
+def _list_visible(root: Path) -> tuple[list[str], list[str]]:
+    """Return the sorted names of folders, and of everything else."""
+    folders: list[str] = []
+    others: list[str] = []
     try:
         with os.scandir(root) as entries:
-            return sorted(
-                each.name
-                for each in entries
-                if not each.name.startswith(".") and is_folder(each) == folders
-            )
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    (folders if is_folder(entry) else others).append(entry.name)
     except OSError:  # the listing of the images reports it
-        return []
+        return [], []
+    return sorted(folders), sorted(others)
 
 
 def _gaps(files: Iterable[str]) -> list[Problem]:
     """Return the gaps among numbered files whose names do not have the number of files."""
     present: dict[tuple[str, str], dict[int, int]] = {}
     for name in files:
-        if serial := _SERIAL.match(name):
+        serial = _SERIAL.match(name)
+        if serial is not None:
             present.setdefault((serial[1], serial[3]), {})[int(serial[2])] = len(serial[2])
     problems = []
     for (before, after), digits in present.items():
@@ -132,16 +144,13 @@ def _gaps(files: Iterable[str]) -> list[Problem]:
         first = min(digits)
         last = max(digits)
         # Only the first few: a number may be a date.
-        some = islice((i for i in range(first, last) if i not in digits), SHOWN + 1)
-        if missing := [f"{before}{i:0{width}d}{after}" for i in some]:
+        missing = islice((i for i in range(first, last) if i not in digits), SHOWN + 1)
+        names = [f"{before}{i:0{width}d}{after}" for i in missing]
+        if names:
             count = last - first + 1 - len(digits)
-            problems.append(("missing-shard", missing[0], f"{count} missing: {shown(missing)}"))
+            detail = f"{count} missing: {shorten_list(names, SHOWN)}"
+            problems.append(("missing-shard", names[0], detail))
     return problems
-
-
-def shown(names: list[str]) -> str:
-    """Return the first names of a list, comma-separated."""
-    return ", ".join(names[:SHOWN]) + " ..." * (len(names) > SHOWN)
 
 
 def describe_error(error: Exception) -> str:
@@ -156,17 +165,14 @@ class Part:
         self.name = name
         self.source = source
         self.format = source.format
-        self.listing, self.listed, more = _listing_of(source)
+        self.listing, self.listed, more = _list_source(source)
         self.problems = problems + more
         """The problems that are not about one image of the listing."""
         if any(kind == "flat" for kind, _, _ in more):
             self.format = FLAT
-        self.problems += [
-            (_kind_of_damage(bad.reason), bad.file, bad.reason) for bad in self.listing.damaged
-        ]
-        self.of_images: list[tuple[int, str, str]] = []
-        """For each problem of an image: the image's number in the listing, the kind and the detail.
-        """
+        for bad in self.listing.damaged:
+            self.problems.append((_find_kind(bad.reason), bad.file, bad.reason))
+        self.image_problems: list[ImageProblem] = []
         count = len(self.listing.rows)
         self.kept = np.arange(count)
         """The numbers of the images that no quarantine leaves out."""
@@ -179,68 +185,71 @@ class Part:
     def leave_out(self) -> None:
         """Remove the images that the quarantine leaves out, and their problems."""
         try:
-            listed = read_quarantine(self.source)
+            quarantine = read_quarantine(self.source)
         except (DataError, OSError) as error:
             self.problems.append(("bad-quarantine", QUARANTINE, describe_error(error)))
             return
-        if not listed:
+        if not quarantine:
             return
-        out = {i for i in range(len(self.kept)) if self.listing.place(i) in listed}
-        known = [
-            problem
-            for problem in self.problems
-            if KINDS[problem[0]].of_image and problem[1] in listed
-        ]
+        left_out = [i for i in range(len(self.kept)) if self.listing.place(i) in quarantine]
+        known = set()
+        for problem in self.problems:
+            kind, place, _ = problem
+            if KINDS[kind].of_image and place in quarantine:
+                known.add(problem)
+                self.left_out += 1
         self.problems = [problem for problem in self.problems if problem not in known]
-        self.of_images = [found for found in self.of_images if found[0] not in out]
-        self.kept = np.array([i for i in range(len(self.kept)) if i not in out], np.int64)
-        self.left_out = len(out) + len(known)
+        out = set(left_out)
+        self.image_problems = [row for row in self.image_problems if row[0] not in out]
+        self.kept = np.delete(self.kept, left_out)
+        self.left_out += len(left_out)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the problems that are not about one image, then the problems of images, by image."""
+        """Yield the problems that are not about one image, then those of images, by image."""
         for kind, place, detail in self.problems:
             yield Finding(kind, self.name, place, "", detail)
-        for i, kind, detail in sorted(self.of_images, key=lambda found: found[0]):
+        for i, kind, detail in sorted(self.image_problems, key=lambda problem: problem[0]):
             yield Finding(kind, self.name, self.listing.place(i), self.listing.name(i), detail)
 
     def summary(self) -> Split:
         """Return the summary of the split for the report."""
-        classes = len(self.listing.classes)
         return Split(
             self.name,
             self.format,
             self.source.root,
-            len(self.kept),
-            classes,
-            self.total_bytes,
-            self.left_out,
+            images=len(self.kept),
+            classes=len(self.listing.classes),
+            total_bytes=self.total_bytes,
+            left_out=self.left_out,
         )
 
 
-def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
+def _list_source(source: Source) -> tuple[Listing, int | None, list[Problem]]:
     """Return what a source holds, the number of listed classes, and why loaders refuse the source.
 
     The number is the length of the `classes.txt` next to the source; None if there is none or it
     does not apply.
     """
     if not source.format:
-        return _listing(source, [], [], ()), None, []
-    named = None
+        return _make_listing(source), None, []
+    classes = None
     try:
-        named = read_classes(source)
+        classes = read_classes(source)
         listing = list_images(source)
-        return listing, len(listing.classes) if listing.classes == named else None, []
+        return listing, len(listing.classes) if listing.classes == classes else None, []
     except (DataError, OSError, ValueError, OverflowError) as error:
-        listing, problems = _of_folder(source) if source.format == FOLDER else _of_files(source)
-        # The list is only for classes that are numbers. `check_labels` finds labels outside it.
-        listed = (
-            len(named)
-            if named is not None and source.format != FOLDER and are_numbers(listing.classes)
-            else None
-        )
-        if not problems and (listed is None or len(listing.classes) <= listed):
+        if source.format == FOLDER:
+            listing, problems = _list_folder(source)
+            classes = None  # the list is only for classes that are numbers
+        else:
+            listing, problems = _list_files(source)
+        # `check_labels` finds labels outside the list.
+        count = None
+        if classes is not None and are_numbers(listing.classes):
+            count = len(classes)
+        if not problems and (count is None or len(listing.classes) <= count):
             problems = [("refused", ".", describe_error(error))]
-        return listing, listed, problems
+        return listing, count, problems
 
 
 def are_numbers(classes: tuple[str, ...]) -> bool:
@@ -248,18 +257,17 @@ def are_numbers(classes: tuple[str, ...]) -> bool:
     return classes == tuple(map(str, range(len(classes))))
 
 
-def _listing(
+def _make_listing(
     source: Source,
-    rows: list[tuple[int, ...]],
-    names: list[str],
-    classes: tuple[str, ...],
+    rows: Sequence[tuple[int, ...]] = (),
+    names: Iterable[str] = (),
+    classes: tuple[str, ...] = (),
     damaged: Iterable[Quarantined] = (),
 ) -> Listing:
-    names_of = Names.of(map(os.fsencode, names))
     return Listing(
         source,
-        np.array(rows, ROW),
-        names_of,
+        np.array(list(rows), ROW),
+        Names.of(map(os.fsencode, names)),
         classes,
         numbered=are_numbers(classes),
         damaged=tuple(damaged),
@@ -270,44 +278,37 @@ def _row(label: int, offset: int = 0, file: int = 0, length: int = 0) -> tuple[i
     return offset, file, length, label, 0, 0
 
 
-def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
+def _list_folder(source: Source) -> tuple[Listing, list[Problem]]:
     """Return the images of a folder that `list_images` refuses, and the problems of the folder."""
     root = source.root
-    folders = _visible(root, folders=True)
-    files = _visible(root)
+    folders, files = _list_visible(root)
     if not folders:
         images = [name for name in files if name not in (QUARANTINE, CLASSES)]
         if not images:
-            return _listing(source, [], [], ()), [("no-images", ".", "the folder is empty")]
-        return _listing(source, [_row(0)] * len(images), images, ()), [
-            ("flat", ".", f"{len(images)} files and no class folders")
-        ]
+            return _make_listing(source), [("no-images", ".", "the folder is empty")]
+        problem = ("flat", ".", f"{len(images)} files and no class folders")
+        return _make_listing(source, [_row(0)] * len(images), images), [problem]
     names: list[str] = []
     rows: list[tuple[int, ...]] = []
     problems: list[Problem] = []
     for label, folder in enumerate(folders):
         try:
-            with os.scandir(root / folder) as entries:
-                visible = {
-                    each.name: is_folder(each) for each in entries if not each.name.startswith(".")
-                }
+            os.scandir(root / folder).close()
         except OSError as error:
             problems.append(("unreadable-file", folder, describe_error(error)))
             continue
-        if not visible:
+        nested, images = _list_visible(root / folder)
+        if not nested and not images:
             problems.append(("empty-class", folder, "no images"))
-        problems += [
-            ("nested-folder", f"{folder}/{name}", f"expected images in {root}/<class>/<image>")
-            for name in sorted(visible)
-            if visible[name]
-        ]
-        images = sorted(name for name in visible if not visible[name])
+        for name in nested:
+            detail = f"expected images in {root}/<class>/<image>"
+            problems.append(("nested-folder", f"{folder}/{name}", detail))
         names += [f"{folder}/{name}" for name in images]
         rows += [_row(label)] * len(images)
-    return _listing(source, rows, names, tuple(folders)), problems
+    return _make_listing(source, rows, names, tuple(folders)), problems
 
 
-def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
+def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
     """Return the images of files that `list_images` refuses, and the problems of the files."""
     rows: list[tuple[int, ...]] = []
     names: list[str] = []
@@ -316,62 +317,40 @@ def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
     labels: list[int | str] = []
     for file, path in enumerate(source.files):
         try:
-            for each in STORED[source.format](source.root / path):
-                if isinstance(each, Damage):
-                    damaged.append(Quarantined(f"{path}@{each.begin}", each.reason))
-                elif each.label > MOST_CLASSES:
-                    damaged.append(
-                        Quarantined(f"{path}@{each.offset}", f"its label is {each.label}")
-                    )
-                elif each.length > MOST_BYTES:
-                    damaged.append(
-                        Quarantined(f"{path}@{each.offset}", f"{each.length} bytes are too many")
-                    )
-                else:
-                    rows.append(
-                        _row(
-                            NO_LABEL,
-                            ~each.offset if each.in_parts else each.offset,
-                            file,
-                            each.length,
-                        )
-                    )
-                    labels.append(each.class_name if each.label == NO_LABEL else each.label)
-                    names.append(
-                        each.name.encode(errors="replace").decode()
-                    )  # JSON allows names that file systems do not
+            for item in SCANNERS[source.format](source.root / path):
+                if isinstance(item, Damage):
+                    damaged.append(Quarantined(f"{path}@{item.begin}", item.reason))
+                    continue
+                fault = find_fault(item)
+                if fault:
+                    damaged.append(Quarantined(f"{path}@{item.offset}", fault))
+                    continue
+                offset = ~item.offset if item.in_parts else item.offset
+                rows.append(_row(NO_LABEL, offset, file, item.length))
+                labels.append(item.class_name if item.label == NO_LABEL else item.label)
+                # JSON allows names that file systems do not.
+                names.append(item.name.encode(errors="replace").decode())
         except (ValueError, OSError) as error:
             kind = "compressed" if "the tar is compressed" in str(error) else "unreadable-file"
             problems.append((kind, path, describe_error(error)))
     folders = {label for label in labels if isinstance(label, str)}
     numbers = [label for label in labels if isinstance(label, int)]
     if folders and numbers:
-        detail = (
-            f"{len(numbers)} images have a number as their class, {len(labels) - len(numbers)} a"
-            " folder"
-        )
-        return _listing(source, rows, names, (), damaged), [
-            *problems,
-            ("mixed-labels", ".", detail),
-        ]
-    classes = (
-        tuple(sorted(folders)) if folders else tuple(map(str, range(max(numbers, default=-1) + 1)))
-    )
-    position: dict[int | str, int] = {name: i for i, name in enumerate(classes)}
-    listing = _listing(source, rows, names, classes, damaged)
-    listing.rows["label"] = [
-        label if isinstance(label, int) else position[label] for label in labels
-    ]
+        others = len(labels) - len(numbers)
+        detail = f"{len(numbers)} images have a number as their class, {others} a folder"
+        problems.append(("mixed-labels", ".", detail))
+        return _make_listing(source, rows, names, (), damaged), problems
+    classes = tuple(sorted(folders) or map(str, range(max(numbers, default=-1) + 1)))
+    positions: dict[int | str, int] = {name: i for i, name in enumerate(classes)}
+    listing = _make_listing(source, rows, names, classes, damaged)
+    listing.rows["label"] = numbers or [positions[label] for label in labels]
     return listing, problems
 
 
-def _kind_of_damage(reason: str) -> str:
+def _find_kind(reason: str) -> str:
+    """Return the kind of finding for damage of a file."""
     if reason == os.strerror(errno.ELOOP):
         return "unreadable"
-    return (
-        "label-out-of-range"
-        if _NO_CLASS.search(reason)
-        else "too-large"
-        if TOO_LARGE.search(reason)
-        else "bad-record"
-    )
+    if _NO_CLASS.search(reason):
+        return "label-out-of-range"
+    return "too-large" if TOO_LARGE.search(reason) else "bad-record"

@@ -1,9 +1,9 @@
 """Storage formats that hold many images in one file: where each image is, and how files are
 written.
 
-No framework is needed. Every module has `scan_images`, which lists the images of a file without decoding
-them, and `Writer`. Damage is listed too. The images before and after it are right, and reading
-continues at the next record that can be found.
+No framework is needed. Every module has `scan_images`, which lists the images of a file without
+decoding them, and `Writer`. Damage is listed too. The images before and after it are right, and
+reading continues at the next record that can be found.
 """
 
 import os
@@ -95,9 +95,8 @@ class Places:
         if self._ahead < offset + length <= self.size:
             self._read_on(offset + length)
         data = os.pread(self.descriptor, length, offset)
-        while (
-            len(data) < length
-        ):  # one call reads at most 2 GiB on Linux, and less on network file systems
+        # One call reads at most 2 GiB on Linux, and less on network file systems.
+        while len(data) < length:
             more = os.pread(self.descriptor, length - len(data), offset + len(data))
             if not more:
                 raise ValueError(
@@ -199,9 +198,8 @@ class Appended(ABC):
     def finish(self) -> None:
         """Give the file its final name. The system writes it to the disk later, as after copying a
         file."""
-        with naming(
-            self.path
-        ):  # a network file system may report a full disk only when the file is closed
+        # A network file system may report a full disk only when the file is closed.
+        with naming(self.path):
             self._file.close()
         _partial(self.path).replace(self.path)
 

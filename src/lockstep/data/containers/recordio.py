@@ -38,8 +38,13 @@ _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 _FRONT = np.dtype(
-    [(name, "<u4") for name in ("magic", "length", "labels")]
-    + [("label", "<f4"), ("numbers", "<u8", 2)]
+    [
+        ("magic", "<u4"),
+        ("length", "<u4"),
+        ("labels", "<u4"),
+        ("label", "<f4"),
+        ("numbers", "<u8", 2),
+    ]
 )
 """The frame and header of an undivided record."""
 assert _FRONT.itemsize == _FRAME.size + _HEADER.size
@@ -83,8 +88,7 @@ class Record(NamedTuple):
 def frame_record(*payload: Bytes) -> list[Bytes]:
     """Return the bytes of a record in a file, in pieces. Raises `ValueError` if it is too long.
 
-    The payload can also be given in pieces; the length of every piece except the last must be a
-    multiple of 4.
+    The payload may be in pieces; the length of every piece except the last must be a multiple of 4.
     """
     cuts = [_find_magic(piece) for piece in payload]
     if not any(cuts):
@@ -98,7 +102,10 @@ def frame_record(*payload: Bytes) -> list[Bytes]:
             begin = cut + len(_MAGIC_BYTES)
         parts[-1].append(piece[begin:])
     flags = (_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST)
-    return [piece for flag, part in zip(flags, parts, strict=True) for piece in _part(flag, part)]
+    pieces = []
+    for flag, part in zip(flags, parts, strict=True):
+        pieces += _part(flag, part)
+    return pieces
 
 
 def _part(flag: int, pieces: Sequence[Bytes]) -> list[Bytes]:
@@ -202,16 +209,16 @@ def _next_record(file: Places, offset: int) -> int:
     start = offset + 1
     while start < file.size:
         chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
-        found = chunk.find(_MAGIC_BYTES)
-        while found >= 0:
-            if _sound(file, start + found):
-                return start + found
-            found = chunk.find(_MAGIC_BYTES, found + 1)
+        at = chunk.find(_MAGIC_BYTES)
+        while at >= 0:
+            if _is_sound(file, start + at):
+                return start + at
+            at = chunk.find(_MAGIC_BYTES, at + 1)
         start += max(len(chunk) - len(_MAGIC_BYTES) + 1, 1)
     return file.size
 
 
-def _sound(file: Places, offset: int) -> bool:
+def _is_sound(file: Places, offset: int) -> bool:
     """Return whether a record begins here and another one directly after it."""
     try:
         return _begins(file, read_record(file, offset).end)
@@ -227,7 +234,8 @@ def read_payload(file: Places, record: Record) -> bytes:
     """
     parts = [file.read(begin, end - begin) for begin, end in record.spans]
     for (begin, _), part in zip(record.spans, parts, strict=True):
-        if inside := _find_magic(part):
+        inside = _find_magic(part)
+        if inside:
             raise ValueError(
                 f"a part begins at byte {begin + inside[0]}, inside the part at byte"
                 f" {begin - _FRAME.size}"
@@ -254,9 +262,9 @@ def unpack_header(payload: bytes) -> tuple[Header, int]:
     begin = _HEADER.size + 4 * count
     if len(payload) < begin:
         raise ValueError(f"a record of {len(payload)} bytes has no room for {count} labels")
-    labels = (
-        tuple(np.frombuffer(payload, "<f4", count, _HEADER.size).tolist()) if count else (label,)
-    )
+    labels = (label,)
+    if count:
+        labels = tuple(np.frombuffer(payload, "<f4", count, _HEADER.size).tolist())
     return Header(labels, number, second), begin
 
 
@@ -268,29 +276,30 @@ def scan_images(path: Path) -> Iterator[Stored | Damage]:
     <tab> labels <tab> path`.
     """
     file = Places(path, read_ahead=True)
-    names = _names(path.with_suffix(".lst"))
+    names = _read_names(path.with_suffix(".lst"))
     offset = 0
     while offset < file.size:
-        images, offset = _plain(file, offset, names)
-        yield from images
-        for record in () if images else islice(records(file, offset), _ONE_BY_ONE):
+        images, offset = _scan_plain(file, offset, names)
+        if images:
+            yield from images
+            continue
+        for record in islice(records(file, offset), _ONE_BY_ONE):
             offset = record.end
             if isinstance(record, Damage):
                 yield record
                 continue
             try:
-                yield _stored(file, record, names)
+                yield _find_image(file, record, names)
             except ValueError as error:
-                yield Damage(
-                    record.offset, record.end, f"the record at byte {record.offset}: {error}"
-                )
+                reason = f"the record at byte {record.offset}: {error}"
+                yield Damage(record.offset, record.end, reason)
 
 
-def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Stored], int]:
+def _scan_plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Stored], int]:
     """Return the next consecutive images whose records are undivided and have one label each, and
     where these records end.
 
-    `records` and `_stored` return the same for them, but take three times as long. The last such
+    `records` and `_find_image` return the same, but take three times as long. The last such
     record is left to those functions, because they check whether another record begins after it.
     """
     fronts: list[bytes] = []
@@ -304,9 +313,8 @@ def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Store
         at += _FRAME.size + length + -length % 4
     array = np.frombuffer(b"".join(fronts[:-1]), _FRONT)
     with np.errstate(invalid="ignore"):
-        is_class = (
-            (array["label"] >= 0) & (array["label"] < _MOST_LABELS) & (array["label"] % 1 == 0)
-        )
+        label = array["label"]
+        is_class = (label >= 0) & (label < _MOST_LABELS) & (label % 1 == 0)
     array = array[np.logical_and.accumulate(is_class)]
     lengths = array["length"].astype(np.int64)
     ends = offset + np.cumsum(_FRAME.size + lengths + -lengths % 4)
@@ -323,39 +331,43 @@ def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Store
     return list(map(Stored._make, images)), int(ends[-1]) if len(ends) else offset
 
 
-def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
-    in_parts, (begin, end) = len(record.spans) > 1, record.spans[0]
-    payload = read_payload(file, record) if in_parts else record.front
-    length = len(payload) if in_parts else end - begin
-    if not in_parts and length > _HEADER.size and (count := _HEADER.unpack(payload)[0]):
-        payload = file.read(begin, min(length, _HEADER.size + 4 * count))
+def _find_image(file: Places, record: Record, names: dict[int, str]) -> Stored:
+    in_parts = len(record.spans) > 1
+    begin, end = record.spans[0]
+    if in_parts:
+        payload = read_payload(file, record)
+        length = len(payload)
+    else:
+        payload = record.front
+        length = end - begin
+        count = _HEADER.unpack(payload)[0] if length > _HEADER.size else 0
+        if count:
+            payload = file.read(begin, min(length, _HEADER.size + 4 * count))
     header, image = unpack_header(payload)
     label = header.labels[0]
     if not label.is_integer() or label < 0:
         raise ValueError(f"its label is {label:g}; expected a class, counted from 0")
-    offset = record.offset if in_parts else begin + image
-    number = header.number if header.number < 2**63 else -1
     return Stored(
-        offset,
+        record.offset if in_parts else begin + image,
         length - image,
         int(label),
         names.get(header.number, ""),
-        number=number,
+        number=header.number if header.number < 2**63 else -1,
         in_parts=in_parts,
     )
 
 
-def _names(path: Path) -> dict[int, str]:
+def _read_names(path: Path) -> dict[int, str]:
     if not path.exists():
         return {}
     text = read_regular_text(path, RECORDS, errors="surrogateescape")
     # Not splitlines: it also splits at characters that names can contain.
-    columns = (line.split("\t") for line in text.split("\n"))
-    return {
-        int(fields[0]): fields[-1]
-        for fields in columns
-        if len(fields) > 2 and fields[0].isdecimal()
-    }
+    names = {}
+    for line in text.split("\n"):
+        fields = line.split("\t")
+        if len(fields) > 2 and fields[0].isdecimal():
+            names[int(fields[0])] = fields[-1]
+    return names
 
 
 def image_in_parts(file: Places, offset: int) -> bytes:
@@ -369,9 +381,8 @@ def read_index(path: Path) -> list[tuple[int, int]]:
     """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line
     without these."""
     places = []
-    for row, line in enumerate(
-        read_regular_text(path, RECORDS, encoding="ascii", errors="replace").splitlines(), 1
-    ):
+    text = read_regular_text(path, RECORDS, encoding="ascii", errors="replace")
+    for row, line in enumerate(text.splitlines(), 1):
         number, tab, offset = line.partition("\t")
         if not (tab and number.isdigit() and offset.strip().isdigit()):
             raise ValueError(
@@ -396,17 +407,20 @@ class Writer(Appended):
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Write `.idx` and `.lst` as im2rec does, from number, label and name of every sample;
         return their paths."""
-        paths = [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
-        with written_text(paths[0]) as places, written_text(paths[1]) as names:
+        index = self.path.with_suffix(".idx")
+        listing = self.path.with_suffix(".lst")
+        with written_text(index) as places, written_text(listing) as names:
             for (number, label, name), begin in zip(rows, self._ends[:-1], strict=True):
                 places.write(f"{number}\t{begin}\n")
                 names.write(f"{number}\t{label:f}\t{name}\n")
-        return paths
+        return [index, listing]
 
 
 def _ends(path: Path | None) -> Iterator[int]:
     """Yield the end of each record of a file, up to the first damage."""
-    for record in records(Places(path)) if path is not None else ():
+    if path is None:
+        return
+    for record in records(Places(path)):
         if isinstance(record, Damage):
             return
         yield record.end

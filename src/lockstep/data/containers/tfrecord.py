@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from lockstep.data.containers import (
@@ -36,34 +36,8 @@ _HEAD_BYTES = 2**6
 """An image is found in a message by this many of its first bytes."""
 _KEPT = 2**12
 """This many parts of messages are cached, because many images share them."""
-_EXAMPLE = """
-name: "lockstep/example.proto" package: "lockstep" syntax: "proto3"
-message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
-message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
-message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
-message_type {
-  name: "Feature"
-  oneof_decl { name: "kind" }
-  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: "BytesList" label: LABEL_OPTIONAL oneof_index: 0 }
-  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: "FloatList" label: LABEL_OPTIONAL oneof_index: 0 }
-  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: "Int64List" label: LABEL_OPTIONAL oneof_index: 0 }
-}
-message_type {
-  name: "Features"
-  nested_type {
-    name: "FeatureEntry"
-    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
-    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: "Feature" label: LABEL_OPTIONAL }
-    options { map_entry: true }
-  }
-  field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: "Features.FeatureEntry" label: LABEL_REPEATED }
-}
-message_type {
-  name: "Example"
-  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: "Features" label: LABEL_OPTIONAL }
-}
-"""
-"""The definitions in example.proto and feature.proto of TensorFlow."""
+_LISTS = {"BytesList": "TYPE_BYTES", "FloatList": "TYPE_FLOAT", "Int64List": "TYPE_INT64"}
+_KINDS = {"bytes_list": "BytesList", "float_list": "FloatList", "int64_list": "Int64List"}
 
 
 @dataclass(frozen=True)
@@ -87,14 +61,37 @@ TensorFlow Datasets."""
 
 @cache
 def _message(name: str) -> Any:
-    file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
+    """Return the class of a message that example.proto or feature.proto of TensorFlow defines."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="lockstep/example.proto", package="lockstep", syntax="proto3"
+    )
+    for kind, values in _LISTS.items():
+        message = file.message_type.add(name=kind)
+        message.field.add(name="value", number=1, type=values, label="LABEL_REPEATED")
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (field, kind) in enumerate(_KINDS.items(), 1):
+        feature.field.add(**_child(field, number, kind), oneof_index=0)
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type="TYPE_STRING", label="LABEL_OPTIONAL")
+    entry.field.add(**_child("value", 2, "Feature"))
+    entries = _child("feature", 1, "Features.FeatureEntry")
+    features.field.add(**entries | {"label": "LABEL_REPEATED"})
+    file.message_type.add(name="Example").field.add(**_child("features", 1, "Features"))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"lockstep.{name}"))
 
 
+def _child(name: str, number: int, message: str) -> dict[str, Any]:
+    kind = {"type": "TYPE_MESSAGE", "type_name": message}
+    return {"name": name, "number": number, "label": "LABEL_OPTIONAL", **kind}
+
+
 def frame_record(*payload: Bytes) -> list[Bytes]:
-    """Return the bytes of a record in a file, in pieces. The payload can also be given in pieces."""
+    """Return the bytes of a record in a file, in pieces. The payload may be in pieces, too."""
     length = _LENGTH.pack(sum(map(len, payload)))
     return [length + _CRC.pack(masked_crc(length)), *payload, _CRC.pack(masked_crc(*payload))]
 
@@ -105,7 +102,8 @@ def length_at(file: Places, offset: int) -> int:
     if offset + _FRONT > file.size:
         raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
     front = file.read(offset, _FRONT)
-    (length,), (crc,) = _LENGTH.unpack_from(front), _CRC.unpack_from(front, _LENGTH.size)
+    (length,) = _LENGTH.unpack_from(front)
+    (crc,) = _CRC.unpack_from(front, _LENGTH.size)
     if masked_crc(front[: _LENGTH.size]) != crc:
         raise ValueError(f"no record begins at byte {offset}: the checksum of its length is wrong")
     if offset + _FRONT + length + _CRC.size > file.size:
@@ -176,27 +174,24 @@ def scan_images(path: Path) -> Iterator[Stored | Damage]:
             continue
         begin, payload = record
         try:
-            yield _stored(payload, begin + _FRONT)
+            yield _find_image(payload, begin + _FRONT)
         except ValueError as error:
-            yield Damage(
-                begin,
-                begin + _FRONT + len(payload) + _CRC.size,
-                f"the record at byte {begin}: {error}",
-            )
+            end = begin + _FRONT + len(payload) + _CRC.size
+            yield Damage(begin, end, f"the record at byte {begin}: {error}")
 
 
-def _stored(payload: bytes, offset: int) -> Stored:
+def _find_image(payload: bytes, offset: int) -> Stored:
     try:
         features = _message("Example").FromString(payload).features.feature
     except DecodeError:
         raise ValueError("it is not an Example message") from None
-    keys = next(
-        (keys for keys in KNOWN_KEYS if keys.image in features and keys.label in features), None
-    )
-    if keys is None:
-        found = ", ".join(sorted(features)) or "none"
-        known = " or ".join(f"{k.image} and {k.label}" for k in KNOWN_KEYS)
-        raise ValueError(f"it does not have the keys {known}; it has {found}")
+    for keys in KNOWN_KEYS:
+        if keys.image in features and keys.label in features:
+            break
+    else:
+        known = " or ".join(f"{keys.image} and {keys.label}" for keys in KNOWN_KEYS)
+        own = ", ".join(sorted(features)) or "none"
+        raise ValueError(f"it does not have the keys {known}; it has {own}")
     images = features[keys.image].bytes_list.value
     labels = features[keys.label].int64_list.value
     if len(images) != 1 or len(labels) != 1:
@@ -226,11 +221,7 @@ def _stored(payload: bytes, offset: int) -> Stored:
 
 def _text(features: Any, key: str) -> str:
     values: Any = features[key].bytes_list.value if key in features else ()
-    return _decoded(values[0]) if len(values) else ""
-
-
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "surrogateescape")
+    return values[0].decode("utf-8", "surrogateescape") if len(values) else ""
 
 
 def example(sample: Sample) -> tuple[bytes, Bytes, bytes]:
@@ -243,11 +234,8 @@ def example(sample: Sample) -> tuple[bytes, Bytes, bytes]:
     image = _before_text(b"image/encoded", len(sample.data))
     name = sample.name.encode("utf-8", "surrogateescape")
     back = _before_name(len(name)) + name + _behind_name(sample.height, sample.width)
-    return (
-        _field(1, len(front) + len(image) + len(sample.data) + len(back)) + front + image,
-        sample.data,
-        back,
-    )
+    length = len(front) + len(image) + len(sample.data) + len(back)
+    return _field(1, length) + front + image, sample.data, back
 
 
 @lru_cache(_KEPT)
@@ -270,10 +258,10 @@ def _before_name(length: int) -> bytes:
 def _before_text(key: bytes, length: int) -> bytes:
     """Return the bytes before a text of `length` bytes that is the only value of its feature."""
     # From inside to outside: a value of a BytesList, in a Feature, in an entry, in Features.
-    of_list = _field(1, length)
-    of_feature = _field(1, len(of_list) + length) + of_list
-    of_entry = b"\n%c%b" % (len(key), key) + _field(2, len(of_feature) + length) + of_feature
-    return _field(1, len(of_entry) + length) + of_entry
+    value = _field(1, length)
+    feature = _field(1, len(value) + length) + value
+    entry = b"\n%c%b" % (len(key), key) + _field(2, len(feature) + length) + feature
+    return _field(1, len(entry) + length) + entry
 
 
 def _features(texts: dict[str, bytes], numbers: dict[str, int]) -> bytes:
@@ -317,7 +305,9 @@ class Writer(Appended):
 
 def _ends(path: Path | None) -> Iterator[int]:
     """Yield the end of each record of a file, up to the first damage."""
-    for record in records(Places(path)) if path is not None else ():
+    if path is None:
+        return
+    for record in records(Places(path)):
         if isinstance(record, Damage):
             return
         yield record[0] + _FRONT + record[1] + _CRC.size

@@ -68,7 +68,8 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
             try:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
                     while (member := tar.next()) is not None:
-                        tar.members.clear()  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
+                        # Otherwise tarfile keeps all of them.
+                        tar.members.clear()  # type: ignore[attr-defined]
                         if not _has_magic(file, member):
                             break
                         torn = not 0 <= member.size <= file.size - member.offset_data
@@ -83,14 +84,14 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
             except (*_SENSELESS, tarfile.TarError) as error:
                 reason += f": {str(error) or type(error).__name__}"
             ended = not torn and _only_zeros(file, end)
-            start = (
-                file.size
-                if ended
-                else _next_member(file, end + 1 if torn or last is None else last.offset_data)
-            )
-            if last is not None and (
-                torn or (ended and end <= start and (start - end) % _BLOCK == 0)
-            ):
+            if ended:
+                start = file.size
+            elif torn or last is None:
+                start = _next_member(file, end + 1)
+            else:
+                start = _next_member(file, last.offset_data)
+            is_end = ended and end <= start and (start - end) % _BLOCK == 0
+            if last is not None and (torn or is_end):
                 yield last
                 last = None
             if last is not None or not ended:
@@ -103,10 +104,8 @@ def _has_magic(file: Places, member: tarfile.TarInfo) -> bool:
     The checksum is not enough: it is a plain sum, which can be right in a header that is shifted by
     a byte.
     """
-    return file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC)) in (
-        _MAGIC,
-        bytes(len(_MAGIC)),
-    )
+    magic = file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC))
+    return magic in (_MAGIC, bytes(len(_MAGIC)))
 
 
 def _only_zeros(file: Places, offset: int) -> bool:
@@ -128,10 +127,9 @@ def _next_member(file: Places, start: int) -> int:
         at = chunk.find(_MAGIC, _MAGIC_AT)
         while 0 <= at <= len(chunk) - _BLOCK + _MAGIC_AT:
             begin = at - _MAGIC_AT
+            header = chunk[begin : begin + _BLOCK]
             try:
-                member = tarfile.TarInfo.frombuf(
-                    chunk[begin : begin + _BLOCK], "utf-8", "surrogateescape"
-                )
+                member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
                 if 0 <= member.size <= file.size - start - begin - _BLOCK:
                     return start + begin
             except (*_SENSELESS, tarfile.TarError):
@@ -183,10 +181,10 @@ def scan_images(path: Path) -> Iterator[Stored | Damage]:
             if expected is None:
                 expected = item.about
             for group in (*waiting, item):
-                yield _of_group(file, group, expected)
+                yield _find_image(file, group, expected)
             waiting = []
     for group in waiting:
-        yield _of_group(file, group, seen)
+        yield _find_image(file, group, seen)
 
 
 def _groups(file: Places, start: int) -> Iterator[_Group | Damage]:
@@ -199,30 +197,33 @@ def _groups(file: Places, start: int) -> Iterator[_Group | Damage]:
             if group is not None:
                 group.doubtful = True
             continue
-        found = _KEY.match(member.name)
-        if found is None or not member.isfile():
+        name = _KEY.match(member.name)
+        if name is None or not member.isfile():
             continue
-        if group is None or found[1] != group.key:
+        if group is None or name[1] != group.key:
             if group is not None:
                 yield group
-            group = _Group(found[1], {}, beside_damage)
-        group.members[found[2].lower()] = member
+            group = _Group(name[1], {}, beside_damage)
+        group.members[name[2].lower()] = member
         beside_damage = False
     if group is not None:
         yield group
 
 
-def _of_group(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
+def _find_image(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
     image = group.image
     assert image is not None
-    if group.doubtful and (lost := sorted(expected - group.about)):
+    lost = sorted(expected - group.about)
+    if group.doubtful and lost:
         reason = (
             f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes next"
             " to it"
         )
         return _damage(image.name, image.offset, image.offset_data + image.size, reason)
-    parts = ((kind, group.members[kind]) for kind in _ABOUT if kind in group.members)
-    about = {kind: (part.name, file.read(part.offset_data, part.size)) for kind, part in parts}
+    about = {}
+    for kind in group.about:
+        part = group.members[kind]
+        about[kind] = (part.name, file.read(part.offset_data, part.size))
     return _sample(image.name, image.offset, image.offset_data, image.size, about)
 
 
@@ -234,7 +235,7 @@ def _sample(
     `parts` has the names and contents of `cls` and `json`.
     """
     try:
-        about = _about(*parts["json"]) if "json" in parts else {}
+        about = _parse_about(*parts["json"]) if "json" in parts else {}
         label = _label(parts, about)
         class_name = str(about.get("class_name", ""))
         if label == NO_LABEL:
@@ -252,7 +253,7 @@ def _damage(image: str, header: int, end: int, reason: str) -> Damage:
     return Damage(header, end, f"{image} at byte {header}: {reason}")
 
 
-def _about(name: str, text: bytes) -> dict[str, object]:
+def _parse_about(name: str, text: bytes) -> dict[str, object]:
     try:
         about = json.loads(text)
     except (ValueError, RecursionError):
@@ -294,11 +295,8 @@ class Writer(Appended):
         }
         pieces: list[Bytes] = []
         for ending, data in parts.items():
-            pieces += [
-                _header(b"%08d.%b" % (sample.number, ending), len(data)),
-                data,
-                bytes(-len(data) % _BLOCK),
-            ]
+            header = _header(b"%08d.%b" % (sample.number, ending), len(data))
+            pieces += [header, data, bytes(-len(data) % _BLOCK)]
         return pieces
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
@@ -326,7 +324,9 @@ def _header(name: bytes, length: int) -> bytes:
 
 def _ends(path: Path | None) -> Iterator[int]:
     """Yield the end of each sample of a file, up to the first damage."""
-    for member in members(Places(path)) if path is not None else ():
+    if path is None:
+        return
+    for member in members(Places(path)):
         if isinstance(member, Damage):
             return
         if member.name.rpartition(".")[2] not in _ABOUT:

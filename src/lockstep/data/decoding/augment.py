@@ -65,24 +65,22 @@ def decode_into(
     gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has
     another size.
     """
-    reduction = (
-        _reduction(window, resized)
-        if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data)
-        else 1
-    )
+    reduction = 1
+    if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
+        reduction = _reduction(window, resized)
     filtering, interpolating = _FILTERS[interpolation]
     if sampling != "half_pixel":
-        where = stretches(_reduced(window, reduction)[2:], resized, offset, len(out), sampling)
+        _, _, *source = _reduce_window(window, reduction)
+        where = stretches(source, resized, offset, len(out), sampling)
         if not antialias and reduction == 1:
             window, where = crop_to_needed(window, where, len(out))
-        part = _decoded(data, size, window, reduction, orientation)
-        pixels = (
-            filter_square(part, where, len(out), filtering)
-            if antialias
-            else sample_square(part, where, len(out), interpolation)
-        )
+        part = _decode_window(data, size, window, reduction, orientation)
+        if antialias:
+            pixels = filter_square(part, where, len(out), filtering)
+        else:
+            pixels = sample_square(part, where, len(out), interpolation)
     else:
-        part = _decoded(data, size, window, reduction, orientation)
+        part = _decode_window(data, size, window, reduction, orientation)
         if antialias:
             pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), filtering))
         else:
@@ -100,7 +98,7 @@ def decode_into(
         out[:] = pixels
 
 
-def _decoded(
+def _decode_window(
     data: bytes | np.ndarray,
     size: tuple[int, int],
     window: Window,
@@ -115,7 +113,7 @@ def _decoded(
     stored_size = (-(-size[0] // reduction), -(-size[1] // reduction))
     # The window of the turned image is reduced first: both have their pixels counted from the upper
     # left corner.
-    window = find_stored_window(_reduced(window, reduction), stored_size, orientation)
+    window = find_stored_window(_reduce_window(window, reduction), stored_size, orientation)
     if isinstance(data, bytes) and reduction == 1 and data.startswith(JPEG_START):
         with decoding(window[2] * window[3]):
             part = jpeg.decode_window(data, size, window)
@@ -128,7 +126,7 @@ def _decoded(
     return turn_image(image[top : top + height, left : left + width], orientation)
 
 
-def _reduced(window: Window, reduction: int) -> Window:
+def _reduce_window(window: Window, reduction: int) -> Window:
     top, left, height, width = window
     return top // reduction, left // reduction, height // reduction, width // reduction
 

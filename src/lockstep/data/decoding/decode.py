@@ -48,7 +48,7 @@ def decode(data: bytes, reduction: int = 1) -> np.ndarray:
     """
     size = _jpeg_size(data)
     if size is None:
-        with _loaded_by_pillow(data) as image:
+        with _load_by_pillow(data) as image:
             return convert_to_rgb(image)
     height, width = (-(-side // reduction) for side in size)
     with decoding(height * width):
@@ -70,9 +70,8 @@ def decode_undamaged(data: bytes) -> np.ndarray:
     size = _jpeg_size(data)
     if size is None:
         return decode(data)  # Pillow finds damage
-    if data.endswith(
-        _JPEG_END
-    ):  # our decoder reads up to the last pixel, and not whether the file ends there
+    # Our decoder reads up to the last pixel, and not whether the file ends there.
+    if data.endswith(_JPEG_END):
         with decoding(size[0] * size[1]):
             pixels = jpeg.decode_window(data, size, (0, 0, *size))
         if pixels is not None:
@@ -120,7 +119,8 @@ def is_plain_jpeg(data: bytes) -> bool:
 def header_size(data: bytes | memoryview) -> tuple[int, int]:
     """Return height and width from an image's header; (0, 0) if the bytes are not an image."""
     try:
-        if (size := _jpeg_size(data)) is not None:
+        size = _jpeg_size(data)
+        if size is not None:
             return size
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -147,10 +147,9 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def _check_by_pillow(data: bytes) -> tuple[int, int]:
-    with _loaded_by_pillow(data) as image:
-        convert_to_rgb(
-            image.crop((0, 0, 1, 1))
-        )  # tests the conversion; converting all of it takes twice the memory
+    with _load_by_pillow(data) as image:
+        # A pixel tests the conversion; converting all of them takes twice the memory.
+        convert_to_rgb(image.crop((0, 0, 1, 1)))
         return image.height, image.width
 
 
@@ -177,7 +176,7 @@ def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
 
 
 @contextmanager
-def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
+def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
     try:
         image = _open_by_pillow(data)

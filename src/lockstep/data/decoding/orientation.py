@@ -44,26 +44,29 @@ def read_orientation(data: bytes) -> int:
     Nothing is decoded. A TIFF gives 1: Pillow turns it while it decodes. XMP is not read.
     """
     try:
-        return _orientation_in(_exif_of(data))
+        return _parse_orientation(_find_exif(data))
     except struct.error:  # it ends too early
         return UPRIGHT
 
 
-def _exif_of(data: bytes) -> bytes:
+def _find_exif(data: bytes) -> bytes:
     """Return the EXIF data of an image, a TIFF file without pixels; empty if there is none. Raises
     `struct.error`."""
     if data[:2] == b"\xff\xd8":
-        return _exif_of_jpeg(data)
+        return _find_exif_in_jpeg(data)
     if data.startswith(_PNG):
         at = data.find(b"eXIf")
-        return data[at + 4 : at + 4 + struct.unpack_from(">I", data, at - 4)[0]] if at > 0 else b""
+        if at <= 0:
+            return b""
+        (length,) = struct.unpack_from(">I", data, at - 4)
+        return data[at + 4 : at + 4 + length]
     if data[8:12] == _WEBP:
         at = data.rfind(b"EXIF")  # it is after the pixels
         return data[at + 8 :].removeprefix(_EXIF) if at > 0 else b""
     return b""
 
 
-def _exif_of_jpeg(data: bytes) -> bytes:
+def _find_exif_in_jpeg(data: bytes) -> bytes:
     at = 2
     for _ in range(_MOST_SEGMENTS):
         at = data.find(b"\xff", at)  # decoders skip bytes before a marker
@@ -83,7 +86,7 @@ def _exif_of_jpeg(data: bytes) -> bytes:
     return b""
 
 
-def _orientation_in(exif: bytes) -> int:
+def _parse_orientation(exif: bytes) -> int:
     """Return the orientation in EXIF data; 1 if there is none or an invalid one. Raises
     `struct.error`."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
@@ -94,11 +97,9 @@ def _orientation_in(exif: bytes) -> int:
     for at in islice(count(start + 2, 12), tags):
         tag, kind = struct.unpack_from(order + "HH", exif, at)
         if tag == _TAG:
-            value = (
-                struct.unpack_from(order + _VALUES[kind], exif, at + 8)[0]
-                if kind in _VALUES
-                else UPRIGHT
-            )
+            if kind not in _VALUES:
+                break
+            (value,) = struct.unpack_from(order + _VALUES[kind], exif, at + 8)
             return value if value in range(1, 9) else UPRIGHT
     return UPRIGHT
 

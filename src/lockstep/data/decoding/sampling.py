@@ -44,9 +44,8 @@ def stretches(
             step = shared
             start = length / 2 - wanted * shared / 2
         elif sampling == "asymmetric":
-            start = (
-                0.5 - 0.5 * step
-            )  # the centre of the first share is the centre of the first pixel
+            # The centre of the first share is the centre of the first pixel.
+            start = 0.5 - 0.5 * step
         return start + offset[axis] * step, size * step
 
     return stretch(0), stretch(1)
@@ -88,13 +87,12 @@ def sample_square(
     "bilinear" weighs 4 pixels and "bicubic" 16, as OpenCV does. The weights are not rounded.
     """
     taps = _cubic_taps if interpolation == "bicubic" else _linear_taps
-    rows, columns = (
-        taps(_positions(stretch, size), length)
-        for stretch, length in zip(where, part.shape[:2], strict=True)
-    )
+    height, width = part.shape[:2]
+    rows = taps(_positions(where[0], size), height)
+    columns = taps(_positions(where[1], size), width)
     # Both directions gather whole rows, of a transposed copy the second time. Single pixels take
     # several times longer.
-    pixels = cv2.transpose(_blended(cv2.transpose(_blended(part, rows)), columns))
+    pixels = cv2.transpose(_blend(cv2.transpose(_blend(part, rows)), columns))
     return np.clip(pixels + np.float32(0.5), 0, 255).astype(np.uint8)
 
 
@@ -113,23 +111,26 @@ def _cubic_taps(at: np.ndarray, length: int) -> Taps:
     first = np.floor(at)
     a = _CUBIC
     x = at - first
-    far = (a * t * (t - 1) ** 2 for t in (x, 1 - x))
-    near = ((a + 2) * t**3 - (a + 3) * t**2 + 1 for t in (x, 1 - x))
-    (before, after), (left, right) = far, near
-    return _taps(first - 1, [before, left, right, after], length)
+
+    def weigh_far(t: np.ndarray) -> np.ndarray:
+        return a * t * (t - 1) ** 2
+
+    def weigh_near(t: np.ndarray) -> np.ndarray:
+        return (a + 2) * t**3 - (a + 3) * t**2 + 1
+
+    weights = [weigh_far(x), weigh_near(x), weigh_near(1 - x), weigh_far(1 - x)]
+    return _taps(first - 1, weights, length)
 
 
 def _taps(first: np.ndarray, weights: list[np.ndarray], length: int) -> Taps:
-    return [
-        (
-            np.clip(first + i, 0, length - 1).astype(np.int64),
-            weight.astype(np.float32)[:, None, None],
-        )
-        for i, weight in enumerate(weights)
-    ]
+    taps = []
+    for i, weight in enumerate(weights):
+        index = np.clip(first + i, 0, length - 1).astype(np.int64)
+        taps.append((index, weight.astype(np.float32)[:, None, None]))
+    return taps
 
 
-def _blended(pixels: np.ndarray, taps: Taps) -> np.ndarray:
+def _blend(pixels: np.ndarray, taps: Taps) -> np.ndarray:
     """Return the weighted sums of rows: float32 [count, width, 3]."""
     (index, weight), *others = taps
     total: np.ndarray = pixels[index] * weight

@@ -70,7 +70,7 @@ colours (10 or 14)."""
 MOST_SEGMENTS = 10_000
 """Segments of a JPEG: its tables, profiles and comments. Photos have fewer than 300."""
 MOST_SEGMENT_BYTES = 2**25
-"""The limit of bytes of these segments together. Pillow's time for metadata grows with the square."""
+"""The limit of bytes of these segments together. Pillow's time grows with their square."""
 _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 """A marker that libjpeg also takes for one within the data of a scan. Others, and RST0 to RST7, do
 not end a scan."""
@@ -133,12 +133,12 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
 
 
 def check_slow_format(data: bytes | memoryview, pixels: int) -> None:
-    """Raise `OverBudget` if an image that Pillow decodes in Python has more pixels, bytes or comments
-    than allowed."""
+    """Raise `OverBudget` if an image that Pillow decodes in Python has more pixels, bytes or
+    comments than allowed."""
     if pixels > MOST_SLOW_PIXELS or len(data) > MOST_SLOW_BYTES:
         raise OverBudget(
-            f"{pixels:,} pixels in {len(data):,} bytes are too many for a BMP with run lengths, or a"
-            f" PPM in text or of other than 8 bits: at most {MOST_SLOW_PIXELS:,} in"
+            f"{pixels:,} pixels in {len(data):,} bytes are too many for a BMP with run lengths, or"
+            f" a PPM in text or of other than 8 bits: at most {MOST_SLOW_PIXELS:,} in"
             f" {MOST_SLOW_BYTES:,}; save the image as PNG"
         )
     if data[:2] in (b"P1", b"P2", b"P3") and bytes(data).count(b"#") > MOST_COMMENTS:
@@ -146,7 +146,7 @@ def check_slow_format(data: bytes | memoryview, pixels: int) -> None:
 
 
 def check_scans(data: bytes | memoryview, height: int, width: int) -> None:
-    """Raise `OverBudget` if a JPEG has more scans, or pixels times scans, or segments than allowed."""
+    """Raise `OverBudget` if a JPEG has more scans, pixels times scans, or segments than allowed."""
     most = min(MOST_SCANS, MOST_SCANNED_PIXELS // max(height * width, 1))
     if count_scans(data, most) > most:
         pixels = f" of {width} x {height} pixels" if most < MOST_SCANS else ""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.listing import CLASSES, Progress, Quarantined
+from lockstep.data.images import Progress, Quarantined
+from lockstep.data.listing import CLASSES
 from lockstep.data.packing.splits import Packing, Split, check_classes, identify, list_splits
 from lockstep.data.packing.target import lock_target
 from lockstep.data.packing.writing import write_split

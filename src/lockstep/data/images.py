@@ -1,0 +1,204 @@
+"""Images of a source, in a fixed order: their places, labels and names, in arrays."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TypeVar
+
+import numpy as np
+
+from lockstep.data.containers import Places, recordio
+from lockstep.data.sources import FOLDER, Source
+from lockstep.system.errors import DataError
+from lockstep.system.regular_files import IMAGE, open_descriptor, read_descriptor
+
+ROW = np.dtype(
+    [
+        ("offset", "<i8"),
+        ("file", "<u4"),
+        ("length", "<u4"),
+        ("label", "<i4"),
+        ("height", "<u2"),
+        ("width", "<u2"),
+    ]
+)
+"""The row of an image: offset of its first byte in its file, number of the file, length in bytes,
+class, and size in pixels. For an image in several parts, the offset is the bitwise inverse of its
+record's offset."""
+_OPEN_FILES = 64
+Progress = Callable[[int, int], None]
+"""Called with the amount done and the total."""
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """An image or a part of a file that cannot be used, and the reason."""
+
+    file: str
+    """`class/image`, or `file@first byte`."""
+    reason: str
+
+
+def printable(name: str) -> str:
+    """Return a name that any file and terminal accepts: bytes that are not UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Names:
+    """Many texts in two arrays. Each takes its length plus 4 bytes; the maximum is 4 GiB in all."""
+
+    text: np.ndarray
+    """uint8: the bytes of all names as in the file system, one after the other."""
+    ends: np.ndarray
+    """uint32 [names]: the end of each name in `text`."""
+
+    @classmethod
+    def of(cls, names: Iterable[bytes]) -> "Names":
+        """Return names as arrays."""
+        names = list(names)
+        ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        if len(ends) and ends[-1] >= 2**32:
+            raise DataError(
+                f"the names of {len(names)} images take {ends[-1]} bytes; the limit is 4 GiB"
+            )
+        return cls(np.frombuffer(b"".join(names), np.uint8), ends.astype(np.uint32))
+
+    def __getitem__(self, i: int) -> bytes:
+        start = int(self.ends[i - 1]) if i else 0
+        return self.text[start : int(self.ends[i])].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        text = self.text.tobytes()
+        start = 0
+        for end in self.ends.tolist():
+            yield text[start:end]
+            start = end
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+def read_file(path: str) -> tuple[bytes, int]:
+    """Return the bytes of an image's file and the time of its last change, in microseconds modulo
+    2**32.
+
+    Raises `OSError` if it cannot be read, is a pipe or a device, or is too long for an image.
+    """
+    descriptor, status = open_descriptor(path, IMAGE)
+    try:
+        data = read_descriptor(descriptor, status.st_size)
+    finally:
+        os.close(descriptor)
+    return data, status.st_mtime_ns // 1000 % 2**32
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of a source, in a fixed order."""
+
+    source: Source
+    rows: np.ndarray
+    """[images] of `ROW`."""
+    names: Names
+    """The name of every image: `class/file` in an image folder, otherwise the name in the file,
+    which may be empty."""
+    classes: tuple[str, ...]
+    numbered: bool
+    """Whether the names of the classes are only their numbers."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, sample: int) -> str:
+        """Return the name of a sample; empty if its format stores none."""
+        return os.fsdecode(self.names[sample])
+
+    def path(self, sample: int) -> str:
+        """Return the path of the file that holds a sample."""
+        return f"{self.source.root}/{self._file_name(sample)}"
+
+    def place(self, sample: int) -> str:
+        """Return a sample's place as in a quarantine: `class/image`, or `file@first byte`."""
+        if self.source.format == FOLDER:
+            return self.name(sample)
+        offset = int(self.rows["offset"][sample])
+        return f"{self._file_name(sample)}@{offset if offset >= 0 else ~offset}"
+
+    def _file_name(self, sample: int) -> str:
+        if self.source.format == FOLDER:
+            return self.name(sample)
+        return self.source.files[int(self.rows["file"][sample])]
+
+    def read_encoded(self, sample: int) -> bytes:
+        """Return the current bytes of an image. Raises `OSError`, or `ValueError` if its file has
+        changed."""
+        if self.source.format == FOLDER:
+            return read_file(self.path(sample))[0]
+        row = self.rows[sample]
+        offset = int(row["offset"])
+        places = self._places(int(row["file"]))
+        if offset < 0:
+            return recordio.image_in_parts(places, ~offset)
+        return places.read(offset, int(row["length"]))
+
+    def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
+        """Return the bytes of images, read into `memory` in one call; None if they are not close
+        together in one file.
+
+        Raises the same errors as `read_encoded`.
+        """
+        if self.source.format == FOLDER:
+            return None
+        rows = self.rows[samples]
+        offsets = rows["offset"].tolist()
+        lengths = rows["length"].tolist()
+        begin = min(offsets)
+        end = max(map(sum, zip(offsets, lengths, strict=True)))
+        files = set(rows["file"].tolist())
+        if begin < 0 or end - begin > len(memory) or len(files) > 1:
+            return None
+        self._places(files.pop()).read_into(memory[: end - begin], begin)
+        starts = (offset - begin for offset in offsets)
+        return [
+            memory[start : start + length] for start, length in zip(starts, lengths, strict=True)
+        ]
+
+    @cached_property
+    def _places(self) -> Callable[[int], Places]:
+        # A data set may have more files than a process may keep open.
+        root = self.source.root
+        files = self.source.files
+        # The function does not refer to `self`, so that unused images are freed at once, and their
+        # files are closed.
+        return lru_cache(_OPEN_FILES)(lambda file: Places(root / files[file]))
+
+
+AnyImages = TypeVar("AnyImages", bound=Images)
+
+
+def relabel(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
+    """Return the images with labels that are positions in `classes`. Raises `DataError` if a class
+    is not in `classes`."""
+    own = images.classes
+    title = images.source.title
+    if own == classes:
+        return images
+    if images.numbered:
+        if len(own) > len(classes):
+            raise DataError(
+                f"{title} has an image of class {len(own) - 1}; training has {len(classes)}"
+                " classes, counted from 0"
+            )
+        return replace(images, classes=classes)
+    used = {own[label] for label in np.unique(images.rows["label"]).tolist()}
+    unknown = sorted(used - set(classes))
+    if unknown:
+        raise DataError(
+            f"{title} has classes that the training images do not have: {', '.join(unknown[:5])}"
+        )
+    positions = {name: i for i, name in enumerate(classes)}
+    rows = np.array(images.rows)
+    rows["label"] = np.array([positions.get(name, 0) for name in own], np.int32)[rows["label"]]
+    return replace(images, rows=rows, classes=classes)
