@@ -1,7 +1,10 @@
 """What the tests of MXNet's files have in common."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,9 +12,13 @@ from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
-from lockstep.weights.formats.nvidia_mxnet import write
-from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, state_of
+from lockstep.weights import Weights
+from lockstep.weights.formats import mxnet_params
+from lockstep.weights.formats.nvidia_mxnet import read, write
+from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, Variables, state_of
 
+EPOCH = "no step is stored; its name says epoch 90, counted from 1"
+SPEEDS = "there are no velocities (model-0090.momentum.params)"
 SQUARE = ModelSpec(
     block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8
 )
@@ -46,3 +53,23 @@ def original_file(folder: Path) -> Path:
 
 def graph_of(file: Path) -> Path:
     return file.with_name("model-symbol.json")
+
+
+def read_changed(file: Path, change: Callable[[Variables], object]) -> Weights:
+    """Read the file again with other arrays."""
+    arrays = dict(mxnet_params.load(file))
+    change(arrays)
+    mxnet_params.dump(file, arrays)
+    return read(file)
+
+
+def read_with_graph(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Weights:
+    """Read the file again with another graph."""
+    graph = json.loads(graph_of(file).read_text())
+    change(graph["nodes"])
+    graph_of(file).write_text(json.dumps(graph))
+    return read(file)
+
+
+def find_node(nodes: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(node for node in nodes if node["name"] == name)

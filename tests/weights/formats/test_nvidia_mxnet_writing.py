@@ -10,17 +10,9 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import mxnet_params
 from lockstep.weights.formats.nvidia_mxnet import find, read, write, write_epoch
 from tests.weights.formats.cases import RESNET, Variables, assert_canonical, state_of
-from tests.weights.formats.mxnet_cases import graph_of, name_small_models, original_file, recipe_of
+from tests.weights.formats.mxnet_cases import graph_of, recipe_of
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    name_small_models(monkeypatch)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return original_file(tmp_path)
+pytestmark = pytest.mark.usefixtures("mxnet_models")
 
 
 # Writing
@@ -49,27 +41,27 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     ]
 
 
-def test_epochs_share_a_graph_and_another_is_not_touched(file: Path) -> None:
+def test_epochs_share_a_graph_and_another_is_not_touched(mxnet_file: Path) -> None:
     recipe = recipe_of()
-    before = graph_of(file).stat().st_mtime_ns
+    before = graph_of(mxnet_file).stat().st_mtime_ns
     done = write(
-        file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {})
+        mxnet_file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {})
     )
     written = done.files
     remarks = done.remarks
-    assert written == (file.with_name("model-0091.params"),)
-    assert remarks[0] == f"{graph_of(file)} existed already with the same contents"
-    assert graph_of(file).stat().st_mtime_ns == before
+    assert written == (mxnet_file.with_name("model-0091.params"),)
+    assert remarks[0] == f"{graph_of(mxnet_file)} existed already with the same contents"
+    assert graph_of(mxnet_file).stat().st_mtime_ns == before
     other = recipe_of(logits=7)
     with pytest.raises(
         CheckpointError,
         match=r"model-symbol\.json already exists with another graph; name a new prefix",
     ):
-        write(file.with_name("model-0092.params"), other, state_of(other))
-    assert sorted(path.name for path in file.parent.iterdir()) == [
+        write(mxnet_file.with_name("model-0092.params"), other, state_of(other))
+    assert sorted(path.name for path in mxnet_file.parent.iterdir()) == [
         "model-0090.params",
         "model-0091.params",
-        graph_of(file).name,
+        graph_of(mxnet_file).name,
     ]
 
 
@@ -175,7 +167,7 @@ def test_a_run_writes_every_epoch_and_again_where_it_goes_on(
         write_epoch(prefix, 3, recipe_of(logits=7), state_of(recipe_of(logits=7)))
 
 
-def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(file: Path) -> None:
+def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(mxnet_file: Path) -> None:
     for name in (
         "model-9999.params",
         "model-10000.params",
@@ -183,25 +175,27 @@ def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(file: Path) -> None:
         "model-91.params",
         "model_best.params",
     ):
-        file.with_name(name).touch()
-    last = file.with_name("model-10000.params")
-    assert find(file.parent) == find(file.with_name("model")) == find(last) == last
+        mxnet_file.with_name(name).touch()
+    last = mxnet_file.with_name("model-10000.params")
+    assert find(mxnet_file.parent) == find(mxnet_file.with_name("model")) == find(last) == last
     for name in ("model-0090.params", "model-0090.momentum.params"):
-        assert find(file.with_name(name)) == file
-    assert find(file.with_name("model_best.params")) == file.with_name("model_best.params")
+        assert find(mxnet_file.with_name(name)) == mxnet_file
+    assert find(mxnet_file.with_name("model_best.params")) == mxnet_file.with_name(
+        "model_best.params"
+    )
 
 
-def test_a_folder_of_several_prefixes_does_not_say_which(file: Path) -> None:
-    file.with_name("b-0003.params").touch()
+def test_a_folder_of_several_prefixes_does_not_say_which(mxnet_file: Path) -> None:
+    mxnet_file.with_name("b-0003.params").touch()
     with pytest.raises(CheckpointError, match="out has several prefixes: b, model; name one"):
-        find(file.parent)
-    assert find(file.with_name("model")) == file
+        find(mxnet_file.parent)
+    assert find(mxnet_file.with_name("model")) == mxnet_file
 
 
-def test_the_epochs_of_nvidias_later_code_count_from_0(file: Path) -> None:
+def test_the_epochs_of_nvidias_later_code_count_from_0(mxnet_file: Path) -> None:
     """Its last epoch of 90 is `model_0089.params`, next to which it writes no graph."""
-    graph_of(file).unlink()
-    later = file.rename(file.with_name("model_0089.params"))
+    graph_of(mxnet_file).unlink()
+    later = mxnet_file.rename(mxnet_file.with_name("model_0089.params"))
     later.with_name("model_0088.params").touch()
     assert find(later.parent) == find(later.with_name("model")) == later
     weights = read(later)
@@ -210,15 +204,17 @@ def test_the_epochs_of_nvidias_later_code_count_from_0(file: Path) -> None:
     assert weights.remarks[1].startswith("a file of this name has no graph")
 
 
-def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(file: Path) -> None:
-    file.with_name("model_0090.params").touch()
-    for path in (file.parent, file.with_name("model")):
+def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(
+    mxnet_file: Path,
+) -> None:
+    mxnet_file.with_name("model_0090.params").touch()
+    for path in (mxnet_file.parent, mxnet_file.with_name("model")):
         with pytest.raises(
             CheckpointError,
             match=r"two programs, such as model-0090.params and model_0090.params; name a",
         ):
             find(path)
-    assert find(file) == file
+    assert find(mxnet_file) == mxnet_file
 
 
 def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.models.architectures import MODELS, ModelSpec
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
@@ -18,7 +18,6 @@ from lockstep.weights import Weights
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.nvidia_paddle import find, read, write
 from tests.weights.formats.cases import (
-    BASIC,
     RESNET,
     Variables,
     assert_canonical,
@@ -27,15 +26,10 @@ from tests.weights.formats.cases import (
     zeros,
 )
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 STEP = "no step is stored"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give small models a name."""
-    monkeypatch.setitem(MODELS, "small", RESNET)
-    monkeypatch.setitem(MODELS, "basic", BASIC)
 
 
 def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:

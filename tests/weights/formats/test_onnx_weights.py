@@ -1,8 +1,6 @@
 """ONNX models of `lockstep export` and of PyTorch's exporter; their results in ONNX Runtime are the
 oracle."""
 
-import json
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,34 +17,14 @@ from lockstep import backends
 from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrow_model
 from lockstep.models.quantisation import layers
-from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
-from lockstep.weights.formats.onnx_metadata import apply_preprocessing
 from lockstep.weights.formats.onnx_weights import find, matches, read
 from tests.inference.cases import random_tensors
-from tests.weights.formats.cases import BASIC, RESNEXT, Variables, assert_canonical
+from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
+from tests.weights.formats.onnx_cases import IMAGES, edit_model, export_model, recipe_of
 
 V1 = narrow_model(MODELS["resnet50-v1"])
-LOGITS = 10
-
-
-def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
-    return Recipe(model=model, logits=LOGITS, precision="fp32").replace(**changes)
-
-
-def export_model(recipe: Recipe, folder: Path, classes: tuple[str, ...] = ()) -> Variables:
-    """Export random weights as `lockstep export` does, and return them."""
-    tensors = random_tensors(recipe, 1)
-    folder.mkdir()
-    onnx.save(onnx_model.build_model(recipe, tensors, classes), str(folder / "model.onnx"))
-    return tensors
-
-
-def edit_model(path: Path, change: Callable[[Any], object]) -> None:
-    model = onnx.load(str(path))
-    change(model.graph)
-    onnx.save(model, str(path))
 
 
 def node_of(graph: Any, kind: str, number: int = 0) -> Any:
@@ -74,9 +52,6 @@ def run_reference(original: Weights, images: np.ndarray) -> np.ndarray:
     """Return the reference's logits of normalised images [N, 3, H, W]."""
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)
     return module(images.astype(np.float64))
-
-
-IMAGES = np.random.default_rng(3).standard_normal((1, 3, 64, 64), np.float32)
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
@@ -115,74 +90,6 @@ def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) 
     )
     assert (weights.has_preprocessing, weights.is_folded) == (True, False)
     assert_canonical(weights.state.tensors, tensors)
-
-
-def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path) -> None:
-    export_model(
-        recipe_of(eval_resize=235, interpolation="bicubic", exif_orientation=True),
-        tmp_path / "model",
-    )
-    model = onnx.load(str(tmp_path / "model" / "model.onnx"))
-    assert json.loads(
-        {prop.key: prop.value for prop in model.metadata_props}["lockstep_preprocessing"]
-    ) == {
-        "mean": [123.675, 116.28, 103.53],
-        "std": [58.395, 57.12, 57.375],
-        "interpolation": "bicubic",
-        "antialias": False,
-        "eval_resize": 235,
-        "eval_crop": 224,
-        "eval_antialias": False,
-        "eval_side_rounding": "down",
-        "eval_offset_rounding": "even",
-        "eval_sampling": "half_pixel",
-        "exif_orientation": True,
-    }
-
-
-def test_metadata_without_a_geometry_is_read_as_torchvisions() -> None:
-    fields = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
-    recipe = recipe_of(antialias=True, eval_resize=235)
-    described = json.dumps({name: recipe.fields()[name] for name in fields})
-    assert apply_preprocessing(recipe_of(), described) == recipe
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (None, "Expecting value"),
-        (
-            {"eval_crop": None},
-            "expected a table of mean, std, interpolation, antialias, eval_resize, eval_crop",
-        ),
-        ({"eval_crop": "128"}, "eval_crop is '128', expected a value such as 224"),
-        ({"antialias": 1}, "antialias is 1, expected a value such as False"),
-        ({"interpolation": "nearest"}, "interpolation: Input should be 'bilinear' or 'bicubic'"),
-        ({"eval_resize": 100}, r"eval_crop \(128\) must fit into eval_resize \(100\)"),
-        (
-            {"mean": [1.0, 2.0, 3.0]},
-            r"its mean is \[1\.0, 2\.0, 3\.0\], but the graph's is \[123\.675, 116\.28, 103\.53\]",
-        ),
-    ],
-)
-def test_metadata_that_makes_no_sense_is_left_out_with_a_remark(
-    changes: dict[str, Any] | None, reason: str, tmp_path: Path
-) -> None:
-    export_model(recipe_of(eval_crop=128), tmp_path / "model")
-    file = tmp_path / "model" / "model.onnx"
-    model = onnx.load(str(file))
-    [entry] = [prop for prop in model.metadata_props if prop.key == "lockstep_preprocessing"]
-    values = json.loads(entry.value) | (changes or {})
-    entry.value = (
-        ""
-        if changes is None
-        else json.dumps({name: value for name, value in values.items() if value is not None})
-    )
-    onnx.save(model, str(file))
-    weights = read(file)
-    assert (weights.recipe, weights.has_preprocessing) == (recipe_of(), False)
-    [remark] = weights.remarks
-    assert re.match(f"its property lockstep_preprocessing was left out: .*{reason}", remark)
 
 
 def test_a_known_model_has_its_name(tmp_path: Path) -> None:
@@ -454,14 +361,6 @@ def test_a_graph_that_computes_something_else_is_refused(
     edit_model(file, change)
     with pytest.raises(CheckpointError, match=reason):
         read(file)
-
-
-def test_class_names_that_are_no_list_of_names_are_left_out(tmp_path: Path) -> None:
-    export_model(recipe_of(), tmp_path / "model")
-    model = onnx.load(str(tmp_path / "model" / "model.onnx"))
-    onnx.helper.set_model_props(model, {"classes": json.dumps([1, 2])})
-    onnx.save(model, str(tmp_path / "a"))
-    assert read(tmp_path / "a").classes == ()
 
 
 def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:

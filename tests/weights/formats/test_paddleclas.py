@@ -12,7 +12,9 @@ from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.nvidia_paddle import read
-from tests.weights.formats.cases import RESNET, RESNEXT, Variables, assert_canonical, state_of
+from tests.weights.formats.cases import RESNET, Variables, assert_canonical, state_of
+
+pytestmark = pytest.mark.usefixtures("small_models")
 
 LEAVES = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
 OF_BLOCK = {
@@ -71,15 +73,8 @@ def resnet(tensors: Variables, layers: tuple[int, ...]) -> Variables:
     )
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give small models a name."""
-    monkeypatch.setitem(MODELS, "small", RESNET)
-    monkeypatch.setitem(MODELS, "small-x", RESNEXT)
-
-
 def test_resnext_is_read_by_its_names(tmp_path: Path) -> None:
-    recipe = recipe_of("small-x", 10)
+    recipe = recipe_of("grouped", 10)
     state = state_of(recipe)
     stored = resnext(state.tensors)
     known = {

@@ -1,0 +1,161 @@
+"""PyTorch's modules and optimizers take what is written for them."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.models.architectures import ModelSpec, model_spec, tensors
+from lockstep.models.state import State
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import torch_file
+from lockstep.weights.formats.torch_models import read
+from lockstep.weights.formats.torch_writing import write_nvidia_pytorch, write_torchvision
+from tests.weights.formats.cases import assert_canonical, state_of
+from tests.weights.formats.torch_cases import OfNvidia, arrays, module_of, nvidias_groups, recipe_of
+
+pytestmark = pytest.mark.usefixtures("small_models")
+
+
+def load_nvidia(path: Path) -> Any:
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("model", ["small", "grouped", "basic"])
+def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: Path) -> None:
+    recipe = recipe_of(model)
+    module = module_of(model)
+    state = State(0, state_of(recipe).tensors, {})
+    files = write_torchvision(tmp_path / "a.pth", recipe, state).files
+    tensors = load_nvidia(tmp_path / "a.pth")
+    assert files == (tmp_path / "a.pth",)
+    assert list(tensors) == list(module.state_dict())
+    assert tensors["bn1.num_batches_tracked"].dtype == torch.int64
+    module.load_state_dict(tensors, strict=True)
+    assert_canonical(state.tensors, arrays(module.state_dict()))
+
+
+def test_nvidias_module_and_optimizer_take_what_is_written(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    module = OfNvidia(module_of())
+    state = state_of(recipe)
+    files = write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3).files
+    assert files == (tmp_path / "a.pth.tar", tmp_path / "a.weights.pth.tar")
+    checkpoint, weights = (load_nvidia(path) for path in files)
+    assert (checkpoint["epoch"], checkpoint["best_prec1"]) == (3, 0.0)
+    assert list(checkpoint["state_dict"]) == list(weights) == list(module.state_dict())
+    module.load_state_dict(checkpoint["state_dict"], strict=True)
+    optimizer = torch.optim.SGD(nvidias_groups(module), lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, recipe.weight_decay]
+    buffers = {
+        name: optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in module.named_parameters()
+    }
+    bare = {
+        re.sub(r"layers\.(\d)", lambda m: f"layer{int(m[1]) + 1}", name): value
+        for name, value in buffers.items()
+    }
+    assert_canonical(state.momentum, arrays(bare))
+    optimizer.step()
+
+
+def test_a_checkpoint_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    state = State(
+        0, state_of(recipe).tensors, state_of(recipe).momentum, state_of(recipe, 8).tensors
+    )
+    write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3)
+    weights = read(tmp_path / "a.pth.tar")
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert_canonical(weights.state.momentum, state.momentum)
+    assert_canonical(weights.state.ema, state.ema)
+    assert (weights.origin, weights.epochs) == ("NVIDIA PyTorch", 3)
+
+
+@pytest.mark.parametrize("write", [write_torchvision, write_nvidia_pytorch])
+def test_nothing_is_overwritten_and_nothing_is_left_after_an_error(
+    write: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of()
+    (tmp_path / "a.pth").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"a\.pth already exists"):
+        write(tmp_path / "a.pth", recipe, state_of(recipe))
+    with pytest.raises(CheckpointError, match=r"expected a name that ends in \.pth\.tar, \.pth"):
+        write(tmp_path / "a.safetensors", recipe, state_of(recipe))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.pth": "mine"}
+
+
+V1 = ModelSpec(
+    block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 8, 8), stride_in="1x1"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"model": V1}, "this is a v1 model, with the stride in the 1x1"),
+        ({"padding": "same"}, "trained with TensorFlow's SAME padding"),
+        ({"bn_epsilon": 2e-5}, "batch norm adds 2e-05 to the variance"),
+        ({}, "left out, since the file holds only weights: velocities, step 7"),
+    ],
+)
+def test_what_a_state_dict_cannot_say_is_remarked(
+    changes: dict[str, Any], remark: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of().replace(**changes)
+    remarks = write_torchvision(tmp_path / "a.pth", recipe, state_of(recipe)).remarks
+    assert remark in "; ".join(remarks)
+
+
+def test_all_that_a_state_dict_does_not_hold_is_named(tmp_path: Path) -> None:
+    full = state_of(recipe_of())
+    scaler = {"scale": 128.0, "good_steps": 0.0, "bad_steps": 0.0}
+    whole = State(7, full.tensors, full.momentum, full.tensors, scaler)
+    remarks = write_torchvision(tmp_path / "a.pth", recipe_of(), whole).remarks
+    assert remarks == (
+        (
+            "left out, since the file holds only weights: velocities, moving averages, the loss"
+            " scale, step 7"
+        ),
+    )
+    remarks = write_torchvision(tmp_path / "b.pth", recipe_of(), State(0, full.tensors, {})).remarks
+    assert remarks == ()
+
+
+def test_the_builder_of_resnext_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of("resnext101-32x4d")
+    monkeypatch.setattr(torch_file, "save", lambda path, value: path.write_bytes(b""))
+    expected = tensors(model_spec(recipe.model), recipe.logits)
+    state = State(
+        0, {tensor.name: np.broadcast_to(np.float32(0), tensor.shape) for tensor in expected}, {}
+    )
+    remarks = write_torchvision(tmp_path / "a.pth", recipe, state).remarks
+    assert remarks == (
+        (
+            "torchvision's class needs ResNet(Bottleneck, [3, 4, 23, 3], groups=32,"
+            " width_per_group=4, num_classes=5)"
+        ),
+    )
+
+
+def test_what_nvidias_code_needs_to_know_is_remarked(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    remarks = write_nvidia_pytorch(
+        tmp_path / "a.pth", recipe, State(7, state_of(recipe).tensors, {})
+    ).remarks
+    assert remarks == (
+        (
+            "a.pth is for --resume on one GPU; on several, the names in state_dict have to begin"
+            " with module."
+        ),
+        "a.weights.pth is for --pretrained-from-file",
+        "epoch 0 is stored, at which --resume begins; step 7 is not",
+        "the original's code has only the models resnet50 and resnext101-32x4d; this is another",
+        "the original's model has 1000 outputs; these weights have 5: --num_classes",
+        "no velocities were written: after --resume they begin at 0",
+    )
