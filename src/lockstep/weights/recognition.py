@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, check_regular, open_regular
+from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
 from lockstep.weights.formats.table import FORMATS, HEAD_BYTES, TIMM, Format
 from lockstep.weights.formats.timm_folder import FILES
@@ -18,10 +18,9 @@ def recognise(path: Path) -> tuple[Format, Path]:
     Raises `CheckpointError` if a path names nothing that can be read, or several things.
     """
     if path.exists() and not path.is_dir():
-        check_regular(path, WEIGHTS)
-    format = _recognise_file(path) if path.is_file() else None
-    if format is not None:
-        return format, format.find(path) or path
+        format = _recognise_file(path)
+        if format is not None:
+            return format, format.find(path) or path
     places = _find_places(path)
     if len(places) == 1:
         [(place, format)] = places.items()
