@@ -15,8 +15,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,9 @@ from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import LogEvent, read_log
 from lockstep.system.files import appearing, flush
-from lockstep.system.regular_files import TEXT, WEIGHTS, open_regular, read_regular
+from lockstep.system.regular_files import TEXT, WEIGHTS, Limit, open_regular, read_regular
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
+from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.formats import BFLOAT16, MOST_ARRAYS, numbers, refuse_existing, refuse_many
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -126,7 +126,7 @@ def _write_checkpoint(target: Path, state: State, data_digest: str, about: dict[
                 metadata = {"lockstep": json.dumps(about, allow_nan=False)}
             save_file(tensors, file, metadata=metadata)
             flush(file)
-            digests[file.name] = _hash_file(file)
+            digests[file.name] = hash_file(file)
     description = {
         "step": state.step,
         "scaler": state.scaler,
@@ -165,9 +165,7 @@ def _read_part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool 
     """
     if name not in about["sha256"]:
         return {}, None
-    with _naming_damage(path):
-        data = read_regular(path / name, WEIGHTS)
-    refuse_stand_in(path / name, data)
+    data = _read_file(path, name, WEIGHTS)
     _check_digest(path / name, hashlib.sha256(data).hexdigest(), about)
     return _parse_weights(path / name, data, as_stored=as_stored)
 
@@ -177,22 +175,21 @@ def _check_digest(file: Path, digest: str, about: dict[str, Any]) -> None:
         raise CheckpointError(f"{file} is damaged: its SHA-256 differs from the one in state.json")
 
 
-@contextmanager
-def _naming_damage(path: Path) -> Iterator[None]:
-    """Raise `CheckpointError` instead of `OSError`."""
+def _read_file(folder: Path, name: str, limit: Limit) -> bytes:
+    """Return the bytes of a checkpoint's file. Raises `CheckpointError`."""
     try:
-        yield
+        data = read_regular(folder / name, limit)
     except OSError as error:
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
+        raise CheckpointError(f"{folder} is damaged or not a checkpoint: {error}") from None
+    refuse_stand_in(folder / name, data)
+    return data
 
 
 def _read_description(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's `state.json`. Raises `CheckpointError` if it is missing
     or damaged."""
     file = path / "state.json"
-    with _naming_damage(path):
-        data = read_regular(file, TEXT)
-    refuse_stand_in(file, data)
+    data = _read_file(path, file.name, TEXT)
     try:
         about = parsed(data)
         whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _hash_description(about)
@@ -210,9 +207,8 @@ def _is_intact(path: Path) -> bool:
     try:
         about = _read_description(path)
         for name in about["sha256"]:
-            with _naming_damage(path):
-                _check_digest(path / name, _hash_file(path / name), about)
-    except CheckpointError:
+            _check_digest(path / name, hash_file(path / name), about)
+    except (CheckpointError, OSError):
         return False
     return True
 
@@ -416,11 +412,6 @@ def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, A
             )
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from None
-
-
-def _hash_file(path: Path) -> str:
-    with open_regular(path, WEIGHTS) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _hash_description(description: dict[str, Any]) -> str:
