@@ -173,7 +173,7 @@ def test_a_target_without_a_name_is_one_message(target: str, answer: Run, run_fo
     code, output, errors = answer("convert", run_folder, target)
     assert (code, output) == (2, "")
     assert (
-        errors == f"lockstep: {target} is no name for a new file; expected a name such as"
+        errors == f"lockstep: {target} is not a name for a new file; expected a name such as"
         " weights.safetensors\n"
     )
 

@@ -240,7 +240,7 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
     compute_in_this_process(monkeypatch, "torch")
     with pytest.raises(
         CheckpointError,
-        match=r"torch \S+ reads a\.pth otherwise than Lockstep: 1 of .*, such as fc\.bias;",
+        match=r"torch \S+ reads a\.pth differently from Lockstep: 1 of .*, such as fc\.bias;",
     ):
         lockstep.convert(source, tmp_path / "a.pth", to="torchvision")
     assert left(tmp_path) == []
@@ -395,7 +395,7 @@ def test_an_existing_certificate_is_not_overwritten(source: Path, tmp_path: Path
 
 @pytest.mark.parametrize("target", [".", "..", "/"])
 def test_a_target_without_a_name_is_refused(target: str, source: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no name for a new file"):
+    with pytest.raises(CheckpointError, match="is not a name for a new file"):
         lockstep.convert(source, target)
 
 

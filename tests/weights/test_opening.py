@@ -158,7 +158,7 @@ def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
 
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("missing", {}, "there is no run, no file and no checkpoint .*missing"),
-    ("weights.pth", {}, r"weights\.pth is empty: it was not written or copied to its end"),
+    ("weights.pth", {}, r"weights\.pth is empty: it was not written or copied completely"),
     ("empty.safetensors", {}, r"empty\.safetensors is empty"),
     (
         "folder",

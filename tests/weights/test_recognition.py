@@ -359,6 +359,6 @@ def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None)
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     with pytest.raises(
         CheckpointError,
-        match=r"a\.pth is no run, so it has no checkpoint 'best' to choose; name the file",
+        match=r"a\.pth is not a run, so it has no checkpoint 'best' to choose; name the file",
     ):
         open_weights(tmp_path / "a.pth", checkpoint="best")

@@ -147,7 +147,7 @@ def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: 
     )
     zip_file(path, plain_state(recipe_of()))
     weights = open_weights(path)
-    assert "b.pth.certificate.json is of other files of these names, so" in weights.remarks[0]
+    assert "b.pth.certificate.json is of other files with these names, so" in weights.remarks[0]
     assert (weights.recipe.eval_crop, "torchvision-v1 is assumed" in weights.remarks[1]) == (
         224,
         True,

@@ -159,7 +159,7 @@ def _compare_readings(folder: Path, backend: str, format: Target) -> str | None:
         unlike = [name for name in names if ours.get(name) != theirs.get(name)]
         if unlike:
             raise CheckpointError(
-                f"{backend} reads {Path(place).name} otherwise than Lockstep: {len(unlike)} of"
+                f"{backend} reads {Path(place).name} differently from Lockstep: {len(unlike)} of"
                 f" {len(ours)} values differ, such as {unlike[0]}; expected the same names and"
                 " values. Nothing is written; --no-certificate writes it anyway"
             )

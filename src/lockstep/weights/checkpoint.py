@@ -254,7 +254,7 @@ def find_checkpoint(path: Path, name: str) -> Path:
     if not folder.is_dir():
         if name != "newest" and path.exists():
             raise CheckpointError(
-                f"{path} is no run, so it has no checkpoint {name!r} to choose; name the file"
+                f"{path} is not a run, so it has no checkpoint {name!r} to choose; name the file"
                 " itself"
             )
         return path

@@ -83,7 +83,7 @@ def _check_target(target: Path, to: str, classes: Classes | None) -> None:
     classes."""
     if not target.name or target.name == "..":
         raise CheckpointError(
-            f"{target} is no name for a new file; expected a name such as weights.safetensors"
+            f"{target} is not a name for a new file; expected a name such as weights.safetensors"
         )
     if to not in TARGETS:
         raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, TARGETS)}")

@@ -47,7 +47,7 @@ def _recognise_file(path: Path) -> Format | None:
     head = read_head(path)
     if not head:
         raise CheckpointError(
-            f"{path} is empty: it was not written or copied to its end; copy it again"
+            f"{path} is empty: it was not written or copied completely; copy it again"
         )
     refuse_stand_in(path, head)
     refuse_packed(path, head)
