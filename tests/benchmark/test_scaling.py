@@ -96,9 +96,7 @@ def test_the_slowest_of_ranks_is_that_of_published_tables(ranks: int, expected: 
 STEP = Step(fixed_sec=1.0, image_sec=0.5, buckets=(600, 400), backward_share=0.5, overlap=0.5)
 
 
-def test_what_is_exposed_is_what_the_backward_pass_does_not_hide_but_at_least_the_last_exchange() -> (
-    None
-):
+def test_what_no_backward_pass_hides_is_exposed_and_at_least_the_last_exchange() -> None:
     slow = Cluster(4, Link(100.0), SLOW, algorithms=("ring",))
     # Computing: 1 + 4 * 0.5 = 3 s. Wire: 2 * 3/4 * 1000 / 100 = 15 s. Hidden: half of half of 3 s.
     time = step_time(STEP, slow, 4, 4)

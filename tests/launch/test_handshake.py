@@ -70,7 +70,8 @@ def test_a_proof_that_was_overheard_is_refused() -> None:
     heard = bytearray()
     with pair() as (client, server), ThreadPoolExecutor(2) as pool:
         examining = pool.submit(examine, server, SECRET.encode(), SOON_SEC)
-        introduction = pool.submit(introduce, Overheard(client, heard), SECRET.encode(), SOON_SEC)  # type: ignore[arg-type]
+        line: Any = Overheard(client, heard)
+        introduction = pool.submit(introduce, line, SECRET.encode(), SOON_SEC)
         assert examining.result(SOON_SEC).sending == introduction.result(SOON_SEC).receiving
     with examine_client() as (line, result):
         read(line, len(GREETING) + 32)

@@ -195,8 +195,8 @@ def newcomer(port: int, node: int, nodes: int) -> Line:
 def test_of_two_nodes_with_one_number_the_second_is_refused(port: int) -> None:
     with ThreadPoolExecutor(1) as pool:
         leading = pool.submit(enter, meeting(0, 3, port))
-        both = [newcomer(port, 1, 3) for _ in range(2)]
-        (refused,) = wait(both, SOON_SEC)  # type: ignore[list-item] - anything with a file descriptor
+        both: list[Any] = [newcomer(port, 1, 3) for _ in range(2)]
+        (refused,) = wait(both, SOON_SEC)
         assert (
             receive(refused)["refused"]
             == "there is already a node 1; give each node another --node-rank"

@@ -24,5 +24,5 @@ def test_both_names_at_once_are_an_error() -> None:
 
 @pytest.mark.parametrize("name", ["evaluate", "predict", "serve"])
 def test_public_functions_accept_engine(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match="use runtime"), pytest.raises(Exception):  # noqa: B017, PT011
+    with pytest.warns(DeprecationWarning, match="use runtime"), pytest.raises(TypeError):
         getattr(lockstep, name)(engine="native")

@@ -20,7 +20,7 @@ def left_by_a_killed_process(folder: Path, named: list[str], unnamed: list[str])
         os.link(folder / HIDDEN / name, folder / name)
 
 
-def listed(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
@@ -31,7 +31,7 @@ def test_files_and_folders_appear_with_their_names_and_others_do_not(tmp_path: P
             (folder / name).write_text(name)
         assert [path.name for path in (tmp_path / "new").iterdir()] == [HIDDEN]
         give_names(folder, ["b", "a"])
-    assert listed(tmp_path) == ["new", "new/a", "new/a/x", "new/b"]
+    assert list_names(tmp_path) == ["new", "new/a", "new/a/x", "new/b"]
     assert ((tmp_path / "new" / "b").read_text(), (tmp_path / "new" / "a" / "x").read_text()) == (
         "b",
         "a/x",
@@ -46,29 +46,29 @@ def test_after_an_error_not_even_new_parents_are_left(tmp_path: Path) -> None:
         (folder / "a").mkdir()
         (folder / "a" / "x").write_text("x")
         raise ValueError("mine")
-    assert listed(tmp_path) == []
+    assert list_names(tmp_path) == []
 
 
-@pytest.mark.parametrize("taken", ["b", "c"])
+@pytest.mark.parametrize("name", ["b", "c"])
 def test_a_name_that_is_taken_is_refused_and_those_before_it_are_taken_back(
-    taken: str, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    (tmp_path / taken).write_text("mine")
+    (tmp_path / name).write_text("mine")
     with pytest.raises(FileExistsError), staging(tmp_path / "a") as folder:  # noqa: PT012
         (folder / "b").write_text("theirs")
         (folder / "c").mkdir()
         give_names(folder, ["b", "c"])
-    assert listed(tmp_path) == [taken]
-    assert (tmp_path / taken).read_text() == "mine"
+    assert list_names(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_names_that_a_killed_process_gave_are_taken_back_unless_it_gave_all(tmp_path: Path) -> None:
     left_by_a_killed_process(tmp_path, named=["certificate"], unnamed=["a"])
     with staging(tmp_path / "a"):
-        assert listed(tmp_path) == [HIDDEN]
+        assert list_names(tmp_path) == [HIDDEN]
     left_by_a_killed_process(tmp_path, named=["a", "certificate"], unnamed=[])
     with staging(tmp_path / "a"):
-        assert listed(tmp_path) == [HIDDEN, "a", "certificate"]
+        assert list_names(tmp_path) == [HIDDEN, "a", "certificate"]
 
 
 def test_a_file_that_only_has_the_name_of_what_was_left_stays(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_file_that_only_has_the_name_of_what_was_left_stays(tmp_path: Path) ->
     (tmp_path / "b").write_text("mine")
     with staging(tmp_path / "a"):
         pass
-    assert listed(tmp_path) == ["b"]
+    assert list_names(tmp_path) == ["b"]
 
 
 def test_two_processes_do_not_stage_the_same_path(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_two_processes_do_not_stage_the_same_path(tmp_path: Path) -> None:
         ):
             pass
         assert caught.value.errno == errno.EBUSY
-        assert listed(tmp_path) == [HIDDEN, f"{HIDDEN}/x"]
+        assert list_names(tmp_path) == [HIDDEN, f"{HIDDEN}/x"]
 
 
 def test_a_link_in_place_of_the_hidden_folder_is_not_followed(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_a_rank_beats_while_its_main_thread_waits(tmp_path: Path) -> None:
     process = start(tmp_path, "heartbeat.note('evaluating', 4)\ntime.sleep(60)")
     try:
         wait_until(lambda: (read_beat(beat_file(tmp_path, 5)) or Beat()).number > 3, seconds=50)
-        found = read_beat(beat_file(tmp_path, 5))
-        assert found is not None
-        assert (found.activity, found.step) == ("evaluating", 4)
+        beat = read_beat(beat_file(tmp_path, 5))
+        assert beat is not None
+        assert (beat.activity, beat.step) == ("evaluating", 4)
     finally:
         process.kill()
         process.wait()

@@ -62,7 +62,7 @@ def holder(path: Path, beat_sec: float = 600) -> "subprocess.Popen[str]":
     return process
 
 
-def on_another_machine(path: Path) -> None:
+def move_to_another_machine(path: Path) -> None:
     """Make a lock look as if its holder were on another machine."""
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "elsewhere"}))
 
@@ -112,7 +112,7 @@ def test_a_lock_of_another_machine_is_taken_over_when_its_beats_end(path: Path) 
     process = holder(path)
     process.kill()
     process.communicate()
-    on_another_machine(path)
+    move_to_another_machine(path)
     began = time.monotonic()
     with hold_lock(path):
         assert time.monotonic() - began > 1.0

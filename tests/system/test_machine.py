@@ -124,8 +124,8 @@ def test_the_processor_has_a_name() -> None:
 def test_what_a_processor_multiplies_is_read_from_its_flags(
     cpuinfo: str, precisions: tuple[str, ...], pays: str
 ) -> None:
-    found = parse_arithmetic(cpuinfo, {})
-    assert (found.precisions, found.pays, found.limit) == (precisions, pays, None)
+    arithmetic = parse_arithmetic(cpuinfo, {})
+    assert (arithmetic.precisions, arithmetic.pays, arithmetic.limit) == (precisions, pays, None)
 
 
 def test_extensions_are_named_in_the_order_they_came() -> None:
@@ -182,8 +182,8 @@ def test_the_newer_name_of_the_limit_counts() -> None:
 def test_what_a_gpu_multiplies_follows_from_its_capability(
     capability: tuple[int, int], precisions: tuple[str, ...], pays: str
 ) -> None:
-    found = describe_gpu_arithmetic(capability)
-    assert (found.precisions, found.pays) == (precisions, pays)
+    arithmetic = describe_gpu_arithmetic(capability)
+    assert (arithmetic.precisions, arithmetic.pays) == (precisions, pays)
 
 
 def driver(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,16 +257,17 @@ def test_a_gpu_leaves_the_processor_out_of_it() -> None:
 
 
 def test_an_emulation_says_how_slow_it_is_and_what_to_take() -> None:
-    found = emulation("bf16", on_gpu=False, backend="torch", found=parse_arithmetic(MILAN, {}))
-    assert found is not None
-    assert str(found) == "bf16 is emulated on this processor, 7 to 16 times slower than fp32"
-    assert found.instead == "fp32"
+    milan = parse_arithmetic(MILAN, {})
+    emulated = emulation("bf16", on_gpu=False, backend="torch", found=milan)
+    assert emulated is not None
+    assert "7 to 16 times slower than fp32" in str(emulated)
+    assert emulated.instead == "fp32"
     in_fp16 = emulation("fp16", on_gpu=False, backend="torch", found=parse_arithmetic(GENOA, {}))
     assert in_fp16 is not None
     assert in_fp16.instead == "bf16"
 
 
 def test_this_processor_is_one_of_those_that_are_known() -> None:
-    found = machine.arithmetic()
-    assert isinstance(found, Arithmetic)
-    assert found.extensions
+    arithmetic = machine.arithmetic()
+    assert isinstance(arithmetic, Arithmetic)
+    assert arithmetic.extensions

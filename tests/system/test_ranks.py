@@ -1,15 +1,13 @@
 """How a process finds out that it is a rank, and its duties to its launcher."""
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockstep.backends.frameworks import name_rank
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import EXIT_CODE_FOLDER, is_leading, leave_exit_code
+from tests.system.conftest import NameRank
 
 # A single rank
 
@@ -48,52 +46,44 @@ def test_an_exit_code_is_left_nowhere_without_a_launcher_or_after_it_has_gone(
 
 # The variables of other launchers
 
-Named = Callable[..., dict[str, str]]
 TWO = {"worker": ["one:2222", "two:2222"]}
 
 
-@pytest.fixture
-def named(monkeypatch: pytest.MonkeyPatch) -> Named:
-    """A function that sets environment variables, calls `name_rank` and returns the variables."""
-
-    def name(backend: str = "tensorflow", **variables: str) -> dict[str, str]:
-        monkeypatch.setattr(os, "environ", dict(variables))
-        name_rank(backend)
-        return dict(os.environ)
-
-    return name
+def tf_config(index: object, cluster: object = TWO, kind: object = "worker") -> dict[str, str]:
+    task = {"type": kind, "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-def tf_config(index: object, cluster: object = TWO, kind: object = "worker") -> str:
-    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+def paddle(rank: int, ranks: int) -> dict[str, str]:
+    return {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks)}
+
+
+def horovod(rank: int, ranks: int) -> dict[str, str]:
+    return {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(ranks)}
 
 
 @pytest.mark.parametrize(("index", "rank"), [(0, "0"), (1, "1"), ("1", "1")])
 def test_a_worker_of_tf_config_is_the_rank_of_its_index(
-    named: Named, index: object, rank: str
+    name: NameRank, index: object, rank: str
 ) -> None:
-    text = tf_config(index)
-    assert named(TF_CONFIG=text) == {"TF_CONFIG": text, "RANK": rank, "WORLD_SIZE": "2"}
+    assert name(tf_config(index), "tensorflow") == {"RANK": rank, "WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
-    "text",
+    "variables",
     [
-        "",
-        "{}",
+        {"HOME": "/root"},
+        {"TF_CONFIG": ""},
+        {"TF_CONFIG": "{}"},
         tf_config(0, {"worker": ["one:2222"]}),
         tf_config(0, {"worker": []}),
         tf_config(0, {}),
-        '{"cluster": {"worker": ["one:2222"]}}',
-        '{"task": {"type": "worker", "index": 0}}',
+        {"TF_CONFIG": '{"cluster": {"worker": ["one:2222"]}}'},
+        {"TF_CONFIG": '{"task": {"type": "worker", "index": 0}}'},
     ],
 )
-def test_a_tf_config_of_one_worker_or_none_names_no_rank(named: Named, text: str) -> None:
-    assert named(TF_CONFIG=text) == {"TF_CONFIG": text}
-
-
-def test_a_process_that_no_launcher_started_has_no_rank(named: Named) -> None:
-    assert named(HOME="/root") == {"HOME": "/root"}
+def test_one_worker_or_none_is_no_rank(name: NameRank, variables: dict[str, str]) -> None:
+    assert name(variables, "tensorflow") == {}
 
 
 @pytest.mark.parametrize(
@@ -111,128 +101,72 @@ def test_a_process_that_no_launcher_started_has_no_rank(named: Named) -> None:
         '{"cluster": ["one:2222", "two:2222"]}',
         '{"cluster": {"worker": null}}',
         '{"cluster": {"worker": 2}}',
-        tf_config(0, {"worker": "one:2222,two:2222"}),
         json.dumps({"cluster": TWO}),
         json.dumps({"cluster": TWO, "task": None}),
         json.dumps({"cluster": TWO, "task": []}),
         json.dumps({"cluster": TWO, "task": {"index": 0}}),
         json.dumps({"cluster": TWO, "task": {"type": "worker"}}),
-        tf_config(None),
-        tf_config("first"),
-        tf_config([0]),
-        tf_config(0.5),
+        *(tf_config(index)["TF_CONFIG"] for index in (None, "first", [0], 0.5)),
+        tf_config(0, {"worker": "one:2222,two:2222"})["TF_CONFIG"],
+        "worker " * 1000,
     ],
 )
 def test_a_tf_config_that_is_none_is_refused_with_what_was_expected(
-    named: Named, text: str
+    name: NameRank, text: str
 ) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"TF_CONFIG is .*: expected JSON with cluster.worker, task.type and task.index",
-    ):
-        named(TF_CONFIG=text)
-
-
-def test_a_trainer_of_paddles_launcher_is_the_rank_it_says(named: Named) -> None:
-    said = {
-        "PADDLE_TRAINER_ID": "5",
-        "PADDLE_TRAINERS_NUM": "16",
-        "PADDLE_LOCAL_RANK": "1",
-        "PADDLE_LOCAL_SIZE": "4",
-    }
-    expected = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert named("paddle", **said) == said | expected
-    assert named("paddle", **said, RANK="2") == said | {"RANK": "2"}
-
-
-@pytest.mark.parametrize("backend", ["reference", "tensorflow", "torch"])
-def test_another_frameworks_launcher_says_nothing(named: Named, backend: str) -> None:
-    assert named(backend, PADDLE_TRAINER_ID="1", PADDLE_TRAINERS_NUM="2") == {
-        "PADDLE_TRAINER_ID": "1",
-        "PADDLE_TRAINERS_NUM": "2",
-    }
-    text = tf_config(0)
-    assert backend == "tensorflow" or named(backend, TF_CONFIG=text) == {"TF_CONFIG": text}
-
-
-def test_a_long_tf_config_is_not_repeated_whole(named: Named) -> None:
-    with pytest.raises(UserError) as refused:
-        named(TF_CONFIG="worker " * 1000)
+    with pytest.raises(UserError, match=r"TF_CONFIG .*cluster.worker, task.type") as refused:
+        name({"TF_CONFIG": text}, "tensorflow")
     assert len(str(refused.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("backend", "launcher", "local"),
+    [
+        ("paddle", paddle(5, 16), ("PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE")),
+        ("tensorflow", horovod(5, 16), ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")),
+    ],
+)
+def test_a_process_of_a_frameworks_launcher_is_the_rank_it_says(
+    name: NameRank, backend: str, launcher: dict[str, str], local: tuple[str, str]
+) -> None:
+    assert name(launcher, backend) == {"RANK": "5", "WORLD_SIZE": "16"}
+    expected = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert name(launcher | dict(zip(local, "14", strict=True)), backend) == expected
+    assert name(launcher | {"RANK": "2"}, backend) == {}
+
+
+@pytest.mark.parametrize("backend", ["reference", "tensorflow", "torch"])
+def test_another_frameworks_launcher_says_nothing(name: NameRank, backend: str) -> None:
+    assert name(paddle(1, 2), backend) == {}
+    assert backend == "tensorflow" or name(tf_config(0), backend) == {}
+
+
 @pytest.mark.parametrize("kind", ["chief", "ps", "evaluator", "master", None])
-def test_a_task_that_is_no_worker_is_refused(named: Named, kind: object) -> None:
-    with pytest.raises(
-        UserError,
-        match=f"TF_CONFIG: task {kind} 0, expected a worker from 0 to 1; list all as workers",
-    ):
-        named(TF_CONFIG=tf_config(0, TWO | {str(kind): ["three:2222"]}, kind))
-
-
-@pytest.mark.parametrize("index", [2, -1, 100])
-def test_a_worker_that_is_not_in_the_cluster_is_refused(named: Named, index: int) -> None:
-    with pytest.raises(
-        UserError, match=f"TF_CONFIG: task worker {index}, expected a worker from 0 to 1"
-    ):
-        named(TF_CONFIG=tf_config(index))
-
-
-@pytest.mark.parametrize("kind", ["chief", "ps"])
-@pytest.mark.parametrize("task", ["worker", "the other"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_cluster_of_others_than_workers_is_refused_on_all_its_machines(
-    named: Named, kind: str, task: str, workers: int
+    name: NameRank, kind: object, workers: int
 ) -> None:
     # A rank that did not refuse would wait for one that did, or train alone at the same time as
     # another.
-    cluster = {"worker": TWO["worker"][:workers], kind: ["three:2222"]}
-    with pytest.raises(UserError, match="list all as workers"):
-        named(TF_CONFIG=tf_config(0, cluster, "worker" if task == "worker" else kind))
+    cluster = {"worker": TWO["worker"][:workers], str(kind): ["three:2222"]}
+    for own in ("worker", kind):
+        with pytest.raises(UserError, match=f"task {own} 0.* list all as workers"):
+            name(tf_config(0, cluster, own), "tensorflow")
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"TF_CONFIG": tf_config(1)},
-        {"TF_CONFIG": "no JSON"},
-        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"},
-    ],
-    ids=["TF_CONFIG", "a wrong TF_CONFIG", "Horovod"],
-)
-def test_a_rank_that_was_given_stays(named: Named, other: dict[str, str]) -> None:
-    given = other | {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}
-    assert named(**given) == given
-
-
-def test_horovods_words_are_taken_over(named: Named) -> None:
-    horovods = {
-        "HOROVOD_RANK": "5",
-        "HOROVOD_SIZE": "8",
-        "HOROVOD_LOCAL_RANK": "1",
-        "HOROVOD_LOCAL_SIZE": "4",
-    }
-    ours = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert named(**horovods) == horovods | ours
-
-
-def test_what_horovod_does_not_say_is_not_named(named: Named) -> None:
-    assert named(HOROVOD_RANK="0", HOROVOD_SIZE="2").keys() == {
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "RANK",
-        "WORLD_SIZE",
-    }
+@pytest.mark.parametrize("index", [2, -1, 100])
+def test_a_worker_that_is_not_in_the_cluster_is_refused(name: NameRank, index: int) -> None:
+    with pytest.raises(UserError, match=f"task worker {index}, expected a worker from 0 to 1"):
+        name(tf_config(index), "tensorflow")
 
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        {"TF_CONFIG": tf_config(1)},
-        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0"},
-    ],
+    [tf_config(1), horovod(1, 2) | {"HOROVOD_LOCAL_RANK": "1"}],
     ids=["TF_CONFIG", "Horovod"],
 )
-def test_a_local_rank_that_was_given_stays(named: Named, launcher: dict[str, str]) -> None:
-    found = named(LOCAL_RANK="3", **launcher)
-    assert (found["RANK"], found["LOCAL_RANK"]) == ("1", "3")
+def test_a_rank_or_a_local_rank_that_is_set_stays(name: NameRank, launcher: dict[str, str]) -> None:
+    assert name(launcher | {"RANK": "0", "WORLD_SIZE": "4"}, "tensorflow") == {}
+    assert name({"TF_CONFIG": "no JSON", "RANK": "0"}, "tensorflow") == {}
+    expected = {"RANK": "1", "WORLD_SIZE": "2"}
+    assert name(launcher | {"LOCAL_RANK": "3"}, "tensorflow") == expected

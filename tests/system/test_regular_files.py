@@ -78,12 +78,12 @@ def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_refused(
 ) -> None:
     system_open = os.open
 
-    def swapped(path: str, flags: int) -> int:
+    def swap(path: str, flags: int) -> int:
         Path(path).unlink()
         os.mkfifo(path)
         return system_open(path, flags)
 
-    monkeypatch.setattr(os, "open", swapped)
+    monkeypatch.setattr(os, "open", swap)
     with pytest.raises(OSError, match="it is a pipe, not a regular file"):
         read_regular(str(folder / "ten"), SMALL)
 

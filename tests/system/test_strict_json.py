@@ -39,8 +39,8 @@ def test_no_other_json_of_the_package_can_have_nan_in_it() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "json.dump"):
                 strict = any(
-                    each.arg == "allow_nan" and ast.unparse(each.value) == "False"
-                    for each in node.keywords
+                    keyword.arg == "allow_nan" and ast.unparse(keyword.value) == "False"
+                    for keyword in node.keywords
                 )
                 lax += [] if strict else [f"{path}:{node.lineno}"]
     assert lax == []

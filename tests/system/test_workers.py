@@ -21,24 +21,24 @@ def python(code: str) -> list[str]:
 
 
 def test_what_a_worker_tells_is_heard_and_what_else_it_prints_is_not(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     code = (
         "from lockstep.system.workers import tell\nprint('a greeting')\ntell(1,"
         " 2)\nprint('{}')\ntell(2, 2)"
     )
-    ended = carry_out(python(code), tmp_path, lambda *now: told.append(now))
+    ended = carry_out(python(code), tmp_path, lambda *now: progress.append(now))
     assert (ended.code, ended.errors) == (0, "")
-    assert told == [(1, 2), (2, 2)]
+    assert progress == [(1, 2), (2, 2)]
 
 
 def test_bytes_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     code = (
         "import os\nfrom lockstep.system.workers import tell\nos.write(1, bytes([0xff, 0xfe,"
         " 10]))\ntell(1, 2)"
     )
-    assert carry_out(python(code), tmp_path, lambda *now: told.append(now)).code == 0
-    assert told == [(1, 2)]
+    assert carry_out(python(code), tmp_path, lambda *now: progress.append(now)).code == 0
+    assert progress == [(1, 2)]
 
 
 def test_the_end_of_a_worker_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(
     )
     for name in names:
         monkeypatch.setenv(name, "3")
-    found = f"[name for name in {names} if name in os.environ]"
-    code = f"import os, sys, tempfile\nsys.exit(tempfile.gettempdir() + ' ' + str({found}))"
+    names_left = f"[name for name in {names} if name in os.environ]"
+    code = f"import os, sys, tempfile\nsys.exit(tempfile.gettempdir() + ' ' + str({names_left}))"
     assert carry_out(python(code), tmp_path, silent).errors == f"{tmp_path} []"
 
 
@@ -88,7 +88,7 @@ def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_worker_is_killed_when_whoever_waits_for_it_is_interrupted(tmp_path: Path) -> None:
-    def interrupted(done: int, total: int) -> None:
+    def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     code = (
@@ -97,7 +97,7 @@ def test_a_worker_is_killed_when_whoever_waits_for_it_is_interrupted(tmp_path: P
         " 2)\ntime.sleep(600)"
     )
     with pytest.raises(KeyboardInterrupt):
-        carry_out(python(code), tmp_path, interrupted)
+        carry_out(python(code), tmp_path, interrupt)
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 

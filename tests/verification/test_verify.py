@@ -182,6 +182,10 @@ def shift_partners(batch: Batch) -> Batch:
     return batch if batch.partners is None else replace(batch, partners=np.roll(batch.partners, 1))
 
 
+def move_stride(model: Any) -> Any:
+    return replace(model, stride_in="1x1")
+
+
 FAULTS: dict[str, tuple[Wrong, list[str]]] = {
     "decays the scale of batch norm": (decay_also("bn_scale"), ["decay"]),
     "decays the bias of batch norm": (decay_also("bn_bias"), ["decay"]),
@@ -191,7 +195,7 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
     ),
     "takes the next step's rate": (Wrong(rates=lambda rates: np.roll(rates, -1)), ["update"]),
     "strides in the first convolution": (
-        Wrong(recipe=lambda recipe: recipe.replace(model=replace(recipe.model, stride_in="1x1"))),  # type: ignore[type-var]
+        Wrong(recipe=lambda recipe: recipe.replace(model=move_stride(recipe.model))),
         ["logits", "loss", "gradient"],
     ),
     "forgets half of its momentum": (
@@ -236,8 +240,8 @@ def run_worker(work: Workload, name: str, wrong: Wrong | None = None) -> dict[st
     backend = backends.load(name)
     execution = Execution(backend=name)
     world = backend.world(execution)
-    engine = backend if wrong is None else SimpleNamespace(engine=wrong.engine)
-    return Worker(engine, world, execution, work, rules=name != "reference").run()  # type: ignore[arg-type]
+    maker: Any = backend if wrong is None else SimpleNamespace(engine=wrong.engine)
+    return Worker(maker, world, execution, work, rules=name != "reference").run()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ Every number has its source. Bandwidths are those that NCCL reaches, not those o
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lockstep.benchmark.scaling import (
     WIRE_BYTES,
@@ -298,9 +298,3 @@ def build_base_step(base: Base) -> Step:
     """Return the step of a base. Its fixed time is that of `fit_mlperf`, because no page gives one
     GPU at two batches."""
     return build_step(base.model, base.images_per_sec, base.batch, fit_mlperf().fixed_sec)
-
-
-def remove_overlap(step: Step, model: str, wire: str = "fp32") -> Step:
-    """Return a step whose gradients are exchanged at once, after the backward pass."""
-    buckets = split_gradients(MODELS[model], LOGITS, None, WIRE_BYTES[wire])
-    return replace(step, overlap=0.0, buckets=buckets)
