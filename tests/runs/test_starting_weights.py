@@ -67,6 +67,7 @@ def test_a_run_starts_at_step_0_with_given_weights_and_no_velocity(
     assert json.loads((run / "start.json").read_text()) == {
         "weights": "step-00000007" if weights.is_dir() else weights.name,
         "weights_sha256": hash_tensors(read_state(dense).tensors),
+        "is_classifier": True,
     }
     assert [entry["first_step"] for entry in read_entries(run, "train")] == list(range(7))
 

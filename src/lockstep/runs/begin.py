@@ -46,7 +46,8 @@ def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
     starting_weights.remove_unstarted(run.out)
     if start is None:
         return
-    values, notes = starting_weights.write_start(run.out, run.recipe, start)
+    classes = run.sets.training.classes
+    values, notes = starting_weights.write_start(run.out, run.recipe, start, classes)
     state, more_notes = starting_weights.build_first_state(
         run.recipe, values, start, run.steps_per_epoch
     )

@@ -247,7 +247,7 @@ class Form:
         """Return the lines of an entry: none, one, or two for the last interval of an epoch."""
         if entry["kind"] == "train":
             return self._convert_interval(entry)
-        if entry["kind"] != "evaluate":
+        if entry["kind"] != "evaluate" or entry["step"] == 0:  # NVIDIA's code begins with training
             return []
         keys = self._keys.evaluation if entry["weights"] == "trained" else self._keys.averaged
         speed = _compute_speed(

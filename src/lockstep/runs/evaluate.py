@@ -11,6 +11,7 @@ from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
 from lockstep.runs.finish import explain_early_stop
 from lockstep.runs.intervals import plan_intervals
+from lockstep.runs.starting_weights import starts_as_classifier
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, read_log
 
@@ -19,7 +20,8 @@ def evaluate(run: RunContext, step: int) -> None:
     """Evaluate the trained weights and, if there is one, their moving average. The state must be
     saved already.
 
-    Raises `DivergedError` if the loss of an image is not a finite number.
+    Raises `DivergedError` if the loss of an image is not a finite number, except before the first
+    step.
     """
     for weights in run.weights_to_evaluate:
         _evaluate_weights(run, step, weights)
@@ -35,6 +37,9 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
     seconds = time.perf_counter() - began
     summary = scores.counts().summary()
     message = divergence.describe_bad_scores(scores, step, run.recipe, run.checkpoints)
+    if message is not None and step == 0:  # training may mend the weights that it starts from
+        run.recorder.warn("the weights that the run starts from give losses that are not finite")
+        return
     if message is not None:
         run.diverge(step, message, weights=weights, **summary)
     run.scores[weights] = scores
@@ -83,16 +88,21 @@ def lacks_evaluation(run: RunContext, step: int) -> bool:
     run was stopped.
 
     The last evaluation is due until there is a report: the report needs more than the log holds.
-    The same is true where early stopping ends the run.
+    The same is true where early stopping ends the run. Weights that a run starts from are evaluated
+    at step 0, if they can be.
     """
-    intervals = plan_intervals(
-        max(step - 1, 0), run.total_steps, run.steps_per_epoch, run.execution
-    )
-    interval = next(intervals, None)
-    if step == 0 or interval is None or interval.stop != step or not interval.evaluates:
+    if not _is_due(run, step):
         return False
     log = read_log(run.out / "log.jsonl", whole=True)
     if step == run.total_steps or explain_early_stop(run, log, step) is not None:
         return True
     logged = [e["weights"] for e in log if e["kind"] == "evaluate" and e["step"] == step]
     return logged != run.weights_to_evaluate
+
+
+def _is_due(run: RunContext, step: int) -> bool:
+    if step == 0:
+        return not run.execution.train_only and starts_as_classifier(run.out)
+    intervals = plan_intervals(step - 1, run.total_steps, run.steps_per_epoch, run.execution)
+    interval = next(intervals, None)
+    return interval is not None and interval.stop == step and interval.evaluates

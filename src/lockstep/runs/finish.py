@@ -74,6 +74,12 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
     if scores and run.execution.loggers and not is_synthetic:
         _show_mistakes(run, scores["trained"], step)
     run.recorder.tell({"kind": "finish", "report": report, "out": str(run.out)})
+    best = report["best"]
+    if best is not None and best["step"] == 0:
+        run.recorder.note(
+            f"training has not improved the weights that the run started from, with"
+            f" {best['top1_percent']:.2f} % top-1: --checkpoint best uses them"
+        )
     return report
 
 

@@ -5,7 +5,8 @@ The weights are pruned if the recipe is sparse.
 
 Before its first step such a run has, in addition to the files of `lockstep.runs.folder`:
 
-    start.json                  name of the given weights, SHA-256 of their tensors and of the masks
+    start.json                  name of the given weights, SHA-256 of their tensors and of the masks,
+                                whether they tell the run's classes apart
     masks.safetensors           which weights pruning keeps, bool by tensor, if the recipe is sparse
     checkpoints/step-00000000   the state before the first step
 
@@ -15,7 +16,7 @@ again.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +51,9 @@ class Start:
     """Notes for the user, such as differences from the recipe."""
     resumed: Weights | None = None
     """What another program stored in addition to the weights, if the run resumes from there."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes that the classifier of the weights tells apart, empty if they are
+    unknown; None if the classifier is the recipe's initial one."""
 
     @property
     def option(self) -> str:
@@ -119,7 +123,8 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
         hash_tensors(hashed),
         fitted,
         tuple(notes),
-        weights if source.resumes else None,
+        classes=weights.classes if fitted is tensors else None,
+        resumed=weights if source.resumes else None,
     )
 
 
@@ -179,15 +184,21 @@ def _convert_to_float32(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
     return {name: np.ascontiguousarray(value, np.float32) for name, value in values.items()}
 
 
-def write_start(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray], list[str]]:
+def write_start(
+    run: Path, recipe: Recipe, start: Start, classes: Sequence[str] = ()
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Write to a run's folder what it starts from, and its masks if the recipe is sparse.
 
-    Returns the pruned tensors that it starts from, and notes for the user. Raises `CheckpointError`
+    `classes` are those of the run's images. Returns the pruned tensors that it starts from, and notes for the user. Raises `CheckpointError`
     if the folder cannot be written to.
     """
     start_values = start.tensors
     notes = [*start.notes]
-    description: dict[str, Any] = {"weights": start.name, "weights_sha256": start.digest}
+    description: dict[str, Any] = {
+        "weights": start.name,
+        "weights_sha256": start.digest,
+        "is_classifier": start.classes is not None and start.classes in ((), tuple(classes)),
+    }
     try:
         if recipe.sparsity != "none":
             kept = make_masks(
@@ -292,6 +303,12 @@ def read_masks(run: Path) -> dict[str, np.ndarray]:
             f"{path} is damaged: its SHA-256 differs from the one in start.json; restore it"
         )
     return kept
+
+
+def starts_as_classifier(run: Path) -> bool:
+    """Return whether a run was started from weights that tell its classes apart, so that they can
+    be evaluated before the first step."""
+    return (run / "start.json").exists() and bool(_read_description(run).get("is_classifier"))
 
 
 def _read_description(run: Path) -> dict[str, Any]:

@@ -309,9 +309,9 @@ def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Delete all checkpoints except the newest `keep` and the best one, and unfinished ones of
-    killed processes."""
-    kept = {*steps(folder)[-keep:], best}
+    """Delete all checkpoints except the newest `keep`, the best one and the weights that the run
+    started from (step 0), and unfinished ones of killed processes."""
+    kept = {*steps(folder)[-keep:], best, 0}
     for step in steps(folder):
         if step not in kept:
             shutil.rmtree(checkpoint_path(folder, step))
