@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from rich.progress import (
@@ -41,17 +41,17 @@ class _TimeLeft(TimeRemainingColumn):
 
     def render(self, task: Task) -> Text:
         """Return the text of a task."""
-        own = task.fields.get("left")
-        return (
-            super().render(task) if own is None else Text(f"{own} left", style="progress.remaining")
-        )
+        left = task.fields.get("left")
+        if left is None:
+            return super().render(task)
+        return Text(f"{left} left", style="progress.remaining")
 
 
-def time_left(seconds: float) -> str:
+def format_time_left(seconds: float) -> str:
     """Return an estimated time, rounded for a person to read.
 
-    >>> time_left(0.2), time_left(75), time_left(3 * 3600 + 125), time_left(50 * 3600)
-    ('1 s', '1 min', '3 h 2 min', '2 d 2 h')
+    >>> [format_time_left(seconds) for seconds in (0.2, 75, 3 * 3600 + 125, 50 * 3600)]
+    ['1 s', '1 min', '3 h 2 min', '2 d 2 h']
     """
     if seconds < 60:
         return f"{max(round(seconds), 1)} s"
@@ -66,27 +66,34 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _accuracy(report: Report) -> list[tuple[str, str]]:
+def _list_accuracies(report: Report) -> list[tuple[str, str]]:
     """Return the rows of a summary that an evaluation fills."""
-    rows = [("top-1", "not evaluated")]
+    rows = []
     if report["final"]:
         final = report["final"]["trained"]
-        rows = [
-            ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
-            *(
-                [("top-5", f"{final['top5_percent']:.2f} %")]
-                if is_top5_informative(len(report["classes"]))
-                else []
-            ),
-            ("loss", format_loss(final["loss"])),
-            *describe_comparison(report.get("published")),
-        ]
+        rows.append(("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"))
+        if is_top5_informative(len(report["classes"])):
+            rows.append(("top-5", f"{final['top5_percent']:.2f} %"))
+        rows.append(("loss", format_loss(final["loss"])))
+        rows += describe_comparison(report.get("published"))
+    else:
+        rows.append(("top-1", "not evaluated"))
     best = report["best"]
-    return (
-        rows
-        if best is None
-        else [*rows, ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}")]
-    )
+    if best is not None:
+        rows.append(("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}"))
+    return rows
+
+
+def _describe_images(about: Mapping[str, Any]) -> str:
+    """Return a line on a run's images and device, from its environment."""
+    line = f"{about['train']['images']} training"
+    is_evaluated = not about.get("execution", {}).get("train_only")
+    if is_evaluated:
+        line += f" and {about['val']['images']} validation"
+    line += f" images on {about['device']}"
+    if about["ranks"] > 1:
+        line += f", {about['ranks']} ranks"
+    return line if is_evaluated else f"{line}, never evaluated"
 
 
 class Reporter:
@@ -100,9 +107,8 @@ class Reporter:
         self.console = console(soft_wrap=True, stderr=to_stderr)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(
-                bar_width=20
-            ),  # leaves room for epoch, steps, time left and loss in 80 columns
+            # leaves room for epoch, steps, time left and loss in 80 columns
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             _TimeLeft(),
             TextColumn("{task.fields[note]}"),
@@ -129,7 +135,7 @@ class Reporter:
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
-        show = getattr(self, f"_on_{event['kind']}", None)
+        show = getattr(self, f"_show_{event['kind']}", None)
         if show is not None:
             show(event)
 
@@ -168,7 +174,7 @@ class Reporter:
         if done == total:
             self._bar.remove_task(self._tasks.pop(what))
 
-    def _on_progress(self, event: ProgressEvent) -> None:
+    def _show_progress(self, event: ProgressEvent) -> None:
         self._advance(event["what"], event["done"], event["total"])
         # Without a terminal, a long task prints one line for each tenth, to show that it is
         # running.
@@ -183,14 +189,14 @@ class Reporter:
             self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
-    def _on_settled(self, event: SettledEvent) -> None:
+    def _show_settled(self, event: SettledEvent) -> None:
         for line in event["lines"]:
             self.say(line)
 
-    def _on_taken(self, event: TakenEvent) -> None:
+    def _show_taken(self, event: TakenEvent) -> None:
         self.say(f"resuming {event['out']} with {'; '.join(event['taken'].values())}")
 
-    def _on_start(self, event: StartEvent) -> None:
+    def _show_start(self, event: StartEvent) -> None:
         self._total = event["total"]
         about = event["environment"]
         self._per_epoch = event.get("steps_per_epoch", 0)
@@ -203,77 +209,72 @@ class Reporter:
         for note in event["notes"]:
             self.say(f"note: {note}")
         if self._per_epoch:
-            self.say(self._recipe_line(about.get("recipe", ""), event.get("changed", {})))
-        ranks = f", {about['ranks']} ranks" if about["ranks"] > 1 else ""
-        without = about.get("execution", {}).get("train_only")
-        images = (
-            "training images"
-            if without
-            else f"training and {about['val']['images']} validation images"
-        )
-        self.say(
-            f"{about['train']['images']} {images} on"
-            f" {about['device']}{ranks}{', never evaluated' * bool(without)}"
-        )
-        bad = [
-            (split, image) for split in ("train", "val") for image in about[split]["quarantined"]
-        ]
-        if bad:
-            self.say(f"{len(bad)} bad images are left out:")
-        for split, image in bad[:10]:
-            self.say(f"  {split}/{in_line(image['file'])}: {image['reason']}")
-        if len(bad) > 10:
-            self.say(f"  ... and {len(bad) - 10} more, all in environment.json")
+            self.say(self._describe_recipe(about.get("recipe", ""), event.get("changed", {})))
+        self.say(_describe_images(about))
+        self._show_quarantine(about)
         if event["step"]:
             self.say(f"resuming after step {event['step']} of {event['total']}")
         self._advance(
-            "training", event["step"], event["total"], title=self._epoch(event["step"] + 1)
+            "training", event["step"], event["total"], title=self._name_epoch(event["step"] + 1)
         )
 
-    def _recipe_line(self, name: str, changed: dict[str, Any]) -> str:
-        some = [f"{field}={value}" for field, value in list(changed.items())[:6]]
-        more = f" and {len(changed) - 6} other fields" if len(changed) > 6 else ""
-        given = f" with {printable(', '.join(some))}{more}" if some else ""
-        length = f"{_count(self._epochs, 'epoch')} of {_count(self._per_epoch, 'step')}"
-        return f"recipe {printable(name)}{given}: {length}" if name else f"a recipe of {length}"
+    def _show_quarantine(self, about: Mapping[str, Any]) -> None:
+        lines = []
+        for split in ("train", "val"):
+            images = about[split]["quarantined"]
+            lines += [f"  {split}/{in_line(image['file'])}: {image['reason']}" for image in images]
+        if lines:
+            self.say(f"{len(lines)} bad images are left out:")
+        for line in lines[:10]:
+            self.say(line)
+        if len(lines) > 10:
+            self.say(f"  ... and {len(lines) - 10} more, all in environment.json")
 
-    def _epoch(self, step: int) -> str:
+    def _describe_recipe(self, name: str, changed: dict[str, Any]) -> str:
+        length = f"{_count(self._epochs, 'epoch')} of {_count(self._per_epoch, 'step')}"
+        if not name:
+            return f"a recipe of {length}"
+        text = f"recipe {printable(name)}"
+        if changed:
+            some = [f"{field}={value}" for field, value in list(changed.items())[:6]]
+            text += f" with {printable(', '.join(some))}"
+        if len(changed) > 6:
+            text += f" and {len(changed) - 6} other fields"
+        return f"{text}: {length}"
+
+    def _name_epoch(self, step: int) -> str:
         """Return the epoch of a step, counted from 1; "training" if the epoch is unknown."""
         if not self._per_epoch:
             return "training"
         return f"epoch {min((step - 1) // self._per_epoch + 1, self._epochs)} of {self._epochs}"
 
-    def _left(self, step: int, second: float) -> str | None:
+    def _estimate_time_left(self, step: int, second: float) -> str | None:
         """Return the time left, estimated from the speed of this process. It includes evaluation
         and saving."""
         if self._since is None or step <= self._since[0] or step >= self._total:
             return None
-        return time_left((second - self._since[1]) / (step - self._since[0]) * (self._total - step))
+        step_sec = (second - self._since[1]) / (step - self._since[0])
+        return format_time_left(step_sec * (self._total - step))
 
-    def _on_restart(self, event: RestartEvent) -> None:
+    def _show_restart(self, event: RestartEvent) -> None:
         self.say(f"restart {event['restart']} after a failure: {event['reason']}")
 
-    def _on_train(self, event: TrainEvent) -> None:
+    def _show_train(self, event: TrainEvent) -> None:
         step = event["step"]
         second = event.get("elapsed_sec", 0.0)
-        left = self._left(step, second)
+        left = self._estimate_time_left(step, second)
         if self._since is not None and self._since[0] == self._first:
-            self._since = (
-                step,
-                second,
-            )  # the first steps of a process wait for compilers and caches
-        epoch = self._epoch(step)
+            # the first steps of a process wait for compilers and caches
+            self._since = (step, second)
+        epoch = self._name_epoch(step)
         note = f"loss {event['loss']:.3f}, {event['images_per_sec']:.1f} images/s"
         self._advance("training", step, self._total, note, left, epoch)
         if not self.console.is_terminal:
-            where = (
-                f"{epoch}, step {step} of {self._total}"
-                if self._per_epoch
-                else f"step {step} of {self._total}"
-            )
-            self.say(f"{where}: {note}, lr {event['lr']:.4g}" + (f", {left} left" if left else ""))
+            where = f"{epoch}, step" if self._per_epoch else "step"
+            line = f"{where} {step} of {self._total}: {note}, lr {event['lr']:.4g}"
+            self.say(f"{line}, {left} left" if left else line)
 
-    def _on_evaluate(self, event: EvaluateEvent) -> None:
+    def _show_evaluate(self, event: EvaluateEvent) -> None:
         name = "" if event["weights"] == "trained" else " (moving average)"
         top5 = f"top-5 {event['top5_percent']:.2f} %, " if self._shows_top5 else ""
         self.say(
@@ -281,25 +282,25 @@ class Reporter:
             f"loss {format_loss(event['loss'])} on {event['images']} images"
         )
 
-    def _on_trace(self, event: TraceEvent) -> None:
+    def _show_trace(self, event: TraceEvent) -> None:
         self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
 
-    def _on_warning(self, event: WarningEvent) -> None:
+    def _show_warning(self, event: WarningEvent) -> None:
         self.say(f"warning: {event['message']}")
 
-    def _on_pause(self, event: PauseEvent) -> None:
+    def _show_pause(self, event: PauseEvent) -> None:
         self.say(
             f"stopped after step {event['step']} of {event['total']} as requested; saved in"
             f" {event['out']}. The same command resumes there; to train to the end: lockstep train"
             f" --out {shlex.quote(event['out'])}"
         )
 
-    def _on_already_finished(self, event: FinishEvent) -> None:
+    def _show_already_finished(self, event: FinishEvent) -> None:
         rest = "" if "stopped_early" in event["report"] else "; nothing is left to do"
         self.say(f"this run is finished (step {event['report']['steps']}){rest}")
         self._summary(event)
 
-    def _on_finish(self, event: FinishEvent) -> None:
+    def _show_finish(self, event: FinishEvent) -> None:
         self._summary(event)
 
     def _summary(self, event: FinishEvent) -> None:
@@ -312,20 +313,15 @@ class Reporter:
                 f"to train on: lockstep train --out {out} --set early_stopping_patience=0, or a"
                 " greater number"
             )
+        measured = f"{speed:.1f} images/s (first steps left out)" if speed else None
         rows = [
-            *_accuracy(report),
+            *_list_accuracies(report),
             ("training time", f"{report['train_sec']:.1f} s"),
-            (
-                "throughput",
-                (
-                    f"{speed:.1f} images/s (first steps left out)"
-                    if speed
-                    else "too few steps to measure"
-                ),
-            ),
+            ("throughput", measured or "too few steps to measure"),
             ("bad images left out", str(report["quarantined"])),
-            *([("restarts", str(report["restarts"]))] if "restarts" in report else []),
-            ("run", event["out"]),
         ]
+        if "restarts" in report:
+            rows.append(("restarts", str(report["restarts"])))
+        rows.append(("run", event["out"]))
         for name, value in rows:
             self.say(f"  {name:<20} {value}")

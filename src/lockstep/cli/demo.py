@@ -49,25 +49,21 @@ def command(
             data, train_images=training, val_images=validation, kinds=KINDS, progress=progress
         )
         if "precision" not in changes:
-            precision, why = _precision(run, execution)
+            precision, why = _choose_precision(run, execution)
             reporter.say(f"precision {precision}: {why}")
             recipe = recipe.replace(precision=precision)
         train(recipe, data, run, execution=execution, listener=reporter)
-    pictures = [
-        sorted(folder.iterdir())[0]
-        for folder in sorted((data / "val").iterdir())
-        if folder.name[0] != "."
-    ]
+    pictures = [min(folder.iterdir()) for folder in sorted((data / "val").glob("[!.]*"))]
+    predictions = predict(run, pictures, top=1, execution=execution)
     print("\npredictions:")
-    for picture, found in zip(
-        pictures, predict(run, pictures, top=1, execution=execution), strict=True
-    ):
+    for picture, prediction in zip(pictures, predictions, strict=True):
         name = picture.relative_to(data)
-        print(f"  {name!s:<24} {found.classes[0]:<10} {100 * found.probabilities[0]:6.2f} %")
+        percent = 100 * prediction.probabilities[0]
+        print(f"  {name!s:<24} {prediction.classes[0]:<10} {percent:6.2f} %")
     print(f"\nimages: {data}\nrun:    {run}\ntry:    lockstep predict {run} {pictures[0]}")
 
 
-def _precision(run: Path, execution: Any) -> tuple[str, str]:
+def _choose_precision(run: Path, execution: Any) -> tuple[str, str]:
     """Return the precision to train in, and why: that of an existing run, else one that is fast on
     this machine."""
     from lockstep import backends, load_recipe
@@ -84,8 +80,4 @@ def _precision(run: Path, execution: Any) -> tuple[str, str]:
     if world.on_gpu:  # older GPUs have fp16, but it needs loss scaling
         return "fp32", f"{device} does not multiply bf16 in hardware"
     emulated = emulation("bf16", on_gpu=False, backend=execution.backend)
-    return "fp32", (
-        str(emulated)
-        if emulated
-        else "training in bf16 was not measured on processors like this one"
-    )
+    return "fp32", str(emulated or "training in bf16 was not measured on processors like this one")
