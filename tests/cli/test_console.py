@@ -77,7 +77,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["note: [x] is slow", FIRST_LINE],
     ),
     "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
-    "a start that goes on": ([START | {"step": 16}], [FIRST_LINE, "resuming after step 16 of 40"]),
+    "a start that resumes": ([START | {"step": 16}], [FIRST_LINE, "resuming after step 16 of 40"]),
     "a start after damage": (
         [START | {"step": 16, "damaged": ["step-00000024/model.safetensors is damaged [x]"]}],
         [
@@ -276,8 +276,8 @@ def test_without_a_terminal_events_are_plain_lines(
 ) -> None:
     events, lines = LINES[name]
     with Reporter() as reporter:
-        for each in events:
-            reporter(each)
+        for event in events:
+            reporter(event)
     assert capsys.readouterr().out.splitlines() == lines
 
 
@@ -293,12 +293,13 @@ with Reporter() as reporter:
     reporter({WHOLE!r} | {{"elapsed_sec": 0.0}})
     for done in (1, 2, 3):
         reporter({{"kind": "progress", "what": "evaluating", "done": done, "total": 4}})
-    reporter({{"kind": "train", "step": 20, "loss": 1.5, "images_per_sec": 9.0, "lr": 0.1, "elapsed_sec": 60.0}})
+    figures = {{"loss": 1.5, "images_per_sec": 9.0, "lr": 0.1, "elapsed_sec": 60.0}}
+    reporter({{"kind": "train", "step": 20}} | figures)
 """
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
 
 
-def on_a_terminal(*command: str, **environment: str) -> str:
+def run_on_a_terminal(*command: str, **environment: str) -> str:
     """Return what a Python command writes to a terminal of 100 columns."""
     ours, theirs = pty.openpty()
     surroundings = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"} | environment
@@ -321,7 +322,7 @@ def on_a_terminal(*command: str, **environment: str) -> str:
 
 
 def test_a_terminal_shows_a_bar_and_no_line_for_every_interval() -> None:
-    shown = on_a_terminal("-c", SHOW)
+    shown = run_on_a_terminal("-c", SHOW)
     assert FIRST_LINE in shown
     assert "20/40" in shown
     assert "epoch 2 of 4" in shown
@@ -332,7 +333,7 @@ def test_a_terminal_shows_a_bar_and_no_line_for_every_interval() -> None:
 
 
 def test_a_terminal_shows_no_colours_if_none_are_wanted() -> None:
-    shown = on_a_terminal("-c", SHOW, NO_COLOR="1")
+    shown = run_on_a_terminal("-c", SHOW, NO_COLOR="1")
     assert "20/40" in shown
     assert not COLOUR.search(shown)
 
@@ -351,6 +352,6 @@ def test_without_a_terminal_there_are_no_escape_codes(arguments: list[str]) -> N
     "arguments", [["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["train", "--help"]]
 )
 def test_commands_on_a_terminal_show_no_colours_if_none_are_wanted(arguments: list[str]) -> None:
-    shown = on_a_terminal("-m", "lockstep", *arguments, NO_COLOR="1")
+    shown = run_on_a_terminal("-m", "lockstep", *arguments, NO_COLOR="1")
     assert shown
     assert not COLOUR.search(shown)

@@ -109,7 +109,7 @@ def early_end(
     return run, report
 
 
-def test_a_resumed_run_ends_early_where_it_would_have_ended_undivided(
+def test_a_resumed_run_ends_early_where_an_uninterrupted_one_would(
     early_end: tuple[Path, Report],
 ) -> None:
     run, report = early_end

@@ -14,7 +14,7 @@ import yaml
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.runs import folder
 from lockstep.runs.environment import describe_environment
-from lockstep.runs.folder import RunFolder
+from lockstep.runs.folder import open_run_folder
 from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
@@ -23,23 +23,23 @@ from lockstep.system.files import write_json, write_text
 
 def begin(path: Path, recipe: Recipe) -> None:
     """Leave a folder as a run leaves it that is stopped after its first log entry."""
-    with RunFolder(path, recipe):
+    with open_run_folder(path, recipe):
         (path / "log.jsonl").write_text('{"kind": "start", "step": 0}\n')
 
 
 def test_a_new_folder_holds_every_field_of_the_recipe(tiny_recipe: Recipe, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "a run"
-    with RunFolder(path, tiny_recipe) as folder:
-        assert folder.checkpoints == path / "checkpoints"
-        assert folder.checkpoints.is_dir()
+    with open_run_folder(path, tiny_recipe):
+        assert (path / "checkpoints").is_dir()
     assert yaml.safe_load((path / "recipe.yaml").read_text()) == tiny_recipe.fields()
     assert load_recipe(path) == tiny_recipe
 
 
-def test_a_run_goes_on_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_resumes_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> None:
     begin(tmp_path / "run", tiny_recipe)
-    with RunFolder(tmp_path / "run", tiny_recipe) as folder:
-        assert (folder.path / "log.jsonl").exists()
+    with open_run_folder(tmp_path / "run", tiny_recipe) as changed:
+        assert changed == {}
+        assert (tmp_path / "run" / "log.jsonl").exists()
 
 
 def test_a_run_keeps_the_name_of_the_recipe_it_was_started_with(
@@ -65,13 +65,12 @@ def test_a_run_under_a_recipe_that_continues_its_own_is_not_finished(
     begin(tmp_path / "run", tiny_recipe)
     write_json(tmp_path / "run" / "report.json", {"steps": 14})
     other = tiny_recipe.replace(epochs=7)
+    run = tmp_path / "run"
     with pytest.raises(RecipeError, match=r"\nIt cannot, says this test\.\nUse another --out"):
-        RunFolder(tmp_path / "run", other, lambda there: "It cannot, says this test.").__enter__()
-    assert (tmp_path / "run" / "report.json").exists()
-    with RunFolder(
-        tmp_path / "run", other, lambda there: None if there == tiny_recipe else ""
-    ) as folder:
-        assert folder.changed == {"epochs": (2, 7)}
+        open_run_folder(run, other, lambda there: "It cannot, says this test.").__enter__()
+    assert (run / "report.json").exists()
+    with open_run_folder(run, other, lambda there: None if there == tiny_recipe else "") as changed:
+        assert changed == {"epochs": (2, 7)}
     assert not (tmp_path / "run" / "report.json").exists()
     assert load_recipe(tmp_path / "run") == other
 
@@ -81,8 +80,8 @@ def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(
 ) -> None:
     begin(tmp_path / "run", tiny_recipe)
     other = tiny_recipe.replace(epochs=7, lr=0.5, mean=(1.0, 2.0, 3.0))
-    with pytest.raises(RecipeError) as error, RunFolder(tmp_path / "run", other):
-        pass
+    with pytest.raises(RecipeError) as error:
+        open_run_folder(tmp_path / "run", other).__enter__()
     lines = str(error.value).splitlines()
     assert lines[0] == f"{tmp_path / 'run'} holds a run of another recipe:"
     assert lines[1:-1] == [
@@ -96,21 +95,18 @@ def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(
 def test_another_recipe_is_refused_while_there_is_a_checkpoint(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    with RunFolder(tmp_path / "run", tiny_recipe) as folder:
-        (folder.checkpoints / "step-00000001").mkdir()
-    with (
-        pytest.raises(RecipeError, match="epochs"),
-        RunFolder(tmp_path / "run", tiny_recipe.replace(epochs=7)),
-    ):
-        pass
+    with open_run_folder(tmp_path / "run", tiny_recipe):
+        (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir()
+    with pytest.raises(RecipeError, match="epochs"):
+        open_run_folder(tmp_path / "run", tiny_recipe.replace(epochs=7)).__enter__()
 
 
 def test_a_corrected_recipe_is_taken_while_nothing_was_trained(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    with RunFolder(tmp_path / "run", tiny_recipe.replace(logits=3)):
+    with open_run_folder(tmp_path / "run", tiny_recipe.replace(logits=3)):
         pass
-    with RunFolder(tmp_path / "run", tiny_recipe):
+    with open_run_folder(tmp_path / "run", tiny_recipe):
         assert load_recipe(tmp_path / "run") == tiny_recipe
 
 
@@ -119,8 +115,8 @@ def test_a_folder_named_like_a_published_recipe_is_still_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     begin(Path("demo"), tiny_recipe)
-    with RunFolder(Path("demo"), tiny_recipe) as folder:
-        assert folder.path == Path("demo")
+    with open_run_folder(Path("demo"), tiny_recipe):
+        assert load_recipe(Path("demo/recipe.yaml")) == tiny_recipe
 
 
 def test_a_folder_with_other_things_is_refused_and_left_alone(
@@ -131,7 +127,7 @@ def test_a_folder_with_other_things_is_refused_and_left_alone(
     with pytest.raises(
         CheckpointError, match=r"holds other things \(a\.txt, b\.txt, photos\) and no run"
     ):
-        RunFolder(tmp_path, tiny_recipe).__enter__()
+        open_run_folder(tmp_path, tiny_recipe).__enter__()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a.txt",
         "b.txt",
@@ -148,7 +144,7 @@ def test_what_a_killed_start_left_does_not_stop_the_next(
 ) -> None:
     for name in left:
         (tmp_path / name).write_text("half")
-    with RunFolder(tmp_path, tiny_recipe):
+    with open_run_folder(tmp_path, tiny_recipe):
         assert load_recipe(tmp_path) == tiny_recipe
 
 
@@ -164,9 +160,9 @@ def test_a_start_killed_before_any_file_is_written_can_be_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(folder, "write_text", die)
         with pytest.raises(KeyboardInterrupt):
-            RunFolder(tmp_path / "run", tiny_recipe).__enter__()
+            open_run_folder(tmp_path / "run", tiny_recipe).__enter__()
     assert written == [tmp_path / "run" / "recipe.yaml"]
-    with RunFolder(tmp_path / "run", tiny_recipe):
+    with open_run_folder(tmp_path / "run", tiny_recipe):
         assert load_recipe(tmp_path / "run") == tiny_recipe
 
 
@@ -175,11 +171,9 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(
     out: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        CheckpointError,
-        match=r"cannot write to .*file.*: (File exists|Not a directory); use another --out",
-    ):
-        RunFolder(tmp_path / out, tiny_recipe).__enter__()
+    message = r"cannot write to .*file.*: (File exists|Not a directory); use another --out"
+    with pytest.raises(CheckpointError, match=message):
+        open_run_folder(tmp_path / out, tiny_recipe).__enter__()
 
 
 def test_a_folder_without_permission_is_a_clear_error(
@@ -189,18 +183,17 @@ def test_a_folder_without_permission_is_a_clear_error(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(
-        CheckpointError, match=r"cannot write to .*: Permission denied; use another --out"
-    ):
-        RunFolder(tmp_path / "run", tiny_recipe).__enter__()
+    message = r"cannot write to .*: Permission denied; use another --out"
+    with pytest.raises(CheckpointError, match=message):
+        open_run_folder(tmp_path / "run", tiny_recipe).__enter__()
 
 
 HOLDER = """
 import sys
 from pathlib import Path
 from lockstep.recipes import load_recipe
-from lockstep.runs.folder import RunFolder
-with RunFolder(Path(sys.argv[1]), load_recipe(sys.argv[2])):
+from lockstep.runs.folder import open_run_folder
+with open_run_folder(Path(sys.argv[1]), load_recipe(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -219,18 +212,18 @@ def test_another_process_in_the_same_folder_is_refused_until_the_first_ends(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(CheckpointError, match="another process is training in"):
-            RunFolder(path, tiny_recipe).__enter__()
+            open_run_folder(path, tiny_recipe).__enter__()
         holder.kill()
         holder.communicate()
-    with RunFolder(path, tiny_recipe) as folder:
-        assert folder.path == path
+    with open_run_folder(path, tiny_recipe):
+        assert load_recipe(path) == tiny_recipe
 
 
 def test_a_refused_start_does_not_hold_the_folder(tiny_recipe: Recipe, tmp_path: Path) -> None:
     begin(tmp_path / "run", tiny_recipe)
     with pytest.raises(RecipeError) as kept:
-        RunFolder(tmp_path / "run", tiny_recipe.replace(epochs=7)).__enter__()
-    with RunFolder(tmp_path / "run", tiny_recipe):
+        open_run_folder(tmp_path / "run", tiny_recipe.replace(epochs=7)).__enter__()
+    with open_run_folder(tmp_path / "run", tiny_recipe):
         assert kept.traceback
 
 

@@ -84,7 +84,7 @@ def test_a_run_stopped_by_sigterm_resumes_bit_for_bit(
     assert_same_run(run, uninterrupted)
 
 
-def test_a_run_in_parts_ends_bit_for_bit_like_an_undivided_one(
+def test_a_run_in_parts_gives_bit_identical_weights(
     uninterrupted: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

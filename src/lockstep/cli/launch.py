@@ -200,9 +200,9 @@ def make_logs(out: Path | None) -> Iterator[Path | None]:
     Yield None if they train none, or in a folder with other things. If no run begins, the folder is
     removed again.
     """
-    from lockstep.runs.folder import LOGS, RunFolder
+    from lockstep.runs.folder import LOGS, list_other_things
 
-    if out is None or RunFolder.others_in(out):
+    if out is None or list_other_things(out):
         yield None
         return
     is_new = not out.exists()

@@ -17,10 +17,10 @@
 """
 
 import fcntl
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import yaml
 
@@ -32,112 +32,99 @@ LOGS = "logs"
 """The folder of the ranks' output. A launcher makes it before the run begins."""
 
 
-class RunFolder:
-    """A run's folder, opened for writing by one process. A context manager."""
+Changed = dict[str, tuple[Any, Any]]
+"""Recipe fields that differ: name -> (value in the folder, new value)."""
 
-    def __init__(
-        self, path: Path, recipe: Recipe, refusal: Callable[[Recipe], str | None] | None = None
-    ) -> None:
-        """Prepare to open the folder of a run of `recipe`.
 
-        `refusal` is called with the recipe of the run in the folder if that recipe is different. It
-        returns None if the run can resume under the new recipe, otherwise the reason in sentences.
-        Without `refusal` no such run can resume.
-        """
-        self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.changed: dict[str, tuple[Any, Any]] = {}
-        """Recipe fields that change when an existing run resumes: name -> (old value, new value).
-        """
-        self._recipe = recipe
-        self._refusal = refusal or (lambda there: "")
-        self._held = ExitStack()
+@contextmanager
+def open_run_folder(
+    path: Path, recipe: Recipe, explain_refusal: Callable[[Recipe], str | None] = lambda there: ""
+) -> Iterator[Changed]:
+    """Create or reopen the folder of a run of `recipe`, for writing by this process alone. Yield
+    the recipe fields that change when an existing run resumes.
 
-    def __enter__(self) -> Self:
-        """Create or reopen the folder.
+    `explain_refusal` is called with the recipe of the run in the folder if that recipe is
+    different. It returns None if the run can resume under the new recipe, otherwise the reason in
+    sentences. By default no such run can resume.
 
-        Raises `RecipeError` if it holds a run of another recipe. Raises `CheckpointError` if
-        another process trains in it, if it holds something else, or if it cannot be written to.
-        """
+    Raises `RecipeError` if it holds a run of another recipe. Raises `CheckpointError` if another
+    process trains in it, if it holds something else, or if it cannot be written to.
+    """
+    with ExitStack() as held:
         try:
-            self._refuse_other_things()
-            self.path.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as held:
-                self._take(held.enter_context((self.path / ".lock").open("w")))
-                self._held = held.pop_all()
+            _refuse_other_things(path)
+            path.mkdir(parents=True, exist_ok=True)
+            _lock(path, held.enter_context((path / ".lock").open("w")))
+            changed = _write_recipe(path, recipe, explain_refusal)
         except OSError as error:
             raise CheckpointError(
-                f"cannot write to {self.path}: {error.strerror}; use another --out"
+                f"cannot write to {path}: {error.strerror}; use another --out"
             ) from None
-        return self
+        yield changed
 
-    def __exit__(self, *error: object) -> None:
-        self._held.close()
 
-    def _take(self, lock: TextIO) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(
-                f"another process is training in {self.path}; wait for it or use another --out"
-            ) from None
-        name = self._check_recipe() or self._recipe.based_on
-        if self.changed:
-            (self.path / "report.json").unlink(
-                missing_ok=True
-            )  # first: this file marks the run as finished
-        # Written first: this file marks the folder as a run's. Without it a killed run could not be
-        # started again.
-        note = yaml.safe_dump({"based_on": name}, allow_unicode=True) if name else ""
-        write_text(self.path / "recipe.yaml", note + self._recipe.format_yaml())
-        self.checkpoints.mkdir(exist_ok=True)
-
-    def _refuse_other_things(self) -> None:
-        if others := self.others_in(self.path):
-            raise CheckpointError(
-                f"{self.path} holds other things ({', '.join(others[:3])}) and no run; use a new"
-                " --out"
-            )
-
-    @staticmethod
-    def others_in(path: Path) -> list[str]:
-        """Return the names of what a folder holds if it holds no run, apart from hidden files and
-        the logs of ranks."""
-        if not path.is_dir() or (path / "recipe.yaml").is_file():
-            return []
-        return sorted(
-            entry.name
-            for entry in path.iterdir()
-            if entry.name != LOGS and not entry.name.startswith(".")
+def _refuse_other_things(path: Path) -> None:
+    others = list_other_things(path)
+    if others:
+        raise CheckpointError(
+            f"{path} holds other things ({', '.join(others[:3])}) and no run; use a new --out"
         )
 
-    def _check_recipe(self) -> str:
-        """Return the name of the recipe that the run was started with; "" if it has no name or
-        there is no run."""
-        if not holds_run(self.path):
-            return ""
-        there = load_recipe(self.path / "recipe.yaml")
-        changed = difference(there, self._recipe)
-        why = self._refusal(there) if changed else None
-        if why is not None:
-            raise _another_recipe(self.path, changed, why)
-        self.changed = changed
-        return there.based_on
+
+def list_other_things(path: Path) -> list[str]:
+    """Return the names of what a folder holds if it holds no run, apart from hidden files and the
+    logs of ranks."""
+    if not path.is_dir() or (path / "recipe.yaml").is_file():
+        return []
+    names = sorted(entry.name for entry in path.iterdir())
+    return [name for name in names if name != LOGS and not name.startswith(".")]
+
+
+def _lock(path: Path, lock: TextIO) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"another process is training in {path}; wait for it or use another --out"
+        ) from None
+
+
+def _write_recipe(
+    path: Path, recipe: Recipe, explain_refusal: Callable[[Recipe], str | None]
+) -> Changed:
+    name = recipe.based_on
+    changed: Changed = {}
+    if holds_run(path):
+        there = load_recipe(path / "recipe.yaml")
+        name = there.based_on or name  # the one that the run was started with
+        changed = difference(there, recipe)
+        reason = explain_refusal(there) if changed else None
+        if reason is not None:
+            raise _make_recipe_error(path, changed, reason)
+    if changed:
+        (path / "report.json").unlink(missing_ok=True)  # this file marks the run as finished
+    # Written first: this file marks the folder as a run's. Without it a killed run could not be
+    # started again.
+    note = yaml.safe_dump({"based_on": name}, allow_unicode=True) if name else ""
+    write_text(path / "recipe.yaml", note + recipe.format_yaml())
+    (path / "checkpoints").mkdir(exist_ok=True)
+    return changed
 
 
 def refuse_another_recipe(path: Path, recipe: Recipe, allowed: Collection[str]) -> None:
     """Raise `RecipeError` if the folder holds a run whose recipe differs in fields other than the
     `allowed` ones."""
-    changed = difference(load_recipe(path / "recipe.yaml"), recipe) if holds_run(path) else {}
-    if changed.keys() - set(allowed):
-        raise _another_recipe(path, changed, "")
+    if holds_run(path):
+        changed = difference(load_recipe(path / "recipe.yaml"), recipe)
+        if changed.keys() - set(allowed):
+            raise _make_recipe_error(path, changed, "")
 
 
-def _another_recipe(path: Path, changed: dict[str, tuple[Any, Any]], why: str) -> RecipeError:
-    """Return the error that names every field that differs. `why` are sentences on why it cannot
+def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError:
+    """Return the error that names every field that differs. `reason` are sentences on why it cannot
     change."""
     lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in changed.items()]
-    advice = f"{why}\nUse another --out, or its recipe.".lstrip()
+    advice = f"{reason}\nUse another --out, or its recipe.".lstrip()
     return RecipeError(f"{path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
 
 

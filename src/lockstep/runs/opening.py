@@ -1,7 +1,8 @@
 """Open what a run needs: recipe, images, starting weights, folder and engine."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from lockstep import backends
@@ -13,7 +14,7 @@ from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epo
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
 from lockstep.runs.context import RunContext, stop_before_training
-from lockstep.runs.folder import RunFolder, refuse_another_recipe
+from lockstep.runs.folder import Changed, open_run_folder, refuse_another_recipe
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recipe_from_images import choose_from_images
 from lockstep.runs.recorder import Recorder
@@ -54,19 +55,20 @@ def open_run(
     _check_logits(recipe, sets)
     images = len(sets.training)
     rates = learning_rates(recipe, steps_per_epoch(recipe, images))
-    folder = RunFolder(
-        out, recipe, lambda there: resuming.explain_refusal(out, there, recipe, images)
-    )
-    with folder if world.rank == 0 else nullcontext():
+    with ExitStack() as stack:
+        changed: Changed = {}
+        if world.rank == 0:
+            explain = partial(resuming.explain_refusal, out, new=recipe, images=images)
+            changed = stack.enter_context(open_run_folder(out, recipe, explain))
         world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
-        with backends.load(execution.backend).engine(recipe, rates, world, execution) as engine:
-            run = RunContext(
-                recipe, execution, world, engine, sets, out, stop, recorder, rates, start
-            )
-            run.notes += sets.notes
-            for name, (before, after) in folder.changed.items():
-                run.notes.append(f"{name} is {after} from here on; until here it was {before}")
-            yield run
+        engine = stack.enter_context(
+            backends.load(execution.backend).engine(recipe, rates, world, execution)
+        )
+        run = RunContext(recipe, execution, world, engine, sets, out, stop, recorder, rates, start)
+        run.notes += sets.notes
+        for name, (before, after) in changed.items():
+            run.notes.append(f"{name} is {after} from here on; until here it was {before}")
+        yield run
 
 
 def _check_start(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.runs.loggers import LOGGERS, Kind, Opening, Picture
+from lockstep.runs.loggers import LOGGERS, Kind, Logger, Opening, Picture
 
 
-class Noting:
+class Noting(Logger):
     """A logger that records its calls, and raises in the calls it is configured to fail in."""
 
     def __init__(self, opening: Opening, calls: list[tuple[Any, ...]], fails_at: set[str]) -> None:

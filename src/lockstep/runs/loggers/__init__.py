@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,21 +60,9 @@ class Opening:
     """The log up to the current step."""
 
 
-class EntryLogger(Protocol):
-    """A destination for the entries of a log. Any exception it raises is caught."""
-
-    key: str
-    """The logger's name for the run."""
-
-    def entry(self, entry: LogEvent) -> None:
-        """Take an entry that was just logged. The first one is that of the start."""
-
-    def close(self, outcome: Outcome) -> None:
-        """Write what is left and close."""
-
-
-class Logger(Protocol):
-    """A destination for figures. Any exception it raises is caught."""
+class Logger:
+    """A destination for figures, images or entries of the log; a logger overrides what it takes.
+    Any exception it raises is caught."""
 
     key: str
     """The logger's name for the run, by which it is found again."""
@@ -85,8 +73,11 @@ class Logger(Protocol):
     def images(self, pictures: Sequence[Picture], step: int) -> None:
         """Log images."""
 
+    def entry(self, entry: LogEvent) -> None:
+        """Take an entry that was just logged. The first one is that of the start."""
+
     def close(self, outcome: Outcome) -> None:
-        """Send the remaining figures and close."""
+        """Send what is left and close."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +90,6 @@ class Kind:
     """The command that installs it."""
     forgets: bool
     """Whether it discards figures after the step it resumes at, so that they can be sent again."""
-    takes_entries: bool = False
-    """Whether it is an `EntryLogger`, and gets neither figures nor images."""
 
     def is_installed(self) -> bool:
         """Return whether one of the distributions is installed, without importing it."""
@@ -121,8 +110,8 @@ LOGGERS: dict[str, Kind] = {
         forgets=False,
     ),
     "wandb": Kind(("wandb",), "pip install wandb==0.31.0", forgets=False),
-    "dlll": Kind((), "", forgets=True, takes_entries=True),
-    "nvidia-report": Kind((), "", forgets=True, takes_entries=True),
+    "dlll": Kind((), "", forgets=True),
+    "nvidia-report": Kind((), "", forgets=True),
 }
 """Kinds of loggers by name. `open_logger(opening)` of the module of the same name, with _ for -,
 opens one."""
@@ -146,13 +135,9 @@ class Loggers:
         self._file = opening.folder / "loggers.json"
         self._known = _read_known(self._file) if self._file.is_file() else {}
         self._open: dict[str, Logger] = {}
-        self._open_for_entries: dict[str, EntryLogger] = {}
         for name in names:
             with self._catch_errors(name):
-                if LOGGERS[name].takes_entries:
-                    self._open_for_entries[name] = _import_module(name).open_logger(opening)
-                else:
-                    self._open[name] = self._open_logger(name, opening)
+                self._open[name] = self._open_logger(name, opening)
 
     def _open_logger(self, name: str, opening: Opening) -> Logger:
         key = self._known.get(name, {}).get("key")
@@ -176,15 +161,14 @@ class Loggers:
                 logger.images(pictures, step)
 
     def entry(self, entry: LogEvent) -> None:
-        """Pass an entry of the log on to the loggers that take entries."""
-        for name, logger in list(self._open_for_entries.items()):
+        """Pass an entry of the log on."""
+        for name, logger in list(self._open.items()):
             with self._catch_errors(name):
                 logger.entry(entry)
 
     def close(self, outcome: Outcome) -> None:
         """Close all loggers."""
-        every: dict[str, Logger | EntryLogger] = {**self._open, **self._open_for_entries}
-        for name, logger in every.items():
+        for name, logger in list(self._open.items()):
             with self._catch_errors(name):
                 logger.close(outcome)
 
@@ -209,7 +193,6 @@ class Loggers:
             yield
         except Exception as error:
             self._open.pop(name, None)
-            self._open_for_entries.pop(name, None)
             self._warn(
                 f"{name} failed and gets nothing more of this run: {type(error).__name__}: {error}"
             )

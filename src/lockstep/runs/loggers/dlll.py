@@ -14,7 +14,7 @@ from typing import TextIO
 
 from lockstep.recipes import Recipe
 from lockstep.runs.dlll import PREFIX, Content, Form, format_line
-from lockstep.runs.loggers import Opening, Outcome
+from lockstep.runs.loggers import Logger, Opening, Outcome
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import LogEvent, StartEvent
 from lockstep.system.files import write_text
@@ -24,8 +24,8 @@ from lockstep.system.strict_json import parsed, to_json
 _TIMES = {"timestamp", "datetime", "elapsedtime"}
 
 
-class DlllFile:
-    """Implements `lockstep.runs.loggers.EntryLogger`."""
+class DlllFile(Logger):
+    """Writes the lines of dllogger."""
 
     key = "dlll"
 

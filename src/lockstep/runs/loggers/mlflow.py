@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from lockstep.runs.loggers import Opening, Outcome, Picture
+from lockstep.runs.loggers import Logger, Opening, Outcome, Picture
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
-class Mlflow:
-    """Implements `lockstep.runs.loggers.Logger`. A resumed run continues the same MLflow run."""
+class Mlflow(Logger):
+    """A resumed run continues the same MLflow run."""
 
     def __init__(self, opening: Opening) -> None:
         from mlflow import MlflowClient

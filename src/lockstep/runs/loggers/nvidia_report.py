@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.epochs import Epoch, sum_process_seconds
-from lockstep.runs.loggers import Opening, Outcome
+from lockstep.runs.loggers import Logger, Opening
 from lockstep.runs.mxnet_report import compute_metrics, format_document
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, StartEvent, TrainEvent
@@ -19,8 +19,8 @@ from lockstep.system.files import write_text
 from lockstep.system.regular_files import TEXT, read_regular
 
 
-class NvidiaReport:
-    """Implements `lockstep.runs.loggers.EntryLogger`."""
+class NvidiaReport(Logger):
+    """Writes the report of the MXNet example."""
 
     key = "nvidia-report"
 
@@ -47,9 +47,6 @@ class NvidiaReport:
                 [self._metrics[number] for number in sorted(self._metrics)],
             )
             write_text(self._path, text)
-
-    def close(self, outcome: Outcome) -> None:
-        """Do nothing: the file is complete."""
 
     def _begin(self, start: StartEvent) -> None:
         environment = start["environment"]

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.runs.loggers import Opening, Outcome, Picture
+from lockstep.runs.loggers import Logger, Opening, Outcome, Picture
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
 
-class TensorBoard:
-    """Implements `lockstep.runs.loggers.Logger`. `purge_step` makes TensorBoard discard figures
+class TensorBoard(Logger):
+    """`purge_step` makes TensorBoard discard figures
     that are sent again."""
 
     key = "tensorboard"

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.runs.loggers import Opening, Outcome, Picture
+from lockstep.runs.loggers import Logger, Opening, Outcome, Picture
 
 
-class WeightsAndBiases:
-    """Implements `lockstep.runs.loggers.Logger`. A resumed run keeps its id."""
+class WeightsAndBiases(Logger):
+    """A resumed run keeps its id."""
 
     def __init__(self, opening: Opening) -> None:
         import wandb
