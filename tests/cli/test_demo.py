@@ -1,6 +1,5 @@
 """`lockstep demo`, with a narrow model and few images. `make demo` runs it unchanged."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,24 +7,14 @@ import pytest
 
 from lockstep import backends
 from lockstep.recipes import load_recipe
+from tests.cli.cases import read_report, set_fields
 
 Run = Callable[..., tuple[int, str, str]]
 NARROW = (
     "model={block: bottleneck, layers: [1, 1, 1, 1], stem_width: 8, widths: [8, 8, 16, 16], groups:"
     " 2, expansion: 2}"
 )
-SMALL = (
-    "--images",
-    60,
-    "--set",
-    NARROW,
-    "--set",
-    "epochs=1",
-    "--set",
-    "image_size=32",
-    "--set",
-    "loggers=[]",
-)
+SMALL = ("--images", 60, "--set", NARROW, *set_fields(epochs=1, image_size=32, loggers="[]"))
 KINDS = ["checks", "dots", "rays", "rings", "stripes"]
 
 
@@ -33,15 +22,13 @@ def test_the_demo_draws_trains_and_predicts_by_name(answer: Run, tmp_path: Path)
     code, output, errors = answer("demo", "--out", tmp_path / "a demo", *SMALL)
     assert (code, errors) == (0, "")
     lines = output.splitlines()
-    assert (
-        lines[0] == "drawing 60 training and 10 validation images of 5 textures in"
-        f" {tmp_path / 'a demo' / 'data'}"
-    )
-    report = json.loads((tmp_path / "a demo" / "run" / "report.json").read_text())
+    images = "60 training and 10 validation images of 5 textures"
+    assert lines[0] == f"drawing {images} in {tmp_path / 'a demo' / 'data'}"
+    report = read_report(tmp_path / "a demo" / "run")
     assert (report["final"]["trained"]["images"], report["classes"]) == (10, KINDS)
-    named = [line.split() for line in lines if line.startswith("  val/")]
-    assert [path for path, *_ in named] == [f"val/{kind}/00012.jpg" for kind in KINDS]
-    assert {name for _, name, *_ in named} <= set(KINDS)
+    predictions = [line.split() for line in lines if line.startswith("  val/")]
+    assert [path for path, *_ in predictions] == [f"val/{kind}/00012.jpg" for kind in KINDS]
+    assert {name for _, name, *_ in predictions} <= set(KINDS)
     assert f"run:    {tmp_path / 'a demo' / 'run'}" in lines
 
 
@@ -70,27 +57,21 @@ def test_the_demo_trains_in_bf16_where_it_is_in_hardware(answer: Run, tmp_path: 
 @pytest.mark.usefixtures("without_bf16")
 def test_the_demo_trains_in_fp32_where_bf16_is_emulated(answer: Run, tmp_path: Path) -> None:
     output = answer("demo", "--out", tmp_path, *SMALL)[1]
-    assert (
-        "precision fp32: bf16 is emulated on this processor, 7 to 16 times slower than fp32"
-        in output
-    )
+    assert "precision fp32: bf16 is emulated on this processor" in output
     assert precision(tmp_path / "run") == "fp32"
 
 
-def test_a_precision_that_is_set_is_taken(answer: Run, tmp_path: Path) -> None:
+def test_a_precision_that_is_set_takes_precedence(answer: Run, tmp_path: Path) -> None:
     output = answer("demo", "--out", tmp_path, *SMALL, "--set", "precision=fp32")[1]
     assert "precision fp32" not in output
     assert precision(tmp_path / "run") == "fp32"
 
 
-def test_a_missing_framework_is_told_before_anything_is_drawn(
+def test_a_missing_framework_is_reported_before_anything_is_drawn(
     answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        backends.FRAMEWORKS,
-        "torch",
-        backends.Framework(("no-such-distribution",), "pip install it"),
-    )
+    missing = backends.Framework(("no-such-distribution",), "pip install it")
+    monkeypatch.setitem(backends.FRAMEWORKS, "torch", missing)
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     code, output, errors = answer("demo", "--out", tmp_path / "demo")
     assert (code, output) == (2, "")
@@ -98,7 +79,7 @@ def test_a_missing_framework_is_told_before_anything_is_drawn(
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_wrong_setting_is_told_before_anything_is_drawn(answer: Run, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_reported_before_anything_is_drawn(answer: Run, tmp_path: Path) -> None:
     code, output, errors = answer("demo", "--out", tmp_path / "demo", "--set", "epochs=0")
     assert (code, output) == (2, "")
     assert "epochs" in errors

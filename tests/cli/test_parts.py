@@ -1,6 +1,5 @@
 """Runs in part and runs without validation, from the command line."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from lockstep.recipes import Recipe
 from lockstep.runs.reading import read_run
+from tests.cli.cases import read_report
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -18,19 +18,9 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     data = tmp_path / "data"
     run = tmp_path / "a run"
     shutil.copytree(textures / "train", data / "train", ignore=shutil.ignore_patterns(".*"))
-    (tmp_path / "tiny.yaml").write_text(
-        tiny_recipe.replace(epochs=2, global_batch_images=30).format_yaml()
-    )
-    arguments = [
-        "train",
-        "--recipe",
-        tmp_path / "tiny.yaml",
-        "--data",
-        data,
-        "--out",
-        run,
-        "--no-tensorboard",
-    ]
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(tiny_recipe.replace(epochs=2, global_batch_images=30).format_yaml())
+    arguments = ["train", "--recipe", recipe, "--data", data, "--out", run, "--no-tensorboard"]
     code, output, errors = answer(*arguments, "--train-only", "--stop-after-steps", 3)
     assert (code, errors) == (0, "")
     assert re.search("^60 training images on .*, never evaluated$", output, re.MULTILINE)
@@ -44,22 +34,16 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     code, output, errors = answer("train", "--out", run)
     assert (code, errors) == (0, "")
     assert "top-1                not evaluated\n" in output
-    report = json.loads((run / "report.json").read_text())
-    assert (report["steps"], report["final"], report["best"], report["per_class"]) == (
-        4,
-        {},
-        None,
-        {},
-    )
-    assert (
-        "this run is finished (step 4); nothing is left to do" in answer("train", "--out", run)[1]
-    )
-    assert answer("report", run, "-o", tmp_path / "page.html")[0] == 0
-    assert (
-        "finished at step 4 of 4, and not evaluated there" in (tmp_path / "page.html").read_text()
-    )
+    report = read_report(run)
+    assert (report["steps"], report["best"]) == (4, None)
+    assert (report["final"], report["per_class"]) == ({}, {})
+    output = answer("train", "--out", run)[1]
+    assert "this run is finished (step 4); nothing is left to do" in output
+    page = tmp_path / "page.html"
+    assert answer("report", run, "-o", page)[0] == 0
+    assert "finished at step 4 of 4, and not evaluated there" in page.read_text()
 
     shutil.copytree(textures / "val", data / "val", ignore=shutil.ignore_patterns(".*"))
     assert answer("train", "--out", run, "--set", "train_only=false")[0] == 0
-    later = json.loads((run / "report.json").read_text())
+    later = read_report(run)
     assert (later["final"]["trained"]["images"], later["best"]["step"]) == (20, 4)

@@ -59,7 +59,9 @@ def format_time_left(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    if hours < 48:
+        return f"{hours} h {rest} min"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def _count(number: int, what: str) -> str:
@@ -296,8 +298,10 @@ class Reporter:
         )
 
     def _show_already_finished(self, event: FinishEvent) -> None:
-        rest = "" if "stopped_early" in event["report"] else "; nothing is left to do"
-        self.say(f"this run is finished (step {event['report']['steps']}){rest}")
+        line = f"this run is finished (step {event['report']['steps']})"
+        if "stopped_early" not in event["report"]:
+            line += "; nothing is left to do"
+        self.say(line)
         self._summary(event)
 
     def _show_finish(self, event: FinishEvent) -> None:
@@ -313,11 +317,13 @@ class Reporter:
                 f"to train on: lockstep train --out {out} --set early_stopping_patience=0, or a"
                 " greater number"
             )
-        measured = f"{speed:.1f} images/s (first steps left out)" if speed else None
+        throughput = "too few steps to measure"
+        if speed:
+            throughput = f"{speed:.1f} images/s (first steps left out)"
         rows = [
             *_list_accuracies(report),
             ("training time", f"{report['train_sec']:.1f} s"),
-            ("throughput", measured or "too few steps to measure"),
+            ("throughput", throughput),
             ("bad images left out", str(report["quarantined"])),
         ]
         if "restarts" in report:
