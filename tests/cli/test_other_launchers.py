@@ -53,12 +53,13 @@ def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
 
     arguments += ["--backend", "tensorflow", *set_fields(epochs=1), "--out", tmp_path / "run"]
     command = [sys.executable, "-m", "lockstep", *map(str, arguments)]
+    table = one_machine(2)
     with ExitStack() as stack:
         ranks = []
         for rank in (0, 1):
             log = tmp_path / f"{rank}.txt"
             errors = stack.enter_context(log.open("w"))
-            environment = os.environ | worker(one_machine(2), rank)
+            environment = os.environ | worker(table, rank)
             process = subprocess.Popen(command, env=environment, stderr=errors)
             stack.callback(process.kill)
             ranks.append((process, log))
