@@ -22,9 +22,7 @@ from tests.processes import mxnet_python
 from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_of
 from tests.weights.formats.peer_cases import logits, run_peer
 
-pytestmark = pytest.mark.usefixtures("small_models")
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 OHWI = (
     "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"

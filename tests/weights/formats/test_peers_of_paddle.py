@@ -20,9 +20,7 @@ from lockstep.weights.formats import nvidia_paddle
 from tests.weights.formats.cases import RESNET
 from tests.weights.formats.peer_cases import logits, run_peer
 
-pytestmark = pytest.mark.usefixtures("small_models")
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
 IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)
 """Runs a test only with Paddle 2's programs, since Paddle 3's do not support fp16 on a CPU."""
 EPOCH = "no step is stored; its folder names epoch 7, counted from 0"

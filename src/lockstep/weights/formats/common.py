@@ -61,6 +61,12 @@ class Matching:
     problems: list[str]
     """Messages about what does not fit."""
 
+    def map_tensors(self) -> dict[Tensor, str]:
+        """Return the names in the file by the model's tensors."""
+        return {
+            tensor: self.names[tensor.name] for tensor in tensors(MODELS[self.model], self.logits)
+        }
+
 
 def match_model(
     model: str,
@@ -270,6 +276,11 @@ def describe_unused(others: list[str]) -> Iterable[str]:
         yield f"left over and not used: {', '.join(others[:10])}{more}"
 
 
+def find_converted(names: Iterable[str], arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Return those of the names whose arrays, if a file has them, have another type than float32."""
+    return [name for name in names if name in arrays and arrays[name].dtype != np.float32]
+
+
 def describe_converted(names: Sequence[str], kind: str = "variables") -> Iterable[str]:
     """Yield a remark on arrays, called `kind`, that a file has in another type than float32."""
     if names:
@@ -280,9 +291,13 @@ def check_state(spec: ModelSpec, logits: int, state: State) -> list[Tensor]:
     """Return the tensors of a model. Raises `CheckpointError` if the state to write does not have
     exactly these."""
     expected = list(tensors(spec, logits))
-    shapes = {tensor.name: tensor.shape for tensor in expected}
-    check_fit(shapes, state.tensors, "weights")
+    check_fit(map_shapes(expected), state.tensors, "weights")
     if state.momentum:
-        trained = {tensor.name: tensor.shape for tensor in expected if tensor.is_trained}
-        check_fit(trained, state.momentum, "momentum")
+        trained = [tensor for tensor in expected if tensor.is_trained]
+        check_fit(map_shapes(trained), state.momentum, "momentum")
     return expected
+
+
+def map_shapes(expected: Iterable[Tensor]) -> dict[str, Shape]:
+    """Return the shapes of tensors by name."""
+    return {tensor.name: tensor.shape for tensor in expected}

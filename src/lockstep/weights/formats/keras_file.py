@@ -194,8 +194,8 @@ def _list_created_layers(spec: ModelSpec) -> list[str]:
         for scope in first:
             layers += [f"{scope}_conv", f"{scope}_bn"]
         ends = [last] if block.shortcut is None else [scopes[block.shortcut], last]
-        layers += [f"{scope}_conv" for scope in ends]
-        layers += [f"{scope}_bn" for scope in ends]
+        for kind in ("_conv", "_bn"):
+            layers += [f"{scope}{kind}" for scope in ends]
     return [*layers, _HEAD]
 
 
@@ -284,8 +284,11 @@ def _subtract_bias(variables: Variables, name: str, mean: np.ndarray, bias: str)
 def _find_epsilon(path: Path, layers: Layers, default: float) -> float:
     """Return batch norm's epsilon; the default if no layers are described. Raises `CheckpointError`
     if there are several."""
-    norms = [layer for layer in layers.values() if layer.get("class_name") == "BatchNormalization"]
-    epsilons = {layer.get("epsilon") for layer in norms} or {default}
+    epsilons = set()
+    for layer in layers.values():
+        if layer.get("class_name") == "BatchNormalization":
+            epsilons.add(layer.get("epsilon"))
+    epsilons = epsilons or {default}
     epsilon = min(epsilons, key=str)
     if len(epsilons) > 1 or not isinstance(epsilon, float) or epsilon <= 0:
         raise CheckpointError(

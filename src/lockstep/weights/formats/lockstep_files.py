@@ -16,7 +16,7 @@ from lockstep.system.event_log import read_log
 from lockstep.system.strict_json import is_list_of, is_number, is_text
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import dtype_name, foreign_safetensors, numbers, refuse_existing
-from lockstep.weights.formats.common import redirect_file
+from lockstep.weights.formats.common import map_shapes, redirect_file
 from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
 
 NAME = LOCKSTEP
@@ -181,7 +181,7 @@ def _check_canonical(path: Path, recipe: Recipe, state: State) -> None:
     for part, values in parts.items():
         fitting = trained if part == "velocities" else expected
         if values or part == "weights":
-            check_fit({tensor.name: tensor.shape for tensor in fitting}, values, f"{path}, {part}")
+            check_fit(map_shapes(fitting), values, f"{path}, {part}")
         for name, value in values.items():
             if value.dtype != np.float32:
                 raise CheckpointError(

@@ -53,10 +53,13 @@ def read_layers(symbol: Symbol) -> Layers:
     bias = "the classifier's bias"
     if len(symbol.heads) == 1:
         weight, bias = symbol.heads[0]
-    biases = {conv.weight: conv.bias for conv in symbol.convolutions if conv.bias}
-    kernels = [conv.weight for conv in symbol.convolutions]
-    norms = [conv.norm for conv in symbol.convolutions]
-    return Layers(kernels, norms, {"fc.weight": weight, "fc.bias": bias}, biases)
+    layers = Layers([], [], {"fc.weight": weight, "fc.bias": bias}, {})
+    for conv in symbol.convolutions:
+        layers.kernels.append(conv.weight)
+        layers.norms.append(conv.norm)
+        if conv.bias:
+            layers.biases[conv.weight] = conv.bias
+    return layers
 
 
 def order_layers(arrays: Mapping[str, np.ndarray]) -> Layers:

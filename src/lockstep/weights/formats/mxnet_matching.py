@@ -30,7 +30,7 @@ def match_arrays(
     graph computes."""
     biases = layers.biases.values()
     shapes = {name: value.shape for name, value in arrays.items() if name not in biases}
-    layouts = {conv.weight: conv.layout for conv in symbol.convolutions} if symbol else {}
+    layouts = symbol.layouts if symbol else {}
     missing = [f"{bias} is missing" for bias in biases if bias not in arrays]
 
     def match_table(model: str, table: Names) -> Matching:

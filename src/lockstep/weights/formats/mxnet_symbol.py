@@ -64,6 +64,11 @@ class Symbol:
     problems: tuple[str, ...]
     """Messages about parts of the graph that a ResNet does not have."""
 
+    @property
+    def layouts(self) -> dict[str, str]:
+        """The layout of every convolution by its kernel's name."""
+        return {conv.weight: conv.layout for conv in self.convolutions}
+
 
 def load(path: Path) -> Symbol:
     """Read a graph. Raises `CheckpointError` if the file is damaged or not an MXNet graph."""

@@ -229,13 +229,16 @@ class _Walk:
             raise ValueError(f"{node.output[0]!r} has the auto_pad {kind!r:.60}, expected a text")
         pads = list(self._graph.attribute(node, "pads", [0] * 4))
         is_either = kernel == 1 or stride == 1
+        padding: Padding | None = None
         if kind == b"SAME_UPPER":
-            return None if is_either else "same"
-        if kind in (b"NOTSET", b"VALID"):
-            if pads == [kernel // 2] * 4:
-                return None if is_either else "symmetric"
-            if stride == 2 and pads == [(kernel - 2) // 2] * 2 + [(kernel - 1) // 2] * 2:
-                return "same"  # of an image whose sides are even
+            padding = "same"
+        elif kind in (b"NOTSET", b"VALID") and pads == [kernel // 2] * 4:
+            padding = "symmetric"
+        if padding is not None:
+            return None if is_either else padding
+        halves = [(kernel - 2) // 2] * 2 + [(kernel - 1) // 2] * 2
+        if kind in (b"NOTSET", b"VALID") and stride == 2 and pads == halves:
+            return "same"  # of an image whose sides are even
         raise ValueError(
             f"{node.output[0]!r} is padded by {pads} ({kind.decode(errors='replace')}) around a"
             f" window of {kernel}"

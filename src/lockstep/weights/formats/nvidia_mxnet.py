@@ -42,7 +42,6 @@ from lockstep.models.architectures import (
     ModelSpec,
     Tensor,
     model_spec,
-    tensors,
 )
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -59,6 +58,7 @@ from lockstep.weights.formats.common import (
     check_state,
     choose_velocities,
     describe_converted,
+    find_converted,
     is_stem,
     redirect_file,
     write_new,
@@ -140,8 +140,9 @@ def _count_epochs(file: Path) -> int | None:
     """
     if match := _OF_EPOCH.fullmatch(file.name):
         return int(match[2])
-    match = _OF_EPOCH_FROM_0.fullmatch(file.name)
-    return int(match[2]) + 1 if match else None
+    if match := _OF_EPOCH_FROM_0.fullmatch(file.name):
+        return int(match[2]) + 1
+    return None
 
 
 def read(path: Path, *, momentum: bool = True) -> Weights:
@@ -159,7 +160,7 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
     layers = read_layers(symbol) if symbol else order_layers(arrays)
     matching = match_arrays(path, arrays, symbol, layers)
     spec = MODELS[matching.model]
-    table = {tensor: matching.names[tensor.name] for tensor in tensors(spec, matching.logits)}
+    table = matching.map_tensors()
     layouts = _find_layouts(path, arrays, table, symbol)
     values = _convert_arrays(path, arrays, table, layouts)
     biases = map_biases(spec, matching.names, layers)
@@ -167,7 +168,9 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
         values[mean] = subtract_bias(values[mean], arrays[bias], f"{path}: {bias}")
     remarks = [*_describe_file(path, arrays, table, layouts, symbol, spec)]
     remarks += describe_biases(biases.values())
-    others = [graph] if symbol and graph else []
+    others = []
+    if symbol and graph:
+        others.append(graph)
     velocities: dict[str, np.ndarray] = {}
     if momentum:
         file = path.with_name(path.name.removesuffix(_PARAMETERS) + _MOMENTUM)
@@ -176,16 +179,19 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
         slots, about = choose_velocities(slots, kept, file.name, momentum=momentum)
         velocities = _convert_arrays(file, kept, slots, layouts)
         remarks = [_describe_step(path), *remarks, *about]
-        others += [file] if kept else []
-    origin = "Gluon" if are_gluons(matching.names.values()) else "NVIDIA MXNet"
-    recipe = Recipe() if origin == "Gluon" else resnet50_mxnet_90ep()
-    epsilon = min(symbol.epsilons) if symbol else recipe.bn_epsilon
-    recipe = recipe.replace(
-        model=matching.model, logits=matching.logits, precision="fp32", bn_epsilon=epsilon
-    )
+        if kept:
+            others.append(file)
+    origin = "NVIDIA MXNet"
+    recipe = resnet50_mxnet_90ep()
+    if are_gluons(matching.names.values()):
+        origin = "Gluon"
+        recipe = Recipe()
+    if symbol:
+        recipe = recipe.replace(bn_epsilon=min(symbol.epsilons))
+    recipe = recipe.replace(model=matching.model, logits=matching.logits, precision="fp32")
     full_names = dict(zip(arrays, stored, strict=True))
-    sources = [(tensor, full_names[name]) for tensor, name in biases.items()]
-    sources += [(tensor.name, full_names[name]) for tensor, name in table.items()]
+    used = [*zip(values, table.values(), strict=True), *biases.items()]
+    sources = [(tensor, full_names[name]) for tensor, name in used]
     return Weights(
         recipe,
         State(0, values, velocities),
@@ -211,8 +217,9 @@ def _strip_kinds(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
 
 
 def _find_graph(path: Path) -> Path | None:
-    match = _OF_EPOCH.fullmatch(path.name)
-    return path.with_name(match[1] + _SYMBOL) if match else None
+    if match := _OF_EPOCH.fullmatch(path.name):
+        return path.with_name(match[1] + _SYMBOL)
+    return None
 
 
 def _find_layouts(
@@ -221,7 +228,7 @@ def _find_layouts(
     """Return the layout of every convolution by its kernel's name, from the graph or, without a
     graph, from the shape."""
     if symbol is not None:
-        return {conv.weight: conv.layout for conv in symbol.convolutions}
+        return symbol.layouts
     layouts = {}
     for tensor, name in table.items():
         if tensor.role != "conv_weight":
@@ -264,7 +271,7 @@ def _describe_step(path: Path) -> str:
     epochs = _count_epochs(path)
     if epochs is None:
         return "no step is stored"
-    first = 0 if _OF_EPOCH.fullmatch(path.name) is None else 1
+    first = int(_OF_EPOCH.fullmatch(path.name) is not None)
     return f"no step is stored; its name says epoch {epochs - 1 + first}, counted from {first}"
 
 
@@ -278,8 +285,9 @@ def _describe_file(
 ) -> Iterator[str]:
     epsilon = resnet50_mxnet_90ep().bn_epsilon
     if symbol is None:
-        graph = _find_graph(path)
-        missing = f"there is no {graph.name}" if graph else "a file of this name has no graph"
+        missing = "a file of this name has no graph"
+        if graph := _find_graph(path):
+            missing = f"there is no {graph.name}"
         stride = "first 1x1, as Gluon's with biases do" if spec.stride_in == "1x1" else "3x3"
         yield (
             f"{missing}: it is assumed that bottlenecks stride in their {stride}, and that batch"
@@ -296,8 +304,7 @@ def _describe_file(
             f"{len(by_rows)} kernels, such as {by_rows[0]}, are OHWI, as for images in NHWC; they"
             " were converted to OIHW"
         )
-    names = table.values()
-    yield from describe_converted([name for name in names if arrays[name].dtype != np.float32])
+    yield from describe_converted(find_converted(table.values(), arrays))
 
 
 def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:

@@ -51,7 +51,6 @@ from lockstep.models.architectures import (
     blocks,
     convolutions,
     model_spec,
-    tensors,
 )
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -72,6 +71,7 @@ from lockstep.weights.formats.common import (
     choose_velocities,
     describe_converted,
     describe_unused,
+    find_converted,
     is_stem,
     match_model,
     name_convolutions,
@@ -172,8 +172,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
     contents = paddle_pickle.load(_find_parameters(prefix))
     arrays = _mark_bfloat16(contents.arrays)
     matching = _match_model(prefix, arrays)
-    expected = tensors(MODELS[matching.model], matching.logits)
-    table = {tensor: matching.names[tensor.name] for tensor in expected}
+    table = matching.map_tensors()
     is_rounded = any(arrays[name].dtype != np.float32 for name in table.values())
     optimizer = _read_optimizer(prefix) if momentum or is_rounded else {}
     sources = dict(table)
@@ -187,7 +186,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
     carried, about = choose_velocities(slots, optimizer, f"*{_VELOCITY}", momentum=momentum)
     stored = optimizer | arrays
     used = {*table.values(), *sources.values(), *slots.values()}
-    others = [name for name in (*stored, *contents.others) if name not in used]
+    others = {*stored, *contents.others} - used
     remarks = [*_describe_file(arrays, sources, table), *about]
     remarks += describe_unused(sorted(name for name in others if not _OF_RUN.fullmatch(name)))
     state = State(
@@ -197,9 +196,13 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
         scaler=_read_scaler(optimizer) if momentum else {},
     )
     folder = prefix.absolute().parent.name
+    epochs = None
+    step = "no step is stored"
+    if folder.isdecimal():
+        epochs = int(folder) + 1
+        step += f"; its folder names epoch {folder}, counted from 0"
     if momentum:
-        step = f"; its folder names epoch {folder}, counted from 0" if folder.isdecimal() else ""
-        remarks.insert(0, f"no step is stored{step}")
+        remarks.insert(0, step)
     recipe = resnet50_paddle_90ep().replace(
         model=matching.model, logits=matching.logits, precision="fp32"
     )
@@ -210,9 +213,9 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
         prefix,
         _PROGRAMS.get(matching.names["conv1.weight"], "NVIDIA Paddle"),
         tuple(remarks),
-        epochs=int(folder) + 1 if folder.isdecimal() else None,
+        epochs,
         stored=list_arrays(
-            describe_arrays(arrays), ((tensor.name, name) for tensor, name in table.items())
+            describe_arrays(arrays), zip(state.tensors, table.values(), strict=True)
         ),
     )
 
@@ -229,20 +232,24 @@ def _read_scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
     if any(value.size != 1 or value.dtype.kind not in "iuf" for value in arrays.values()):
         return {}
     scaler = {part: float(arrays[name].item()) for name, part in _SCALER.items()}
-    is_usable = 0 < scaler["scale"] < math.inf and min(scaler.values()) >= 0
-    return scaler if is_usable else {}
+    if not 0 < scaler["scale"] < math.inf or not min(scaler.values()) >= 0:
+        return {}
+    return scaler
 
 
 def _read_optimizer(prefix: Path) -> dict[str, np.ndarray]:
     path = _file(prefix, _OPTIMIZER)
-    return _mark_bfloat16(paddle_pickle.load(path).arrays) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return _mark_bfloat16(paddle_pickle.load(path).arrays)
 
 
 def _mark_bfloat16(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays with bfloat16 for uint16, as which Paddle stores its bits."""
-    marked = {}
+    marked = dict(arrays)
     for name, value in arrays.items():
-        marked[name] = value.view(BFLOAT16) if value.dtype == np.uint16 else value
+        if value.dtype == np.uint16:
+            marked[name] = value.view(BFLOAT16)
     return marked
 
 
@@ -329,7 +336,9 @@ def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     """Return the shapes a tensor may have in a file; the original's shape comes first."""
     if is_stem(tensor):
         return (widen_stem(tensor), tensor.shape)
-    return (tensor.shape[::-1] if tensor.role == "fc_weight" else tensor.shape,)
+    if tensor.role == "fc_weight":
+        return (tensor.shape[::-1],)
+    return (tensor.shape,)
 
 
 def _convert_arrays(
@@ -359,8 +368,7 @@ def _describe_file(
             f"{len(masters)} weights are the float32 copies that the optimizer keeps, such as"
             f" {masters[0]}"
         )
-    names = [name for name in sources.values() if name in arrays]
-    yield from describe_converted([name for name in names if arrays[name].dtype != np.float32])
+    yield from describe_converted(find_converted(sources.values(), arrays))
 
 
 def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:

@@ -208,9 +208,9 @@ def _match_names(variables: Mapping[str, Shape]) -> _Matching | None:
     if len(heads) != 1:
         return None
     scope = heads[0].removesuffix(_HEAD)
-    names = [name for name in variables if name.startswith(scope)]
+    below = {name: shape for name, shape in variables.items() if name.startswith(scope)}
     try:
-        spec = _read_spec({name.removeprefix(scope): variables[name] for name in names})
+        spec = _read_spec({name.removeprefix(scope): shape for name, shape in below.items()})
     except (LookupError, ZeroDivisionError, RecipeError):
         return None
     table = {canonical: scope + name for canonical, name in name_tensors(spec).items()}
@@ -327,9 +327,9 @@ def _describe_file(
         )
     if len(variables[table["fc.weight"]]) == 4:
         yield "the classifier is stored as a 1x1 convolution"
-    kinds = {name: bundle.entries[name].dtype for name in table.values()}
+    entries = bundle.entries
     yield from describe_converted(
-        [name for name, kind in kinds.items() if kind != tensor_bundle.FLOAT32]
+        [name for name in table.values() if entries[name].dtype != tensor_bundle.FLOAT32]
     )
     if _STEP not in bundle.entries:
         yield f"there is no {_STEP}; step 0 is used"

@@ -21,7 +21,7 @@ from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights.formats.network import ROUNDING
 from lockstep.weights.formats.onnx_metadata import take_squares
-from lockstep.weights.formats.protobuf import find_fields, read_message
+from lockstep.weights.formats.protobuf import find_fields, map_entries, read_message
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 INSTALL = "pip install onnx==1.23.2"
@@ -192,7 +192,7 @@ def open_graph(path: Path) -> Graph:
         {name: tuple(nodes) for name, nodes in users.items()},
         stored,
         _read_classes(model),
-        {entry.key: entry.value for entry in model.metadata_props},
+        map_entries(model.metadata_props),
     )
 
 
@@ -231,7 +231,7 @@ def _read_array(graph: Graph, name: str) -> np.ndarray:
 
 def _read_external(graph: Graph, tensor: Any) -> np.ndarray:
     """Return a constant whose bytes are in another file of the model's folder."""
-    about = {entry.key: entry.value for entry in tensor.external_data}
+    about = map_entries(tensor.external_data)
     location = about.get("location", "")
     file = _find_external(graph, tensor.name, about.get("location"))
     dtype = np.dtype(graph.onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))

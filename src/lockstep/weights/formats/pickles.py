@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-_DTYPES = {f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)} - {"f1"} | {"b1"}
+_DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _MOST_AXES = 32
 _MOST_INSTRUCTIONS = 1_000_000
 """A pickle may have at most this many instructions. An array needs about 40. An instruction of one

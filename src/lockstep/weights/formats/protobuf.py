@@ -1,7 +1,7 @@
 """Messages of Protocol Buffers: their classes from a short notation, and the fields of a file."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,16 @@ def find_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
     except (OSError, ValueError):
         return {}
     return places
+
+
+def map_entries(entries: Iterable[Any]) -> dict[str, Any]:
+    """Return repeated messages with a key and a value as a dict."""
+    return {entry.key: entry.value for entry in entries}
+
+
+def read_sizes(shape: Any) -> tuple[int, ...]:
+    """Return the sizes in a message that is a shape."""
+    return tuple(dim.size for dim in shape.dim)
 
 
 def read_message(path: Path, what: str) -> bytes:

@@ -60,10 +60,12 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
     units = []
     alone = []
     for name, shape in variables.items():
-        unit = _find_unit(name, variables) if len(shape) == 4 else None
+        if len(shape) != 4:
+            continue
+        unit = _find_unit(name, variables)
         if unit is not None:
             units.append(unit)
-        elif len(shape) == 4 and not _find_biases(name, variables):
+        elif not _find_biases(name, variables):
             alone.append(name)
     if alone:
         raise ValueError(
@@ -72,14 +74,15 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
         )
     stems = [unit for unit in units if unit.shape[:3] == (7, 7, 3)]
     first = _take_only(stems, "one 7x7 convolution of 3 channels")
-    blocks = _group_by_block([unit for unit in units if unit is not first])
+    units.remove(first)
+    blocks = _group_by_block(units)
     channels = first.channels[1]
     parts = [first]
     roles = []
     for scope in sorted(blocks, key=natural):
         roles.append(_assign_roles(scope, blocks[scope], channels))
         channels = roles[-1][2].channels[1]
-        parts += [unit for unit in roles[-1] if unit is not None]
+        parts += filter(None, roles[-1])
     spec = _build_spec(first, roles)
     convs = list(convolutions(spec))
     if len(convs) != len(parts):
@@ -89,8 +92,9 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
     names: Names = {}
     for conv, unit in zip(convs, parts, strict=True):
         add_layer(names, conv, unit.kernel, unit.norm)
-    used = set(names.values())
-    others = {name: shape for name, shape in variables.items() if name not in used}
+    others = dict(variables)
+    for name in names.values():
+        others.pop(name, None)
     return spec, names | _find_head(others, channels)
 
 
@@ -130,8 +134,8 @@ def _take_only(units: list[Unit], what: str) -> Unit:
 
 
 def _join_names(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more if names else "none"
+    text = ", ".join(names[:4]) or "none"
+    return f"{text} and {len(names) - 4} more" if len(names) > 4 else text
 
 
 def _group_by_block(units: list[Unit]) -> dict[str, list[Unit]]:

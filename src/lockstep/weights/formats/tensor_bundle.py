@@ -33,7 +33,7 @@ from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights.formats import BFLOAT16, dtype_name, numbers, refuse_existing
 from lockstep.weights.formats.leveldb_table import Pair, check_inside, pack_table, read_pairs
-from lockstep.weights.formats.protobuf import make_messages
+from lockstep.weights.formats.protobuf import make_messages, read_sizes
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _MESSAGES = {
@@ -256,7 +256,7 @@ def _read_index(pairs: Iterable[Pair]) -> tuple[int, dict[str, Entry]]:
 
 def _read_entry(name: str, value: bytes, shards: int) -> Entry:
     entry = _parse("Entry", value)
-    shape = tuple(dim.size for dim in entry.shape.dim)
+    shape = read_sizes(entry.shape)
     is_whole = not entry.shape.unknown_rank and min((*shape, entry.offset, entry.size)) >= 0
     if not is_whole or not 0 <= entry.shard_id < shards:
         raise ValueError(f"its entry for {name} is not valid")

@@ -31,8 +31,10 @@ from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.protobuf import (
     find_fields,
     make_messages,
+    map_entries,
     read_message,
     read_number,
+    read_sizes,
 )
 from lockstep.weights.formats.tensor_bundle import Bundle, Entry, index_path
 
@@ -144,7 +146,7 @@ class FlatGraph:
     def shape(self, node: Node) -> tuple[int, ...]:
         """Return the shape of a constant. Raises `ValueError` if it is none, or stored nowhere."""
         if node.op == "Const":
-            shape = tuple(dim.size for dim in _get_tensor(node).tensor_shape.dim)
+            shape = read_sizes(_get_tensor(node).tensor_shape)
         else:
             shape = self._find_entry(node).shape
         if len(shape) > 8 or min(shape, default=0) < 0:
@@ -284,7 +286,7 @@ def _choose_graph(model: Any) -> Any:
 def _list_outputs(meta: Any) -> tuple[str, ...]:
     """Return the values that the usual service returns, or else the first service that takes and
     returns something."""
-    services = {entry.key: entry.value for entry in meta.signature_def}
+    services = map_entries(meta.signature_def)
     usable = [service for service in services.values() if service.inputs and service.outputs]
     if not usable:
         raise ValueError("it has no signature such as serving_default; save it with one")
@@ -325,7 +327,7 @@ class _Flattening:
             self._count(1 + len(node.input))
             values = [text for text in node.input if not text.startswith("^")]
             inputs = tuple(_name_value(text, prefix, depth > 0) for text in values)
-            attributes = {entry.key: entry.value for entry in node.attr}
+            attributes = map_entries(node.attr)
             function = attributes["f"].func.name if node.op in _CALLS and "f" in attributes else ""
             if function in self._functions:
                 self._call(self._functions[function], f"{prefix}{node.name}", inputs, depth)
@@ -338,7 +340,7 @@ class _Flattening:
         self._count(len(signature.input_arg) + len(signature.output_arg) + len(function.ret))
         for argument, value in zip(signature.input_arg, inputs, strict=False):
             self.aliases[f"{prefix}{argument.name}:0"] = value
-        results = {entry.key: entry.value for entry in function.ret}
+        results = map_entries(function.ret)
         for number, argument in enumerate(signature.output_arg):
             value = _name_value(results.get(argument.name, ""), prefix, True)
             self.aliases[f"{name}:{number}"] = value
@@ -404,7 +406,7 @@ def _read_array(node: Node, size: int) -> np.ndarray:
             f"{node.name!r:.80} is of TensorFlow's type {tensor.dtype}, expected floats or integers"
         )
     dtype, name = _DTYPES[tensor.dtype]
-    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+    shape = read_sizes(tensor.tensor_shape)
     if tensor.tensor_content:
         if len(tensor.tensor_content) != size * dtype.itemsize:
             raise ValueError(

@@ -61,8 +61,10 @@ class Nodes:
         self._graph = graph
         self._values = Values(graph)
         self._nearest: dict[str, Node | None] = {}
-        wanted = self._values.list_nodes_behind(graph.outputs) if graph.outputs else graph.nodes
-        kept = merge_groups(self._values, [node for node in wanted if node.op not in SAME])
+        nodes = graph.nodes
+        if graph.outputs:
+            nodes = self._values.list_nodes_behind(graph.outputs)
+        kept = merge_groups(self._values, [node for node in nodes if node.op not in SAME])
         convs = [node for node in kept if node.op == "Conv2D"]
         self._layout = _find_layout(convs)
         kept = merge_norms(self._values, kept, self._layout)
@@ -129,7 +131,9 @@ class Nodes:
         """Return the name under which a constant is stored, None if it is none, and its type in
         TensorFlow's numbers."""
         node = self._values.find_constant(name.partition("#")[0])
-        return (None, 0) if node is None else (self._graph.place(node), self._graph.dtype(node))
+        if node is None:
+            return None, 0
+        return self._graph.place(node), self._graph.dtype(node)
 
     def list_halves(self) -> list[str]:
         """Return the stored names of used constants that are not float32."""
@@ -251,8 +255,8 @@ class Nodes:
                 return images
         if node.op == "Mean" and count == 2:
             places = _TO_NHWC if self._layout == "NHWC" else range(4)
-            axes = [axis for axis in self._values.read_integers(inputs[1], 4) if -4 <= axis < 4]
-            attributes = {"axes": [places[axis] for axis in axes]}
+            axes = self._values.read_integers(inputs[1], 4)
+            attributes = {"axes": [places[axis] for axis in axes if -4 <= axis < 4]}
             return Operator("ReduceMean", inputs[:1], output, attributes)
         if node.op == "MatMul" and count == 2 and not get_flag(node, "transpose_a", False):
             layout = _TURNED if get_flag(node, "transpose_b", False) else _MATRIX
@@ -284,7 +288,9 @@ class Nodes:
         return None
 
     def _read_permutation(self, node: Node) -> list[int]:
-        return self._values.read_integers(node.inputs[1], 4) if len(node.inputs) == 2 else []
+        if len(node.inputs) != 2:
+            return []
+        return self._values.read_integers(node.inputs[1], 4)
 
     def _find_other_term(self, addition: Node, value: str) -> str:
         """Return the second term of an addition."""

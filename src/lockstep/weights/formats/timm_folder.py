@@ -32,6 +32,7 @@ from lockstep.weights.formats.common import (
     Written,
     check_floats,
     check_state,
+    map_shapes,
     redirect_file,
 )
 from lockstep.weights.formats.stand_ins import refuse_stand_in
@@ -113,7 +114,7 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
             f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}"
         )
     expected = tensors(model_spec(recipe.model), recipe.logits)
-    check_fit({tensor.name: tensor.shape for tensor in expected}, stored, str(path))
+    check_fit(map_shapes(expected), stored, str(path))
     values = {}
     for name, value in stored.items():
         floats = check_floats(f"{path}: {name}", value)

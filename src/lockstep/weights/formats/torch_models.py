@@ -26,6 +26,7 @@ references/classification/train.py; timm's checkpoint_saver.py.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ from lockstep.weights.formats.common import (
     choose_model,
     describe_converted,
     describe_unused,
+    find_converted,
+    map_shapes,
     match_model,
 )
 from lockstep.weights.formats.torch_training import (
@@ -119,8 +122,9 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
     nor read from a zip archive. Raises `CheckpointError` if the file is damaged, incomplete or of
     another model.
     """
-    value = torch_file.load(path, without=None if momentum else _list_unneeded)
-    return read_state_dict(path, value, momentum=momentum)
+    if momentum:
+        return read_state_dict(path, torch_file.load(path), momentum=True)
+    return read_state_dict(path, torch_file.load(path, without=_list_unneeded))
 
 
 def _list_unneeded(value: Any) -> tuple[str, ...]:
@@ -174,7 +178,7 @@ def read_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weight
         tuple(remarks),
         epochs,
         has_preprocessing=published is not None,
-        stored=list_arrays(arrays, ((tensor, names[tensor]) for tensor in values)),
+        stored=list_arrays(arrays, zip(values, expected.values(), strict=True)),
     )
 
 
@@ -191,7 +195,7 @@ def _find_weights(path: Path, value: Any) -> _Contents:
     weights = _find_only(path, root, _WEIGHTS)
     average = _find_only(path, root, _AVERAGES)
     if weights is None and average is None:
-        keys = [describe_key(key) for key in root][:5]
+        keys = list(map(describe_key, root))[:5]
         contents = f" with {keys}" if keys else ""
         raise CheckpointError(
             f"{path} holds no state_dict of a convolutional network, at its top or below"
@@ -241,7 +245,7 @@ def _find_shared_prefix(stored: Mapping[Any, Any]) -> str:
 
 
 def _strip_wrappers(name: str) -> str:
-    return _PREFIX.sub("", name, count=1) if _PREFIX.match(name) else name
+    return name[match.end() :] if (match := _PREFIX.match(name)) else name
 
 
 def _strip_name(name: str, prefix: str) -> str:
@@ -298,7 +302,7 @@ def _match_model(
             model, table, shapes | head, lambda tensor: (tensor.shape,), lambda name: True
         )
 
-    matchings = [match_spec(model, spec) for model, spec in MODELS.items()]
+    matchings = starmap(match_spec, MODELS.items())
     return choose_model(matchings, path, "PyTorch", names.values()), has_classifier
 
 
@@ -324,7 +328,7 @@ def _read_average(
     stored = contents.root[contents.average]
     names = _map_names(path, stored, _find_shared_prefix(stored))
     shapes = {bare: stored[name].shape for bare, name in names.items()}
-    if shapes != {tensor.name: tensor.shape for tensor in expected}:
+    if shapes != map_shapes(expected):
         return {}, (
             f"the moving average ({contents.average}) has other tensors than the weights and was"
             " left out",
@@ -345,8 +349,7 @@ def _describe_weights(
             "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
             " from it"
         )
-    names = [name for name in expected.values() if stored[name].dtype != np.float32]
-    yield from describe_converted(names, "tensors")
+    yield from describe_converted(find_converted(expected.values(), stored), "tensors")
 
 
 def _find_origin(
@@ -354,12 +357,12 @@ def _find_origin(
 ) -> str:
     """Return the program that wrote a file, by its names of tensors, modules and values, and by its
     own name."""
-    names = [_strip_wrappers(name) for name in stored if isinstance(name, str)]
-    if any(name.startswith(f"{prefix}layers.") for name in names):
-        return NVIDIA
+    for name in stored:
+        if isinstance(name, str) and _strip_wrappers(name).startswith(f"{prefix}layers."):
+            return NVIDIA
     sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
-    nvidia_groups = split_nvidia_groups(tensor.name for tensor in trained)
-    if path.name.startswith("nvidia_") or sizes == list(map(len, nvidia_groups)):
+    nvidia_sizes = list(map(len, split_nvidia_groups(trained)))
+    if path.name.startswith("nvidia_") or sizes == nvidia_sizes:
         return NVIDIA
     modules = set()
     for name in getattr(stored, "modules", ()):
@@ -369,8 +372,9 @@ def _find_origin(
         return "timm"
     has_modules = {"relu", "avgpool", "layer1.0.relu"} <= modules
     has_keys = {"model", "args", "lr_scheduler"} <= root.keys()
-    is_torchvisions = has_modules or has_keys or _OF_TORCHVISION.fullmatch(path.name)
-    return "torchvision" if is_torchvisions else "PyTorch"
+    if has_modules or has_keys or _OF_TORCHVISION.fullmatch(path.name):
+        return "torchvision"
+    return "PyTorch"
 
 
 def _choose_recipe(path: Path, origin: str, matching: Matching) -> Recipe:

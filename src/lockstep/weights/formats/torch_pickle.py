@@ -337,8 +337,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "torch.nn.parameter.Parameter": _first,
 }
 _VALUES: dict[str, Any] = {
-    **{f"torch.{name}": f"torch.{name}" for name in (*_KINDS, *_STORAGES)},
-    **{f"torch.{name}": f"torch.{name}" for name in _OTHER_NAMES.split()},
+    **{f"torch.{name}": f"torch.{name}" for name in (*_KINDS, *_STORAGES, *_OTHER_NAMES.split())},
     **{f"torch.cuda.{name}": f"torch.{name}" for name in _STORAGES},
     **{f"torch.storage.{name}": f"torch.{name}" for name in _STORAGES},
     "torch.storage._UntypedStorage": "torch.UntypedStorage",

@@ -11,14 +11,15 @@ optim/sgd.py.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from lockstep.models.architectures import Tensor
 from lockstep.weights.formats import numbers
-from lockstep.weights.formats.common import describe_missing_velocities
+from lockstep.weights.formats.common import describe_missing_velocities, map_shapes
 
 NVIDIA = "NVIDIA PyTorch"
 OPTIMIZER = "optimizer"
@@ -43,26 +44,30 @@ def list_groups(optimizer: Any) -> list[dict[Any, Any]]:
     return groups
 
 
-def split_nvidia_groups(names: Iterable[str]) -> tuple[list[str], list[str]]:
+def split_nvidia_groups(trained: list[Tensor]) -> tuple[list[str], list[str]]:
     """Return the names of trained tensors in the order of NVIDIA's two groups: those with "bn" in
     the name, and the rest."""
-    names = list(names)
-    return [name for name in names if "bn" in name], [name for name in names if "bn" not in name]
+    return _split(trained, lambda tensor: "bn" in tensor.name)
+
+
+def _split(
+    trained: list[Tensor], is_first: Callable[[Tensor], bool]
+) -> tuple[list[str], list[str]]:
+    groups: tuple[list[str], list[str]] = ([], [])
+    for tensor in trained:
+        groups[0 if is_first(tensor) else 1].append(tensor.name)
+    return groups
 
 
 def _list_orders(trained: list[Tensor]) -> Iterator[tuple[list[str], ...]]:
     """Yield the names of trained tensors in the groups of known programs. They differ in size, so
     only one can fit."""
-    names = [tensor.name for tensor in trained]
-    vectors = [tensor.name for tensor in trained if len(tensor.shape) == 1]
-    matrices = [tensor.name for tensor in trained if len(tensor.shape) > 1]
-    norms = [tensor.name for tensor in trained if tensor.role.startswith("bn")]
-    others = [tensor.name for tensor in trained if not tensor.role.startswith("bn")]
-    yield (names,)
-    yield split_nvidia_groups(names)
-    yield vectors, matrices  # timm
-    yield matrices, vectors
-    yield others, norms  # torchvision with --norm-weight-decay
+    yield ([tensor.name for tensor in trained],)
+    yield split_nvidia_groups(trained)
+    yield _split(trained, lambda tensor: len(tensor.shape) == 1)  # timm
+    yield _split(trained, lambda tensor: len(tensor.shape) > 1)
+    # torchvision with --norm-weight-decay
+    yield _split(trained, lambda tensor: not tensor.role.startswith("bn"))
 
 
 def read_velocities(
@@ -70,27 +75,25 @@ def read_velocities(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Return velocities by canonical name, and remarks. If they do not fit, there are none."""
     groups = list_groups(optimizer)
-    shapes = {tensor.name: tensor.shape for tensor in trained}
+    shapes = map_shapes(trained)
     kept = optimizer.get("state") if groups else None
     if not isinstance(kept, dict) or not kept:
         return {}, tuple(describe_missing_velocities(list(shapes), len(shapes), OPTIMIZER))
-    names: list[str] = []
-    sizes = [len(group["params"]) for group in groups]
-    for order in _list_orders(trained):
-        if not names and list(map(len, order)) == sizes:
-            names = [name for group in order for name in group]
-    if not names:
+    slots = [group["params"] for group in groups]
+    sizes = list(map(len, slots))
+    order = next((order for order in _list_orders(trained) if list(map(len, order)) == sizes), None)
+    if order is None:
         return {}, (
             f"the velocities were left out: the optimizer's groups of {sizes} parameters are of"
             " no known program",
         )
     entries = {}
-    slots = [slot for group in groups for slot in group["params"]]
-    for name, slot in zip(names, slots, strict=True):
+    keys: set[str] = set()
+    for name, slot in zip(chain(*order), chain(*slots), strict=True):
         entry = kept.get(slot) if isinstance(slot, int) else None
         if isinstance(entry, dict):
             entries[name] = entry
-    keys = {describe_key(key) for entry in entries.values() for key in entry}
+            keys.update(map(describe_key, entry))
     others = sorted(keys - {_VELOCITY})
     if others:
         return {}, (
@@ -142,9 +145,11 @@ def read_epochs(root: Mapping[Any, Any], origin: str) -> tuple[int | None, str]:
         done += 1
     elif origin != NVIDIA and root.keys().isdisjoint(BEST):
         return None, f"{no_step}; it names epoch {done}, which may be the last or the next"
+    remark = f"{no_step}; it was saved after {done} epochs"
     best = next((_read_number(root[key]) for key in BEST if key in root), None)
-    about_best = f"; the best top-1 until then was {best:.2f} %" if best else ""
-    return done, f"{no_step}; it was saved after {done} epochs{about_best}"
+    if best:
+        remark += f"; the best top-1 until then was {best:.2f} %"
+    return done, remark
 
 
 def read_scaler(root: Mapping[Any, Any]) -> dict[str, float]:

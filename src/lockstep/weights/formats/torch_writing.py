@@ -125,7 +125,7 @@ def _build_optimizer(
     state: dict[int, dict[str, np.ndarray]] = {}
     groups = []
     begin = 0
-    order = split_nvidia_groups(tensor.name for tensor in trained)
+    order = split_nvidia_groups(trained)
     for names, decay in zip(order, (0.0, recipe.weight_decay), strict=True):
         parameters = list(range(begin, begin + len(names)))
         begin += len(names)
