@@ -121,7 +121,7 @@ def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> 
 
 
 TESTS = Path(__file__).parent
-RUNS_OTHER_TESTS = {"backends/test_faults.py"}
+RUNS_OTHER_TESTS = {"backends/test_faults.py", "backends/test_handover_faults.py"}
 """Test modules that run tests of other modules, on wrong engines."""
 
 

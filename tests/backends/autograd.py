@@ -58,8 +58,8 @@ class Network:
         else:
             strides = [1, stride, 1]
         y = x
-        for i, each in enumerate(strides, start=1):
-            y = self.batch_norm(self.convolution(y, f"{name}.conv{i}", each), f"{name}.bn{i}")
+        for i, stride in enumerate(strides, start=1):
+            y = self.batch_norm(self.convolution(y, f"{name}.conv{i}", stride), f"{name}.bn{i}")
             if i < len(strides):
                 y = F.relu(y)
         if f"{name}.downsample.0.weight" in self.tensors:
@@ -124,7 +124,7 @@ def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarr
 def train(
     recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequence[float], parts: int = 1
 ) -> Trained:
-    """Return the expected results of training steps from `state.step` on, one for every batch, each
+    """Return the expected results of training steps from `state.step` on, one for every batch, stride
     computed in `parts`."""
     tensors = float64(state.tensors)
     velocity = float64(state.momentum)

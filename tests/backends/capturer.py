@@ -38,7 +38,9 @@ class Tape(TorchDispatchMode):
         is_update = function.namespace == "lockstep" and not function._schema.returns
         result = None if is_update else function(*args, **kwargs)
         self._own |= {
-            each._cdata: each for each in storages(result) if each._cdata not in self._before
+            storage._cdata: storage
+            for storage in storages(result)
+            if storage._cdata not in self._before
         }
         self._calls.append((function, args, kwargs, result))
         return result

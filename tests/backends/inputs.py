@@ -72,9 +72,9 @@ def check_refilled(start: Any, recipe: Recipe) -> None:
             yield place
 
     ends = []
-    for each in (batches, refilled()):
+    for source in (batches, refilled()):
         engine = start(recipe)
-        engine.train(each, 0)
+        engine.train(source, 0)
         ends.append(all_bits(engine.read()))
     assert ends[0] == ends[1]
 
@@ -123,10 +123,10 @@ def check_lent(start: Any, recipe: Recipe, *, borrows: bool) -> None:
             yield replace(batch, images=lenders[-1])
             lenders[-1].overwrite()
 
-    for each in (lambda: batches, lent):
+    for make in (lambda: batches, lent):
         engine = start(recipe)
-        scores = engine.evaluate(each())
-        losses = engine.fetch(engine.train(each(), 0)).losses
+        scores = engine.evaluate(make())
+        losses = engine.fetch(engine.train(make(), 0)).losses
         ends.append((all_bits(engine.read()), losses.tobytes(), scores.losses.tobytes()))
     assert ends[0] == ends[1]
     assert {lender.is_borrowed for lender in lenders} == {borrows}

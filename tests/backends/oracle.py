@@ -47,7 +47,7 @@ def log_softmax(logits_NK: np.ndarray) -> np.ndarray:
 
 
 def places(logits_NK: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the position of each label among classes sorted by decreasing logit, ties by class:
+    """Return the position of item label among classes sorted by decreasing logit, ties by class:
     int64 [N]."""
     order = np.argsort(-logits_NK, axis=1, kind="stable")
     return np.argmax(order == labels[:, None], axis=1)
@@ -72,7 +72,7 @@ def train(
     masks: Mapping[str, np.ndarray] | None = None,
     scales: Mapping[str, float] | None = None,
 ) -> Trained:
-    """Return the results of training steps from `state.step` on without rounding, each computed in
+    """Return the results of training steps from `state.step` on without rounding, item computed in
     `parts`.
 
     With `scales`, weights and inputs are quantised.
@@ -114,9 +114,9 @@ def logits(
             engine.write(State(0, tensors, velocity))
             if scales is not None:
                 engine.quantise(scales)
-            found = engine.predict(images_NHWC)
-        found.setflags(write=False)
-        return found
+            logits = engine.predict(images_NHWC)
+        logits.setflags(write=False)
+        return logits
 
     return _kept(compute, recipe, tensors, images_NHWC, scales)
 
@@ -141,12 +141,12 @@ def _add(key: "hashlib._Hash", value: object) -> None:
     if isinstance(value, np.ndarray):
         key.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
     elif isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, item in value.items():
             key.update(f"{name}:".encode())
-            _add(key, each)
+            _add(key, item)
     elif isinstance(value, list):
-        for each in value:
-            _add(key, each)
+        for item in value:
+            _add(key, item)
     else:
         key.update(f"{value!r};".encode())
 

@@ -126,9 +126,9 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
     """Run scenarios, and exchange questions with all ranks."""
     backend = backends.load(name)
     world = backend.world(Execution.of({"device": "cpu", "distributed": distributed}))
-    found: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}
+    results: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}
     world.wait()
-    found["asked"] = {
+    results["answers"] = {
         "nobody says yes": world.any(False),
         "the last says yes": world.any(world.rank == world.ranks - 1),
         "all say yes": world.any(True),
@@ -136,8 +136,8 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
         "each says its own": world.same(world.rank),
     }
     world.close()
-    found["threads of gloo"] = threads_of_gloo()
-    (folder / f"{world.rank}.pickle").write_bytes(pickle.dumps(found))
+    results["threads of gloo"] = threads_of_gloo()
+    (folder / f"{world.rank}.pickle").write_bytes(pickle.dumps(results))
 
 
 def threads_of_gloo() -> list[str]:

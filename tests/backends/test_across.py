@@ -158,10 +158,10 @@ def test_what_one_engine_reads_another_takes_over_to_the_last_bit(
     first = pair.first(recipe)
     first.train(random_batches(recipe, 3), 0)
     state = first.read()
-    taken = pair.second(recipe, state).read()
-    assert (taken.step, taken.scaler) == (state.step, state.scaler)
+    end = pair.second(recipe, state).read()
+    assert (end.step, end.scaler) == (state.step, state.scaler)
     for name in ("tensors", "momentum", "ema"):
-        assert bits(getattr(taken, name)) == bits(getattr(state, name))
+        assert bits(getattr(end, name)) == bits(getattr(state, name))
 
 
 def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Recipe) -> None:

@@ -44,11 +44,11 @@ NARROW_MODELS = {"basic": BASIC, "v1": V1} | {
 def test_the_tensors_of_a_narrow_model_are_those_of_the_table(
     start: Start, tiny_recipe: Recipe, model: ModelSpec
 ) -> None:
-    found = start(tiny_recipe.replace(model=model, logits=7)).read()
-    assert {name: value.shape for name, value in found.tensors.items()} == {
+    state = start(tiny_recipe.replace(model=model, logits=7)).read()
+    assert {name: value.shape for name, value in state.tensors.items()} == {
         t.name: t.shape for t in tensors(model, 7)
     }
-    assert found.momentum.keys() == {t.name for t in tensors(model, 7) if t.is_trained}
+    assert state.momentum.keys() == {t.name for t in tensors(model, 7) if t.is_trained}
 
 
 def test_what_was_written_is_read_to_the_last_bit(start: Start, tiny_recipe: Recipe) -> None:
@@ -235,8 +235,8 @@ def test_a_confidence_is_the_share_of_the_exponentials(
     start: Start, tiny_recipe: Recipe, logits: list[float], confidence: float
 ) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, logits))
-    found = engine.evaluate([Batch(random_images(2), np.array([0, 3]))]).confidences
-    assert found == pytest.approx([confidence, confidence], rel=BOUNDS["loss"].value)
+    confidences = engine.evaluate([Batch(random_images(2), np.array([0, 3]))]).confidences
+    assert confidences == pytest.approx([confidence, confidence], rel=BOUNDS["loss"].value)
 
 
 def padded(batch: Batch, size: int) -> Batch:

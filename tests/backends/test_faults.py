@@ -6,9 +6,7 @@ kind through the code here.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from lockstep import backends
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.recipes import Execution, Recipe
 from tests.backends import (
-    test_across,
     test_engine,
     test_masks,
     test_precision,
@@ -35,19 +32,19 @@ from tests.backends.wrong import Build, with_function, with_rates, with_recipe
 Test = Callable[..., None]
 
 
-def of_step(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
-    def held(step: Step) -> Test:
+def make_step_tests(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
+    def make_test(step: Step) -> Test:
         return lambda start, tiny_recipe: test_steps.hold_step(start, tiny_recipe, step, check)
 
-    return tuple(named(held(STEPS[name]), f"{check.__name__} {name}") for name in names)
+    return tuple(name_test(make_test(STEPS[name]), f"{check.__name__} {name}") for name in names)
 
 
-def named(test: Test, name: str) -> Test:
+def name_test(test: Test, name: str) -> Test:
     test.__name__ = name
     return test
 
 
-def of_trajectory(*names: str) -> tuple[Test, ...]:
+def make_trajectory_tests(*names: str) -> tuple[Test, ...]:
     test = test_steps.test_eight_steps_at_changing_rates_lead_where_float64_goes
     keys = ("changes", "mixup", "parts")
     return tuple(
@@ -55,22 +52,23 @@ def of_trajectory(*names: str) -> tuple[Test, ...]:
     )
 
 
-def of_schedule(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
-    def held(changes: dict[str, Any]) -> Test:
+def make_schedule_tests(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
+    def make_test(changes: dict[str, Any]) -> Test:
         return lambda start, tiny_recipe: test_trajectories.hold_trajectory(
             start, tiny_recipe, changes, check
         )
 
     return tuple(
-        named(held(test_trajectories.SCHEDULES[name]), f"{check.__name__} {name}") for name in names
+        name_test(make_test(test_trajectories.SCHEDULES[name]), f"{check.__name__} {name}")
+        for name in names
     )
 
 
-def of_logits(changes: dict[str, Any], size: int = 32) -> tuple[Test, ...]:
+def make_logits_tests(changes: dict[str, Any], size: int = 32) -> tuple[Test, ...]:
     return (partial(test_engine.test_logits_are_those_of_float64, changes=changes, size=size),)
 
 
-def of_scaler(name: str) -> Test:
+def make_scaler_test(name: str) -> Test:
     keys = ("changes", "first", "steps", "last")
     return partial(
         test_precision.test_a_dynamic_loss_scale_adapts,
@@ -78,7 +76,7 @@ def of_scaler(name: str) -> Test:
     )
 
 
-def of_rank(name: str) -> Test:
+def make_rank_test(name: str) -> Test:
     keys = ("logits", "label", "rank", "prediction")
     return partial(
         test_engine.test_ranks_count_the_classes_in_front,
@@ -86,14 +84,14 @@ def of_rank(name: str) -> Test:
     )
 
 
-def of_resumed(name: str) -> Test:
+def make_resumed_test(name: str) -> Test:
     changes, parts = test_engine.RESUMED[name]
     return partial(
         test_engine.test_a_new_engine_goes_on_to_the_same_bits, changes=changes, parts=parts
     )
 
 
-def of_quantised_logits(factor: float) -> Test:
+def make_quantised_logits_tests(factor: float) -> Test:
     return partial(
         test_quantisation.test_quantised_logits_are_those_of_float64, model="grouped", factor=factor
     )
@@ -111,173 +109,145 @@ RESNET50 = "narrow resnet50 at 32 pixels"
 RESNEXT101 = "narrow resnext101-32x4d at 32 pixels"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A wrong engine, and tests that must all fail with it."""
-
-    build: Build
-    tests: tuple[Test, ...]
+DECAY_ROLES = partial(
+    test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES
+)
 
 
-FAULTS = {
+def find_name(test: Test) -> str:
+    """Return the name of a test without its arguments."""
+    return (test.func if isinstance(test, partial) else test).__name__.split()[0]
+
+
+FAULTS: dict[str, tuple[Any, ...]] = {
     # Decay
-    "decays batch norm": Fault(
+    "decays batch norm": (
         with_recipe(
             lambda recipe: {
                 "weight_decay_roles": (*recipe.weight_decay_roles, "bn_scale", "bn_bias")
             }
         ),
-        (
-            partial(
-                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
-                roles=test_steps.DEFAULT_ROLES,
-            ),
-            test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
-        ),
+        DECAY_ROLES,
+        test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
     ),
-    "decays the batch norm of shortcuts": Fault(
+    "decays the batch norm of shortcuts": (
         wrong.DecaysShortcuts,
-        (
-            partial(
-                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
-                roles=test_steps.DEFAULT_ROLES,
-            ),
-            test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
-        ),
+        DECAY_ROLES,
+        test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
     ),
-    "does not decay the classifier's bias": Fault(
+    "does not decay the classifier's bias": (
         with_recipe(
             lambda recipe: {
                 "weight_decay_roles": [r for r in recipe.weight_decay_roles if r != "fc_bias"]
             }
         ),
-        (
-            partial(
-                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
-                roles=test_steps.DEFAULT_ROLES,
-            ),
-        ),
+        DECAY_ROLES,
     ),
-    "decays weights apart from gradients": Fault(
+    "decays weights apart from gradients": (
         wrong.DecaysApart,
-        (
-            partial(
-                test_steps.test_weight_decay_reaches_the_listed_roles_alone,
-                roles=test_steps.DEFAULT_ROLES,
-            ),
-            *of_trajectory("much decay"),
-        ),
+        DECAY_ROLES,
+        *make_trajectory_tests("much decay"),
     ),
     # Rates and velocities
-    "takes the next step's rate": Fault(
+    "takes the next step's rate": (
         with_rates(lambda rates: np.roll(rates, -1)),
-        (
-            test_steps.test_a_step_takes_the_rate_of_its_number,
-            *of_trajectory("plain", "no momentum"),
-            *of_schedule(WEIGHTS, COSINE),
-            *of_schedule(CURVE, BY_STEPS),
-        ),
+        test_steps.test_a_step_takes_the_rate_of_its_number,
+        *make_trajectory_tests("plain", "no momentum"),
+        *make_schedule_tests(WEIGHTS, COSINE),
+        *make_schedule_tests(CURVE, BY_STEPS),
     ),
-    "takes the step before's rate": Fault(
+    "takes the step before's rate": (
         with_rates(lambda rates: np.roll(rates, 1)),
-        (
-            test_steps.test_a_step_takes_the_rate_of_its_number,
-            *of_trajectory("plain"),
-            *of_schedule(WEIGHTS, COSINE),
-        ),
+        test_steps.test_a_step_takes_the_rate_of_its_number,
+        *make_trajectory_tests("plain"),
+        *make_schedule_tests(WEIGHTS, COSINE),
     ),
-    "learning rate inside the velocity": Fault(
+    "learning rate inside the velocity": (
         wrong.RateInside,
-        (
-            *of_trajectory("plain", "mixup"),
-            *of_schedule(WEIGHTS, BY_STEPS),
-            *of_schedule(CURVE, BY_STEPS),
-        ),
+        *make_trajectory_tests("plain", "mixup"),
+        *make_schedule_tests(WEIGHTS, BY_STEPS),
+        *make_schedule_tests(CURVE, BY_STEPS),
     ),
-    "momentum as Nesterov's": Fault(
+    "momentum as Nesterov's": (
         wrong.Nesterov,
-        (test_steps.test_weights_move_by_the_rate_times_the_velocity, *of_trajectory("plain")),
+        test_steps.test_weights_move_by_the_rate_times_the_velocity,
+        *make_trajectory_tests("plain"),
     ),
-    "no Nesterov momentum": Fault(
+    "no Nesterov momentum": (
         with_recipe(lambda recipe: {"nesterov": False}),
-        (*of_trajectory("much decay"),),
+        *make_trajectory_tests("much decay"),
     ),
-    "no momentum": Fault(
+    "no momentum": (
         with_recipe(lambda recipe: {"momentum": 0.0}),
-        (test_steps.test_momentum_keeps_the_rate_outside_the_velocity, *of_trajectory("plain")),
+        test_steps.test_momentum_keeps_the_rate_outside_the_velocity,
+        *make_trajectory_tests("plain"),
     ),
-    "momentum of 0.9": Fault(
+    "momentum of 0.9": (
         with_recipe(lambda recipe: {"momentum": 0.9}),
-        (test_steps.test_momentum_keeps_the_rate_outside_the_velocity, *of_trajectory("plain")),
+        test_steps.test_momentum_keeps_the_rate_outside_the_velocity,
+        *make_trajectory_tests("plain"),
     ),
     # The model
-    "v1 for v1.5": Fault(
+    "v1 for v1.5": (
         with_recipe(wrong.v1_for_v15),
-        (
-            *of_step(LOSS, "smoothed", RESNET50, RESNEXT101),
-            *of_step(GRADIENT, RESNET50, RESNEXT101),
-            *of_logits({}),
-            *of_logits(test_engine.NARROW_RESNET50),
-            *of_logits(test_engine.NARROW_RESNEXT101),
-        ),
+        *make_step_tests(LOSS, "smoothed", RESNET50, RESNEXT101),
+        *make_step_tests(GRADIENT, RESNET50, RESNEXT101),
+        *make_logits_tests({}),
+        *make_logits_tests(test_engine.NARROW_RESNET50),
+        *make_logits_tests(test_engine.NARROW_RESNEXT101),
     ),
-    "symmetric padding where SAME was asked": Fault(
+    "symmetric padding where SAME was asked": (
         with_function("padding", wrong.symmetric),
-        (
-            *of_step(LOSS, "SAME padding", "narrow resnet50 with SAME padding and 1001 logits"),
-            *of_logits({"padding": "same"}),
-        ),
+        *make_step_tests(LOSS, "SAME padding", "narrow resnet50 with SAME padding and 1001 logits"),
+        *make_logits_tests({"padding": "same"}),
     ),
-    "SAME with the odd row before": Fault(
+    "SAME with the odd row before": (
         with_function("padding", wrong.odd_row_before),
-        (*of_step(LOSS, "SAME padding"), *of_logits({"padding": "same"})),
+        *make_step_tests(LOSS, "SAME padding"),
+        *make_logits_tests({"padding": "same"}),
     ),
-    "SAME where symmetric padding was asked": Fault(
+    "SAME where symmetric padding was asked": (
         with_recipe(lambda recipe: {"padding": "same"}),
-        (*of_step(LOSS, "smoothed", RESNET50), *of_logits({})),
+        *make_step_tests(LOSS, "smoothed", RESNET50),
+        *make_logits_tests({}),
     ),
     # Batch norm
-    "biased running variance": Fault(
+    "biased running variance": (
         with_function("running_statistics", wrong.biased_statistics),
-        (
-            test_steps.test_running_statistics_take_the_unbiased_variance,
-            *of_step(STATISTICS, "smoothed", "two parts", RESNET50),
-        ),
+        test_steps.test_running_statistics_take_the_unbiased_variance,
+        *make_step_tests(STATISTICS, "smoothed", "two parts", RESNET50),
     ),
-    "statistics do not move": Fault(
+    "statistics do not move": (
         with_function("running_statistics", wrong.still_statistics),
-        of_step(STATISTICS, "smoothed", RESNEXT101),
+        *make_step_tests(STATISTICS, "smoothed", RESNEXT101),
     ),
-    "batch norm momentum the other way round": Fault(
+    "batch norm momentum the other way round": (
         with_recipe(lambda recipe: {"bn_momentum": 1 - recipe.bn_momentum}),
-        of_step(STATISTICS, "smoothed", "other batch norm"),
+        *make_step_tests(STATISTICS, "smoothed", "other batch norm"),
     ),
-    "epsilon ten times too large": Fault(
+    "epsilon ten times too large": (
         with_recipe(lambda recipe: {"bn_epsilon": 10 * recipe.bn_epsilon}),
-        (
-            *of_step(LOSS, "smoothed", "other batch norm"),
-            *of_logits({}),
-            *of_logits({"bn_epsilon": 0.1}),
-        ),
+        *make_step_tests(LOSS, "smoothed", "other batch norm"),
+        *make_logits_tests({}),
+        *make_logits_tests({"bn_epsilon": 0.1}),
     ),
-    "epsilon left out of training": Fault(
-        with_function("batch_norm", wrong.without_epsilon), of_step(LOSS, "other batch norm")
+    "epsilon left out of training": (
+        with_function("batch_norm", wrong.without_epsilon),
+        *make_step_tests(LOSS, "other batch norm"),
     ),
-    "no gradient through mean and variance": Fault(
+    "no gradient through mean and variance": (
         with_function("batch_norm", wrong.constant_statistics),
-        of_step(GRADIENT, "smoothed", RESNET50),
+        *make_step_tests(GRADIENT, "smoothed", RESNET50),
     ),
-    "statistics of the batch in inference": Fault(
+    "statistics of the batch in inference": (
         wrong.PredictsInTraining,
-        (
-            *of_logits({}),
-            partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
-        ),
+        *make_logits_tests({}),
+        partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
     ),
     # Loss and targets
-    "labels not mixed": Fault(
+    "labels not mixed": (
         with_function("mix", wrong.images_mixed_alone),
-        of_step(
+        *make_step_tests(
             LOSS,
             "one mixup coefficient",
             "a mixup coefficient each",
@@ -287,272 +257,217 @@ FAULTS = {
             "narrow resnext101-32x4d with one mixup coefficient",
         ),
     ),
-    "the first image's coefficient for all": Fault(
+    "the first image's coefficient for all": (
         with_function("mix", wrong.mixed_by_the_first),
-        of_step(LOSS, "a mixup coefficient each", "two parts with mixup", RESNEXT101),
+        *make_step_tests(LOSS, "a mixup coefficient each", "two parts with mixup", RESNEXT101),
     ),
-    "coefficients of the partner": Fault(
+    "coefficients of the partner": (
         with_function("mix", wrong.mixed_the_other_way),
-        of_step(LOSS, "one mixup coefficient", "a mixup coefficient each", "two parts with mixup"),
-    ),
-    "smoothing over the other classes": Fault(
-        with_function("targets", wrong.smoothed_over_the_others),
-        of_step(LOSS, "smoothed", RESNET50),
-    ),
-    "no smoothing": Fault(
-        with_recipe(lambda recipe: {"label_smoothing": 0.0}),
-        of_step(LOSS, "smoothed", "1001 logits", RESNET50),
-    ),
-    "smoothing where none was asked": Fault(
-        with_recipe(lambda recipe: {"label_smoothing": 0.1}),
-        of_step(LOSS, "not smoothed", "narrow resnet50 not smoothed"),
-    ),
-    "gradient of the sum of losses": Fault(
-        with_function("cross_entropy", wrong.summed),
-        (
-            *of_step(GRADIENT, "smoothed"),
-            test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient,
+        *make_step_tests(
+            LOSS, "one mixup coefficient", "a mixup coefficient each", "two parts with mixup"
         ),
     ),
-    "the last loss for all": Fault(
+    "smoothing over the other classes": (
+        with_function("targets", wrong.smoothed_over_the_others),
+        *make_step_tests(LOSS, "smoothed", RESNET50),
+    ),
+    "no smoothing": (
+        with_recipe(lambda recipe: {"label_smoothing": 0.0}),
+        *make_step_tests(LOSS, "smoothed", "1001 logits", RESNET50),
+    ),
+    "smoothing where none was asked": (
+        with_recipe(lambda recipe: {"label_smoothing": 0.1}),
+        *make_step_tests(LOSS, "not smoothed", "narrow resnet50 not smoothed"),
+    ),
+    "gradient of the sum of losses": (
+        with_function("cross_entropy", wrong.summed),
+        *make_step_tests(GRADIENT, "smoothed"),
+        test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient,
+    ),
+    "the last loss for all": (
         wrong.ReportsTheLastLoss,
-        (test_steps.test_an_interval_has_the_mean_loss_of_every_step, *of_schedule(CURVE, COSINE)),
+        test_steps.test_an_interval_has_the_mean_loss_of_every_step,
+        *make_schedule_tests(CURVE, COSINE),
     ),
     # Accumulation
-    "sums parts": Fault(
+    "sums parts": (
         wrong.SumsParts,
-        (
-            *of_step(
-                GRADIENT,
-                "two parts",
-                "two parts with mixup",
-                "narrow resnext101-32x4d in two parts",
-            ),
-            test_steps.test_two_equal_parts_have_the_gradient_of_one,
+        *make_step_tests(
+            GRADIENT, "two parts", "two parts with mixup", "narrow resnext101-32x4d in two parts"
         ),
+        test_steps.test_two_equal_parts_have_the_gradient_of_one,
     ),
-    "the last part alone": Fault(
+    "the last part alone": (
         wrong.TrainsOnTheLastPart,
-        (*of_step(GRADIENT, "two parts"), *of_trajectory("two parts")),
+        *make_step_tests(GRADIENT, "two parts"),
+        *make_trajectory_tests("two parts"),
     ),
     # Masks
-    "forgets masks after a step": Fault(
+    "forgets masks after a step": (
         wrong.MaskedOnce,
-        (
-            partial(
-                test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"
-            ),
-            partial(test_masks.test_other_weights_go_where_float64_goes, pattern="half", parts=1),
-            test_masks.test_masks_hold_with_a_dynamic_loss_scale,
-        ),
+        partial(test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"),
+        partial(test_masks.test_other_weights_go_where_float64_goes, pattern="half", parts=1),
+        test_masks.test_masks_hold_with_a_dynamic_loss_scale,
     ),
-    "masks weights alone": Fault(
+    "masks weights alone": (
         wrong.MasksWeightsAlone,
-        (
-            partial(
-                test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"
-            ),
-            partial(
-                test_masks.test_the_first_gradients_are_those_of_a_model_with_zeros_in_it, parts=1
-            ),
-        ),
+        partial(test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"),
+        partial(test_masks.test_the_first_gradients_are_those_of_a_model_with_zeros_in_it, parts=1),
     ),
-    "masks by a product": Fault(
+    "masks by a product": (
         wrong.MaskedByProduct,
-        (
-            partial(
-                test_masks.test_an_infinite_gradient_behind_a_mask_does_no_harm,
-                loss_scaling="static",
-            ),
+        partial(
+            test_masks.test_an_infinite_gradient_behind_a_mask_does_no_harm, loss_scaling="static"
         ),
     ),
-    "masks pile up": Fault(
+    "masks pile up": (
         wrong.MasksPileUp,
-        (
-            test_masks.test_new_masks_replace_those_set_before,
-            test_masks.test_no_masks_let_all_weights_move_again,
-        ),
+        test_masks.test_new_masks_replace_those_set_before,
+        test_masks.test_no_masks_let_all_weights_move_again,
     ),
-    "masks do not outlive a state": Fault(
-        wrong.MasksOnceWritten, (test_masks.test_masks_outlive_a_state_that_is_written,)
+    "masks do not outlive a state": (
+        wrong.MasksOnceWritten,
+        test_masks.test_masks_outlive_a_state_that_is_written,
     ),
     # Quantisation
-    "does not quantise": Fault(
-        with_function("fake_quantised", wrong.not_quantised),
-        (
-            of_quantised_logits(test_quantisation.COARSE),
-            of_quantised_logits(test_quantisation.LIMITING),
-            QUANTISED_STEP,
-        ),
+    "does not quantise": (
+        with_function("fake_quantise", wrong.not_quantised),
+        make_quantised_logits_tests(test_quantisation.COARSE),
+        make_quantised_logits_tests(test_quantisation.LIMITING),
+        QUANTISED_STEP,
     ),
-    "quantises in evaluation alone": Fault(
-        with_function("fake_quantised", wrong.not_quantised, only="train"), (QUANTISED_STEP,)
+    "quantises in evaluation alone": (
+        with_function("fake_quantise", wrong.not_quantised, only="train"),
+        QUANTISED_STEP,
     ),
-    "one scale for all channels": Fault(
-        with_function("fake_quantised", wrong.quantised_per_tensor),
-        (of_quantised_logits(test_quantisation.COARSE), QUANTISED_STEP),
+    "one scale for all channels": (
+        with_function("fake_quantise", wrong.quantised_per_tensor),
+        make_quantised_logits_tests(test_quantisation.COARSE),
+        QUANTISED_STEP,
     ),
-    "a gradient where inputs are limited": Fault(
-        with_function("fake_quantised", wrong.quantised_with_a_gradient_everywhere),
-        (test_quantisation.test_no_gradient_passes_where_an_input_is_limited,),
+    "a gradient where inputs are limited": (
+        with_function("fake_quantise", wrong.quantised_with_a_gradient_everywhere),
+        test_quantisation.test_no_gradient_passes_where_an_input_is_limited,
     ),
-    "calibrates on the last batch": Fault(
+    "calibrates on the last batch": (
         wrong.CalibratesOnTheLastBatch,
-        (test_quantisation.test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float,),
+        test_quantisation.test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float,
     ),
     # Evaluation and prediction
-    "drops the ragged tail": Fault(
+    "drops the ragged tail": (
         wrong.DropsTheTail,
-        (
-            test_engine.test_padding_does_not_count,
-            partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
-        ),
+        test_engine.test_padding_does_not_count,
+        partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
     ),
-    "counts padding": Fault(
+    "counts padding": (
         wrong.CountsPadding,
-        (
-            test_engine.test_padding_does_not_count,
-            test_engine.test_a_batch_of_padding_alone_counts_nothing,
-            partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
-        ),
+        test_engine.test_padding_does_not_count,
+        test_engine.test_a_batch_of_padding_alone_counts_nothing,
+        partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
     ),
-    "is sure of the label and not of what it predicts": Fault(
+    "is sure of the label and not of what it predicts": (
         wrong.IsSureOfTheLabel,
-        (test_engine.test_confidences_are_the_softmax_of_the_class_predicted,),
+        test_engine.test_confidences_are_the_softmax_of_the_class_predicted,
     ),
-    "a label before its equals": Fault(
+    "a label before its equals": (
         with_function("rank_of", wrong.before_ties),
-        (of_rank("of equals the highest class is last"), of_rank("equals behind better ones")),
+        make_rank_test("of equals the highest class is last"),
+        make_rank_test("equals behind better ones"),
     ),
-    "a label behind its equals": Fault(
+    "a label behind its equals": (
         with_function("rank_of", wrong.behind_ties),
-        (of_rank("of equals the lowest class is first"),),
+        make_rank_test("of equals the lowest class is first"),
     ),
-    "predicts blue for red": Fault(
+    "predicts blue for red": (
         with_function("normalise", wrong.blue_first, only="predict"),
-        (*of_logits(OTHER_COLOURS), *of_logits({})),
+        *make_logits_tests(OTHER_COLOURS),
+        *make_logits_tests({}),
     ),
-    "trains on blue for red": Fault(
+    "trains on blue for red": (
         with_function("normalise", wrong.blue_first, only="train"),
-        of_step(LOSS, "other colours", "smoothed"),
+        *make_step_tests(LOSS, "other colours", "smoothed"),
     ),
-    "evaluates blue for red": Fault(
+    "evaluates blue for red": (
         with_function("normalise", wrong.blue_first, only="evaluate"),
-        (test_engine.test_scores_are_those_of_the_logits_predicted,),
+        test_engine.test_scores_are_those_of_the_logits_predicted,
     ),
     # Precision and loss scaling
-    "updates on an overflow": Fault(
+    "updates on an overflow": (
         wrong.UpdatesInAnyCase,
-        (
-            test_precision.test_an_overflow_skips_the_update,
-            test_precision.test_training_recovers_after_an_overflow,
-            test_masks.test_masks_hold_when_a_step_is_skipped,
-        ),
+        test_precision.test_an_overflow_skips_the_update,
+        test_precision.test_training_recovers_after_an_overflow,
+        test_masks.test_masks_hold_when_a_step_is_skipped,
     ),
-    "keeps the loss scale inside": Fault(
+    "keeps the loss scale inside": (
         wrong.KeepsTheScaleInside,
-        tuple(
+        *tuple(
             partial(test_precision.test_a_loss_scale_leaves_the_update_as_it_is, loss_scaling=kind)
             for kind in ("static", "dynamic")
         ),
     ),
-    "does not scale the loss": Fault(
+    "does not scale the loss": (
         with_recipe(lambda recipe: {"loss_scaling": "none"}),
-        (test_precision.test_a_static_loss_scale_reaches_the_gradients,),
+        test_precision.test_a_static_loss_scale_reaches_the_gradients,
     ),
-    "the scale never grows": Fault(
+    "the scale never grows": (
         with_recipe(lambda recipe: {"loss_scale_growth_steps": 10**9}),
-        (
-            of_scaler("enough of them double the scale"),
-            of_scaler("a row of good steps goes on where it was left"),
-        ),
+        make_scaler_test("enough of them double the scale"),
+        make_scaler_test("a row of good steps goes on where it was left"),
     ),
-    "the scale never shrinks": Fault(
+    "the scale never shrinks": (
         with_recipe(lambda recipe: {"loss_scale_backoff_steps": 10**9}),
-        (
-            of_scaler("an overflow halves the scale"),
-            test_precision.test_an_overflow_skips_the_update,
-            test_precision.test_training_recovers_after_an_overflow,
-        ),
+        make_scaler_test("an overflow halves the scale"),
+        test_precision.test_an_overflow_skips_the_update,
+        test_precision.test_training_recovers_after_an_overflow,
     ),
-    "float32 where fp16 was asked": Fault(
+    "float32 where fp16 was asked": (
         with_recipe(lambda recipe: {"precision": "fp32"}),
-        (partial(test_precision.test_logits_in_low_precision_are_near, precision="fp16"),),
+        partial(test_precision.test_logits_in_low_precision_are_near, precision="fp16"),
     ),
-    "fp16 where float32 was asked": Fault(
+    "fp16 where float32 was asked": (
         with_recipe(lambda recipe: FP16),
-        (*of_logits({}), *of_step(LOSS, "smoothed"), *of_step(STATISTICS, "smoothed")),
+        *make_logits_tests({}),
+        *make_step_tests(LOSS, "smoothed"),
+        *make_step_tests(STATISTICS, "smoothed"),
     ),
-    "weights in bf16": Fault(
+    "weights in bf16": (
         wrong.WeightsInHalf,
-        (partial(test_precision.test_updates_below_low_precision_are_not_lost, precision="bf16"),),
+        partial(test_precision.test_updates_below_low_precision_are_not_lost, precision="bf16"),
     ),
     # Moving average
-    "averages a step late": Fault(
+    "averages a step late": (
         wrong.AveragesLate,
-        (
-            partial(
-                test_precision.test_the_moving_average_follows_the_formula, step=0, keep=1 / 10
-            ),
-            *of_schedule(REST, COSINE),
-        ),
+        partial(test_precision.test_the_moving_average_follows_the_formula, step=0, keep=1 / 10),
+        *make_schedule_tests(REST, COSINE),
     ),
-    "averages parameters alone": Fault(
+    "averages parameters alone": (
         wrong.AveragesParametersAlone,
-        (partial(test_precision.test_the_moving_average_follows_the_formula, step=7, keep=8 / 17),),
+        partial(test_precision.test_the_moving_average_follows_the_formula, step=7, keep=8 / 17),
     ),
-    "evaluates what is trained for the average": Fault(
+    "evaluates what is trained for the average": (
         wrong.EvaluatesWhatIsTrained,
-        (test_precision.test_evaluating_the_moving_average_uses_its_weights_and_statistics,),
+        test_precision.test_evaluating_the_moving_average_uses_its_weights_and_statistics,
     ),
     # State
-    "loses velocities": Fault(wrong.LosesMomentum, (WRITTEN, of_resumed("fp32"))),
-    "loses the loss scale": Fault(wrong.LosesTheScaler, (WRITTEN, of_resumed("dynamic fp16"))),
-    "loses the moving average": Fault(wrong.LosesTheAverage, (WRITTEN,)),
+    "loses velocities": (wrong.LosesMomentum, WRITTEN, make_resumed_test("fp32")),
+    "loses the loss scale": (wrong.LosesTheScaler, WRITTEN, make_resumed_test("dynamic fp16")),
+    "loses the moving average": (wrong.LosesTheAverage, WRITTEN),
 }
-
-
-CASES = [
-    pytest.param(fault.build, test, id=f"{name}-{number}")
-    for name, fault in FAULTS.items()
-    for number, test in enumerate(fault.tests)
-]
-
-
-def of_run(name: str) -> Test:
-    def test(pair: test_across.Pair, tiny_recipe: Recipe) -> None:
-        changes, mixup, parts = test_across.RUNS[name]
-        run = test_across.Run.of(tiny_recipe.replace(**changes), mixup, parts)
-        test_across.test_a_run_handed_over_ends_where_float64_goes(pair, run)
-
-    return test
-
-
-HANDED_OVER = {
-    "velocities": (wrong.LosesMomentum, of_run("plain")),
-    "the moving average": (wrong.LosesTheAverage, of_run("mixup and a moving average")),
-    "the loss scale": (
-        wrong.LosesTheScaler,
-        test_across.test_a_dynamic_loss_scale_goes_on_across_engines,
-    ),
-    "anything": (
-        wrong.LosesMomentum,
-        test_across.test_what_one_engine_reads_another_takes_over_to_the_last_bit,
-    ),
-    "the scale of velocities": (wrong.RateInside, of_run("plain")),
-}
-
-
-def of(build: Build) -> Any:
-    """Return the part of a backend that is needed to start an engine."""
-    return SimpleNamespace(name="reference", engine=build)
+"""A wrong engine, and tests that must all fail with it."""
+CASES = []
+SOUND = {}
+"""Each of these tests, by its name, once."""
+for name, (build, *tests) in FAULTS.items():
+    for number, test in enumerate(tests):
+        CASES.append(pytest.param(build, test, id=f"{name}-{number}"))
+        SOUND[find_name(test)] = test
 
 
 def carry_out(test: Test, build: Build, tiny_recipe: Recipe) -> None:
     """Run a test of the suite on another engine."""
     world = backends.load("reference").world(Execution())
     with ExitStack() as stack:
-        test(start=starter(of(build), world, stack), tiny_recipe=tiny_recipe)
+        test(start=starter(wrong.make_backend(build), world, stack), tiny_recipe=tiny_recipe)
 
 
 @pytest.mark.parametrize(("build", "test"), CASES)
@@ -561,27 +476,6 @@ def test_a_fault_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None
         carry_out(test, build, tiny_recipe)
 
 
-def kind(test: Test) -> str:
-    """Return the name of a test without what it is given."""
-    return (test.func if isinstance(test, partial) else test).__name__.split()[0]
-
-
-SOUND = {kind(test): test for fault in FAULTS.values() for test in fault.tests}
-
-
 @pytest.mark.parametrize("test", SOUND.values(), ids=SOUND)
 def test_the_same_tests_pass_without_a_fault(test: Test, tiny_recipe: Recipe) -> None:
     carry_out(test, ReferenceEngine, tiny_recipe)
-
-
-@pytest.mark.parametrize(("build", "test"), HANDED_OVER.values(), ids=HANDED_OVER)
-def test_what_is_lost_between_engines_is_found(
-    build: Build, test: Test, tiny_recipe: Recipe
-) -> None:
-    world = backends.load("reference").world(Execution())
-    with ExitStack() as stack:
-        sound, faulty = (starter(of(each), world, stack) for each in (ReferenceEngine, build))
-        test = partial(test, tiny_recipe=tiny_recipe)
-        test(pair=test_across.Pair(sound, sound))
-        with pytest.raises(AssertionError):
-            test(pair=test_across.Pair(sound, faulty))

@@ -111,14 +111,14 @@ def test_inference_between_steps_leaves_the_weights_where_they_are(
     engine = start(tiny_recipe)
     other = start(tiny_recipe)
     batches = random_batches(tiny_recipe, 4)
-    for each in (engine, other):
-        each.train(batches[:2], 0)
-        before = all_bits(each.read())
-        if each is engine:
+    for one in (engine, other):
+        one.train(batches[:2], 0)
+        before = all_bits(one.read())
+        if one is engine:
             engine.predict(random_images(3))
             engine.predict(random_images(3, 64))
             assert all_bits(engine.read()) == before
-        each.train(batches[2:], 2)
+        one.train(batches[2:], 2)
     assert all_bits(engine.read()) == all_bits(other.read())
 
 
@@ -182,17 +182,17 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> No
 def connect_ranks(count: int) -> list[RankConnections]:
     """Return `count` connected ranks."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    found = {}
+    ranks = {}
 
     def come(rank: int) -> None:
-        found[rank] = meet_ranks(rank, count, address, "a word")
+        ranks[rank] = meet_ranks(rank, count, address, "a word")
 
     threads = [threading.Thread(target=come, args=[rank]) for rank in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[rank] for rank in range(count)]
+    return [ranks[rank] for rank in range(count)]
 
 
 def test_hosts_agree_on_the_largest() -> None:
@@ -241,10 +241,10 @@ def test_a_host_that_has_gone_is_seen_and_one_that_speaks_is_not_taken_for_gone(
 
 
 def test_an_address_that_others_have_taken_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(BackendError, match=f"do not find each other at .*{address}"):
             meet_ranks(0, 2, address, "a word")
 
@@ -454,4 +454,4 @@ def test_an_evaluation_of_nothing_has_no_scores_among_several_ranks(
 ) -> None:
     world = MxnetWorld(Execution())
     monkeypatch.setattr(world, "ranks", 2)
-    assert world.gathered(np.zeros((0, 4))).shape == (0, 4)
+    assert world.gather(np.zeros((0, 4))).shape == (0, 4)

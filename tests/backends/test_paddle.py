@@ -192,9 +192,9 @@ def test_a_program_passes_no_gradient_on() -> None:
 def flag(request: pytest.FixtureRequest) -> Iterator[dict[str, bool]]:
     """Flags for oneDNN that a user has set."""
     before = paddle.get_flags("FLAGS_use_mkldnn")
-    said = {"FLAGS_use_mkldnn": request.param}
-    paddle.set_flags(said)
-    yield said
+    flags = {"FLAGS_use_mkldnn": request.param}
+    paddle.set_flags(flags)
+    yield flags
     paddle.set_flags(before)
 
 
@@ -292,7 +292,7 @@ def pool_and_back(recipe: Recipe, onednn: bool) -> Callable[[Any], Any]:
     differentiate = paddle.static.gradients if onednn else paddle.grad
 
     def function(inputs: Any) -> list[Any]:
-        y = Pass(recipe, {}, training=True, onednn=onednn)._pooled(inputs["x"])
+        y = Pass(recipe, {}, training=True, onednn=onednn)._pool(inputs["x"])
         return [y.detach(), *differentiate([y], [inputs["x"]], [inputs["g"]])]
 
     return Compiled(function, onednn=True) if onednn else function

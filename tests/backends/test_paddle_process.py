@@ -36,28 +36,28 @@ def backend() -> Backend:
 
 
 @pytest.mark.parametrize(
-    "said", ["", "Connection reset by peer", "where\nConnection reset by peer\n"]
+    "text", ["", "Connection reset by peer", "where\nConnection reset by peer\n"]
 )
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ConnectionResetError])
 def test_an_exchange_that_fails_among_several_ranks_is_laid_to_a_peer(
-    kind: type[Exception], said: str
+    kind: type[Exception], text: str
 ) -> None:
-    reason = "Connection reset by peer" if said else kind.__name__
+    reason = "Connection reset by peer" if text else kind.__name__
     with (
         pytest.raises(LockstepError, match=rf"^another rank has ended; .* \({reason}\)$"),
-        OfTwo().watched(),
+        OfTwo().explain_errors(),
     ):
-        raise kind(said)
+        raise kind(text)
 
 
 def test_an_exchange_that_fails_alone_is_told_as_it_is(alone: pytest.MonkeyPatch) -> None:
     world = paddle_backend.world(Execution(backend="paddle", device="cpu"))
-    with pytest.raises(RuntimeError, match=r"^it fails$"), world.watched():
+    with pytest.raises(RuntimeError, match=r"^it fails$"), world.explain_errors():
         raise RuntimeError("it fails")
 
 
 def test_an_exchange_without_memory_is_not_laid_to_a_peer() -> None:
-    with pytest.raises(MemoryError), OfTwo().watched():
+    with pytest.raises(MemoryError), OfTwo().explain_errors():
         raise MemoryError
 
 
@@ -81,37 +81,37 @@ def test_a_sum_over_ranks_is_taken_so_many_megabytes_at_a_time(
         tensor.scale_(2.0)
 
     monkeypatch.setattr(paddle.distributed, "all_reduce", doubled)
-    found = OfTwo().sum(paddle.ones([length]), megabytes)
+    total = OfTwo().sum(paddle.ones([length]), megabytes)
     assert exchanged == sizes
-    assert (found.numpy() == 2).all()
+    assert (total.numpy() == 2).all()
 
 
 def test_gradients_are_added_up_so_many_megabytes_at_a_time(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     engine: Any = start(tiny_recipe, all_reduce_mb=7)
-    asked: list[tuple[int, ...]] = []
+    sums: list[tuple[int, ...]] = []
 
     class Noting(OfTwo):
         def sum(self, tensor: Any, *megabytes: int) -> Any:
-            asked.append((len(tensor), *megabytes))
+            sums.append((len(tensor), *megabytes))
             return tensor
 
     engine._world = Noting()
     engine.train([random_batch(tiny_recipe)], 0)
-    assert asked[0] == (sum(value.size for value in engine.read().momentum.values()), 7)
+    assert sums[0] == (sum(value.size for value in engine.read().momentum.values()), 7)
 
 
 def test_trainers_of_one_machine_know_each_other() -> None:
     table = one_machine(3)
-    told = [trainer(table, rank) for rank in range(3)]
-    addresses = told[0]["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    assert len({*addresses, told[0]["PADDLE_MASTER"]}) == 4
-    assert [each["PADDLE_CURRENT_ENDPOINT"] for each in told] == addresses
-    assert [each["PADDLE_TRAINER_ID"] for each in told] == ["0", "1", "2"]
+    variables = [trainer(table, rank) for rank in range(3)]
+    addresses = variables[0]["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    assert len({*addresses, variables[0]["PADDLE_MASTER"]}) == 4
+    assert [rank_variables["PADDLE_CURRENT_ENDPOINT"] for rank_variables in variables] == addresses
+    assert [rank_variables["PADDLE_TRAINER_ID"] for rank_variables in variables] == ["0", "1", "2"]
     for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_MASTER", "PADDLE_TRAINERS_NUM"):
-        assert len({each[name] for each in told}) == 1
-    assert told[0]["PADDLE_TRAINERS_NUM"] == "3"
+        assert len({rank_variables[name] for rank_variables in variables}) == 1
+    assert variables[0]["PADDLE_TRAINERS_NUM"] == "3"
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
@@ -137,14 +137,14 @@ print(trainer(one_machine(int(os.environ["RANKS"])), 0)["OMP_NUM_THREADS"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("5", "5")])
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "1"), ("5", "5")])
 def test_trainers_have_their_share_of_cores_though_the_launcher_has_all(
-    given: str | None, expected: str, alone: pytest.MonkeyPatch
+    chosen: str | None, expected: str, alone: pytest.MonkeyPatch
 ) -> None:
     alone.setenv("RANKS", str(len(os.sched_getaffinity(0))))
     alone.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        alone.setenv("OMP_NUM_THREADS", given)
+    if chosen is not None:
+        alone.setenv("OMP_NUM_THREADS", chosen)
     assert python(SHARE) == (0, f"{expected}\n", "")
 
 
@@ -261,8 +261,8 @@ import paddle
 world = backend.world(Execution(backend="paddle", device="cpu"))
 own, other = (np.random.default_rng(rank).normal(size=700_001).astype(np.float32) for rank in (world.rank, 1 - world.rank))
 for megabytes in (0, 1, 2, 100):
-    found = world.sum(paddle.to_tensor(own), megabytes)
-    assert found.numpy().tobytes() == (own + other).tobytes(), megabytes
+    total = world.sum(paddle.to_tensor(own), megabytes)
+    assert total.numpy().tobytes() == (own + other).tobytes(), megabytes
 world.close()
 '''
 sys.exit(launch_ranks(["-c", program], lambda: prepare_ranks(one_machine(2), "native")))

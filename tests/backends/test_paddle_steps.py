@@ -128,7 +128,7 @@ def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(
         for _ in range(5):
             engine.fetch(engine.train([batch], 0))
         gc.collect()
-        counts.append(sum(type(each) is list for each in gc.get_objects()))
+        counts.append(sum(type(item) is list for item in gc.get_objects()))
     assert counts[2] - counts[1] <= 5 * 4
 
 

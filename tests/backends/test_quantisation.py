@@ -108,13 +108,13 @@ def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
     batches = random_batches(recipe, 3)
     engine = start(recipe, state)
     engine.quantise(scales)
-    found = engine.calibrate(batches)
-    assert tuple(found) == layers(recipe.model)
+    largest = engine.calibrate(batches)
+    assert tuple(largest) == layers(recipe.model)
     with oracle.engine_of(recipe.replace(quantisation="none"), RATES) as plain:
         plain.write(state)
         expected = [plain.calibrate([batch]) for batch in batches]
-    assert found == pytest.approx(
-        {name: max(each[name] for each in expected) for name in found}, rel=1e-5
+    assert largest == pytest.approx(
+        {name: max(image[name] for image in expected) for name in largest}, rel=1e-5
     )
 
 

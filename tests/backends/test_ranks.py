@@ -43,10 +43,10 @@ from tests.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
-def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Found]:
+def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Results]:
     """Run scenarios in two processes and return the results of each. A warning in either process is
     an error."""
     environment = os.environ | {
@@ -97,7 +97,7 @@ def world(backend: LoadedBackend) -> Iterator[World]:
 @pytest.fixture(scope="session")
 def ranks(
     launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> list[Found]:
+) -> list[Results]:
     possible = tuple(name for name in UNCOMPILED if not find_obstacle(launched, name))
     return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), possible)
 
@@ -120,25 +120,25 @@ def find_obstacle(launched: str, name: str) -> str | None:
     return natives.find(backend).find_obstacle(scenario.recipe.precision)
 
 
-def way(found: Found) -> Arrays:
+def way(results: Results) -> Arrays:
     """Return the change of the parameters."""
-    return moved(found["state"], random_state(RECIPE))
+    return moved(results["state"], random_state(RECIPE))
 
 
-def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Found], name: str) -> None:
+def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Results], name: str) -> None:
     first, second = (rank[name]["state"] for rank in ranks)
     assert bits(parameters(first)) == bits(parameters(second))
     assert bits(first.momentum) == bits(second.momentum)
 
 
 def test_ranks_that_go_on_from_the_middle_end_with_the_same_bits(
-    ranks: list[Found], name: str
+    ranks: list[Results], name: str
 ) -> None:
     for rank in ranks:
         assert all_bits(rank[name]["resumed"]) == all_bits(rank[name]["state"])
 
 
-def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
+def test_ranks_report_the_same(ranks: list[Results], name: str) -> None:
     first, second = (rank[name] for rank in ranks)
     for a, b in zip(first["intervals"], second["intervals"], strict=True):
         assert a.losses.tobytes() == b.losses.tobytes()
@@ -153,14 +153,14 @@ def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
 
 
 def test_synchronised_ranks_go_where_one_process_goes(
-    ranks: list[Found], backend: LoadedBackend, world: World
+    ranks: list[Results], backend: LoadedBackend, world: World
 ) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
     assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["trajectory"].value
 
 
 def test_synchronised_ranks_have_the_statistics_of_one_process(
-    ranks: list[Found], backend: LoadedBackend, world: World
+    ranks: list[Results], backend: LoadedBackend, world: World
 ) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
     for rank in ranks:
@@ -170,7 +170,7 @@ def test_synchronised_ranks_have_the_statistics_of_one_process(
         )
 
 
-def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Found], launched: str) -> None:
+def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Results], launched: str) -> None:
     if obstacle := find_obstacle(launched, "sent in bf16"):
         pytest.skip(obstacle)
     rounded = distance(way(ranks[0]["sent in bf16"]), way(ranks[0]["local"]))
@@ -183,7 +183,7 @@ def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Found], launched: s
     ("name", "parts"), [("local", 2), *([("local in parts", 4)] if SOAK else [])]
 )
 def test_ranks_are_as_many_parts_of_one_process(
-    ranks: list[Found], backend: LoadedBackend, world: World, name: str, parts: int
+    ranks: list[Results], backend: LoadedBackend, world: World, name: str, parts: int
 ) -> None:
     # Except running statistics, which one process updates once for every part.
     one = carry_out(SCENARIOS[name], backend, world, accumulation_steps=parts)
@@ -191,7 +191,7 @@ def test_ranks_are_as_many_parts_of_one_process(
 
 
 def test_an_interval_sums_over_the_ranks(
-    ranks: list[Found], backend: LoadedBackend, world: World
+    ranks: list[Results], backend: LoadedBackend, world: World
 ) -> None:
     one = carry_out(SCENARIOS["local"], backend, world, accumulation_steps=2)
     for a, b in zip(ranks[0]["local"]["intervals"], one["intervals"], strict=True):
@@ -200,14 +200,14 @@ def test_an_interval_sums_over_the_ranks(
         assert (a.counts.top1, a.counts.top5) == (b.counts.top1, b.counts.top5)
 
 
-def test_two_ranks_evaluate_every_image_once_rank_after_rank(ranks: list[Found]) -> None:
+def test_two_ranks_evaluate_every_image_once_rank_after_rank(ranks: list[Results]) -> None:
     scores = ranks[0]["local"]["scores"]
     assert scores.labels.tolist() == LABELS[order_evaluation_samples(TO_EVALUATE, 4, 2)].tolist()
 
 
 @pytest.mark.parametrize("ema", [False, True])
 def test_all_ranks_evaluate_with_the_statistics_of_the_first(
-    ranks: list[Found], start: Start, world: World, ema: bool
+    ranks: list[Results], start: Start, world: World, ema: bool
 ) -> None:
     state: State = ranks[0]["local"]["state"]
     alone = start(SCENARIOS["local"].recipe, state).evaluate(
@@ -221,12 +221,12 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
     assert both.confidences == pytest.approx(alone.confidences, rel=BOUNDS["ranks"].value)
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Found]) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Results]) -> None:
     for rank in ranks:
-        found = rank["overflow"]
-        assert np.isfinite(found["intervals"][1].losses).all()
-        assert found["state"].scaler == {"scale": 32.0, "good_steps": 2, "bad_steps": 0}
-        assert all(np.isfinite(value).all() for value in parameters(found["state"]).values())
+        results = rank["overflow"]
+        assert np.isfinite(results["intervals"][1].losses).all()
+        assert results["state"].scaler == {"scale": 32.0, "good_steps": 2, "bad_steps": 0}
+        assert all(np.isfinite(value).all() for value in parameters(results["state"]).values())
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Found]) -> No
     ],
 )
 def test_a_question_to_all_ranks_has_one_answer(
-    ranks: list[Found], question: str, answer: bool
+    ranks: list[Results], question: str, answer: bool
 ) -> None:
-    assert [rank["asked"][question] for rank in ranks] == [answer, answer]
+    assert [rank["answers"][question] for rank in ranks] == [answer, answer]
 
 
 def test_compiled_ranks_go_where_one_uncompiled_process_goes(
@@ -250,21 +250,21 @@ def test_compiled_ranks_go_where_one_uncompiled_process_goes(
 ) -> None:
     if not (SOAK or natives.find(backend.name).COMPILES_QUICKLY):
         pytest.skip("compiling takes up to a minute, even for tiny models")
-    found = run_ranks(launched, pytestconfig.rootpath, tmp_path, ("compiled",))
+    ranks = run_ranks(launched, pytestconfig.rootpath, tmp_path, ("compiled",))
     one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
-    assert distance(way(found[0]["compiled"]), way(one)) < BOUNDS["trajectory"].value
-    assert bits(found[0]["compiled"]["state"].momentum) == bits(
-        found[1]["compiled"]["state"].momentum
+    assert distance(way(ranks[0]["compiled"]), way(one)) < BOUNDS["trajectory"].value
+    assert bits(ranks[0]["compiled"]["state"].momentum) == bits(
+        ranks[1]["compiled"]["state"].momentum
     )
 
 
 def test_a_world_that_is_closed_leaves_no_thread_that_could_need_the_interpreter_after_its_end(
-    ranks: list[Found],
+    ranks: list[Results],
 ) -> None:
     assert [rank["threads of gloo"] for rank in ranks] == [[], []]
 
 
-def test_the_rates_suffice_to_see_a_difference(ranks: list[Found]) -> None:
+def test_the_rates_suffice_to_see_a_difference(ranks: list[Results]) -> None:
     assert (
         distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"]))
         > 10 * BOUNDS["trajectory"].value

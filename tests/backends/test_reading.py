@@ -28,8 +28,8 @@ def test_a_framework_reads_the_bits_that_were_written(
     read: Any = importlib.import_module(f"lockstep.backends.{backend.name}.reading").read
     stored: set[str] = set()
     for path in written.arrays:
-        found = compute_fingerprints(read(path, tiny_recipe))
-        assert found == compute_fingerprints(TARGETS[to].read_arrays(path))
-        stored |= set(found.values())
+        prints = compute_fingerprints(read(path, tiny_recipe))
+        assert prints == compute_fingerprints(TARGETS[to].read_arrays(path))
+        stored |= set(prints.values())
     for bias in (state.tensors["fc.bias"], state.momentum["fc.bias"]):
         assert compute_fingerprints([np.array(bias)])["0"] in stored

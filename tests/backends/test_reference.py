@@ -200,12 +200,12 @@ def test_running_variance_is_unbiased() -> None:
 )
 def test_rounding_to_few_bits(value: float, precision: str, expected: float) -> None:
     with np.errstate(over="ignore"):
-        assert f.rounded(np.array([value]), precision)[0] == expected
+        assert f.round_to(np.array([value]), precision)[0] == expected
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_rounding_keeps_what_is_no_number(precision: str) -> None:
-    assert np.isnan(f.rounded(np.array([np.nan, -np.nan]), precision)).all()
+    assert np.isnan(f.round_to(np.array([np.nan, -np.nan]), precision)).all()
 
 
 # Whole steps
@@ -323,7 +323,7 @@ def of_torch(x: np.ndarray, *quantisation: Any) -> tuple[np.ndarray, np.ndarray]
 
 def test_rounding_to_int8_is_that_of_pytorch() -> None:
     x = np.array(INT8_VALUES)
-    y, back = f.fake_quantised(x, np.float64(INT8_SCALE))
+    y, back = f.fake_quantise(x, np.float64(INT8_SCALE))
     expected, gradient = of_torch(x, INT8_SCALE, 0, -128, 127)
     assert y.tolist() == expected.tolist()
     assert back(np.ones_like(x)).tolist() == gradient.tolist()
@@ -335,7 +335,7 @@ def test_weights_in_int8_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
         random.normal(size=shape) * np.array([1, 1e-3, 0, 50]).reshape(-1, *[1] * (len(shape) - 1))
     ).astype(np.float32)
     scales = weight_scales(weight)
-    y, back = f.fake_quantised(
+    y, back = f.fake_quantise(
         weight.astype(np.float64), scales.reshape(-1, *[1] * (len(shape) - 1)).astype(np.float64)
     )
     largest = torch.tensor(weight).abs().flatten(1).amax(dim=1)

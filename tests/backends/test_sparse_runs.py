@@ -1,4 +1,4 @@
-"""Tests for every engine: a run that starts from given weights and is pruned."""
+"""Tests for every engine: a run that starts from weights weights and is pruned."""
 
 import os
 import signal
@@ -19,9 +19,9 @@ from tests.backends.conftest import BACKENDS
 
 
 @pytest.fixture(scope="module")
-def given(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return weights without zeros."""
-    path = tmp_path_factory.mktemp("given") / "w.safetensors"
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
     about = {"recipe": tiny_recipe.fields(), "classes": []}
     checkpoint.write_weights(path, random_state(tiny_recipe).tensors, about)
     return path
@@ -36,7 +36,7 @@ def end(run: Path) -> State:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_was_pruned_stays_0_and_the_run_goes_on_to_the_same_bits(
-    backend: str, given: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+    backend: str, weights: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(
         sparsity="mask_2d_greedy", ema_decay=0.9, epochs=1, weight_decay=0.01
@@ -44,14 +44,14 @@ def test_what_was_pruned_stays_0_and_the_run_goes_on_to_the_same_bits(
     how = Execution(backend=backend, compile="off", reference_dtype="float32", log_every_steps=1)
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
-    lockstep.train(recipe, textures, whole, weights=given, execution=how)
+    lockstep.train(recipe, textures, whole, weights=weights, execution=how)
 
     def stop(event: dict[str, Any]) -> None:
         if event["kind"] == "train" and event["step"] == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        lockstep.train(recipe, textures, parts, weights=given, execution=how, listener=stop)
+        lockstep.train(recipe, textures, parts, weights=weights, execution=how, listener=stop)
     lockstep.train(recipe, textures, parts, execution=how)
     assert all_bits(end(parts)) == all_bits(end(whole))
     kept = read_masks(whole)

@@ -151,8 +151,8 @@ def test_weight_decay_reaches_the_listed_roles_alone(
     state = random_state(tiny_recipe)
     batch = random_batch(tiny_recipe)
     velocities = []
-    for each in (0.0, decay):
-        engine = start(tiny_recipe.replace(weight_decay=each, weight_decay_roles=roles), state)
+    for value in (0.0, decay):
+        engine = start(tiny_recipe.replace(weight_decay=value, weight_decay_roles=roles), state)
         engine.train([batch], 0)
         velocities.append(engine.read().momentum)
     for name in parameters(state):
@@ -249,9 +249,9 @@ def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -
     reversed_parts = Batch(batch.images, batch.labels, np.zeros(16, np.float32), partners)
     rows = np.concatenate([partners[:8], partners[8:] + 8])
     losses = []
-    for each in (reversed_parts, Batch(batch.images[rows], batch.labels[rows])):
+    for other in (reversed_parts, Batch(batch.images[rows], batch.labels[rows])):
         engine = start(tiny_recipe, accumulation_steps=2)
-        losses.append(engine.fetch(engine.train([each], 0)).losses)
+        losses.append(engine.fetch(engine.train([other], 0)).losses)
     assert losses[0] == pytest.approx(losses[1], rel=BOUNDS["loss"].value)
 
 
@@ -321,17 +321,17 @@ def test_training_takes_batches_one_by_one_and_ends_with_them(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     engine = start(tiny_recipe)
-    taken = []
+    steps = []
 
     def until_stopped() -> Iterator[Batch]:
         for step, batch in enumerate(random_batches(tiny_recipe, 5)):
             if step == 2:
                 return
-            taken.append(step)
+            steps.append(step)
             yield batch
 
     handle = engine.train(until_stopped(), 4)
-    assert (handle.first, handle.steps, taken, engine.read().step) == (4, 2, [0, 1], 6)
+    assert (handle.first, handle.steps, steps, engine.read().step) == (4, 2, [0, 1], 6)
 
 
 def test_training_on_nothing_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:

@@ -244,14 +244,14 @@ GROUPED = {
 def test_a_step_is_the_same_group_by_group(
     start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(tensorflow_model, "computes_groups", asked.append)  # which returns None
+    dtypes: list[Any] = []
+    monkeypatch.setattr(tensorflow_model, "computes_groups", dtypes.append)  # which returns None
     recipe, state, batch = step.begin(tiny_recipe)
     engine = start(recipe, state, accumulation_steps=step.parts, new=True)
     interval = engine.fetch(engine.train([batch], 0))
     end = engine.read()
     expected = oracle.train(recipe, state, [batch], RATES, step.parts)
-    assert set(asked) == {tf.float32}
+    assert set(dtypes) == {tf.float32}
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
     assert distance(end.momentum, expected.state.momentum) < BOUNDS["gradient"].value
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value

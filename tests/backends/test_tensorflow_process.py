@@ -44,15 +44,15 @@ def without_gpu(alone: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("chosen", "named"),
     [("3", "CPU, 3 threads"), (None, f"CPU, {len(os.sched_getaffinity(0))} threads")],
 )
 def test_a_cpu_is_named_with_the_threads_that_tensorflow_takes(
-    given: str | None, named: str, alone: pytest.MonkeyPatch
+    chosen: str | None, named: str, alone: pytest.MonkeyPatch
 ) -> None:
     alone.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    if given is not None:
-        alone.setenv("TF_NUM_INTRAOP_THREADS", given)
+    if chosen is not None:
+        alone.setenv("TF_NUM_INTRAOP_THREADS", chosen)
     assert tensorflow_backend.devices() == [named]
     assert tensorflow_backend.world(Execution(backend="tensorflow")).device == named
 
@@ -129,14 +129,14 @@ FAILED = tf.errors.UnavailableError(None, None, "Socket closed\nand where")
 def test_an_operation_that_fails_among_several_ranks_is_laid_to_a_peer() -> None:
     with (
         pytest.raises(LockstepError, match=r"^another rank has ended; .* \(Socket closed\)$"),
-        OfTwo(False).watched(),
+        OfTwo(False).explain_errors(),
     ):
         raise FAILED
 
 
 def test_an_operation_that_fails_alone_is_told_as_it_is(alone: pytest.MonkeyPatch) -> None:
     world = tensorflow_backend.world(Execution(backend="tensorflow", device="cpu"))
-    with pytest.raises(tf.errors.UnavailableError), world.watched():
+    with pytest.raises(tf.errors.UnavailableError), world.explain_errors():
         raise FAILED
 
 

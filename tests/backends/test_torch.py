@@ -68,12 +68,12 @@ def on_paper(model: str, recipe: Recipe) -> Model:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) -> None:
     state = on_paper(model, tiny_recipe.replace(logits=1001)).state_dict()
-    found = {
+    shapes = {
         name: tuple(tensor.shape)
         for name, tensor in state.items()
         if not name.endswith("num_batches_tracked")
     }
-    assert found == {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1001)}
+    assert shapes == {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1001)}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -240,7 +240,7 @@ class _Reading(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.calls: list[str] = []
         self.seen = 0
 
     def __torch_dispatch__(
@@ -248,7 +248,7 @@ class _Reading(TorchDispatchMode):
     ) -> Any:
         self.seen += 1
         if function.overloadpacket.__name__ in self.WAITING:
-            self.found.append(str(function))
+            self.calls.append(str(function))
         return function(*args, **(kwargs or {}))
 
 
@@ -270,7 +270,7 @@ def test_no_value_is_read_while_training(
     with _Reading() as reading:
         engine.train([random_batch(tiny_recipe, mixup="sample")] * 2, 0)
     assert reading.seen > 100
-    assert reading.found == []
+    assert reading.calls == []
 
 
 WAITS = {"item", "numpy", "cpu", "tolist", "synchronize", "nonzero"}
@@ -284,10 +284,11 @@ MAY_WAIT = {
     "profile",
     "read",
     "_largest",
-    "_to_numpy",
+    "_read_numbers",
+    "_copy_to_numpy",
 }
-"""`_largest` uses the hosts' own process group, `_to_numpy` is part of `read` and `_evaluate` of
-`evaluate`, `profile` ends with its last kernel, and `products` are timed. `heat` is of `lockstep
+"""`_largest` uses the hosts' own process group, `_copy_to_numpy` and `_read_numbers` are part of
+`read`, `_evaluate` of `evaluate`, `profile` ends with its last kernel, and `products` are timed. `heat` is of `lockstep
 predict --explain`, `answer` of an export."""
 MAY_WAIT |= {"wait", "_upload", "fit"}
 """`wait` is called before a captured step is forgotten. The others run in the thread of uploads."""
@@ -305,11 +306,13 @@ def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
     "file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE))
 )
 def test_only_some_functions_wait_for_the_device(file: Path) -> None:
-    found = set(calls(ast.parse(file.read_text(encoding="utf-8"))))
+    all_calls = set(calls(ast.parse(file.read_text(encoding="utf-8"))))
     assert {
-        (inside, called) for inside, called in found if called in WAITS and inside not in MAY_WAIT
+        (inside, called)
+        for inside, called in all_calls
+        if called in WAITS and inside not in MAY_WAIT
     } == set()
-    assert {inside for inside, called in found if called == "_to_numpy"} <= {"read"}
+    assert {inside for inside, called in all_calls if called == "_copy_to_numpy"} <= {"read"}
 
 
 def test_the_search_for_waits_finds_them() -> None:
@@ -373,16 +376,18 @@ def pays(
     recipe: Recipe = RESNET50,
     steps: int = 10_000,
     ranks: int = 1,
-    found: Arithmetic = AVX2,
+    arithmetic: Arithmetic = AVX2,
     cxx: str = "true",
 ) -> bool:
-    return pays_on_cpu(recipe, steps, ranks=ranks, cores=2, found=found, environment={"CXX": cxx})
+    return pays_on_cpu(
+        recipe, steps, ranks=ranks, cores=2, arithmetic=arithmetic, environment={"CXX": cxx}
+    )
 
 
 def test_a_long_epoch_in_fp32_is_compiled_on_a_processor_with_avx2_alone() -> None:
     assert pays()
-    assert not pays(found=AVX_512)
-    assert not pays(found=Arithmetic(("NEON",), ("fp32",), "fp32"))
+    assert not pays(arithmetic=AVX_512)
+    assert not pays(arithmetic=Arithmetic(("NEON",), ("fp32",), "fp32"))
 
 
 def test_what_compiling_was_not_measured_to_help_is_not_compiled() -> None:
@@ -428,10 +433,10 @@ def test_the_engine_compiles_where_that_pays_for_an_epoch_however_many_there_are
 def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_for(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def distributed(module: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        given.update(options)
+        arguments.update(options)
         return module
 
     monkeypatch.setattr(
@@ -441,7 +446,7 @@ def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_
     world = torch_backend.world(execution)
     world.ranks = 2
     torch_backend.engine(tiny_recipe, np.zeros(1), world, execution)
-    assert given["bucket_cap_mb"] == 7  # of 2**20 bytes
+    assert arguments["bucket_cap_mb"] == 7  # of 2**20 bytes
 
 
 @pytest.mark.parametrize(("layout", "expected"), [("auto", True), ("nhwc", True), ("nchw", False)])

@@ -63,7 +63,7 @@ def both(world: Any) -> Iterator[Built]:
             )
             capturer = capturer_on(world)
             engines = [
-                TorchEngine(recipe, RATES, world, execution, each) for each in (None, capturer)
+                TorchEngine(recipe, RATES, world, execution, one) for one in (None, capturer)
             ]
             for engine in engines:
                 stack.enter_context(engine).write(random_state(recipe))
@@ -75,8 +75,8 @@ def both(world: Any) -> Iterator[Built]:
 
 def train(engine: Any, batches: Sequence[Batch], first: int) -> tuple[bytes, float]:
     """Take steps and return the bytes of their losses, and the loss scale."""
-    found = engine.fetch(engine.train(batches, first))
-    return found.losses.tobytes(), found.loss_scale
+    interval = engine.fetch(engine.train(batches, first))
+    return interval.losses.tobytes(), interval.loss_scale
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_captured_step_takes_what_changes_between_steps(both: Built, tiny_reci
 
 
 def calibrated(engine: Any, batches: Sequence[Batch]) -> dict[str, float]:
-    found: dict[str, float] = engine.calibrate(batches[:1])
-    return found
+    largest: dict[str, float] = engine.calibrate(batches[:1])
+    return largest
 
 
 def test_other_shapes_and_columns_are_captured_again(both: Built, tiny_recipe: Recipe) -> None:
@@ -156,8 +156,8 @@ def test_other_shapes_and_columns_are_captured_again(both: Built, tiny_recipe: R
         batches = random_batches(tiny_recipe, 5, **kind)
         assert train(captured, batches, 5 * number) == train(plain, batches, 5 * number)
     assert all_bits(captured.read()) == all_bits(plain.read())
-    each = ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (5 - WARM_UP)
-    assert captured.events == [*each, *(["wait", *each] * 3)]
+    events = ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (5 - WARM_UP)
+    assert captured.events == [*events, *(["wait", *events] * 3)]
 
 
 def test_shapes_that_alternate_are_never_captured(both: Built, tiny_recipe: Recipe) -> None:
@@ -172,20 +172,20 @@ def test_later_steps_leave_the_sums_of_earlier_ones(both: Built, tiny_recipe: Re
     batches = random_batches(tiny_recipe, 9)
     spans = [(first, batches[first : first + 3]) for first in (0, 3, 6)]
     handles = [captured.train(span, first) for first, span in spans]
-    found = [captured.fetch(handle).losses.tobytes() for handle in handles]
-    assert found == [train(plain, span, first)[0] for first, span in spans]
-    assert len(set(found)) == 3
+    losses = [captured.fetch(handle).losses.tobytes() for handle in handles]
+    assert losses == [train(plain, span, first)[0] for first, span in spans]
+    assert len(set(losses)) == 3
 
 
 class _Calls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.found[function.overloadpacket.__name__] += 1
+        self.counts[function.overloadpacket.__name__] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -198,7 +198,7 @@ def test_the_host_calls_few_operators_for_a_captured_step(both: Built, tiny_reci
     with _Calls() as of_four:
         captured.train([held] * 4, 8)
     captured.fetch(handle)
-    of_one = of_four.found - of_three.found
+    of_one = of_four.counts - of_three.counts
     assert of_one["clone"] == 1  # its sums
     assert 2 <= of_one.total() <= 12  # columns into their buffers
 
@@ -291,17 +291,17 @@ def test_with_several_ranks_only_on_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "auto", "expected"),
+    ("cuda_graph", "auto", "expected"),
     [("on", False, 1), ("auto", False, 0), ("auto", True, 1), ("off", True, 0)],
 )
 def test_auto_captures_once_it_was_measured(
-    monkeypatch: pytest.MonkeyPatch, asked: Any, auto: bool, expected: int
+    monkeypatch: pytest.MonkeyPatch, cuda_graph: Any, auto: bool, expected: int
 ) -> None:
     made: list[object] = []
     monkeypatch.setattr(step_graph, "CudaCapturer", lambda device: made.append(device) or made)
     monkeypatch.setattr(step_graph, "AUTO", auto)
     world: Any = OfWorld(on_gpu=True, ranks=1)
-    assert (make_capturer(Execution(cuda_graph=asked), world) is not None) == bool(expected)
+    assert (make_capturer(Execution(cuda_graph=cuda_graph), world) is not None) == bool(expected)
     assert len(made) == expected
 
 

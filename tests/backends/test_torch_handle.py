@@ -38,6 +38,6 @@ def test_steps_that_were_done_earlier_have_the_time_when_they_were_done() -> Non
 def test_no_step_is_done_after_it_was_asked_for() -> None:
     times = EndTimes()
     events: list[Any] = [Event(7, is_over=True), Event(70, is_over=True), Event(71, is_over=False)]
-    found = [times.wait(event) for event in events]
-    assert found == sorted(found)
-    assert found[-1] <= time.perf_counter()
+    ends = [times.wait(event) for event in events]
+    assert ends == sorted(ends)
+    assert ends[-1] <= time.perf_counter()

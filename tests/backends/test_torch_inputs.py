@@ -53,17 +53,17 @@ class Device:
         self.threads: set[str] = set()
         """Names of threads that have begun to upload."""
         self.read: list[list[Tensor]] = []
-        """What the steps that ran found in their columns."""
+        """What the steps that ran columns in their columns."""
 
     event = Event
 
     def begin_thread(self) -> None:
         self.threads.add(threading.current_thread().name.partition("_")[0])
 
-    def pinned(self, like: Tensor) -> Tensor:
+    def make_pinned(self, like: Tensor) -> Tensor:
         return self._make("pinned", like)
 
-    def column(self, like: Tensor) -> Tensor:
+    def make_column(self, like: Tensor) -> Tensor:
         return self._make("column", like)
 
     def _make(self, what: str, like: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def enqueue(uploads: Uploads, device: Device, batches: Iterable[list[np.ndarray]
 
 
 def trained(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
-    """Take a step on every batch, and check what each one found when it ran."""
+    """Take a step on every batch, and check what each one columns when it ran."""
     uploads = Uploads(device)
     enqueue(uploads, device, batches)
     uploads.end()
@@ -137,8 +137,8 @@ def trained(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
 
 def check(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
     device.close()
-    for found, batch in zip(device.read, batches, strict=True):
-        for column, array in zip(found, batch, strict=True):
+    for columns, batch in zip(device.read, batches, strict=True):
+        for column, array in zip(columns, batch, strict=True):
             assert np.array_equal(column.numpy(), array)
 
 

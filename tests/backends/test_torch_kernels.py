@@ -62,8 +62,8 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_are_used_only_when_asked_for_until_a_gpu_has_shown_that_they_are_faster() -> None:
     assert not kernels.AUTO_USES_KERNELS
-    for asked in ("auto", "off"):
-        assert not kernels.wanted(Execution.of({"fused": asked}), CPU)
+    for fused in ("auto", "off"):
+        assert not kernels.uses_kernels(Execution.of({"fused": fused}), CPU)
 
 
 def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,16 +71,16 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(
         BackendError, match="fused is on, but the run computes on a CPU; use --set fused=auto"
     ):
-        kernels.wanted(Execution(fused="on"), CPU)
+        kernels.uses_kernels(Execution(fused="on"), CPU)
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match="fused is on, but Triton is not installed"):
-        kernels.wanted(Execution(fused="on"), CPU)
+        kernels.uses_kernels(Execution(fused="on"), CPU)
 
 
 def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, why in {(7, 5): "capability 8.0", (8, 0): "", (9, 0): ""}.items():
         monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda device, found=capability: found
+            torch.cuda, "get_device_capability", lambda device, value=capability: value
         )
         assert why in kernels.obstacle(torch.device("cuda"))
         assert bool(kernels.obstacle(torch.device("cuda"))) == bool(why)
@@ -124,8 +124,8 @@ def test_only_modules_of_kernels_import_triton_and_they_are_imported_late() -> N
                 else []
             )
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            found = {f"{module}.{name}".lstrip(".") for name in names} | {module}
-            if any(name.split(".")[0] == "triton" for name in found) or found & late:
+            modules = {f"{module}.{name}".lstrip(".") for name in names} | {module}
+            if any(name.split(".")[0] == "triton" for name in modules) or modules & late:
                 importers.add(path)
     assert {path.parent for path in importers} == {folder}
     assert folder / "__init__.py" not in importers

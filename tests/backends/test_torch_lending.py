@@ -82,7 +82,7 @@ def test_the_memory_is_held_until_it_is_copied_and_the_host_never_waits(
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: steps)
     borrower: Any = Borrower(torch.device("cuda"), uploads)  # type: ignore[arg-type]
-    borrower.copied(Images("first"))
+    borrower.copy(Images("first"))
     assert calls == [
         "on uploads",
         "copy first",
@@ -90,8 +90,8 @@ def test_the_memory_is_held_until_it_is_copied_and_the_host_never_waits(
         "steps waits for uploads",
         "copy of first is read on steps",
     ]
-    borrower.copied(Images("second"))
+    borrower.copy(Images("second"))
     assert [memory() is not None for memory in lent] == [True, True]
     uploads.events[0].is_done = True
-    borrower.copied(Images("third"))
+    borrower.copy(Images("third"))
     assert [memory() is not None for memory in lent] == [False, True, True]

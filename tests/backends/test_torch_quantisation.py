@@ -45,11 +45,11 @@ def test_a_layer_and_its_gradients_are_those_of_pytorch(
     x[0] *= 2
     x.requires_grad_()
     wanted = expected(*in_int8(x, layer.weight), layer.bias)
-    found = layer(x)
+    result = layer(x)
     down = torch.randn(wanted.shape, generator=generator)
-    assert torch.equal(found, wanted)
+    assert torch.equal(result, wanted)
     for ours, theirs in zip(
-        *(torch.autograd.grad(y, [x, layer.weight], down) for y in (found, wanted)), strict=True
+        *(torch.autograd.grad(y, [x, layer.weight], down) for y in (result, wanted)), strict=True
     ):
         assert torch.equal(ours, theirs)
     assert (torch.autograd.grad(layer(x), x, down)[0] == 0).any(), "some values must be limited"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lockstep import backends
 from lockstep.backends import Backend
 from lockstep.backends.torch.batch_norm import synchronise
-from lockstep.backends.torch.recomputing import recomputed
+from lockstep.backends.torch.recomputing import recompute_blocks
 from lockstep.models.architectures import (
     MODELS,
     ModelSpec,
@@ -91,7 +91,7 @@ def test_batch_norm_over_ranks_moves_its_statistics_once(alone_in_a_group: None)
     ends = []
     for twice in (False, True):
         block = synchronise(torch.nn.Sequential(torch.nn.BatchNorm2d(3)), torch.device("cpu"))
-        y = recomputed([block], x) if twice else block(x)
+        y = recompute_blocks([block], x) if twice else block(x)
         (y * x).sum().backward()
         ends.append({name: value.tolist() for name, value in block.state_dict().items()})
         ends[-1] |= {
@@ -128,8 +128,8 @@ def kept_bytes(engine: Any, batch: Any) -> int:
     """Return the bytes of what a step keeps for its backward pass, without parameters and running
     statistics."""
     own = {
-        each.untyped_storage().data_ptr()
-        for each in (*engine.model.parameters(), *engine.model.buffers())
+        tensor.untyped_storage().data_ptr()
+        for tensor in (*engine.model.parameters(), *engine.model.buffers())
     }
     kept: dict[int, int] = {}
 
@@ -157,7 +157,9 @@ def kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: bool) -> 
     stem_values = 3 * size**2 + 2 * first.outputs * side**2  # image, convolution, ReLU
     side //= 2
     pooled = first.outputs * side**2
-    found = stem_values + 3 * pooled  # the pool's result, and an int64 index for each of its values
+    values = (
+        stem_values + 3 * pooled
+    )  # the pool's result, and an int64 index for each of its values
     for block in blocks(spec):
         inside = 0
         for conv in block.convs:
@@ -165,10 +167,10 @@ def kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: bool) -> 
             inside += 2 * conv.outputs * side**2
         output = block.convs[-1].outputs * side**2
         shortcut = output if block.shortcut is not None else 0
-        found += output if recompute else inside + shortcut
+        values += output if recompute else inside + shortcut
     # Of the last block's output only the mean is needed. Then log-softmax, and the label of 8
     # bytes.
-    return found - (output if recompute else 0) + features(spec) + logits + 2
+    return values - (output if recompute else 0) + features(spec) + logits + 2
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnext101-32x4d", "resnet18"])

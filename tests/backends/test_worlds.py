@@ -158,10 +158,10 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
         with pytest.raises(BackendError, match="too little memory"):
             engine.train([random_batch(tiny_recipe)], 0)
     engine.train([random_batch(tiny_recipe)], 0)
-    found = engine.read()
+    state = engine.read()
     engine.write(random_state(tiny_recipe))
     engine.train([random_batch(tiny_recipe)], 0)
-    assert all_bits(found) == all_bits(engine.read())
+    assert all_bits(state) == all_bits(engine.read())
 
 
 # Closing

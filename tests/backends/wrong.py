@@ -7,6 +7,7 @@ not affected.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,11 @@ from lockstep.recipes import Execution, Recipe
 
 Array = np.ndarray
 Build = Callable[[Recipe, Array, World, Execution], Any]
+
+
+def make_backend(build: Build) -> Any:
+    """Return the part of a backend that is needed to start an engine."""
+    return SimpleNamespace(name="reference", engine=build)
 
 
 def with_recipe(change: Callable[[Recipe], dict[str, Any]]) -> Build:
@@ -61,7 +67,7 @@ def with_function(
 _batch_norm = f.batch_norm
 _mix = f.mix
 _normalise = f.normalise
-_fake_quantised = f.fake_quantised
+_fake_quantised = f.fake_quantise
 _running_statistics = f.running_statistics
 _targets = f.targets
 _cross_entropy = f.cross_entropy
@@ -167,11 +173,11 @@ class DecaysShortcuts(ReferenceEngine):
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         decay = self._recipe.weight_decay
-        found = {
+        summed = {
             name: decay * self._tensors[name] if "downsample.1" in name else 0 for name in gradients
         }
         super()._update(
-            {name: gradient + found[name] for name, gradient in gradients.items()}, rate
+            {name: gradient + summed[name] for name, gradient in gradients.items()}, rate
         )
 
 
@@ -222,7 +228,7 @@ class WeightsInHalf(ReferenceEngine):
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         super()._update(gradients, rate)
         for name in self._velocity:
-            self._tensors[name] = f.rounded(self._tensors[name], self._recipe.precision)
+            self._tensors[name] = f.round_to(self._tensors[name], self._recipe.precision)
 
 
 class MaskedOnce(ReferenceEngine):
@@ -238,13 +244,13 @@ class MaskedByProduct(ReferenceEngine):
     """Multiplies gradients by masks: infinity times 0 is NaN."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
-        found, counts = super()._gradients(batch, rows)
-        self._found = found
-        return found, counts
+        gradients, counts = super()._gradients(batch, rows)
+        self._last_gradients = gradients
+        return gradients, counts
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         for name, mask in self._masks.items():
-            gradients[name] = self._found[name] / self._scale.value * mask
+            gradients[name] = self._last_gradients[name] / self._scale.value * mask
         super()._update(gradients, rate)
 
 
@@ -336,14 +342,16 @@ class UpdatesInAnyCase(ReferenceEngine):
     """Does not skip a step with overflow."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
-        found, counts = super()._gradients(batch, rows)
-        self._found = {name: gradient / self._scale.value for name, gradient in found.items()}
-        return found, counts
+        gradients, counts = super()._gradients(batch, rows)
+        self._last_gradients = {
+            name: gradient / self._scale.value for name, gradient in gradients.items()
+        }
+        return gradients, counts
 
     def _step(self, batch: Batch, step: int) -> Counts:
         counts = super()._step(batch, step)
-        if not all(np.isfinite(gradient).all() for gradient in self._found.values()):
-            self._update(self._found, float(self._learning_rates[step]))
+        if not all(np.isfinite(gradient).all() for gradient in self._last_gradients.values()):
+            self._update(self._last_gradients, float(self._learning_rates[step]))
         return counts
 
 
@@ -351,25 +359,25 @@ class KeepsTheScaleInside(ReferenceEngine):
     """Does not divide gradients by the loss scale."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
-        found, counts = super()._gradients(batch, rows)
-        return {name: gradient * self._scale.value for name, gradient in found.items()}, counts
+        gradients, counts = super()._gradients(batch, rows)
+        return {name: gradient * self._scale.value for name, gradient in gradients.items()}, counts
 
 
 class SumsParts(ReferenceEngine):
     """Adds the gradients of parts instead of averaging them."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
-        found, counts = super()._gradients(batch, rows)
-        return {name: gradient * self._parts for name, gradient in found.items()}, counts
+        gradients, counts = super()._gradients(batch, rows)
+        return {name: gradient * self._parts for name, gradient in gradients.items()}, counts
 
 
 class TrainsOnTheLastPart(ReferenceEngine):
     """Overwrites the gradients of a part with those of the next part."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
-        found, counts = super()._gradients(batch, rows)
+        gradients, counts = super()._gradients(batch, rows)
         last = rows[-1] == len(batch.labels) - 1
-        return {name: gradient * last * self._parts for name, gradient in found.items()}, counts
+        return {name: gradient * last * self._parts for name, gradient in gradients.items()}, counts
 
 
 class LosesMomentum(ReferenceEngine):
@@ -399,8 +407,8 @@ class ReportsTheLastLoss(ReferenceEngine):
     """Reports the loss of the last step of an interval for all its steps."""
 
     def fetch(self, handle: ReferenceHandle) -> Interval:
-        found = super().fetch(handle)
-        return replace(found, losses=np.full_like(found.losses, found.losses[-1]))
+        interval = super().fetch(handle)
+        return replace(interval, losses=np.full_like(interval.losses, interval.losses[-1]))
 
 
 class PredictsInTraining(ReferenceEngine):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.backends.emulation import emulation
+from lockstep.backends.emulation import find_emulation
 from lockstep.system import machine
 from lockstep.system.machine import (
     Arithmetic,
@@ -221,7 +221,9 @@ def forgotten_gpu() -> Iterator[None]:
 
 def slower(precision: str, backend: str, cpuinfo: str) -> bool:
     return (
-        emulation(precision, on_gpu=False, backend=backend, found=parse_arithmetic(cpuinfo, {}))
+        find_emulation(
+            precision, on_gpu=False, backend=backend, processor=parse_arithmetic(cpuinfo, {})
+        )
         is not None
     )
 
@@ -252,17 +254,22 @@ def test_the_reference_rounds_and_emulates_nothing(precision: str) -> None:
 
 def test_a_gpu_leaves_the_processor_out_of_it() -> None:
     assert (
-        emulation("bf16", on_gpu=True, backend="torch", found=parse_arithmetic(HASWELL, {})) is None
+        find_emulation(
+            "bf16", on_gpu=True, backend="torch", processor=parse_arithmetic(HASWELL, {})
+        )
+        is None
     )
 
 
 def test_an_emulation_says_how_slow_it_is_and_what_to_take() -> None:
     milan = parse_arithmetic(MILAN, {})
-    emulated = emulation("bf16", on_gpu=False, backend="torch", found=milan)
+    emulated = find_emulation("bf16", on_gpu=False, backend="torch", processor=milan)
     assert emulated is not None
     assert "7 to 16 times slower than fp32" in str(emulated)
     assert emulated.instead == "fp32"
-    in_fp16 = emulation("fp16", on_gpu=False, backend="torch", found=parse_arithmetic(GENOA, {}))
+    in_fp16 = find_emulation(
+        "fp16", on_gpu=False, backend="torch", processor=parse_arithmetic(GENOA, {})
+    )
     assert in_fp16 is not None
     assert in_fp16.instead == "bf16"
 

@@ -21,20 +21,21 @@ class Emulation:
         return f"{self.precision} is emulated on this processor, {self.slower} slower than fp32"
 
 
-def emulation(
-    precision: str, *, on_gpu: bool, backend: str, found: Arithmetic | None = None
+def find_emulation(
+    precision: str, *, on_gpu: bool, backend: str, processor: Arithmetic | None = None
 ) -> Emulation | None:
     """Return what an engine emulates when it computes in a precision; None where hardware
     multiplies it.
 
-    `found` is the arithmetic of another processor than this one.
+    `processor` is the arithmetic of another processor than this one.
     """
     if on_gpu or precision not in ("bf16", "fp16"):
         return None
-    found = found or machine.arithmetic()
-    framework = FRAMEWORKS[backend]
-    if precision in found.precisions and precision not in framework.always_emulates:
+    processor = processor or machine.arithmetic()
+    row = FRAMEWORKS[backend]
+    if precision in processor.precisions and precision not in row.always_emulates:
         return None
-    by_512 = framework.slower_with_avx_512.get(precision) if "AVX-512" in found.extensions else None
-    slower = by_512 or framework.slower.get(precision)
-    return None if slower is None else Emulation(precision, slower, found.pays)
+    slower = row.slower.get(precision)
+    if "AVX-512" in processor.extensions:
+        slower = row.slower_with_avx_512.get(precision, slower)
+    return None if slower is None else Emulation(precision, slower, processor.pays)

@@ -198,7 +198,7 @@ def _whats(command: str, only_inference: bool) -> list[str]:
 def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
     """Return a note for each precision of a backend that this processor emulates. On a GPU there
     are none."""
-    from lockstep.backends.emulation import emulation
+    from lockstep.backends.emulation import find_emulation
     from lockstep.system.machine import gpu
 
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
@@ -206,7 +206,7 @@ def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
         (cell.backend, cell.dtype) for cell in cells if cell.computes == cell.backend
     )
     found = [
-        (backend, emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked
+        (backend, find_emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked
     ]
     return [
         f"{backend}: {each}; use --dtype {each.instead}, which is not emulated"

@@ -67,7 +67,7 @@ def _choose_precision(run: Path, execution: Any) -> tuple[str, str]:
     """Return the precision to train in, and why: that of an existing run, else one that is fast on
     this machine."""
     from lockstep import backends, load_recipe
-    from lockstep.backends.emulation import emulation
+    from lockstep.backends.emulation import find_emulation
     from lockstep.system.machine import fast_precision
 
     if (run / "recipe.yaml").is_file():
@@ -79,5 +79,5 @@ def _choose_precision(run: Path, execution: Any) -> tuple[str, str]:
         return "bf16", f"{device} multiplies it in hardware"
     if world.on_gpu:  # older GPUs have fp16, but it needs loss scaling
         return "fp32", f"{device} does not multiply bf16 in hardware"
-    emulated = emulation("bf16", on_gpu=False, backend=execution.backend)
+    emulated = find_emulation("bf16", on_gpu=False, backend=execution.backend)
     return "fp32", str(emulated or "training in bf16 was not measured on processors like this one")

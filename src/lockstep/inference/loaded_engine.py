@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine, QuantisingEngine
-from lockstep.backends.emulation import emulation
+from lockstep.backends.emulation import find_emulation
 from lockstep.models.state import State
 from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import zero_momentum
@@ -59,7 +59,7 @@ def choose_precision(
     """Return the weights in the requested precision; without one in the recipe's, or in fp32 if
     that would be emulated."""
     precision = requested or weights.recipe.precision
-    emulated = emulation(precision, on_gpu=on_gpu, backend=execution.backend)
+    emulated = find_emulation(precision, on_gpu=on_gpu, backend=execution.backend)
     if emulated is None:
         return weights.replace_precision(requested)
     if requested is not None:

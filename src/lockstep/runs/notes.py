@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.backends import World
-from lockstep.backends.emulation import emulation
+from lockstep.backends.emulation import find_emulation
 from lockstep.data.images import printable
 from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
@@ -60,7 +60,7 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
             f"this command stops after step {end} of {run.total_steps}; the same command resumes"
             " there"
         )
-    emulated = emulation(
+    emulated = find_emulation(
         run.recipe.precision, on_gpu=run.world.on_gpu, backend=run.execution.backend
     )
     if emulated is not None:

@@ -49,25 +49,25 @@ def computed(c: Given, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]
     dx, dz, gradients = batch_norm.backward(
         c.dy, c.x, kept, c.weight, c.bias, statistics, relu=c.relu, tiling=tiling
     )
-    found = {
+    results = {
         "y": y,
         "mean": statistics[0],
         "rstd": statistics[1],
         "unbiased": statistics[2],
         "dx": dx,
     }
-    found |= {"weight_gradient": gradients[0], "bias_gradient": gradients[1]}
-    return found if c.residual is None else found | {"dz": dz}
+    results |= {"weight_gradient": gradients[0], "bias_gradient": gradients[1]}
+    return results if c.residual is None else results | {"dz": dz}
 
 
-def shares(c: Given, found: dict[str, Tensor]) -> dict[str, float]:
+def shares(c: Given, results: dict[str, Tensor]) -> dict[str, float]:
     # Triton's interpreter cuts bits off where a GPU rounds to the nearest bfloat16.
     cut_off = (
         Storage(2.0**-7, STORAGE["bfloat16"].smallest)
         if c.x.dtype == BF16 and DEVICE == "cpu"
         else None
     )
-    return largest_shares(c, found, cut_off)
+    return largest_shares(c, results, cut_off)
 
 
 # Every number of channels that ResNet and ResNeXt have, at fewer and odd numbers of rows.
@@ -138,22 +138,22 @@ def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
     c.x.copy_(level + spread * torch.randn(c.x.shape))
     if first is not None:
         c.x[0, :, 0, 0] = first
-    found = computed(c, SEVERAL)
-    assert max(shares(c, found).values()) <= 1
+    results = computed(c, SEVERAL)
+    assert max(shares(c, results).values()) <= 1
     # The bound is sharp enough: the mean of squares minus the square of the mean is outside of it.
     x = rows_of(c.x).float()
     variance = (x * x).mean(0) - x.mean(0) ** 2
-    naive = found | {"unbiased": variance * len(x) / (len(x) - 1)}
+    naive = results | {"unbiased": variance * len(x) / (len(x) - 1)}
     assert level == 0 or first is not None or shares(c, naive)["unbiased"] > 100
 
 
 def test_equal_values_have_no_variance() -> None:
     c = case((2, 8, 6, 6), RELU, FP32)
     c.x.fill_(0.1)
-    found = computed(c, SEVERAL)
-    assert not found["unbiased"].any()
-    assert torch.equal(found["y"], c.bias.clamp(min=0).view(1, -1, 1, 1).expand_as(found["y"]))
-    assert max(shares(c, found).values()) <= 1
+    results = computed(c, SEVERAL)
+    assert not results["unbiased"].any()
+    assert torch.equal(results["y"], c.bias.clamp(min=0).view(1, -1, 1, 1).expand_as(results["y"]))
+    assert max(shares(c, results).values()) <= 1
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
@@ -174,16 +174,16 @@ def test_what_is_not_finite_spreads_as_in_the_plain_path(
     c.x[1, 1, 0, 2] = value
     if c.residual is not None:
         c.residual[0, 2, 1, 1] = value
-    found = computed(c)
+    results = computed(c)
     x, weight, bias = (t.detach().clone().requires_grad_() for t in (c.x.float(), c.weight, c.bias))
     norm = F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
     y = F.relu(norm if c.residual is None else norm + c.residual.float())
     y.backward(c.dy.float())
     assert x.grad is not None
     for actual, plain in (
-        (found["y"], y),
-        (found["dx"], x.grad),
-        (found["weight_gradient"], weight.grad),
+        (results["y"], y),
+        (results["dx"], x.grad),
+        (results["weight_gradient"], weight.grad),
     ):
         assert plain is not None
         assert torch.equal(actual.isfinite(), plain.isfinite())
@@ -197,10 +197,10 @@ def test_relu_passes_no_gradient_at_exactly_0(kind: str) -> None:
     c.bias.copy_(torch.tensor([0.0, -0.0, 1e-3, -1e-3]))
     if c.residual is not None:
         c.residual.zero_()
-    found = computed(c)
+    results = computed(c)
     passes = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64, device=DEVICE)
-    assert torch.equal(found["y"].amax(dim=(0, 2, 3)) > 0, passes > 0)
-    assert torch.equal(found["bias_gradient"] != 0, passes != 0)
+    assert torch.equal(results["y"].amax(dim=(0, 2, 3)) > 0, passes > 0)
+    assert torch.equal(results["bias_gradient"] != 0, passes != 0)
 
 
 def test_a_result_that_is_rounded_to_0_passes_no_gradient() -> None:
@@ -208,8 +208,8 @@ def test_a_result_that_is_rounded_to_0_passes_no_gradient() -> None:
     c = case((2, 2, 3, 3), RELU, FP16)
     c.weight.zero_()
     c.bias.copy_(torch.tensor([1e-9, 1e-3]))
-    found = computed(c)
-    assert (found["bias_gradient"] != 0).tolist() == [False, True]
+    results = computed(c)
+    assert (results["bias_gradient"] != 0).tolist() == [False, True]
 
 
 # Bytes
@@ -242,21 +242,21 @@ def test_activations_are_read_and_written_as_often_as_documented(
 
 
 def test_every_batch_norm_of_a_model_is_measured() -> None:
-    found = part.layers_of(MODELS["resnet50"], 224)
+    counts = part.layers_of(MODELS["resnet50"], 224)
     scales = [t for t in tensors(MODELS["resnet50"], 1000) if t.role == "bn_scale"]
-    assert sum(found.values()) == len(scales) == 53
-    assert sum(count * layer.channels for layer, count in found.items()) == sum(
+    assert sum(counts.values()) == len(scales) == 53
+    assert sum(count * layer.channels for layer, count in counts.items()) == sum(
         t.shape[0] for t in scales
     )
     # Of the paper's table: 16 blocks end with a sum, 4 have a projection, and layer 4 has 7 x 7
     # pixels.
     kinds = {
-        kind: sum(count for layer, count in found.items() if layer.kind == kind)
+        kind: sum(count for layer, count in counts.items() if layer.kind == kind)
         for kind in part.PASSES
     }
     assert kinds == {PLAIN: 4, RELU: 33, ADD_RELU: 16}
-    assert found[part.Layer(ADD_RELU, 2048, 7)] == 3
-    assert found[part.Layer(RELU, 64, 112)] == 1
+    assert counts[part.Layer(ADD_RELU, 2048, 7)] == 3
+    assert counts[part.Layer(RELU, 64, 112)] == 1
 
 
 # The operators and the module
@@ -322,11 +322,11 @@ def test_images_in_another_layout_are_rearranged() -> None:
     x = torch.randn(2, 6, 3, 4, device=DEVICE)
     results = []
     for norm in (plain, fused):
-        given = x.clone().requires_grad_()
-        norm(given).mean(
+        image = x.clone().requires_grad_()
+        norm(image).mean(
             dim=(2, 3)
         ).square().sum().backward()  # the gradient of a mean has strides of 0
-        results.append(given.grad)
+        results.append(image.grad)
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 

@@ -71,7 +71,7 @@ def stepped(
 
 def on_device(arrays: list[Arrays]) -> list[dict[str, torch.Tensor]]:
     """Return the arrays as tensors; those with four axes are channels_last."""
-    found = [
+    arrays_of_tensors = [
         {kind: torch.tensor(value, device=DEVICE) for kind, value in of_one.items()}
         for of_one in arrays
     ]
@@ -80,7 +80,7 @@ def on_device(arrays: list[Arrays]) -> list[dict[str, torch.Tensor]]:
             kind: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
             for kind, t in of_one.items()
         }
-        for of_one in found
+        for of_one in arrays_of_tensors
     ]
 
 
@@ -89,11 +89,13 @@ def kernel_of(
 ) -> UpdateKernel:
     kinds = ("weight", "velocity", *(["average"] if averages else []), "removed")
     rows = [
-        Row(**{kind: each[kind] for kind in kinds if kind in each}, decay=decay_of(number))
-        for number, each in enumerate(tensors)
+        Row(**{kind: arrays[kind] for kind in kinds if kind in arrays}, decay=decay_of(number))
+        for number, arrays in enumerate(tensors)
     ]
     kernel = UpdateKernel(rows, MOMENTUM, nesterov=nesterov)
-    kernel.point_to([each["gradient"] for each in tensors if "gradient" in each], is_captured=False)
+    kernel.point_to(
+        [arrays["gradient"] for arrays in tensors if "gradient" in arrays], is_captured=False
+    )
     return kernel
 
 
@@ -162,11 +164,11 @@ def test_gradients_of_a_captured_step_are_uploaded_afterwards() -> None:
     tensors = on_device(drawn())
     kernel = kernel_of(tensors, nesterov=False)
     before = kernel._gradients.tolist()
-    others = [each["gradient"].clone() for each in tensors if "gradient" in each]
+    others = [arrays["gradient"].clone() for arrays in tensors if "gradient" in arrays]
     kernel.point_to(others, is_captured=True)
     assert kernel._gradients.tolist() == before
     kernel.upload()
-    assert kernel._gradients.tolist() == [*(each.data_ptr() for each in others), 0]
+    assert kernel._gradients.tolist() == [*(gradient.data_ptr() for gradient in others), 0]
 
 
 # The engine's update
@@ -212,8 +214,8 @@ def all_of(update: Update, model: Model) -> dict[str, np.ndarray]:
     kinds = {"tensor": canonical_tensors(model), "velocity": update.velocity, "average": update.ema}
     return {
         f"{kind} {name}": t.detach().cpu().numpy()
-        for kind, found in kinds.items()
-        for name, t in found.items()
+        for kind, tensors in kinds.items()
+        for name, t in tensors.items()
     }
 
 
@@ -228,7 +230,7 @@ def all_of(update: Update, model: Model) -> dict[str, np.ndarray]:
 )
 def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
     recipe = RECIPE.replace(**changes)
-    found = []
+    states = []
     scales = []
     for is_fused in (False, True):
         update, model = update_of(recipe, is_fused=is_fused)
@@ -240,15 +242,15 @@ def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
                 if step == 2 and name == "fc.bias" and recipe.loss_scaling == "dynamic":
                     parameter.grad[-1] = torch.inf
             update.take()
-        found.append(all_of(update, model))
+        states.append(all_of(update, model))
         scales.append(update.scale.read())
     assert scales[0] == scales[1]
     assert scales[0].get("scale", 64.0) == 64.0  # it grew once and shrank once
-    assert found[0].keys() == found[1].keys()
-    for name, value in found[0].items():
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
         # PyTorch's SGD may contract products and sums: a few roundings in each of four steps.
         bound = 32 * np.finfo(np.float32).eps * np.abs(value).max()
-        np.testing.assert_allclose(found[1][name], value, rtol=0, atol=bound, err_msg=name)
+        np.testing.assert_allclose(states[1][name], value, rtol=0, atol=bound, err_msg=name)
 
 
 def bytes_after(capturer: Any, columns: Sequence[Tensor]) -> dict[str, bytes]:

@@ -90,7 +90,7 @@ def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float
     """Take the step as the engine does, which divides by a scale that does not adapt itself."""
     gradient = mx.nd.array(np.concatenate(gradients))
     unscaled = scale.step(gradient)[0] if scale.is_dynamic else gradient / scale.fixed
-    ends = np.cumsum([len(each) for each in gradients])
+    ends = np.cumsum([len(gradient) for gradient in gradients])
     return [part.tolist() for part in np.split(1 - 0.5 * unscaled.asnumpy(), ends[:-1])]
 
 

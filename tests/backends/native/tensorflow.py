@@ -83,12 +83,12 @@ def find_trained(module: Any) -> set[str]:
 def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.square(module(x)))
-    found = zip(
+    pairs = zip(
         module.trainable_variables, tape.gradient(loss, module.trainable_variables), strict=True
     )
     return {
         variable.name.removesuffix(":0"): gradient.numpy()
-        for variable, gradient in found
+        for variable, gradient in pairs
         if gradient is not None
     }
 

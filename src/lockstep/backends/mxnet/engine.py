@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -25,42 +24,25 @@ from lockstep.backends import Interval
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
-from lockstep.backends.shared.device import too_little_memory
+from lockstep.backends.shared.device import build_memory_error
+from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
+from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
-from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic
 
 Result = TypeVar("Result")
-Fetched = tuple[np.ndarray, float]
-"""A row for every step, and the time when the rows were there."""
 
 _LOOK_SEC = 1.0
 """Seconds to wait for steps before checking whether all ranks still exist."""
 
 
-@dataclass(frozen=True)
-class MxnetHandle:
-    """Steps that were enqueued, and where on the host their sums will be."""
-
-    first: int
-    steps: int
-    result: "Future[Fetched]"
-    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after
-    the last step."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the steps are done, so that `fetch` does not wait."""
-        return self.result.done()
-
-
-class MxnetEngine:
+class MxnetEngine(VectorState):
     """Implements `lockstep.backends.Engine`."""
 
     def __init__(
@@ -78,8 +60,9 @@ class MxnetEngine:
             )
         _configure(recipe, execution, world)
         self._layout = layout = Layout(recipe)
-        self._values, self._velocity = self._zeros(layout.size), self._zeros(layout.trained)
-        self._found = self._zeros(layout.size)
+        self._values = self._zeros(layout.size)
+        self._velocity = self._zeros(layout.trained)
+        self._slopes = self._zeros(layout.size)
         """Gradients, followed by mean and biased variance of a batch where `_values` has running
         statistics.
 
@@ -87,35 +70,30 @@ class MxnetEngine:
         writes statistics. But it knows that the pass writes gradients to this vector, so what reads
         the statistics waits for the pass.
         """
-        self._gradient = self._found[: layout.trained]
-        self._moments = self._found[layout.trained :]
+        self._gradient = self._slopes[: layout.trained]
+        self._moments = self._slopes[layout.trained :]
         self._ema = self._zeros(layout.size) if recipe.ema_decay else None
-        self._removed: Array | None = None
-        """1 where masks remove weights, else 0. It is as long as `_velocity`."""
-        self._views, self._ema_views = (
-            layout.views(self._values),
-            {} if self._ema is None else layout.views(self._ema),
-        )
-        found = layout.views(self._found)
-        self._inputs = self._views | {name: found[name] for name in layout.statistics}
+        self._removed = None
+        self._views = layout.views(self._values)
+        self._ema_views = {} if self._ema is None else layout.views(self._ema)
+        slopes = layout.views(self._slopes)
+        self._inputs = self._views | {name: slopes[name] for name in layout.statistics}
         """Inputs of the graph in training."""
         mx.autograd.mark_variables(
             [self._views[name] for name in layout.parameters],
-            [found[name] for name in layout.parameters],
+            [slopes[name] for name in layout.parameters],
             "write" if self._parts == 1 else "add",
         )
         self._graphs: dict[tuple[int, int, bool, str], tuple[Any, list[str]]] = {}
         """By height, width, whether they train, and precision."""
-        self._averaged: dict[tuple[int, int], dict[str, int]] = {}
+        self._values_of_a_channel: dict[tuple[int, int], dict[str, int]] = {}
         """`Pass.values_of_a_channel`, by height and width of images."""
         self._unbiased: dict[tuple[int, ...], Array] = {}
         self._scale = LossScale(recipe, world.context)
         self._learning_rates = [float(rate) for rate in learning_rates]
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
-        self._mean, self._std = (
-            self._array(np.array(each, np.float32).reshape(1, 1, 1, 3))
-            for each in (recipe.mean, recipe.std)
-        )
+        self._mean = self._array(np.array(recipe.mean, np.float32).reshape(1, 1, 1, 3))
+        self._std = self._array(np.array(recipe.std, np.float32).reshape(1, 1, 1, 3))
         self._held: tuple[np.ndarray, Array] | None = None
 
     def __enter__(self) -> "MxnetEngine":
@@ -133,11 +111,11 @@ class MxnetEngine:
 
     # Training
 
-    def train(self, batches: Iterable[Batch], first: int) -> MxnetHandle:
+    def train(self, batches: Iterable[Batch], first: int) -> FutureHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
         rows = []
         for step, batch in enumerate(batches, first):
-            with self._explained():
+            with self._explain_errors():
                 sums = self._forward_and_back(batch)
                 self._world.sum(self._gradient, "gradient")
                 self._world.sum(sums, "sums")
@@ -148,14 +126,14 @@ class MxnetEngine:
             table = mx.nd.stack(*rows)
             scale = self._scale.value
 
-        def fetched() -> Fetched:
+        def fetch_rows() -> Rows:
             if not rows:  # MXNet has no empty arrays
                 return np.zeros((0, 5)), time.perf_counter()
             sums = table.asnumpy()
             done = time.perf_counter()
             return np.concatenate([sums, np.full((len(sums), 1), scale.asscalar())], axis=1), done
 
-        return MxnetHandle(first, len(rows), _beside(fetched))
+        return FutureHandle(first, len(rows), _run_in_thread(fetch_rows))
 
     def _forward_and_back(self, batch: Batch) -> Array:
         """Write the gradient of scale / ranks * (mean loss) to `_gradient` and return this rank's
@@ -173,14 +151,14 @@ class MxnetEngine:
             self._gradient[:] = 0
         for part in range(self._parts):
             rows = slice(part * size, (part + 1) * size)
-            x = self._normalised(images[rows])
+            x = self._normalise(images[rows])
             own = labels[rows]
             targets = mx.nd.one_hot(own, classes)
             if batch.coefficients is not None and batch.partners is not None:
                 partners = self._array(batch.partners[rows].astype(np.int32))
                 weight = self._array(batch.coefficients[rows].astype(np.float32))
-                x = _mixed(x, partners, weight.reshape((-1, 1, 1, 1)))
-                targets = _mixed(targets, partners, weight.reshape((-1, 1)))
+                x = _mix(x, partners, weight.reshape((-1, 1, 1, 1)))
+                targets = _mix(targets, partners, weight.reshape((-1, 1)))
             targets = (1 - smoothing) * targets + smoothing / classes
             with mx.autograd.record():
                 logits = self._graph(x, self._inputs, self._recipe, training=True)
@@ -193,7 +171,7 @@ class MxnetEngine:
             mx.autograd.backward([logits], [slope])
             self._move_statistics(size, x.shape)
             losses = _log_sum_exp(logits) - (targets * logits).sum(axis=1)
-            rank = _rank_of(logits, own)
+            rank = _rank_labels(logits, own)
             columns = [losses, rank < 1, rank < 5, mx.nd.ones_like(losses)]
             counted = mx.nd.concat(*(column.astype("float64").sum() for column in columns), dim=0)
             sums = counted if sums is None else sums + counted
@@ -209,7 +187,7 @@ class MxnetEngine:
         if training and self._synchronised:
             run = Pass(recipe, values, **how, moments=self._moments_over_ranks)
             logits = run.logits(images)
-            self._averaged[height, width] = run.values_of_a_channel
+            self._values_of_a_channel[height, width] = run.values_of_a_channel
             return logits
         if key not in self._graphs:
             run = Pass(recipe, variables(recipe), **how)
@@ -222,7 +200,7 @@ class MxnetEngine:
                 ("static_shape", self._static),
             ]
             self._graphs[key] = mx.nd.CachedOp(symbol, flags), names
-            self._averaged[height, width] = run.values_of_a_channel
+            self._values_of_a_channel[height, width] = run.values_of_a_channel
         graph, names = self._graphs[key]
         return graph(*(images if name == "images" else values[name] for name in names))
 
@@ -248,7 +226,7 @@ class MxnetEngine:
             factors = np.ones(self._layout.size, np.float32)
             images *= self._world.ranks if self._synchronised else 1
             height, width = self._size_of(shape)
-            for name, count in self._averaged[height, width].items():
+            for name, count in self._values_of_a_channel[height, width].items():
                 factors[self._layout.places[f"{name}.running_var"]] = (
                     images * count / (images * count - 1)
                 )
@@ -264,7 +242,7 @@ class MxnetEngine:
             self._held = batch.pixels, self._array(batch.pixels)
         return self._held[1]
 
-    def _normalised(self, images: Array) -> Array:
+    def _normalise(self, images: Array) -> Array:
         """Return uint8 images [N, H, W, 3] as float32, (x - mean) / std, in the device's layout."""
         x = images.astype("float32")  # before the transpose: MXNet transposes bytes slowly
         if not self._world.on_gpu:
@@ -320,14 +298,14 @@ class MxnetEngine:
             keep = self._ema_decays[step]
             self._ema += float(1 - keep) * (self._values - self._ema)
 
-    def fetch(self, handle: MxnetHandle) -> Interval:
+    def fetch(self, handle: FutureHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
-        table, finished_at = self._waited_for(handle.result)
+        table, finished_at = self._wait_for(handle.result)
         loss_scale = float(table[-1, 4]) if len(table) else float(self._scale.value.asscalar())
         return Interval.from_table(handle.first, table, loss_scale, finished_at)
 
-    def _waited_for(self, result: "Future[Result]") -> Result:
-        with self._explained():
+    def _wait_for(self, result: "Future[Result]") -> Result:
+        with self._explain_errors():
             while True:
                 try:
                     return result.result(timeout=_LOOK_SEC)
@@ -335,7 +313,7 @@ class MxnetEngine:
                     self._world.refuse_loss()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Turn MXNet's error into one that says that a rank has ended, or what to do if memory is
         short."""
         try:
@@ -345,34 +323,34 @@ class MxnetEngine:
             reason = str(error).strip().splitlines()[-1]
             if not any(word in reason.lower() for word in ("memory", "bad_alloc")):
                 raise
-            raise too_little_memory(None, self._parts, reason) from None
+            raise build_memory_error(None, self._parts, reason) from None
 
     # Inference
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
 
-        def shared() -> None:
+        def share_statistics() -> None:
             for vector in (self._values, self._ema):
                 if vector is not None:  # statistics are rank 0's
                     self._world.share(vector[self._layout.trained :])
 
-        self._waited_for(_beside(shared))
+        self._wait_for(_run_in_thread(share_statistics))
         recipe = self._recipe.evaluation_recipe()
         rows = []
         for batch in batches:
-            with self._explained():
+            with self._explain_errors():
                 logits = self._infer(
                     self._images(batch), self._ema_views if ema else self._views, recipe
                 )
-                rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
+                rows.append(_score(logits, self._array(batch.labels.astype(np.int32))))
 
-        def gathered() -> np.ndarray:
-            return self._world.gathered(
+        def gather_rows() -> np.ndarray:
+            return self._world.gather(
                 mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5))
             )
 
-        return Scores.unpack_table(self._waited_for(_beside(gathered)))
+        return Scores.unpack_table(self._wait_for(_run_in_thread(gather_rows)))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -384,54 +362,26 @@ class MxnetEngine:
         # In training mode: otherwise MXNet changes the layout of the weights for oneDNN, within the
         # vector that they share.
         with mx.autograd.train_mode():
-            return self._graph(self._normalised(images), values, recipe, training=False)
+            return self._graph(self._normalise(images), values, recipe, training=False)
 
     # State
 
-    def read(self) -> State:
-        """Return a copy of the state."""
-        with self._explained():
-            average = {} if self._ema is None else self._layout.arrays(self._ema.asnumpy())
-            values, velocity = (
-                self._layout.arrays(vector.asnumpy()) for vector in (self._values, self._velocity)
-            )
-        return State(self._done, values, velocity, average, self._scale.read())
+    def _copy_to_array(self, vector: Array) -> np.ndarray:
+        with self._explain_errors():
+            return vector.asnumpy()
 
-    def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
-        check_fit(self._layout.shapes, state.tensors, "tensors")
-        check_fit(self._layout.of_parameters(), state.momentum, "momentum")
-        check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
-        for vector, values in (
-            (self._values, state.tensors),
-            (self._velocity, state.momentum),
-            (self._ema, state.ema),
-        ):
-            if vector is not None:
-                vector[:] = self._layout.vector(values)
-        self._scale.write(state.scaler)
-        self._done = state.step
-        self._apply_masks()
+    def _fill(self, vector: Array, values: np.ndarray) -> None:
+        vector[:] = values
 
-    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
-        check_masks(self._layout.of_parameters(), masks)
-        self._removed = (
-            self._array(self._layout.removed(masks).astype(np.float32)) if masks else None
-        )
-        self._apply_masks()
+    def _load_removed(self, removed: np.ndarray) -> Array:
+        return self._array(removed.astype(np.float32))
 
-    def _apply_masks(self) -> None:
-        if self._removed is None:
-            return
-        for vector in (self._values, self._velocity, self._ema):
-            if vector is not None:
-                kept = vector[: self._layout.trained]
-                kept[:] = mx.nd.where(self._removed, mx.nd.zeros_like(kept), kept)
+    def _clear_removed(self, vector: Array, removed: Array) -> None:
+        kept = vector[: self._layout.trained]
+        kept[:] = mx.nd.where(removed, mx.nd.zeros_like(kept), kept)
 
 
-def _beside(work: Callable[[], Result]) -> "Future[Result]":
+def _run_in_thread(work: Callable[[], Result]) -> "Future[Result]":
     """Do work that waits in a separate daemon thread, which does not keep the process from ending.
 
     It is the same thread for all work: MXNet keeps 5 MB for every thread that has called it, also
@@ -445,12 +395,12 @@ def _beside(work: Callable[[], Result]) -> "Future[Result]":
         except BaseException as error:
             future.set_exception(error)
 
-    _to_do().put(do)
+    _work_queue().put(do)
     return future
 
 
 @cache
-def _to_do() -> "SimpleQueue[Callable[[], None]]":
+def _work_queue() -> "SimpleQueue[Callable[[], None]]":
     """Return the queue of a thread that does what is put into it, in this order."""
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
@@ -484,7 +434,7 @@ class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
         return array
 
 
-def _mixed(values: Array, partners: Array, weight: Array) -> Array:
+def _mix(values: Array, partners: Array, weight: Array) -> Array:
     return mx.nd.broadcast_mul(values, weight) + mx.nd.broadcast_mul(
         mx.nd.take(values, partners), 1 - weight
     )
@@ -495,18 +445,18 @@ def _log_sum_exp(logits: Array) -> Array:
     return mx.nd.broadcast_sub(logits, largest).exp().sum(axis=1).log() + largest.reshape((-1,))
 
 
-def _scored(logits: Array, labels: Array) -> Array:
+def _score(logits: Array, labels: Array) -> Array:
     """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = mx.nd.maximum(labels, 0)
     losses = _log_sum_exp(logits) - mx.nd.pick(logits, known)
     confidences = 1 / mx.nd.broadcast_sub(logits, logits.max(axis=1, keepdims=True)).exp().sum(
         axis=1
     )
-    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels, confidences]
+    columns = [losses, _rank_labels(logits, known), logits.argmax(axis=1), labels, confidences]
     return mx.nd.stack(*(column.astype("float64") for column in columns), axis=1)
 
 
-def _rank_of(logits: Array, labels: Array) -> Array:
+def _rank_labels(logits: Array, labels: Array) -> Array:
     """Return how many classes rank above the label: float32 [N]. Ties go to the lower class. NaN
     ranks first."""
     own = mx.nd.pick(logits, labels, keepdims=True)

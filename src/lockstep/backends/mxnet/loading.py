@@ -3,7 +3,7 @@
 import importlib
 import os
 
-from lockstep.backends.shared.import_side_effects import silenced
+from lockstep.backends.shared.import_side_effects import silence_output
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
 
@@ -14,7 +14,7 @@ threads = chosen or str(share_of_cores())
 """Number of threads of this process."""
 os.environ["OMP_NUM_THREADS"] = threads
 try:
-    with silenced():
+    with silence_output():
         mx = importlib.import_module("mxnet")
 except AttributeError as error:  # it uses names that newer versions of NumPy do not have
     raise BackendError(

@@ -4,25 +4,24 @@ from typing import Any
 
 import mxnet as mx
 
+from lockstep.backends.shared.loss_scale import LossScaleState
 from lockstep.recipes import Recipe
 
 Array = Any
 """An `mx.nd.NDArray`: MXNet has no annotations."""
 
 
-class LossScale:
-    """The loss scale, constant or adapted to overflows by the recipe's rule. MXNet's own scaler
-    waits for every step."""
+class LossScale(LossScaleState):
+    """The loss scale in MXNet's arrays."""
 
     def __init__(self, recipe: Recipe, context: Any) -> None:
-        self._recipe = recipe
+        super().__init__(recipe)
         self._context = context
-        used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
-        self.is_dynamic = used and recipe.loss_scaling == "dynamic"
-        self.fixed = recipe.loss_scale if used and not self.is_dynamic else 1.0
+        self.fixed = 1.0 if self.is_dynamic else self._initial
         """The scale if it is not dynamic, else 1."""
-        self.value = self._number(recipe.loss_scale if used else 1.0)
-        self._good, self._bad = self._number(0), self._number(0)
+        self.value = self._number(self._initial)
+        self._good = self._number(0)
+        self._bad = self._number(0)
 
     def _number(self, value: float) -> Array:
         return mx.nd.array([value], self._context, "float32")
@@ -51,17 +50,10 @@ class LossScale:
         self._good = good * (1 - grows)
         self._bad = bad * (1 - shrinks)
 
-    def read(self) -> dict[str, float]:
-        """Return the canonical state; empty unless the scale is dynamic."""
-        if not self.is_dynamic:
-            return {}
-        good, bad = (int(count.asscalar()) for count in (self._good, self._bad))
-        return {"scale": float(self.value.asscalar()), "good_steps": good, "bad_steps": bad}
+    def _read_numbers(self) -> tuple[float, float, float]:
+        return self.value.asscalar().item(), self._good.asscalar(), self._bad.asscalar()
 
-    def write(self, state: dict[str, float]) -> None:
-        """Replace the state. An empty state stands for the recipe's initial one."""
-        if self.is_dynamic:
-            state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
-            self.value, self._good, self._bad = (
-                self._number(state[name]) for name in ("scale", "good_steps", "bad_steps")
-            )
+    def _write_numbers(self, scale: float, good: int, bad: int) -> None:
+        self.value = self._number(scale)
+        self._good = self._number(good)
+        self._bad = self._number(bad)

@@ -53,7 +53,7 @@ class Pass:
     def logits(self, images: Node) -> Node:
         """Return float32 logits [N, logits] of normalised images, float32 in the device's layout."""
         spec = model_spec(self._recipe.model)
-        x = self._relu(self._convolution(self._rounded(images), stem(spec)))
+        x = self._relu(self._convolution(self._round(images), stem(spec)))
         x = self._window(x, 3, 2, self._max_pool)
         for block in blocks(spec):
             x = self._block(x, block)
@@ -61,13 +61,13 @@ class Pass:
         x = self._ops.Flatten(
             self._ops.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=layout)
         )
-        weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
+        weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         y = self._ops.FullyConnected(
-            self._rounded(x), weight, bias, num_hidden=self._recipe.logits, name="fc"
+            self._round(x), weight, bias, num_hidden=self._recipe.logits, name="fc"
         )
-        return self._ops.cast(self._rounded(y), dtype="float32")
+        return self._ops.cast(self._round(y), dtype="float32")
 
-    def _rounded(self, x: Node) -> Node:
+    def _round(self, x: Node) -> Node:
         """Return values rounded to the recipe's precision.
 
         MXNet has no fp16 products for CPUs. There the products are float32, of numbers that were
@@ -86,13 +86,13 @@ class Pass:
         self._size = size
         for conv in block.convs[:-1]:
             x = self._relu(self._convolution(x, conv))
-        return self._relu(self._rounded(self._convolution(x, block.convs[-1]) + shortcut))
+        return self._relu(self._round(self._convolution(x, block.convs[-1]) + shortcut))
 
     def _convolution(self, x: Node, conv: Conv) -> Node:
         """Return the result of a convolution and the batch norm that follows it."""
 
-        def convolved(x: Node, pad: int) -> Node:
-            kernel = self._rounded(self._values[f"{conv.name}.weight"])
+        def convolve(x: Node, pad: int) -> Node:
+            kernel = self._round(self._values[f"{conv.name}.weight"])
             return self._ops.Convolution(
                 x,
                 self._ops.transpose(kernel, axes=(0, 2, 3, 1)) if self._on_gpu else kernel,
@@ -107,7 +107,7 @@ class Pass:
             )
 
         return self._batch_norm(
-            self._rounded(self._window(x, conv.kernel, conv.stride, convolved)), conv.bn_name
+            self._round(self._window(x, conv.kernel, conv.stride, convolve)), conv.bn_name
         )
 
     def _max_pool(self, x: Node, pad: int) -> Node:
@@ -131,17 +131,17 @@ class Pass:
                 (pad // 2, pad - pad // 2)
                 for pad in (_same(length, kernel, stride) for length in self._size)
             ]
-            y = slide(self._padded(x, around), 0) if any(map(any, around)) else slide(x, 0)
+            y = slide(self._pad(x, around), 0) if any(map(any, around)) else slide(x, 0)
         self._size = (-(-self._size[0] // stride), -(-self._size[1] // stride))
         return y
 
-    def _padded(self, x: Node, around: list[tuple[int, int]]) -> Node:
+    def _pad(self, x: Node, around: list[tuple[int, int]]) -> Node:
         """Return the images with zeros around them. The operator pads only the last two axes, and
         not in bf16."""
         x = self._ops.cast(x, dtype="float32")
         x = self._ops.transpose(x, axes=(0, 3, 1, 2)) if self._on_gpu else x
         x = self._ops.pad(x, mode="constant", pad_width=(0, 0, 0, 0, *around[0], *around[1]))
-        return self._rounded(self._ops.transpose(x, axes=(0, 2, 3, 1)) if self._on_gpu else x)
+        return self._round(self._ops.transpose(x, axes=(0, 2, 3, 1)) if self._on_gpu else x)
 
     def _batch_norm(self, x: Node, name: str) -> Node:
         scale, bias, mean, variance = (
@@ -150,7 +150,7 @@ class Pass:
         )
         self.values_of_a_channel[name] = self._size[0] * self._size[1]
         if self._training and self._moments is not None:
-            return self._rounded(
+            return self._round(
                 self._batch_norm_over_ranks(self._ops.cast(x, dtype="float32"), name, self._moments)
             )
         y = self._ops.BatchNorm(
@@ -166,7 +166,7 @@ class Pass:
             axis=3 if self._on_gpu else 1,
             name=name,
         )
-        return self._rounded(y)
+        return self._round(y)
 
     def _batch_norm_over_ranks(self, x: Node, name: str, moments: Moments) -> Node:
         shape = (1, 1, 1, -1) if self._on_gpu else (1, -1, 1, 1)

@@ -14,7 +14,7 @@ from mxnet.base import _LIB, check_call
 from lockstep.backends import HostQuestions
 from lockstep.backends.mxnet import loading, rank_connections
 from lockstep.backends.mxnet.rank_connections import RankConnections
-from lockstep.backends.shared.device import chosen_gpu
+from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
@@ -55,7 +55,7 @@ class MxnetWorld(HostQuestions):
             array[:] = 0
         self.sum(array, "shared")
 
-    def gathered(self, table: np.ndarray) -> np.ndarray:
+    def gather(self, table: np.ndarray) -> np.ndarray:
         """Return the rows of all ranks, float64, in the order of ranks. Every rank must have the
         same number of rows."""
         if self.ranks == 1 or not len(table):  # MXNet has no empty arrays
@@ -182,7 +182,7 @@ class Workers(Ranks):
 def _context(execution: Execution, local_rank: int) -> Any:
     advice = "For GPUs, install a package such as mxnet-cu112"
     gpus = mx.context.num_gpus()
-    gpu = chosen_gpu(execution, "MXNet", gpus=gpus, local_rank=local_rank, advice=advice)
+    gpu = choose_gpu(execution, "MXNet", gpus=gpus, local_rank=local_rank, advice=advice)
     return mx.cpu() if gpu is None else mx.gpu(gpu)
 
 

@@ -7,7 +7,7 @@ model has views of them. The layout is NCHW on a CPU, where oneDNN computes, and
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,12 +23,12 @@ from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import COMPUTED_IN, Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
 from lockstep.backends.paddle.world import PaddleWorld, Tensor
-from lockstep.backends.shared.device import too_little_memory
+from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
+from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
-from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
@@ -61,7 +61,7 @@ Function = Callable[[Tensors], Outputs]
 """A computation on the engine's tensors."""
 
 
-class PaddleEngine:
+class PaddleEngine(VectorState):
     """Implements `lockstep.backends.Engine`."""
 
     def __init__(
@@ -83,8 +83,7 @@ class PaddleEngine:
         self._values = paddle.zeros([layout.size])
         self._velocity = paddle.zeros([layout.trained])
         self._ema = paddle.zeros([layout.size]) if recipe.ema_decay else None
-        self._removed: Tensor | None = None
-        """True where masks remove weights. It is as long as `_velocity`."""
+        self._removed = None
         self._views = layout.views(self._values)
         self._ema_views = {} if self._ema is None else layout.views(self._ema)
         for name in layout.parameters:
@@ -92,9 +91,8 @@ class PaddleEngine:
         self._scale = LossScale(recipe)
         self._learning_rates = np.asarray(learning_rates, np.float32)
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
-        self._mean, self._std = (
-            paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std)
-        )
+        self._mean = paddle.to_tensor(list(recipe.mean), dtype="float32")
+        self._std = paddle.to_tensor(list(recipe.std), dtype="float32")
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._borrower = Borrower(on_gpu=world.on_gpu)
         compiled = execution.compile == "on" or (
@@ -141,22 +139,22 @@ class PaddleEngine:
             try:
                 gradient, sums = self._gradient(batch)
             except MemoryError as error:
-                raise too_little_memory(len(batch.labels), self._parts, _reason(error)) from None
-            self._update(self._added_up(gradient), step)
+                raise build_memory_error(len(batch.labels), self._parts, _reason(error)) from None
+            self._update(self._add_up(gradient), step)
             rows.append(sums)
             self._done = step + 1
         table = paddle.stack(rows) if rows else paddle.zeros([0, 4], dtype="float64")
         table = self._world.sum(table.reshape([-1])).reshape([-1, 4]) if rows else table
         scale = self._scale.value.cast("float64").expand([len(rows), 1])
-        return self._on_its_way(first, paddle.concat([table, scale], axis=1))
+        return self._copy_to_host(first, paddle.concat([table, scale], axis=1))
 
-    def _added_up(self, gradient: Tensor) -> Tensor:
+    def _add_up(self, gradient: Tensor) -> Tensor:
         """Return the sum of a gradient over all ranks, which is sent in `all_reduce_precision`."""
         if self._world.ranks == 1 or self._sent == "float32":
             return self._world.sum(gradient, self._all_reduce_mb)
         return self._world.sum(gradient.cast(self._sent), self._all_reduce_mb).cast("float32")
 
-    def _on_its_way(self, first: int, table: Tensor) -> PaddleHandle:
+    def _copy_to_host(self, first: int, table: Tensor) -> PaddleHandle:
         if not self._world.on_gpu:
             return PaddleHandle(first, table, None, time.perf_counter())
         on_host = table._copy_to(paddle.CUDAPinnedPlace(), False)  # without waiting
@@ -177,7 +175,7 @@ class PaddleEngine:
         labels = paddle.to_tensor(batch.labels, dtype="int64")
         for part in range(self._parts):
             rows = slice(part * size, (part + 1) * size)
-            x = self._normalised(images[rows])
+            x = self._normalise(images[rows])
             own = labels[rows]
             targets = F.one_hot(own, self._recipe.logits)
             if batch.coefficients is not None and batch.partners is not None:
@@ -192,19 +190,20 @@ class PaddleEngine:
             targets = (1 - smoothing) * targets + smoothing / self._recipe.logits
             factor = self._scale.value / (size * self._parts * self._world.ranks)
             inputs = {"images": x, "targets": targets, "factor": factor}
-            logits, *found = self._gradients_of_part(inputs | self._views)
+            logits, *results = self._gradients_of_part(inputs | self._views)
             # Joined here and not in the program, where oneDNN's kernels fail on some shapes.
             count = len(self._layout.parameters)
-            found, moved = _joined(found[:count]), _joined(found[count:])
+            part_gradient = _join(results[:count])
+            moved = _join(results[count:])
             statistics = self._values[self._layout.trained :]
             statistics.add_(self._recipe.bn_momentum * (moved - statistics))
             # Not by `log_softmax`, which on CPUs returns -64 for every logit that is more than 64
             # below the largest.
             losses = paddle.logsumexp(logits, axis=1) - (targets * logits).sum(axis=1)
-            rank = _rank_of(logits, own)
+            rank = _rank_labels(logits, own)
             columns = [losses, rank < 1, rank < 5, paddle.ones_like(losses)]
             counted = paddle.stack([column.cast("float64").sum() for column in columns])
-            gradient = found if gradient is None else gradient.add_(found)
+            gradient = part_gradient if gradient is None else gradient.add_(part_gradient)
             sums = counted if sums is None else sums + counted
         return gradient, sums
 
@@ -246,14 +245,14 @@ class PaddleEngine:
 
     def _images(self, batch: Batch) -> Tensor:
         if not isinstance(batch.images, np.ndarray):
-            return self._borrower.copied(batch.images)
+            return self._borrower.copy(batch.images)
         if not batch.is_held:
             return paddle.to_tensor(batch.images)
         if self._held is None or self._held[0] is not batch.images:
             self._held = batch.images, paddle.to_tensor(batch.images)
         return self._held[1]
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalise(self, images: Tensor) -> Tensor:
         """Return uint8 images [N, H, W, 3] as float32, (x - mean) / std, in the device's layout."""
         x = (images.cast("float32") - self._mean) / self._std
         return x if self._world.on_gpu else x.transpose([0, 3, 1, 2])
@@ -315,8 +314,8 @@ class PaddleEngine:
         rows = [paddle.zeros([0, 5], dtype="float64")]
         for batch in batches:
             views = self._ema_views if ema else self._views
-            (logits,) = self._evaluated({"images": self._normalised(self._images(batch))} | views)
-            rows.append(_scored(logits, paddle.to_tensor(batch.labels, dtype="int64")))
+            (logits,) = self._evaluated({"images": self._normalise(self._images(batch))} | views)
+            rows.append(_score(logits, paddle.to_tensor(batch.labels, dtype="int64")))
         own = paddle.concat(rows)
         before = self._world.rank * len(own)
         after = (self._world.ranks - 1 - self._world.rank) * len(own)
@@ -334,53 +333,25 @@ class PaddleEngine:
         if len(images) == 0:
             return np.zeros((0, self._recipe.logits), np.float32)
         (logits,) = self._logits(
-            {"images": self._normalised(paddle.to_tensor(images))} | self._views
+            {"images": self._normalise(paddle.to_tensor(images))} | self._views
         )
         return logits.numpy()
 
     # State
 
-    def read(self) -> State:
-        """Return a copy of the state."""
-        average = {} if self._ema is None else self._layout.arrays(self._ema.numpy())
-        values, velocity = (
-            self._layout.arrays(vector.numpy()) for vector in (self._values, self._velocity)
-        )
-        return State(self._done, values, velocity, average, self._scale.read())
+    def _copy_to_array(self, vector: Tensor) -> np.ndarray:
+        return vector.numpy()
 
-    def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
-        check_fit(self._layout.shapes, state.tensors, "tensors")
-        check_fit(self._layout.of_parameters(), state.momentum, "momentum")
-        check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
-        for vector, values in (
-            (self._values, state.tensors),
-            (self._velocity, state.momentum),
-            (self._ema, state.ema),
-        ):
-            if vector is not None:
-                vector.copy_(paddle.to_tensor(self._layout.vector(values)), True)
-        self._scale.write(state.scaler)
-        self._done = state.step
-        self._apply_masks()
+    def _fill(self, vector: Tensor, values: np.ndarray) -> None:
+        vector.copy_(paddle.to_tensor(values), True)
 
-    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
-        check_masks(self._layout.of_parameters(), masks)
-        self._removed = paddle.to_tensor(self._layout.removed(masks)) if masks else None
-        self._apply_masks()
+    def _load_removed(self, removed: np.ndarray) -> Tensor:
+        return paddle.to_tensor(removed)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
-    def _apply_masks(self) -> None:
-        if self._removed is None:
-            return
-        for vector in (self._values, self._velocity, self._ema):
-            if vector is not None:
-                kept = paddle.where(
-                    self._removed, paddle.zeros([1]), vector[: self._layout.trained]
-                )
-                vector[: self._layout.trained].copy_(kept, True)
+    def _clear_removed(self, vector: Tensor, removed: Tensor) -> None:
+        kept = vector[: self._layout.trained]
+        kept.copy_(paddle.where(removed, paddle.zeros([1]), kept), True)
 
 
 class _SumOverRanks(PyLayer):  # type: ignore[misc]
@@ -402,22 +373,22 @@ def _gradients(
     return paddle.grad(outputs, inputs, of_outputs)
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
+def _join(tensors: list[Tensor]) -> Tensor:
     return paddle.concat([tensor.reshape([-1]) for tensor in tensors])
 
 
-def _scored(logits: Tensor, labels: Tensor) -> Tensor:
+def _score(logits: Tensor, labels: Tensor) -> Tensor:
     """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = labels.clip(min=0)
     losses = paddle.logsumexp(logits, axis=1) - paddle.take_along_axis(
         logits, known.unsqueeze(1), axis=1
     ).squeeze(1)
     confidences = 1 / (logits - logits.max(axis=1, keepdim=True)).exp().sum(axis=1)
-    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels, confidences]
+    columns = [losses, _rank_labels(logits, known), logits.argmax(axis=1), labels, confidences]
     return paddle.stack([column.cast("float64") for column in columns], axis=1)
 
 
-def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
+def _rank_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN
     ranks first."""
     own = paddle.take_along_axis(logits, labels.unsqueeze(1), axis=1)

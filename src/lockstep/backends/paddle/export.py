@@ -89,10 +89,8 @@ def _program(
             name: static.create_parameter(list(shape), "float32", name=name)
             for name, shape in table.items()
         }
-        mean, std = (
-            paddle.to_tensor(list(each), dtype="float32").reshape([3, 1, 1])
-            for each in (recipe.mean, recipe.std)
-        )
+        mean = paddle.to_tensor(list(recipe.mean), dtype="float32").reshape([3, 1, 1])
+        std = paddle.to_tensor(list(recipe.std), dtype="float32").reshape([3, 1, 1])
         # Transposed first: bytes take less memory, and oneDNN subtracts from whole planes 20 times
         # as fast as from pixels.
         squares = images.transpose([0, 3, 1, 2]).cast("float32")

@@ -23,7 +23,7 @@ class Borrower:
         """Images that are being copied, with the event that follows the copy. They keep the
         loader's memory."""
 
-    def copied(self, images: LentImages) -> Tensor:
+    def copy(self, images: LentImages) -> Tensor:
         """Return a copy of images on the device."""
         if images.__dlpack_device__()[0] != (_CUDA if self._on_gpu else _CPU):
             return paddle.to_tensor(np.asarray(images))

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from lockstep.backends.shared.import_side_effects import keeping_sigterm, silenced
+from lockstep.backends.shared.import_side_effects import keep_sigterm, silence_output
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
 
@@ -22,7 +22,7 @@ threads = int(_chosen or share_of_cores())
 """Number of threads of this process. Paddle uses one unless the environment sets another number
 when it is imported."""
 os.environ["OMP_NUM_THREADS"] = str(threads)
-with silenced(), keeping_sigterm():
+with silence_output(), keep_sigterm():
     paddle = importlib.import_module("paddle")
 paddle.base.core.set_num_threads(threads)  # for matrix products, which have a separate setting
 if _chosen is None:  # the processes that this one starts choose for themselves

@@ -3,18 +3,18 @@
 import paddle
 
 from lockstep.backends.paddle.world import Tensor
+from lockstep.backends.shared.loss_scale import LossScaleState
 from lockstep.recipes import Recipe
 
 
-class LossScale:
-    """The loss scale, constant or adapted to overflows by the rules of Paddle's `GradScaler`."""
+class LossScale(LossScaleState):
+    """The loss scale in Paddle's tensors."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
-        self.is_dynamic = used and recipe.loss_scaling == "dynamic"
-        self.value = paddle.to_tensor([recipe.loss_scale if used else 1.0], dtype="float32")
-        self._good, self._bad = (paddle.zeros([1], dtype="int64") for _ in range(2))
+        super().__init__(recipe)
+        self.value = paddle.to_tensor([self._initial], dtype="float32")
+        self._good = paddle.zeros([1], dtype="int64")
+        self._bad = paddle.zeros([1], dtype="int64")
 
     def step(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the unscaled gradient and whether to use it, bool [1], and adapt the scale.
@@ -43,18 +43,10 @@ class LossScale:
         self._good = paddle.where(grows, zero, good)
         self._bad = paddle.where(shrinks, zero, bad)
 
-    def read(self) -> dict[str, float]:
-        """Return the canonical state; empty unless the scale is dynamic."""
-        if not self.is_dynamic:
-            return {}
-        values = {"scale": self.value, "good_steps": self._good, "bad_steps": self._bad}
-        return {name: value.item() for name, value in values.items()}
+    def _read_numbers(self) -> tuple[float, float, float]:
+        return self.value.item(), self._good.item(), self._bad.item()
 
-    def write(self, state: dict[str, float]) -> None:
-        """Replace the state. An empty state stands for the recipe's initial one."""
-        if self.is_dynamic:
-            state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
-            self.value = paddle.to_tensor([state["scale"]], dtype="float32")
-            self._good, self._bad = (
-                paddle.to_tensor([int(state[name])]) for name in ("good_steps", "bad_steps")
-            )
+    def _write_numbers(self, scale: float, good: int, bad: int) -> None:
+        self.value = paddle.to_tensor([scale], dtype="float32")
+        self._good = paddle.to_tensor([good])
+        self._bad = paddle.to_tensor([bad])

@@ -50,18 +50,18 @@ class Pass:
     def logits(self, images: Tensor) -> Tensor:
         """Return float32 logits [N, logits] of normalised images, float32 in this device's layout."""
         spec = model_spec(self._recipe.model)
-        x = F.relu(self._convolution(self._rounded(images), stem(spec)))
-        x = self._pooled(self._plain(x))
+        x = F.relu(self._convolution(self._round(images), stem(spec)))
+        x = self._pool(self._plain(x))
         for block in blocks(spec):
             x = self._block(x, block)
-        x = self._averaged(self._plain(x).cast("float32"))
-        weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
+        x = self._average(self._plain(x).cast("float32"))
+        weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         # The bias has two axes: with one axis, oneDNN's kernel fails on its gradient for a single
         # image.
-        y = paddle.matmul(self._rounded(x), weight, transpose_y=True) + bias.reshape([1, -1])
-        return self._rounded(y).cast("float32")
+        y = paddle.matmul(self._round(x), weight, transpose_y=True) + bias.reshape([1, -1])
+        return self._round(y).cast("float32")
 
-    def _rounded(self, x: Tensor) -> Tensor:
+    def _round(self, x: Tensor) -> Tensor:
         """Return values rounded to the recipe's precision.
 
         On CPUs Paddle computes with 32 bits. There values are rounded, and so are gradients in the
@@ -90,11 +90,11 @@ class Pass:
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
         for conv in block.convs[:-1]:
             x = F.relu(self._convolution(x, conv))
-        return F.relu(self._rounded(self._convolution(x, block.convs[-1]) + shortcut))
+        return F.relu(self._round(self._convolution(x, block.convs[-1]) + shortcut))
 
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
         """Return the result of a convolution and the batch norm that follows it."""
-        kernel = self._rounded(self._values[f"{conv.name}.weight"])
+        kernel = self._round(self._values[f"{conv.name}.weight"])
         padding = self._padding(x, conv.kernel, conv.stride)
         y = F.conv2d(
             self._plain(x),
@@ -104,7 +104,7 @@ class Pass:
             groups=conv.groups,
             data_format=self._layout,
         )
-        return self._rounded(self._batch_norm(self._rounded(self._plain(y)), conv.bn_name))
+        return self._round(self._batch_norm(self._round(self._plain(y)), conv.bn_name))
 
     def _padding(self, x: Tensor, kernel: int, stride: int) -> list[tuple[int, int]]:
         """Return the padding before and after height and width."""
@@ -120,7 +120,7 @@ class Pass:
         ]
         return [(all_ // 2, all_ - all_ // 2) for all_ in missing]
 
-    def _pooled(self, x: Tensor) -> Tensor:
+    def _pool(self, x: Tensor) -> Tensor:
         (top, bottom), (left, right) = self._padding(x, 3, 2)
         # A ReLU comes before the pool: padding with 0 and padding with the lowest number give the
         # same result. With ceil_mode a window can reach one place beyond the last.
@@ -137,7 +137,7 @@ class Pass:
         # With indices, which the backward pass then uses: the gradient of oneDNN's own pool fails.
         return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, return_mask=True)[0]
 
-    def _averaged(self, x: Tensor) -> Tensor:
+    def _average(self, x: Tensor) -> Tensor:
         """Return the means over height and width, [N, C]."""
         if not self._on_gpu and not self._training:
             return F.adaptive_avg_pool2d(x, 1).flatten(1)
@@ -166,12 +166,12 @@ class Pass:
             y = (y * scale.reshape(shape) + bias.reshape(shape)).cast(x.dtype)
         else:
             count = x.size // x.shape[self._layout.index("C")]
-            y, mean, variance = self._normalised_by_batch(x, scale, bias)
+            y, mean, variance = self._normalise_by_batch(x, scale, bias)
         self.statistics[f"{name}.running_mean"] = mean.detach()
         self.statistics[f"{name}.running_var"] = variance.detach() * (count / (count - 1))
         return y
 
-    def _normalised_by_batch(
+    def _normalise_by_batch(
         self, x: Tensor, scale: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the batch after batch norm, and the batch's mean and biased variance."""

@@ -71,9 +71,9 @@ def open_predictor(folder: str | Path, options: Options | None = None) -> "Predi
     # does not run ("Not find predictor_id 0 and pass_name memory_optimize_pass"), unless
     # `enable_new_executor` is set.
     if options.device == "cuda":
-        _on_gpu(config, options, side)
+        _configure_gpu(config, options, side)
     else:
-        _on_cpu(config, options)
+        _configure_cpu(config, options)
     return Predictor(config, side)
 
 
@@ -149,7 +149,7 @@ def _side(path: Path) -> int | None:
     )
 
 
-def _on_cpu(config: inference.Config, options: Options) -> None:
+def _configure_cpu(config: inference.Config, options: Options) -> None:
     keep_freed_memory()
     config.disable_gpu()
     config.set_cpu_math_library_num_threads(loading.threads)
@@ -161,7 +161,7 @@ def _on_cpu(config: inference.Config, options: Options) -> None:
         config.enable_onednn_bfloat16()
 
 
-def _on_gpu(config: inference.Config, options: Options, side: int | None) -> None:
+def _configure_gpu(config: inference.Config, options: Options, side: int | None) -> None:
     """Make TensorRT compute what it can, or without a `side` Paddle's own kernels.
 
     This has not been run. According to Paddle 3's manual, programs in JSON must first be converted

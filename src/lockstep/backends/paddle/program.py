@@ -44,20 +44,20 @@ class Compiled:
         with static_mode():
             program = self._built(inputs) if is_new else self._programs[key]
             with _kernels_of_onednn(self._onednn and is_new):
-                found = program(fed)
+                results = program(fed)
         # Stored only after the first run. If that run fails, the program would otherwise be built
         # in its second run, without oneDNN's kernels.
         self._programs[key] = program
-        return self._as_tensors(key, found)
+        return self._wrap_results(key, results)
 
-    def _as_tensors(self, key: Any, found: list[Any]) -> list[Tensor]:
+    def _wrap_results(self, key: Any, results: list[Any]) -> list[Tensor]:
         """Return what a program computed. The tensors are made once: of each that is made, Paddle
         3.3.1 keeps 72 bytes."""
         if key not in self._results:
-            self._results[key] = [paddle.Tensor(each) for each in found]
+            self._results[key] = [paddle.Tensor(result) for result in results]
         else:
-            for tensor, each in zip(self._results[key], found, strict=True):
-                tensor.value().get_tensor()._share_data_with(each)
+            for tensor, result in zip(self._results[key], results, strict=True):
+                tensor.value().get_tensor()._share_data_with(result)
         return list(self._results[key])
 
     def _built(self, inputs: Mapping[str, Tensor]) -> Callable[[Any], list[Any]]:

@@ -10,8 +10,8 @@ import paddle.distributed as dist
 
 from lockstep.backends import HostQuestions
 from lockstep.backends.paddle import loading
-from lockstep.backends.shared.device import chosen_gpu
-from lockstep.backends.shared.import_side_effects import silenced
+from lockstep.backends.shared.device import choose_gpu
+from lockstep.backends.shared.import_side_effects import silence_output
 from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
 from lockstep.launch.nodes import find_interface
 from lockstep.recipes import Execution
@@ -42,14 +42,14 @@ class PaddleWorld(HostQuestions):
             _choose_interface()
             # Paddle's store binds to all interfaces, even if PADDLE_MASTER names one
             confine_sockets()
-            with self.watched(), silenced():
+            with self.explain_errors(), silence_output():
                 dist.init_parallel_env()
                 # Questions between hosts must not wait for the work of a GPU.
                 self._host_group = dist.new_group(backend="gloo") if self.on_gpu else None
             refuse_open_sockets()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Turn the error of a failed exchange into one that says that another rank has ended."""
         try:
             yield
@@ -69,7 +69,7 @@ class PaddleWorld(HostQuestions):
         if self.ranks > 1:
             length = len(tensor)
             size = megabytes * 2**20 // tensor.element_size() or length
-            with self.watched():
+            with self.explain_errors():
                 for start in range(0, length, size):
                     dist.all_reduce(tensor if size >= length else tensor[start : start + size])
         return tensor
@@ -77,7 +77,7 @@ class PaddleWorld(HostQuestions):
     def share(self, tensor: Tensor) -> Tensor:
         """Copy the tensor of rank 0 to every rank, in place, and return it."""
         if self.ranks > 1:
-            with self.watched():
+            with self.explain_errors():
                 dist.broadcast(tensor, src=0)
         return tensor
 
@@ -85,7 +85,7 @@ class PaddleWorld(HostQuestions):
         if self.ranks == 1:
             return values
         tensor = paddle.to_tensor(values, dtype="int64", place=paddle.CPUPlace())
-        with self.watched():
+        with self.explain_errors():
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._host_group)
         return [int(value) for value in tensor.numpy()]
 
@@ -112,7 +112,7 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
     """Choose a GPU or the CPU for this process; return whether it is a GPU."""
     count = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     advice = "For GPUs, install the package paddlepaddle-gpu"
-    gpu = chosen_gpu(execution, "Paddle", gpus=count, local_rank=local_rank, advice=advice)
+    gpu = choose_gpu(execution, "Paddle", gpus=count, local_rank=local_rank, advice=advice)
     paddle.set_device("cpu" if gpu is None else f"gpu:{gpu}")
     return gpu is not None
 

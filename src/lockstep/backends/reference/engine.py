@@ -15,7 +15,7 @@ from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
 from lockstep.backends.reference.loss_scale import LossScale
 from lockstep.backends.reference.model import Network
-from lockstep.backends.shared.device import too_little_memory
+from lockstep.backends.shared.device import build_memory_error
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
@@ -91,7 +91,7 @@ class ReferenceEngine:
                 try:
                     done = self._step(batch, step)
                 except MemoryError as error:
-                    raise too_little_memory(
+                    raise build_memory_error(
                         len(batch.labels), self._parts, str(error) or "none is left"
                     ) from None
                 losses.append(done.loss_sum / done.images)
@@ -108,16 +108,12 @@ class ReferenceEngine:
         }
         counts = Counts()
         for rows in np.split(np.arange(len(batch.labels)), self._parts):
-            found, done = self._gradients(batch, rows)
+            part, part_counts = self._gradients(batch, rows)
             for name in gradients:
-                gradients[name] += found[name] / self._scale.value
-            counts += done
-        for (
-            name,
-            mask,
-        ) in (
-            self._masks.items()
-        ):  # a masked weight and its decay are 0. Without a gradient they stay 0
+                gradients[name] += part[name] / self._scale.value
+            counts += part_counts
+        # A masked weight and its decay are 0. Without a gradient they stay 0.
+        for name, mask in self._masks.items():
             gradients[name] = np.where(mask, gradients[name], 0)
         overflow = self._scale.is_dynamic and not all(
             np.isfinite(g).all() for g in gradients.values()
@@ -135,14 +131,14 @@ class ReferenceEngine:
 
         Running statistics are updated.
         """
-        x = self._normalised(batch.pixels[rows])
+        x = self._normalise(batch.pixels[rows])
         target = self._targets(batch.labels[rows])
         if batch.coefficients is not None and batch.partners is not None:
             own = batch.coefficients[rows].astype(self._dtype)
             x = f.mix(x, own, batch.partners[rows])
             target = f.mix(target, own, batch.partners[rows])
         network = Network(
-            self._recipe, self._computed(self._tensors), training=True, scales=self._scales
+            self._recipe, self._convert(self._tensors), training=True, scales=self._scales
         )
         logits, back = network.logits(x)
         losses, d_logits = f.cross_entropy(logits, target)
@@ -185,10 +181,9 @@ class ReferenceEngine:
             )
             self._ema[name] = average.astype(np.float32)
 
-    def _normalised(self, images: np.ndarray) -> np.ndarray:
-        mean, std = (
-            np.array(colour, self._dtype) for colour in (self._recipe.mean, self._recipe.std)
-        )
+    def _normalise(self, images: np.ndarray) -> np.ndarray:
+        mean = np.array(self._recipe.mean, self._dtype)
+        std = np.array(self._recipe.std, self._dtype)
         return f.normalise(images.astype(self._dtype), mean, std)
 
     def _targets(self, labels: np.ndarray) -> np.ndarray:
@@ -196,7 +191,7 @@ class ReferenceEngine:
             labels, self._recipe.logits, smoothing=self._recipe.label_smoothing, dtype=self._dtype
         )
 
-    def _computed(self, state: Mapping[str, np.ndarray]) -> Arrays:
+    def _convert(self, state: Mapping[str, np.ndarray]) -> Arrays:
         """Return float32 tensors in the dtype of the computation."""
         return {name: value.astype(self._dtype) for name, value in state.items()}
 
@@ -236,22 +231,21 @@ class ReferenceEngine:
     def _logits(self, images: np.ndarray, recipe: Recipe, *, ema: bool = False) -> np.ndarray:
         """Return logits in the recipe's precision."""
         with np.errstate(over="ignore", invalid="ignore"):
-            weights = self._computed(self._ema if ema else self._tensors)
+            weights = self._convert(self._ema if ema else self._tensors)
             network = Network(recipe, weights, training=False, scales=self._scales)
-            return network.logits(self._normalised(images))[0]
+            return network.logits(self._normalise(images))[0]
 
     # Quantisation
 
     def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the largest magnitude of the input of every quantised layer, over all images."""
-        found = dict.fromkeys(layers(model_spec(self._recipe.model)), 0.0)
-        weights = self._computed(self._tensors)
+        largest = dict.fromkeys(layers(model_spec(self._recipe.model)), 0.0)
+        weights = self._convert(self._tensors)
         for batch in batches:
             with np.errstate(over="ignore", invalid="ignore"):
-                Network(self._recipe, weights, training=False, largest=found).logits(
-                    self._normalised(batch.pixels)
-                )
-        return found
+                network = Network(self._recipe, weights, training=False, largest=largest)
+                network.logits(self._normalise(batch.pixels))
+        return largest
 
     def quantise(self, scales: Mapping[str, float]) -> None:
         """Quantise the inputs of layers with these scales from here on."""

@@ -72,29 +72,29 @@ def convolution(
     windows = _Windows(x, kernel, stride, padding, fill=0.0)
     kernels = weight.reshape(groups, outputs // groups, inputs, kernel, kernel)
 
-    def grouped(values: Array) -> Array:
+    def split_groups(values: Array) -> Array:
         """Reshape [N, P, Q, channels] to [groups, N*P*Q, channels / groups]."""
         return values.reshape(-1, groups, values.shape[3] // groups).transpose(1, 0, 2)
 
-    def ungrouped(values: Array) -> Array:
+    def join_groups(values: Array) -> Array:
         """Reshape [groups, N*P*Q, channels / groups] to [N, P, Q, channels]."""
         channels = groups * values.shape[2]
         return values.transpose(1, 0, 2).reshape(len(x), windows.rows, windows.columns, channels)
 
     y = np.zeros((groups, len(x) * windows.rows * windows.columns, outputs // groups), x.dtype)
     for i, j in windows.places:
-        y += grouped(windows.at(i, j)) @ kernels[..., i, j].transpose(0, 2, 1)
+        y += split_groups(windows.at(i, j)) @ kernels[..., i, j].transpose(0, 2, 1)
 
     def back(d_y: Array) -> tuple[Array, Array]:
-        d_out = grouped(d_y)
+        d_out = split_groups(d_y)
         d_images = np.zeros_like(windows.images)
         d_kernels = np.empty_like(kernels)
         for i, j in windows.places:
-            d_kernels[..., i, j] = d_out.transpose(0, 2, 1) @ grouped(windows.at(i, j))
-            windows.at(i, j, d_images)[...] += ungrouped(d_out @ kernels[..., i, j])
+            d_kernels[..., i, j] = d_out.transpose(0, 2, 1) @ split_groups(windows.at(i, j))
+            windows.at(i, j, d_images)[...] += join_groups(d_out @ kernels[..., i, j])
         return windows.without_padding(d_images), d_kernels.reshape(weight.shape)
 
-    return ungrouped(y), back
+    return join_groups(y), back
 
 
 def batch_norm(
@@ -229,7 +229,7 @@ def confidence(logits: Array) -> Array:
     return 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
 
 
-def fake_quantised(x: Array, scale: Array) -> tuple[Array, Back]:
+def fake_quantise(x: Array, scale: Array) -> tuple[Array, Back]:
     """Return x rounded to int8 multiples of the scale, and back; see
     `lockstep.models.quantisation`.
 
@@ -241,7 +241,7 @@ def fake_quantised(x: Array, scale: Array) -> tuple[Array, Back]:
     return np.clip(q, LOWEST, LARGEST) * scale, lambda d_y: np.where(is_within, d_y, 0)
 
 
-def rounded(x: Array, precision: str) -> Array:
+def round_to(x: Array, precision: str) -> Array:
     """Return the values rounded to bf16 or fp16 (to nearest, ties to even); in other precisions
     unchanged."""
     if precision == "fp16":

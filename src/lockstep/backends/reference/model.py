@@ -98,7 +98,7 @@ class Network:
     def _convolution(self, x: Array, conv: Conv) -> tuple[Array, f.Back]:
         """Return the result of a convolution and the batch norm that follows it, and back."""
         name = f"{conv.name}.weight"
-        x, weight, of_quantisation = self._quantised(x, conv.name)
+        x, weight, of_quantisation = self._quantise(x, conv.name)
         y, conv_back = f.convolution(
             x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding
         )
@@ -113,7 +113,7 @@ class Network:
 
     def _batch_norm(self, x: Array, name: str) -> tuple[Array, f.Back]:
         names = [f"{name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
-        scale, bias, old_mean, old_variance = (self._tensors[each] for each in names)
+        scale, bias, old_mean, old_variance = (self._tensors[key] for key in names)
         epsilon = self._recipe.bn_epsilon
         if not self._training:
             return f.batch_norm_in_inference(
@@ -136,7 +136,7 @@ class Network:
         return y, back
 
     def _classifier(self, x: Array) -> tuple[Array, f.Back]:
-        x, weight, of_quantisation = self._quantised(x, "fc")
+        x, weight, of_quantisation = self._quantise(x, "fc")
         y, linear_back = f.linear(x, weight, self._round(self._tensors["fc.bias"]))
 
         def back(d_y: Array) -> Array:
@@ -150,7 +150,7 @@ class Network:
 
         return self._round(y), back
 
-    def _quantised(
+    def _quantise(
         self, x: Array, layer: str
     ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array]]]:
         """Return what a layer computes with: its input and its weight, and back: (d_x, d_weight) ->
@@ -163,8 +163,8 @@ class Network:
         per_channel = (
             weight_scales(weight).reshape(-1, *[1] * (weight.ndim - 1)).astype(weight.dtype)
         )
-        x, x_back = f.fake_quantised(x, x.dtype.type(self._scales[layer]))
-        weight, weight_back = f.fake_quantised(weight, per_channel)
+        x, x_back = f.fake_quantise(x, x.dtype.type(self._scales[layer]))
+        weight, weight_back = f.fake_quantise(weight, per_channel)
         return (
             self._round(x),
             self._round(weight),
@@ -176,7 +176,7 @@ class Network:
         return self._round(y), lambda d_y: self._round(back(d_y))
 
     def _round(self, x: Array) -> Array:
-        return f.rounded(x, self._recipe.precision)
+        return f.round_to(x, self._recipe.precision)
 
 
 def _no_gradient(d_y: Array) -> Array:

@@ -5,7 +5,7 @@ from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 
 
-def chosen_gpu(
+def choose_gpu(
     execution: Execution, framework: str, *, gpus: int, local_rank: int, advice: str = ""
 ) -> int | None:
     """Return the number of the GPU that this process computes on; None: it computes on the CPU.
@@ -28,7 +28,7 @@ def chosen_gpu(
     return local_rank
 
 
-def too_little_memory(images: int | None, parts: int, reason: str) -> BackendError:
+def build_memory_error(images: int | None, parts: int, reason: str) -> BackendError:
     """Return what to raise if a step of this many images, in this many parts, does not fit into
     memory. None: unknown."""
     what = "a step" if images is None else f"{images} images"

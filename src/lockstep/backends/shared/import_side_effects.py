@@ -1,4 +1,4 @@
-"""Undoing side effects of importing frameworks: output that bypasses Python, and signal handlers."""
+"""Undoing side effects of importing frameworks: output past Python, and signal handlers."""
 
 import os
 import signal
@@ -11,22 +11,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def silenced() -> Iterator[None]:
+def silence_output() -> Iterator[None]:
     """Hide what the process writes, also from compiled code. If the block raises, write it, since
     it may give the reason."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         for number, _ in kept:
-            os.dup2(said.fileno(), number)
+            os.dup2(output.fileno(), number)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         except BaseException:
-            said.seek(0)
-            os.write(kept[1][1], said.read())
+            output.seek(0)
+            os.write(kept[1][1], output.read())
             raise
         finally:
             for number, copy in kept:
@@ -35,14 +35,13 @@ def silenced() -> Iterator[None]:
 
 
 @contextmanager
-def keeping_sigterm() -> Iterator[None]:
+def keep_sigterm() -> Iterator[None]:
     """Restore this process's SIGTERM handler, which frameworks replace by their own. A run saves
     its state on SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # other threads cannot set handlers
+        # Other threads cannot set handlers.
+        if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)

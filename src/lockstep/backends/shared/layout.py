@@ -36,7 +36,7 @@ class Layout:
         self.decayed = self.places[decaying[-1].name].stop if decaying else 0
         self.trained = self.places[self.parameters[-1]].stop
 
-    def of_parameters(self) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the parameters."""
         return {name: shape for name, shape in self.shapes.items() if name in self.parameters}
 
@@ -58,7 +58,7 @@ class Layout:
             values[self.places[name]] = np.asarray(array).reshape(-1)
         return values
 
-    def removed(self, masks: Mapping[str, np.ndarray]) -> np.ndarray:
+    def find_removed(self, masks: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return where masks are False: bool [trained]."""
         values = np.zeros(self.trained, bool)
         for name, mask in masks.items():

@@ -143,7 +143,7 @@ class _Samples:
 
 
 def _place_samples(length: Value, shorter: Value, geometry: Geometry, ops: Operations) -> _Samples:
-    side = _resized_side(length, shorter, geometry, ops)
+    side = _resize_side(length, shorter, geometry, ops)
     surplus = side - geometry.eval_crop
     half = surplus // 2
     rest = surplus - half * 2
@@ -156,7 +156,7 @@ def _place_samples(length: Value, shorter: Value, geometry: Geometry, ops: Opera
     step = ops.real(length) / ops.real(side)
     start = ops.real(length) * 0.0
     if geometry.eval_sampling == "half_pixel_symmetric":
-        step = ops.real(shorter) / ops.real(_resized_side(shorter, shorter, geometry, ops))
+        step = ops.real(shorter) / ops.real(_resize_side(shorter, shorter, geometry, ops))
         start = ops.real(length) * 0.5 - ops.real(side) * 0.5 * step
     elif geometry.eval_sampling == "asymmetric":
         start = step * -0.5 + 0.5
@@ -183,7 +183,7 @@ def _store_as_box(
     return stored[0], stored[1]
 
 
-def _resized_side(length: Value, shorter: Value, geometry: Geometry, ops: Operations) -> Value:
+def _resize_side(length: Value, shorter: Value, geometry: Geometry, ops: Operations) -> Value:
     """Return the length of a side after the resize: an integer []."""
     if geometry.eval_side_rounding == "nearest":
         return (length * (2 * geometry.eval_resize) + shorter) // (shorter * 2)

@@ -10,13 +10,13 @@ for the device. On a GPU, TensorFlow's copy of a batch waits for the previous st
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
 from lockstep.backends import Interval
-from lockstep.backends.shared.device import too_little_memory
+from lockstep.backends.shared.device import build_memory_error
+from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.model import (
@@ -24,11 +24,11 @@ from lockstep.backends.tensorflow.model import (
     Pass,
     Tensor,
     canonical_shapes,
+    convert_from_canonical,
+    convert_to_canonical,
     copy_into,
-    from_canonical,
     graph,
     new_variables,
-    to_canonical,
 )
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
@@ -38,25 +38,6 @@ from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
-
-Fetched = tuple[np.ndarray, float]
-"""A row for every step, and the time when the rows were there."""
-
-
-@dataclass(frozen=True)
-class TensorflowHandle:
-    """Steps that were enqueued, and where on the host their sums will be."""
-
-    first: int
-    steps: int
-    result: "Future[Fetched]"
-    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after
-    the last step."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the steps are done, so that `fetch` does not wait."""
-        return self.result.done()
 
 
 class TensorflowEngine:
@@ -76,19 +57,7 @@ class TensorflowEngine:
         self._done = 0
         self._recomputes = execution.recompute == "blocks"
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
-        if self._synchronised and self._recomputes:
-            raise BackendError(
-                "batch norm over all ranks cannot be computed twice here; leave recompute at off"
-            )
-        if self._synchronised and execution.compile == "on":
-            raise BackendError(
-                "XLA cannot compile batch norm over all ranks; leave compile at auto"
-            )
-        if execution.compile == "on" and execution.deterministic and world.on_gpu:
-            raise BackendError(
-                "XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave"
-                " compile at auto"
-            )
+        _check_execution(execution, synchronised=self._synchronised, on_gpu=world.on_gpu)
         _configure(recipe, execution, world)
         pays = world.on_gpu and not self._synchronised and not execution.deterministic
         self._compile = execution.compile == "on" or (execution.compile == "auto" and pays)
@@ -110,7 +79,7 @@ class TensorflowEngine:
         self._ema_decays = tf.constant(ema_decays(recipe, len(learning_rates)), tf.float32)
         self._mean = tf.constant(recipe.mean, tf.float32)
         self._std = tf.constant(recipe.std, tf.float32)
-        self._train_step = self._traced()
+        self._train_step = self._trace_step()
         images = tf.TensorSpec([None, None, None, 3], tf.uint8)
         exact = recipe.evaluation_recipe()  # traced when they are first used
         self._logits = graph(
@@ -139,36 +108,32 @@ class TensorflowEngine:
 
     # Training
 
-    def _traced(self) -> Callable[..., Tensor]:
+    def _trace_step(self) -> Callable[..., Tensor]:
         """Return the step as a graph. It is traced again for batches of another shape or kind."""
         alone = self._world.ranks == 1
-        # XLA must not compile collective operations.
-        gradients = (
-            graph(self._gradients, jit_compile=True)
-            if self._compile and not alone
-            else self._gradients
-        )
-        update = (
-            graph(self._update, jit_compile=True) if self._compile and not alone else self._update
-        )
+        gradients = self._gradients
+        update = self._update
+        if self._compile and not alone:  # XLA must not compile collective operations
+            gradients = graph(gradients, jit_compile=True)
+            update = graph(update, jit_compile=True)
 
         def step(step: Tensor, *columns: Tensor) -> Tensor:
-            found, sums = gradients(*columns)
-            update(self._added_up(found), step)
+            part, sums = gradients(*columns)
+            update(self._add_up(part), step)
             return sums
 
         return graph(
             lambda *inputs: self._world.run(step, *inputs), jit_compile=self._compile and alone
         )
 
-    def _added_up(self, gradients: list[Tensor]) -> list[Tensor]:
+    def _add_up(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return the sums of gradients over all ranks, which are sent in `all_reduce_precision`."""
         if self._world.ranks == 1:
             return gradients
         sent = self._world.sum([tf.cast(gradient, self._sent) for gradient in gradients])
         return [tf.cast(total, tf.float32) for total in sent]
 
-    def train(self, batches: Iterable[Batch], first: int) -> TensorflowHandle:
+    def train(self, batches: Iterable[Batch], first: int) -> FutureHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
         sums = []
         for step, batch in enumerate(batches, first):
@@ -176,17 +141,17 @@ class TensorflowEngine:
             if batch.coefficients is not None and batch.partners is not None:
                 columns += [tf.constant(batch.coefficients), tf.constant(batch.partners)]
             try:
-                with self._world.watched():
+                with self._world.explain_errors():
                     sums.append(self._train_step(tf.constant(step, tf.int64), *columns))
             except tf.errors.ResourceExhaustedError as error:
-                raise too_little_memory(
+                raise build_memory_error(
                     len(batch.labels), self._parts, str(error).splitlines()[0]
                 ) from None
             self._done = step + 1
-        with self._world.watched():
+        with self._world.explain_errors():
             table = self._total(tf.stack(sums)) if sums else tf.zeros([0, 4], tf.float64)
         scale = tf.fill([len(sums), 1], tf.cast(self._scale.value, tf.float64))
-        return TensorflowHandle(first, len(sums), self._fetching(tf.concat([table, scale], axis=1)))
+        return FutureHandle(first, len(sums), self._fetching(tf.concat([table, scale], axis=1)))
 
     def _images(self, batch: Batch) -> Tensor:
         # By main memory: TensorFlow aborts the process if memory that comes by DLPack does not
@@ -197,14 +162,14 @@ class TensorflowEngine:
             self._held = batch.pixels, tf.constant(batch.pixels)
         return self._held[1]
 
-    def _fetching(self, table: Tensor) -> "Future[Fetched]":
-        def fetched() -> Fetched:
+    def _fetching(self, table: Tensor) -> "Future[Rows]":
+        def fetch_rows() -> Rows:
             return table.numpy(), time.perf_counter()
 
         if self._world.on_gpu:
-            return self._waiting.submit(fetched)
-        done: Future[Fetched] = Future()  # on a CPU enqueued work is already done
-        done.set_result(fetched())
+            return self._waiting.submit(fetch_rows)
+        done: Future[Rows] = Future()  # on a CPU enqueued work is already done
+        done.set_result(fetch_rows())
         return done
 
     def _gradients(self, *columns: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -245,7 +210,7 @@ class TensorflowEngine:
         coefficients: Tensor | None = None,
         partners: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor]:
-        x = self._normalised(images)
+        x = self._normalise(images)
         if coefficients is not None:
             weight = tf.reshape(coefficients, [-1, 1, 1, 1])
             x = weight * x + (1 - weight) * tf.gather(x, partners)
@@ -265,7 +230,7 @@ class TensorflowEngine:
         gradients = tape.gradient(loss, list(self._parameters.values()))
         for name, value in run.statistics.items():
             self._tensors[name].assign(value)
-        rank = _rank_of(logits, labels)
+        rank = _rank_labels(logits, labels)
         sums = [losses, rank < 1, rank < 5, tf.ones_like(losses)]
         return gradients, tf.stack([tf.reduce_sum(tf.cast(column, tf.float64)) for column in sums])
 
@@ -291,20 +256,17 @@ class TensorflowEngine:
         )
         return tf.nn.softmax_cross_entropy_with_logits(target, logits)
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalise(self, images: Tensor) -> Tensor:
         """Return uint8 images as float32, (x - mean) / std."""
         return (tf.cast(images, tf.float32) - self._mean) / self._std
 
     def _update(self, gradients: list[Tensor], step: Tensor) -> None:
         # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
         # stay 0.
-        found = {
-            name: (
-                tf.where(self._removed[name], 0.0, gradient) if name in self._removed else gradient
-            )
-            for name, gradient in zip(self._parameters, gradients, strict=True)
-        }
-        found, used = self._scale.step(found)
+        by_name = dict(zip(self._parameters, gradients, strict=True))
+        for name, removed in self._removed.items():
+            by_name[name] = tf.where(removed, 0.0, by_name[name])
+        by_name, used = self._scale.step(by_name)
         rate = tf.gather(
             self._learning_rates, step
         )  # XLA would take a slice's index for a constant and compile every step
@@ -313,7 +275,7 @@ class TensorflowEngine:
         rate = tf.where(used, rate, 0.0)
         momentum = tf.where(used, self._recipe.momentum, 1.0)
         decay = tf.where(used, self._recipe.weight_decay, 0.0)
-        for name, gradient in found.items():
+        for name, gradient in by_name.items():
             weight = self._parameters[name]
             velocity = self._velocity[name]
             if name in self._decayed:
@@ -331,7 +293,7 @@ class TensorflowEngine:
             for name, average in self._ema.items():
                 average.assign(average + (1 - keep) * (self._tensors[name] - average))
 
-    def fetch(self, handle: TensorflowHandle) -> Interval:
+    def fetch(self, handle: FutureHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
         table, finished_at = handle.result.result()
         loss_scale = float(table[-1, 4]) if len(table) else float(self._scale.value)
@@ -342,14 +304,14 @@ class TensorflowEngine:
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
         if self._world.ranks > 1:
-            with self._world.watched():
+            with self._world.explain_errors():
                 self._shared(tf.constant(self._world.rank == 0))
         rows = [tf.zeros([0, 5], tf.float64)]
         for batch in batches:
             logits = (self._evaluated_ema if ema else self._evaluated)(self._images(batch))
-            rows.append(_scored(logits, tf.constant(batch.labels)))
-        with self._world.watched():
-            table = self._of_all_ranks(tf.concat(rows, axis=0)).numpy()
+            rows.append(_score(logits, tf.constant(batch.labels)))
+        with self._world.explain_errors():
+            table = self._gather(tf.concat(rows, axis=0)).numpy()
         return Scores.unpack_table(table)
 
     def _sum_rows(self, table: Tensor) -> Tensor:
@@ -376,7 +338,7 @@ class TensorflowEngine:
         # it
         return shared
 
-    def _of_all_ranks(self, table: Tensor) -> Tensor:
+    def _gather(self, table: Tensor) -> Tensor:
         """Return the rows of all ranks, as a sum in which each rank has zeros for the rows of the
         others.
 
@@ -394,14 +356,14 @@ class TensorflowEngine:
         return self._logits(tf.constant(images)).numpy()
 
     def _infer(self, images: Tensor, recipe: Recipe, values: Mapping[str, Tensor]) -> Tensor:
-        return Pass(recipe, values, training=False).logits(self._normalised(images))
+        return Pass(recipe, values, training=False).logits(self._normalise(images))
 
     # State
 
     def read(self) -> State:
         """Return a copy of the state."""
         values, velocity, average = (
-            {name: to_canonical(variable) for name, variable in variables.items()}
+            {name: convert_to_canonical(variable) for name, variable in variables.items()}
             for variables in (self._tensors, self._velocity, self._ema)
         )
         return State(self._done, values, velocity, average, self._scale.read())
@@ -422,11 +384,11 @@ class TensorflowEngine:
         if not masks and not self._removed:
             return
         self._removed = {
-            name: tf.constant(from_canonical(~np.asarray(mask, bool)))
+            name: tf.constant(convert_from_canonical(~np.asarray(mask, bool)))
             for name, mask in masks.items()
         }
         self._apply_masks()
-        self._train_step = self._traced()
+        self._train_step = self._trace_step()
 
     def _apply_masks(self) -> None:
         for name, removed in self._removed.items():
@@ -436,18 +398,18 @@ class TensorflowEngine:
 
 
 @graph(reduce_retracing=True)  # type: ignore[untyped-decorator]
-def _scored(logits: Tensor, labels: Tensor) -> Tensor:
+def _score(logits: Tensor, labels: Tensor) -> Tensor:
     """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = tf.maximum(labels, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(known, logits)
     confidences = 1 / tf.reduce_sum(
         tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True)), axis=1
     )
-    columns = [losses, _rank_of(logits, known), tf.argmax(logits, axis=1), labels, confidences]
+    columns = [losses, _rank_labels(logits, known), tf.argmax(logits, axis=1), labels, confidences]
     return tf.stack([tf.cast(column, tf.float64) for column in columns], axis=1)
 
 
-def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
+def _rank_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN
     ranks first."""
     own = tf.gather(logits, labels[:, None], batch_dims=1)
@@ -457,6 +419,20 @@ def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
         (logits > own) | tf.math.is_nan(logits) | tf.math.is_nan(own) | ((logits == own) & before)
     )
     return tf.reduce_sum(tf.cast(comes_first, tf.int64), axis=1)
+
+
+def _check_execution(execution: Execution, *, synchronised: bool, on_gpu: bool) -> None:
+    if synchronised and execution.recompute == "blocks":
+        raise BackendError(
+            "batch norm over all ranks cannot be computed twice here; leave recompute at off"
+        )
+    if synchronised and execution.compile == "on":
+        raise BackendError("XLA cannot compile batch norm over all ranks; leave compile at auto")
+    if execution.compile == "on" and execution.deterministic and on_gpu:
+        raise BackendError(
+            "XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave"
+            " compile at auto"
+        )
 
 
 def _configure(recipe: Recipe, execution: Execution, world: TensorflowWorld) -> None:

@@ -26,7 +26,7 @@ def export(
     `classes.txt`, one on each line, and the preprocessing for programs that read the weights.
     Raises `CheckpointError` if the tensors do not fit.
     """
-    module, serve = _served(recipe, tensors)
+    module, serve = _build_serving(recipe, tensors)
     tf.saved_model.save(module, str(folder), {"serving_default": serve})
     extra = (
         folder / "assets.extra"
@@ -44,7 +44,7 @@ def export_frozen_graph(
 ) -> None:
     """Write `frozen_graph.pb`, a GraphDef with constants, and `classes.txt`. Values and errors are
     those of `export`."""
-    _, serve = _served(recipe, tensors)
+    _, serve = _build_serving(recipe, tensors)
     frozen_graph.write(serve.get_concrete_function(), recipe, classes, folder)
 
 
@@ -62,7 +62,7 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
     return answer
 
 
-def _served(recipe: Recipe, tensors: dict[str, np.ndarray]) -> tuple[tf.Module, Any]:
+def _build_serving(recipe: Recipe, tensors: dict[str, np.ndarray]) -> tuple[tf.Module, Any]:
     """Return the module and its function of images. Raises `CheckpointError`."""
     module = _Serving(recipe, tensors)
     images = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")

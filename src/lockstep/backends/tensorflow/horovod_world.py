@@ -49,7 +49,7 @@ class HorovodWorld(TensorflowWorld):
         )
 
     def _largest(self, values: list[int]) -> list[int]:
-        with self.watched(), tf.device("CPU:0"):
+        with self.explain_errors(), tf.device("CPU:0"):
             largest = hvd.allreduce(
                 tf.constant(values, tf.int64), op=hvd.Max, name=f"question.{len(values)}"
             )

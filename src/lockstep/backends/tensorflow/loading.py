@@ -6,10 +6,10 @@ TensorFlow writes the greetings before it reads its log level.
 import importlib
 import os
 
-from lockstep.backends.shared.import_side_effects import silenced
+from lockstep.backends.shared.import_side_effects import silence_output
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-with silenced():
+with silence_output():
     tf = importlib.import_module("tensorflow")
 for _gpu in tf.config.list_physical_devices(
     "GPU"

@@ -4,23 +4,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from lockstep.backends.shared.loss_scale import LossScaleState
 from lockstep.recipes import Recipe
 
 
-class LossScale:
-    """The loss scale, constant or adapted to overflows.
-
-    Keras' `LossScaleOptimizer` backs off at the first overflow. This class can wait for several
-    consecutive overflows, like Paddle's, and its state is the canonical one of every engine.
-    """
+class LossScale(LossScaleState):
+    """The loss scale in TensorFlow's variables. Keras' `LossScaleOptimizer` backs off at the first
+    overflow, while this one can wait for several in a row."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
-        self._dynamic = self._used and recipe.loss_scaling == "dynamic"
-        self.value = tf.Variable(
-            recipe.loss_scale if self._used else 1.0, dtype=tf.float32, trainable=False
-        )
+        super().__init__(recipe)
+        self.value = tf.Variable(self._initial, dtype=tf.float32, trainable=False)
         self._good = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._bad = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -30,10 +24,10 @@ class LossScale:
         With dynamic scaling, gradients with a value that is not finite are replaced by zeros and
         not used.
         """
-        if not self._used:
+        if not self.is_used:
             return gradients, tf.constant(True)
         unscaled = {name: gradient / self.value for name, gradient in gradients.items()}
-        if not self._dynamic:
+        if not self.is_dynamic:
             return unscaled, tf.constant(True)
         finite = tf.reduce_all(
             [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients.values()]
@@ -56,17 +50,10 @@ class LossScale:
         self._good.assign(tf.where(grows, zero, good))
         self._bad.assign(tf.where(shrinks, zero, bad))
 
-    def read(self) -> dict[str, float]:
-        """Return the canonical state; empty unless the scale is dynamic."""
-        if not self._dynamic:
-            return {}
-        values = {"scale": self.value, "good_steps": self._good, "bad_steps": self._bad}
-        return {name: value.numpy().item() for name, value in values.items()}
+    def _read_numbers(self) -> tuple[float, float, float]:
+        return self.value.numpy().item(), self._good.numpy(), self._bad.numpy()
 
-    def write(self, state: dict[str, float]) -> None:
-        """Replace the state. An empty state stands for the recipe's initial one."""
-        if self._dynamic:
-            state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
-            self.value.assign(state["scale"])
-            self._good.assign(int(state["good_steps"]))
-            self._bad.assign(int(state["bad_steps"]))
+    def _write_numbers(self, scale: float, good: int, bad: int) -> None:
+        self.value.assign(scale)
+        self._good.assign(good)
+        self._bad.assign(bad)

@@ -60,34 +60,34 @@ class Pass:
         """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]."""
         spec = model_spec(self._recipe.model)
         x = tf.nn.relu(self._convolution(tf.cast(images, self._dtype), stem(spec)))
-        x, padding = self._padded(x, 3, 2)
+        x, padding = self._pad(x, 3, 2)
         x = tf.nn.max_pool2d(x, 3, 2, padding)
         for block in blocks(spec):
-            x = self._recomputed(x, block) if self._recomputes else self._block(x, block)
+            x = self._recompute(x, block) if self._recomputes else self._block(x, block)
         x = tf.cast(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), self._dtype)
-        weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
-        y = tf.nn.bias_add(tf.matmul(self._widened(x), weight), bias)
+        weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
+        y = tf.nn.bias_add(tf.matmul(self._widen(x), weight), bias)
         return tf.cast(tf.cast(y, self._dtype), tf.float32)
 
-    def _rounded(self, value: Tensor) -> Tensor:
+    def _round(self, value: Tensor) -> Tensor:
         """Return a weight rounded to the recipe's precision, for a multiplication."""
-        return self._widened(tf.cast(value, self._dtype))
+        return self._widen(tf.cast(value, self._dtype))
 
-    def _widened(self, x: Tensor) -> Tensor:
+    def _widen(self, x: Tensor) -> Tensor:
         return tf.cast(x, self._summed_in)
 
-    def _recomputed(self, x: Tensor, block: Block) -> Tensor:
+    def _recompute(self, x: Tensor, block: Block) -> Tensor:
         """Return a block's output. Until the backward pass, only its input is kept. The first pass
         counts for statistics."""
         names: list[str] = []
 
-        def computed(x: Tensor) -> tuple[Tensor, ...]:
+        def compute(x: Tensor) -> tuple[Tensor, ...]:
             run = Pass(self._recipe, self._values, training=True, moments=self._moments)
             y = run._block(x, block)
             names[:] = run.statistics
             return y, *run.statistics.values()
 
-        y, *statistics = tf.recompute_grad(computed)(x)
+        y, *statistics = tf.recompute_grad(compute)(x)
         self.statistics |= zip(names, statistics, strict=True)
         return y
 
@@ -99,8 +99,8 @@ class Pass:
 
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
         """Return the result of a convolution and the batch norm that follows it."""
-        kernel = self._rounded(self._values[f"{conv.name}.weight"])
-        x, padding = self._padded(self._widened(x), conv.kernel, conv.stride)
+        kernel = self._round(self._values[f"{conv.name}.weight"])
+        x, padding = self._pad(self._widen(x), conv.kernel, conv.stride)
         if conv.groups == 1 or computes_groups(self._summed_in):
             x = tf.nn.conv2d(x, kernel, conv.stride, padding)
         else:
@@ -113,7 +113,7 @@ class Pass:
         x = tf.cast(x, self._dtype)
         return self._batch_norm(x, conv.bn_name)
 
-    def _padded(self, x: Tensor, kernel: int, stride: int) -> tuple[Tensor, str]:
+    def _pad(self, x: Tensor, kernel: int, stride: int) -> tuple[Tensor, str]:
         """Return the images to slide a window over, and TensorFlow's name for their padding."""
         if self._recipe.padding == "same" or stride == 1:  # both paddings are the same at stride 1
             return x, "SAME"
@@ -221,7 +221,7 @@ _AXES = {0: (), 1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
 """The canonical axis for each of TensorFlow's axes, by the number of axes."""
 
 
-def to_canonical(value: Tensor) -> np.ndarray:
+def convert_to_canonical(value: Tensor) -> np.ndarray:
     """Return a copy in canonical layout."""
     array = value.numpy()
     return (
@@ -231,7 +231,7 @@ def to_canonical(value: Tensor) -> np.ndarray:
     )
 
 
-def from_canonical(array: np.ndarray) -> np.ndarray:
+def convert_from_canonical(array: np.ndarray) -> np.ndarray:
     """Return an array in TensorFlow's layout."""
     return np.ascontiguousarray(array.transpose(_AXES[array.ndim]))
 
@@ -249,4 +249,4 @@ def copy_into(into: Mapping[str, Tensor], values: Mapping[str, np.ndarray], what
     shapes differ."""
     check_fit(canonical_shapes(into), values, what)
     for name, variable in into.items():
-        variable.assign(from_canonical(np.asarray(values[name], np.float32)))
+        variable.assign(convert_from_canonical(np.asarray(values[name], np.float32)))

@@ -28,6 +28,8 @@ def read(path: Path, recipe: Recipe) -> dict[str, np.ndarray] | None:
     build = getattr(tf.keras.applications, _MODELS[sum(model_spec(recipe.model).layers)])
     model = build(weights=str(path), classes=recipe.logits, classifier_activation=None)
     # Keras 3 has a path of layer and variable, Keras 2 has both in the name.
-    return {
-        getattr(each, "path", each.name).removesuffix(":0"): each.numpy() for each in model.weights
-    }
+    arrays = {}
+    for variable in model.weights:
+        name = getattr(variable, "path", variable.name)
+        arrays[name.removesuffix(":0")] = variable.numpy()
+    return arrays

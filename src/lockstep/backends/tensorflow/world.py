@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends import HostQuestions
-from lockstep.backends.shared.device import chosen_gpu
-from lockstep.backends.shared.import_side_effects import keeping_sigterm
+from lockstep.backends.shared.device import choose_gpu
+from lockstep.backends.shared.import_side_effects import keep_sigterm
 from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
@@ -40,7 +40,7 @@ class TensorflowWorld(HostQuestions):
         return list(tensors)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Turn the error of a failed operation into one that says that another rank has ended, if
         there are other ranks."""
         try:
@@ -84,7 +84,7 @@ class Workers(TensorflowWorld):
         )
         # TensorFlow's server binds to all interfaces, even if TF_CONFIG names one
         confine_sockets()
-        with keeping_sigterm():  # workers replace the handler when they meet
+        with keep_sigterm():  # workers replace the handler when they meet
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 communication_options=options
             )
@@ -107,7 +107,7 @@ class Workers(TensorflowWorld):
 
     def _largest(self, values: list[int]) -> list[int]:
         self._questions += 1
-        with self.watched(), tf.device(f"/job:worker/task:{self.rank}/device:CPU:0"):
+        with self.explain_errors(), tf.device(f"/job:worker/task:{self.rank}/device:CPU:0"):
             largest = tf.raw_ops.CollectiveReduceV2(
                 input=tf.constant(values, tf.int64),
                 group_size=self.ranks,
@@ -125,7 +125,7 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
     """Make one GPU or none visible to TensorFlow; return whether it is one."""
     gpus = tf.config.list_physical_devices("GPU")
     advice = "With TF_CPP_MIN_LOG_LEVEL=0 TensorFlow prints which library is missing"
-    gpu = chosen_gpu(execution, "TensorFlow", gpus=len(gpus), local_rank=local_rank, advice=advice)
+    gpu = choose_gpu(execution, "TensorFlow", gpus=len(gpus), local_rank=local_rank, advice=advice)
     if not gpus:
         return False
     try:
@@ -141,8 +141,8 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
 def devices() -> list[str]:
     """Return the devices that TensorFlow sees."""
     details = tf.config.experimental.get_device_details
-    found = [
+    gpus = [
         details(gpu).get("device_name", gpu.name) for gpu in tf.config.get_visible_devices("GPU")
     ]
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", cores())
-    return [*found, f"CPU, {threads} threads"]
+    return [*gpus, f"CPU, {threads} threads"]

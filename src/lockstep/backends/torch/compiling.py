@@ -31,7 +31,7 @@ def pays_on_cpu(
     *,
     ranks: int,
     cores: int,
-    found: Arithmetic,
+    arithmetic: Arithmetic,
     environment: Mapping[str, str],
 ) -> bool:
     """Return whether compiling the step makes a run of one epoch shorter, on a processor with this
@@ -43,8 +43,8 @@ def pays_on_cpu(
     within a compiled step was not measured.
     """
     is_measured = (
-        "AVX2" in found.extensions
-        and "AVX-512" not in found.extensions
+        "AVX2" in arithmetic.extensions
+        and "AVX-512" not in arithmetic.extensions
         and recipe.precision in ("fp32", "tf32")
     )
     if not is_measured or ranks > 1 or shutil.which(environment.get("CXX", "g++")) is None:

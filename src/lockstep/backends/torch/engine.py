@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.backends import Interval
-from lockstep.backends.shared.device import too_little_memory
+from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
 from lockstep.backends.torch.handle import EndTimes, TorchHandle
 from lockstep.backends.torch.inputs import Inputs
-from lockstep.backends.torch.kernels import wanted
+from lockstep.backends.torch.kernels import uses_kernels
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.quantisation import largest_inputs, set_scales
 from lockstep.backends.torch.step_graph import Capturer, StepGraph, make_capturer
@@ -74,11 +74,11 @@ class TorchEngine:
         fuse_batch_norms(self.model, recipe, execution, self._device, world.ranks)
         self._tensors = canonical_tensors(self.model)
         self._loss_module = _TrainingLoss(self.model, recipe, layout).to(self._device)
-        self._distributed = self._reduced(execution)
+        self._distributed = self._distribute(execution)
         self._steps = len(learning_rates)
-        self._loss = self._compiled(self._distributed or self._loss_module, execution)
+        self._loss = self._compile(self._distributed or self._loss_module, execution)
         self._parameters = dict(self.model.named_parameters())
-        is_fused = wanted(execution, self._device)
+        is_fused = uses_kernels(execution, self._device)
         self._update = Update(
             recipe, self._parameters, self._tensors, learning_rates, self._device, is_fused=is_fused
         )
@@ -101,7 +101,7 @@ class TorchEngine:
         self._distributed = None
         self._loss = self._loss_module
 
-    def _reduced(self, execution: Execution) -> DistributedDataParallel | None:
+    def _distribute(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:
             return None
         gpus = [self._device.index] if self._device.type == "cuda" else None
@@ -119,26 +119,21 @@ class TorchEngine:
             distributed.register_comm_hook(_AUTOCAST[execution.all_reduce_precision], _reduce_in)
         return distributed
 
-    def _compiled(
+    def _compile(
         self, module: nn.Module, execution: Execution
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        asked = execution.compile
-        if asked == "on" or (
-            asked == "auto" and (self._device.type == "cuda" or self._pays_on_cpu())
-        ):
-            return torch.compile(module)
-        return module
+        if execution.compile == "off":
+            return module
+        pays = self._device.type == "cuda" or self._pays_on_cpu()
+        return torch.compile(module) if execution.compile == "on" or pays else module
 
     def _pays_on_cpu(self) -> bool:
-        steps = self._steps // self._recipe.epochs
-        found = arithmetic()
-        cores = share_of_cores()
         return pays_on_cpu(
             self._recipe,
-            steps,
+            self._steps // self._recipe.epochs,
             ranks=self._world.ranks,
-            cores=cores,
-            found=found,
+            cores=share_of_cores(),
+            arithmetic=arithmetic(),
             environment=os.environ,
         )
 
@@ -148,7 +143,7 @@ class TorchEngine:
         self._update.begin(first)
         sums = []
         images = self._recipe.global_batch_images // self._world.ranks
-        with self._world.watched():
+        with self._world.explain_errors():
             try:
                 for step, (batch, columns) in enumerate(self._inputs.of(batches), first):
                     images = len(batch.labels)
@@ -157,7 +152,7 @@ class TorchEngine:
             except RuntimeError as error:
                 if not _is_lack_of_memory(error):
                     raise
-                raise too_little_memory(images, self._parts, str(error)) from None
+                raise build_memory_error(images, self._parts, str(error)) from None
             return self._handle(first, sums)
 
     def _handle(self, first: int, sums: list[Tensor]) -> TorchHandle:
@@ -170,8 +165,8 @@ class TorchEngine:
             dist.all_reduce(table)
         # Copied directly after these steps: `fetch` is called when more steps are enqueued, and
         # must not wait for those.
-        sums_on_host = self._on_its_way(table)
-        scale = self._on_its_way(self._scale.value)
+        sums_on_host = self._copy_to_host(table)
+        scale = self._copy_to_host(self._scale.value)
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -197,7 +192,7 @@ class TorchEngine:
     def _without_reduction(self) -> Any:
         return self._distributed.no_sync() if self._distributed is not None else nullcontext()
 
-    def _on_its_way(self, tensor: Tensor) -> Tensor:
+    def _copy_to_host(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the host that has its values when the device has done its work until
         here."""
         if self._device.type == "cpu":
@@ -218,7 +213,7 @@ class TorchEngine:
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
-        with self._world.watched():
+        with self._world.explain_errors():
             return self._evaluate(batches, ema)
 
     @torch.inference_mode()
@@ -235,7 +230,13 @@ class TorchEngine:
             known = labels.clamp(min=0)
             losses = F.cross_entropy(logits, known, reduction="none")
             confidences = 1 / (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-            columns = [losses, _rank_of(logits, known), logits.argmax(dim=1), labels, confidences]
+            columns = [
+                losses,
+                _rank_labels(logits, known),
+                logits.argmax(dim=1),
+                labels,
+                confidences,
+            ]
             rows.append(torch.stack(columns, dim=1))
         table = torch.cat(rows)
         if self._world.ranks > 1:
@@ -252,7 +253,7 @@ class TorchEngine:
 
     def _logits(self, images: Tensor, recipe: Recipe, *, ema: bool = False) -> Tensor:
         """Return float32 logits in the recipe's precision."""
-        normalised = self._loss_module.normalised(images)
+        normalised = self._loss_module.normalise(images)
         with autocast(recipe, self._device):
             if ema:
                 return torch.func.functional_call(self.model, self._ema, (normalised,)).float()
@@ -265,7 +266,7 @@ class TorchEngine:
         for name, tensor in canonical_tensors(plain).items():
             tensor.copy_(self._tensors[name])
         images = (
-            self._loss_module.normalised(columns[0]) for _, columns in self._inputs.of(batches)
+            self._loss_module.normalise(columns[0]) for _, columns in self._inputs.of(batches)
         )
         with autocast(self._recipe, self._device):
             return largest_inputs(plain, layers(self._spec), images)
@@ -279,9 +280,9 @@ class TorchEngine:
         """Return a copy of the state."""
         return State(
             step=self._done,
-            tensors=_to_numpy(self._tensors),
-            momentum=_to_numpy(self._velocity),
-            ema=_to_numpy(self._ema),
+            tensors=_copy_to_numpy(self._tensors),
+            momentum=_copy_to_numpy(self._velocity),
+            ema=_copy_to_numpy(self._ema),
             scaler=self._scale.read(),
         )
 
@@ -315,7 +316,7 @@ class _TrainingLoss(nn.Module):
         self.register_buffer("mean", torch.tensor(recipe.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(recipe.std).view(1, 3, 1, 1), persistent=False)
 
-    def normalised(self, images: Tensor) -> Tensor:
+    def normalise(self, images: Tensor) -> Tensor:
         """Return uint8 images [N, H, W, 3] as float32 [N, 3, H, W], (x - mean) / std, in the
         engine's layout."""
         return (
@@ -330,7 +331,7 @@ class _TrainingLoss(nn.Module):
         partners: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images."""
-        x = self.normalised(images)
+        x = self.normalise(images)
         if coefficients is not None and partners is not None:
             weight = coefficients.view(-1, 1, 1, 1)
             x = weight * x + (1 - weight) * x[partners]
@@ -343,7 +344,7 @@ class _TrainingLoss(nn.Module):
                 logits, labels[partners]
             )
         with torch.no_grad():
-            rank = _rank_of(logits, labels)
+            rank = _rank_labels(logits, labels)
             count = torch.full_like(losses, 1.0)
             sums = torch.stack([losses, rank < 1, rank < 5, count], dim=1).double().sum(dim=0)
         return losses.mean(), sums
@@ -354,7 +355,7 @@ class _TrainingLoss(nn.Module):
         )
 
 
-def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
+def _rank_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN
     ranks first."""
     own = logits.gather(1, labels[:, None])
@@ -379,7 +380,7 @@ def canonical_tensors(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+def _copy_to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: t.detach().cpu().contiguous().numpy().copy() for name, t in tensors.items()}
 
 

@@ -5,19 +5,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.backends.torch.kernels import refusal, wanted
+from lockstep.backends.torch.kernels import refusal, uses_kernels
 from lockstep.recipes import Execution, Recipe
 
 
-def activated(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+def activate(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     """Return ReLU of the batch norm of `x`, to which the shortcut is added before. The plain path
     overwrites `x`."""
     if isinstance(norm, FusedBatchNorm):
         return norm(x, shortcut, relu=True)
-    return _activated(norm(x), shortcut)
+    return _activate(norm(x), shortcut)
 
 
-def _activated(x: Tensor, shortcut: Tensor | None) -> Tensor:
+def _activate(x: Tensor, shortcut: Tensor | None) -> Tensor:
     return F.relu(x if shortcut is None else x.add_(shortcut), inplace=True)
 
 
@@ -32,7 +32,7 @@ class FusedBatchNorm(nn.BatchNorm2d):
         one, then ReLU."""
         if not self.training:
             x = super().forward(input)
-            return _activated(x, shortcut) if relu else x
+            return _activate(x, shortcut) if relu else x
         if input.numel() == input.shape[1]:
             raise ValueError(
                 "a batch norm needs several values of each channel in training, but got"
@@ -68,7 +68,7 @@ def fuse_batch_norms(
 
     Raises `BackendError` if the execution asks for them and they do not.
     """
-    if not wanted(execution, device):
+    if not uses_kernels(execution, device):
         return
     why_not = _obstacle(recipe, execution, ranks)
     if why_not and execution.fused == "on":

@@ -52,20 +52,20 @@ class Inputs:
         Columns are valid until the next batch is asked for: work that reads them must be enqueued
         before. On a GPU the batch that follows is taken from `batches` before one is yielded.
         """
-        for batch, uploaded in self._uploaded(batches):
+        for batch, uploaded in self._upload_columns(batches):
             if _uploads_images(batch):
                 yield batch, uploaded
             elif isinstance(batch.images, np.ndarray):
-                yield batch, [self._kept(batch.images), *uploaded]
+                yield batch, [self._hold(batch.images), *uploaded]
             else:
-                yield batch, [self._borrower.copied(batch.images), *uploaded]
+                yield batch, [self._borrower.copy(batch.images), *uploaded]
 
-    def _uploaded(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
+    def _upload_columns(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
         if self._uploads is not None:
             return self._uploads.ahead((batch, _arrays(batch)) for batch in batches)
         return ((batch, [_tensor(array) for array in _arrays(batch)]) for batch in batches)
 
-    def _kept(self, images: np.ndarray) -> Tensor:
+    def _hold(self, images: np.ndarray) -> Tensor:
         if self._held is None or self._held[0] is not images:
             self._held = images, self.put(images)
         return self._held[1]
@@ -108,10 +108,10 @@ class Streams(Protocol):
     def event(self) -> Any:
         """Return an event that counts as over until it is recorded."""
 
-    def pinned(self, like: Tensor) -> Tensor:
+    def make_pinned(self, like: Tensor) -> Tensor:
         """Return a tensor in pinned memory."""
 
-    def column(self, like: Tensor) -> Tensor:
+    def make_column(self, like: Tensor) -> Tensor:
         """Return a tensor on the device."""
 
     def upload(
@@ -142,11 +142,11 @@ class CudaStreams:
         """Return an event for which a thread waits asleep: its core is left to decode images."""
         return torch.cuda.Event(blocking=True)
 
-    def pinned(self, like: Tensor) -> Tensor:
+    def make_pinned(self, like: Tensor) -> Tensor:
         """Return memory on the host."""
         return torch.empty_like(like, pin_memory=True)
 
-    def column(self, like: Tensor) -> Tensor:
+    def make_column(self, like: Tensor) -> Tensor:
         """Return memory on the GPU."""
         with torch.cuda.stream(self._uploads):
             return torch.empty_like(like, device=self._device)
@@ -183,8 +183,8 @@ class Uploads:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._pinned = deque(_Memory(streams.pinned, streams.event()) for _ in range(PINNED))
-        self._columns = deque(_Memory(streams.column, streams.event()) for _ in range(2))
+        self._pinned = deque(_Memory(streams.make_pinned, streams.event()) for _ in range(PINNED))
+        self._columns = deque(_Memory(streams.make_column, streams.event()) for _ in range(2))
         self._thread = ThreadPoolExecutor(1, "lockstep-uploads", initializer=streams.begin_thread)
 
     def end(self) -> None:
@@ -200,10 +200,10 @@ class Uploads:
             # Batch i goes where batch i - 2 was. Step i - 2 is enqueued, and its end is recorded.
             upload = self._thread.submit(self._upload, [_tensor(array) for array in arrays])
             if waiting is not None:
-                yield from self._for_a_step(*waiting)
+                yield from self._lend_for_step(*waiting)
             waiting = beside, upload
         if waiting is not None:
-            yield from self._for_a_step(*waiting)
+            yield from self._lend_for_step(*waiting)
 
     def _upload(self, arrays: Sequence[Tensor]) -> tuple[Any, "_Memory"]:
         """Start an upload; return the event that ends it, which also frees the pinned memory, and
@@ -222,7 +222,7 @@ class Uploads:
         self._streams.upload(pinned.tensors, columns.tensors, after=columns.free, done=pinned.free)
         return pinned.free, columns
 
-    def _for_a_step(
+    def _lend_for_step(
         self, beside: T, upload: "Future[tuple[Any, _Memory]]"
     ) -> Iterator[tuple[T, list[Tensor]]]:
         uploaded, columns = upload.result()

@@ -25,7 +25,7 @@ class Borrower:
         """Images that are being copied, with what is done afterwards. They keep the loader's
         memory."""
 
-    def copied(self, images: LentImages) -> Tensor:
+    def copy(self, images: LentImages) -> Tensor:
         """Return a copy of images on the device, for work that is enqueued on the present stream."""
         if images.__dlpack_device__()[0] != (_CPU if self._stream is None else _CUDA):
             return torch.from_numpy(np.array(images)).to(self._device)

@@ -5,22 +5,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lockstep.backends.shared.loss_scale import LossScaleState
 from lockstep.recipes import Recipe
 
 
-class LossScale:
-    """The loss scale, constant or adapted to overflows.
+class LossScale(LossScaleState):
+    """The loss scale in tensors that keep their memory, which a captured step reads and writes.
 
-    All tensors keep their memory, which a captured step reads and writes. Unlike
-    `torch.amp.GradScaler`, it can wait for several consecutive overflows before it backs off, like
-    Paddle's, and its state is the canonical one of every engine.
+    Unlike `torch.amp.GradScaler`, it can wait for several overflows in a row before it backs off.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._recipe = recipe
-        self._used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
-        self._dynamic = self._used and recipe.loss_scaling == "dynamic"
-        self.value = torch.tensor(recipe.loss_scale if self._used else 1.0, device=device)
+        super().__init__(recipe)
+        self.value = torch.tensor(self._initial, device=device)
         self._good = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.int64, device=device)
         self.never = torch.zeros((), device=device)
@@ -39,14 +36,14 @@ class LossScale:
         unchanged on overflow. `find_overflow` returns the second one instead of PyTorch's own
         search.
         """
-        if not self._used:
+        if not self.is_used:
             update(None, None)
             return
         overflow = self.never
-        if self._dynamic:
+        if self.is_dynamic:
             overflow = find_overflow() if find_overflow is not None else self._overflow(gradients)
         update(self.value, overflow)
-        if self._dynamic:
+        if self.is_dynamic:
             self._adapt(overflow > 0)
 
     def _overflow(self, gradients: list[Tensor]) -> Tensor:
@@ -64,20 +61,10 @@ class LossScale:
         self._good.copy_(torch.where(grows, 0, good))
         self._bad.copy_(torch.where(shrinks, 0, bad))
 
-    def read(self) -> dict[str, float]:
-        """Return the canonical state; empty unless the scale is dynamic."""
-        if not self._dynamic:
-            return {}
-        return {
-            "scale": self.value.item(),
-            "good_steps": self._good.item(),
-            "bad_steps": self._bad.item(),
-        }
+    def _read_numbers(self) -> tuple[float, float, float]:
+        return self.value.item(), self._good.item(), self._bad.item()
 
-    def write(self, state: dict[str, float]) -> None:
-        """Replace the state. An empty state stands for the recipe's initial one."""
-        if self._dynamic:
-            state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
-            self.value.fill_(state["scale"])
-            self._good.fill_(int(state["good_steps"]))
-            self._bad.fill_(int(state["bad_steps"]))
+    def _write_numbers(self, scale: float, good: int, bad: int) -> None:
+        self.value.fill_(scale)
+        self._good.fill_(good)
+        self._bad.fill_(bad)

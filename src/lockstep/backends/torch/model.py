@@ -5,9 +5,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.backends.torch.fused_batch_norm import activated
+from lockstep.backends.torch.fused_batch_norm import activate
 from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
-from lockstep.backends.torch.recomputing import recomputed
+from lockstep.backends.torch.recomputing import recompute_blocks
 from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, features, stem
 from lockstep.recipes import Recipe
 
@@ -42,10 +42,14 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
-        x = self.maxpool(activated(self.bn1, self.conv1(images)))
+        x = self.maxpool(activate(self.bn1, self.conv1(images)))
         for name in self._stages:
             stage = self.get_submodule(name)
-            x = recomputed(stage.children(), x) if self._recomputes and self.training else stage(x)
+            x = (
+                recompute_blocks(stage.children(), x)
+                if self._recomputes and self.training
+                else stage(x)
+            )
         return self.fc(x.mean(dim=(2, 3)))
 
     def last_stage(self) -> nn.Module:
@@ -73,7 +77,7 @@ class _Residual(nn.Module):
         shortcut = x if self.downsample is None else self.downsample(x)
         for i in range(1, self._depth + 1):
             x = self.get_submodule(f"conv{i}")(x)
-            x = activated(self.get_submodule(f"bn{i}"), x, shortcut if i == self._depth else None)
+            x = activate(self.get_submodule(f"bn{i}"), x, shortcut if i == self._depth else None)
         return x
 
 
@@ -89,7 +93,7 @@ class _SameConv(nn.Conv2d):
 class _SameQuantisedConv(QuantisedConv):
     """A quantised convolution with TensorFlow's SAME padding."""
 
-    def padded(self, input: Tensor) -> Tensor:
+    def pad(self, input: Tensor) -> Tensor:
         return F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0]))
 
 

@@ -50,14 +50,14 @@ class _FakeQuantisedWeight(torch.autograd.Function):
         return gradient
 
 
-def fake_quantised(x: Tensor, scale: Tensor) -> Tensor:
+def fake_quantise(x: Tensor, scale: Tensor) -> Tensor:
     """Return x rounded to int8 multiples of the scale, float32; `scale` is float32 and is
     broadcast."""
     result: Tensor = _FakeQuantised.apply(x.float(), scale)  # type: ignore[no-untyped-call]
     return result
 
 
-def quantised_weight(weight: Tensor) -> Tensor:
+def quantise_weight(weight: Tensor) -> Tensor:
     """Return a kernel or classifier rounded to int8 multiples of a scale for each output channel."""
     result: Tensor = _FakeQuantisedWeight.apply(weight)  # type: ignore[no-untyped-call]
     return result
@@ -76,10 +76,10 @@ class QuantisedConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of the quantised input [N, C, H, W]."""
         return self._conv_forward(
-            fake_quantised(self.padded(input), self.scale), quantised_weight(self.weight), None
+            fake_quantise(self.pad(input), self.scale), quantise_weight(self.weight), None
         )
 
-    def padded(self, input: Tensor) -> Tensor:
+    def pad(self, input: Tensor) -> Tensor:
         """Return the input as the convolution expects it, with zeros around it if its own padding
         is not symmetric."""
         return input
@@ -96,7 +96,7 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the logits of the quantised input [N, C]."""
-        return F.linear(fake_quantised(input, self.scale), quantised_weight(self.weight), self.bias)
+        return F.linear(fake_quantise(input, self.scale), quantise_weight(self.weight), self.bias)
 
 
 def set_scales(model: nn.Module, scales: Mapping[str, float]) -> None:
@@ -113,17 +113,17 @@ def largest_inputs(
     """Return the largest magnitude of the input of every named layer, while the model computes
     batches [N, 3, H, W]."""
     device = next(model.parameters()).device
-    found = {name: torch.zeros((), device=device) for name in names}
+    largest = {name: torch.zeros((), device=device) for name in names}
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found[name] = torch.maximum(found[name], inputs[0].abs().amax().float())
+            largest[name] = torch.maximum(largest[name], inputs[0].abs().amax().float())
 
         return hook
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in found]
+    handles = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in largest]
     for images in batches:
         model(images)
     for handle in handles:
         handle.remove()
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in largest.items()}

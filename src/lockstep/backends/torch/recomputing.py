@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def recomputed(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+def recompute_blocks(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
     """Return the output of blocks, one after the other. Until the backward pass, each keeps its
     input alone.
 
@@ -19,11 +19,11 @@ def recomputed(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
     move running statistics only in the first of the two passes.
     """
     for block in blocks:
-        x = _recomputed(block, x)
+        x = _recompute(block, x)
     return x
 
 
-def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
+def _recompute(block: nn.Module, x: Tensor) -> Tensor:
     if (
         torch.compiler.is_compiling()
     ):  # a graph moves the statistics once: its backward pass computes only what it needs
@@ -33,23 +33,22 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
         x,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (nullcontext(), statistics_kept(block)),
+        context_fn=lambda: (nullcontext(), keep_statistics(block)),
     )
 
 
 @contextmanager
-def statistics_kept(block: nn.Module) -> Iterator[None]:
+def keep_statistics(block: nn.Module) -> Iterator[None]:
     """Let a block's batch norms write to other memory than to their running statistics.
 
     They get memory, because the second pass must keep the same tensors as the first: batch norms
     without statistics keep fewer.
     """
-    kept = [
-        (module, name, value)
-        for module in block.modules()
-        for name, value in module.named_buffers(recurse=False)
-    ]
-    kept = [each for each in kept if each[1] in _STATISTICS]
+    kept = []
+    for module in block.modules():
+        for name, value in module.named_buffers(recurse=False):
+            if name in _STATISTICS:
+                kept.append((module, name, value))
     for module, name, value in kept:
         setattr(module, name, torch.empty_like(value))
     try:

@@ -57,9 +57,9 @@ class Update:
             {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
         )
         """Moving averages by name; empty without `ema_decay`."""
-        self._kernel = self._fused() if is_fused else None
+        self._kernel = self._build_kernel() if is_fused else None
 
-    def _fused(self) -> "UpdateKernel":
+    def _build_kernel(self) -> "UpdateKernel":
         """Return the kernels for all tensors. This imports Triton."""
         from lockstep.backends.torch.kernels.update import Row, UpdateKernel
 
@@ -124,18 +124,19 @@ class Update:
 
     def _move_everything(self, scale: Tensor | None, overflow: Tensor | None) -> None:
         assert self._kernel is not None
-        found = self.scale.never if overflow is None else overflow
-        self._kernel(self.scale.value, found, self._rates, self._changes, self._number)
+        if overflow is None:
+            overflow = self.scale.never
+        self._kernel(self.scale.value, overflow, self._rates, self._changes, self._number)
 
     @torch.no_grad()
     def _average(self) -> None:
         """Move every average a share of its distance from its tensor."""
         averages = list(self.ema.values())
         distances = torch._foreach_sub(list(self._tensors.values()), averages)
-        torch._foreach_mul_(distances, self._of_step(self._changes))
+        torch._foreach_mul_(distances, self._take_entry(self._changes))
         torch._foreach_add_(averages, distances)
 
-    def _of_step(self, table: Tensor) -> Tensor:
+    def _take_entry(self, table: Tensor) -> Tensor:
         """Return the entry of a table [steps] for this step, float32 []."""
         return table.index_select(0, self._number).squeeze(0)
 
@@ -149,7 +150,7 @@ class Update:
         # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient,
         # as the protocol requires.
         momentum = self._recipe.momentum or sys.float_info.min
-        rate = self._of_step(self._rates)
+        rate = self._take_entry(self._rates)
         for weight_decay, names in self._groups:
             sgd(
                 [self._parameters[name] for name in names],
@@ -180,7 +181,7 @@ class Update:
             name: self._laid_out(name, ~np.asarray(mask, bool)) for name, mask in masks.items()
         }
         if self._kernel is not None:
-            self._kernel = self._fused()
+            self._kernel = self._build_kernel()
         self.apply_masks()
 
     def _laid_out(self, name: str, removed: np.ndarray) -> Tensor:

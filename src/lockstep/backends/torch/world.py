@@ -17,7 +17,7 @@ import torch.distributed.nn.functional
 from torch.distributed.rendezvous import rendezvous
 
 from lockstep.backends import HostQuestions
-from lockstep.backends.shared.device import chosen_gpu
+from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.launch.nodes import find_address, find_interface
 from lockstep.recipes import Execution
@@ -79,12 +79,12 @@ class TorchWorld(HostQuestions):
         if self._host_group is None:
             return values
         tensor = torch.tensor(values)
-        with self.watched():
+        with self.explain_errors():
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._host_group)
         return tensor.tolist()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Turn the error of a failed exchange into one that says that another rank has ended."""
         try:
             yield
@@ -201,7 +201,7 @@ def _check_addresses() -> None:
 
 def _device(execution: Execution, local_rank: int) -> torch.device:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpu = chosen_gpu(execution, "PyTorch", gpus=gpus, local_rank=local_rank)
+    gpu = choose_gpu(execution, "PyTorch", gpus=gpus, local_rank=local_rank)
     if gpu is None:
         return torch.device("cpu")
     torch.cuda.set_device(gpu)

@@ -17,7 +17,7 @@ OLDEST_GPU = 8, 0
 """The oldest compute capability that Triton supports, as its own documentation says."""
 
 
-def wanted(execution: Execution, device: torch.device) -> bool:
+def uses_kernels(execution: Execution, device: torch.device) -> bool:
     """Return whether a run on this device uses fused kernels.
 
     Raises `BackendError` if the execution asks for them and they cannot run there.

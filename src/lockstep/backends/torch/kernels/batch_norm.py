@@ -69,7 +69,7 @@ def _tile(first, rows, column, exists, channels, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _normalised(x, mean, rstd, weight, bias):
+def _normalise(x, mean, rstd, weight, bias):
     """Return (x - mean) / deviation * weight + bias.
 
     Forward and backward must round alike, so that both find the same sign. An explicit fma leaves
@@ -79,7 +79,7 @@ def _normalised(x, mean, rstd, weight, bias):
 
 
 @triton.jit
-def _rounded(z, TYPE: tl.constexpr):
+def _round(z, TYPE: tl.constexpr):
     """Return values as TYPE stores them: a very small one is 0 there. They are float32 again, since
     Triton's interpreter compares bfloat16 as integers."""
     return z.to(TYPE).to(tl.float32)
@@ -196,7 +196,7 @@ def _apply(
     rstd = tl.load(statistics + channels + column, mask=exists, other=0.0)
     scale = tl.load(weight + column, mask=exists, other=0.0)
     offset = tl.load(bias + column, mask=exists, other=0.0)
-    z = _normalised(
+    z = _normalise(
         tl.load(x + offsets, mask=there, other=0.0).to(tl.float32), mean, rstd, scale, offset
     )
     if ADDS:
@@ -245,7 +245,7 @@ def _gradient_sums(
             gradient = tl.where(result <= 0.0, 0.0, gradient)
             tl.store(dz + offsets, gradient.to(dz.dtype.element_ty), mask=there)
         elif RELU:
-            result = _rounded(_normalised(value, mean, rstd, scale, offset), x.dtype.element_ty)
+            result = _round(_normalise(value, mean, rstd, scale, offset), x.dtype.element_ty)
             gradient = tl.where(result <= 0.0, 0.0, gradient)
         plain += gradient
         product += gradient * (value - mean[None, :])
@@ -308,7 +308,7 @@ def _input_gradient(
     gradient = tl.load(dy + offsets, mask=there, other=0.0).to(tl.float32)
     if RELU:
         offset = tl.load(bias + column, mask=exists, other=0.0)
-        result = _rounded(_normalised(value, mean, rstd, scale, offset), x.dtype.element_ty)
+        result = _round(_normalise(value, mean, rstd, scale, offset), x.dtype.element_ty)
         gradient = tl.where(result <= 0.0, 0.0, gradient)
     slope = tl.load(gradients + column, mask=exists, other=0.0) * rstd / rows
     level = tl.load(gradients + channels + column, mask=exists, other=0.0) / rows

@@ -120,18 +120,16 @@ class UpdateKernel:
         self._momentum = momentum
         self._nesterov = nesterov
         device = rows[0].weight.device
-        kinds = zip(
-            *((row.weight, row.velocity, row.average, row.removed) for row in rows), strict=True
-        )
-        self._tables = [
-            torch.tensor([_address(each) for each in kind], device=device) for kind in kinds
-        ]
+        self._tables = []
+        for kind in ("weight", "velocity", "average", "removed"):
+            addresses = [_address(getattr(row, kind)) for row in rows]
+            self._tables.append(torch.tensor(addresses, device=device))
         counts = [row.weight.numel() for row in rows]
         self._counts = torch.tensor(counts, dtype=torch.int32, device=device)
         self._decays = torch.tensor([row.decay for row in rows], dtype=torch.float32, device=device)
-        blocks = [
-            (owner, first) for owner, count in enumerate(counts) for first in range(0, count, BLOCK)
-        ]
+        blocks: list[tuple[int, int]] = []
+        for owner, count in enumerate(counts):
+            blocks += [(owner, first) for first in range(0, count, BLOCK)]
         self._owners, self._firsts = torch.tensor(
             blocks, dtype=torch.int32, device=device
         ).T.contiguous()
