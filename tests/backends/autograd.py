@@ -31,12 +31,12 @@ class Network:
         self.statistics: Tensors = {}
 
     def logits(self, images_NHWC: np.ndarray) -> Tensor:
-        return self.logits_of(normalised(images_NHWC, self.recipe))
+        return self.logits_of(normalise(images_NHWC, self.recipe))
 
     def logits_of(self, x: Tensor) -> Tensor:
         x = F.relu(self.batch_norm(self.convolution(x, "conv1", 2), "bn1"))
         if self.recipe.padding == "same":
-            x = F.max_pool2d(padded_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
+            x = F.max_pool2d(pad_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
         else:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         for stage in range(1, 5):
@@ -74,7 +74,7 @@ class Network:
         groups = x.shape[1] // weight.shape[1]
         if self.recipe.padding == "same":
             return F.conv2d(
-                padded_as_tensorflow(x, kernel, stride, 0.0), weight, stride=stride, groups=groups
+                pad_as_tensorflow(x, kernel, stride, 0.0), weight, stride=stride, groups=groups
             )
         return F.conv2d(x, weight, stride=stride, padding=(kernel - 1) // 2, groups=groups)
 
@@ -97,7 +97,7 @@ class Network:
         return (x - mean.view(1, -1, 1, 1)) * factor.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
 
 
-def padded_as_tensorflow(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
+def pad_as_tensorflow(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
     """Pad for TensorFlow's SAME:
     https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
 
@@ -110,7 +110,7 @@ def padded_as_tensorflow(x: Tensor, kernel: int, stride: int, value: float) -> T
     return F.pad(x, before_and_after(x.shape[3]) + before_and_after(x.shape[2]), value=value)
 
 
-def normalised(images_NHWC: np.ndarray, recipe: Recipe) -> Tensor:
+def normalise(images_NHWC: np.ndarray, recipe: Recipe) -> Tensor:
     x = (images_NHWC.astype(np.float64) - np.array(recipe.mean)) / np.array(recipe.std)
     return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
 
@@ -181,7 +181,7 @@ def _gradients(
 def _inputs_and_targets(recipe: Recipe, batch: Batch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return [n, 3, H, W] and [n, K]: MixUp mixes images and targets (smoothed one-hot vectors) in
     the same way."""
-    x = normalised(batch.images[rows], recipe)
+    x = normalise(batch.images[rows], recipe)
     one_hot = torch.eye(recipe.logits, dtype=torch.float64)[batch.labels[rows]]
     targets = (1 - recipe.label_smoothing) * one_hot + recipe.label_smoothing / recipe.logits
     if batch.coefficients is None or batch.partners is None:

@@ -102,7 +102,7 @@ def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
     return np.clip(patches[:, :size, :size] + noise, 0, 255).astype(np.uint8)
 
 
-def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
+def normalise(images: np.ndarray, recipe: Recipe) -> np.ndarray:
     """Return the images that a loaded module expects, float32 [N, H, W, 3], of uint8 images [N, H,
     W, 3]."""
     return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
@@ -150,7 +150,7 @@ class Step:
         return recipe, state, random_batch(recipe, count, mixup=self.mixup, size=self.size)
 
 
-def moved(end: State, start: State) -> Arrays:
+def subtract_states(end: State, start: State) -> Arrays:
     """Return the change of every parameter. Statistics change much more and would hide it from
     `distance`."""
     return {

@@ -8,6 +8,7 @@ one.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -29,16 +30,16 @@ DEVICE = os.environ.get("LOCKSTEP_TEST_DEVICE", "auto")
 """The device of the engines, unless a test is for one device."""
 
 
-def for_backends(supports: Callable[[Framework], object]) -> pytest.MarkDecorator:
+def parametrize_backends(supports: Callable[[Framework], object]) -> pytest.MarkDecorator:
     """Return a mark that runs a test for every backend whose row fulfils a condition."""
     names = [name for name in BACKENDS if name in FRAMEWORKS and supports(FRAMEWORKS[name])]
     return pytest.mark.parametrize("backend", names, indirect=True)
 
 
-for_frameworks = for_backends(lambda row: row.module)
-for_gpus = for_backends(lambda row: row.on_gpu)
-for_ranks = for_backends(lambda row: row.addresses)
-for_quantising = for_backends(lambda row: row.quantises)
+for_frameworks = parametrize_backends(lambda row: row.module)
+for_gpus = parametrize_backends(lambda row: row.on_gpu)
+for_ranks = parametrize_backends(lambda row: row.addresses)
+for_quantising = parametrize_backends(lambda row: row.quantises)
 
 collect_ignore_glob = [f"test_{name}*.py" for name in FRAMEWORKS if name not in BACKENDS]
 if all(FRAMEWORKS[name].is_separate for name in BACKENDS if name in FRAMEWORKS):
@@ -78,6 +79,16 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> LoadedBackend:
     return backends.load(request.param)
+
+
+def make_backend_fixture(name: str) -> Any:
+    """Return the fixture `backend` for a file with tests of one backend."""
+
+    @pytest.fixture(scope="session")
+    def backend() -> LoadedBackend:
+        return backends.load(name)
+
+    return backend
 
 
 @pytest.fixture
@@ -194,6 +205,12 @@ def kept(backend: LoadedBackend, grounds: Grounds) -> Kept:
 def start(backend: LoadedBackend, world: World, kept: Kept) -> Iterator[Start]:
     with ExitStack() as stack:
         yield starter(backend, world, stack, kept)
+
+
+@pytest.fixture
+def start_compiled(start: Start) -> Start:
+    """Return a function like `start` for new engines that are compiled."""
+    return partial(start, compile="on", new=True)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.backends.cases import RATES, all_bits, random_batch, random_batches, 
 COLUMNS = ("images", "labels", "coefficients", "partners")
 
 
-def strided(array: np.ndarray) -> np.ndarray:
+def stride(array: np.ndarray) -> np.ndarray:
     """Return the same values, with other values between them in memory."""
     wide = np.repeat(array, 2, axis=-1)
     wide[..., 1::2] = 0
@@ -36,7 +36,7 @@ def backwards(array: np.ndarray) -> np.ndarray:
     return array[::-1].copy()[::-1]
 
 
-KINDS = (strided, read_only, backwards, np.asfortranarray)
+KINDS = (stride, read_only, backwards, np.asfortranarray)
 
 
 def check_arrays(start: Any, recipe: Recipe, kind: Any) -> None:
@@ -64,7 +64,7 @@ def check_refilled(start: Any, recipe: Recipe) -> None:
     """Check that an engine has taken all of a batch when it asks for the next one."""
     batches = random_batches(recipe, 3, mixup="sample")
 
-    def refilled() -> Iterator[Batch]:
+    def refill() -> Iterator[Batch]:
         place = Batch(*(getattr(batches[0], column).copy() for column in COLUMNS))
         for batch in batches:
             for column in COLUMNS:
@@ -72,7 +72,7 @@ def check_refilled(start: Any, recipe: Recipe) -> None:
             yield place
 
     ends = []
-    for source in (batches, refilled()):
+    for source in (batches, refill()):
         engine = start(recipe)
         engine.train(source, 0)
         ends.append(all_bits(engine.read()))

@@ -92,7 +92,7 @@ def train(
         return Trained(end, interval.losses, interval.counts.top1, interval.counts.top5)
 
     drawn = [vars(batch) for batch in batches]
-    return _kept(
+    return _cache(
         compute, recipe, vars(state), drawn, np.asarray(rates, np.float64), parts, masks, scales
     )
 
@@ -118,14 +118,14 @@ def logits(
         logits.setflags(write=False)
         return logits
 
-    return _kept(compute, recipe, tensors, images_NHWC, scales)
+    return _cache(compute, recipe, tensors, images_NHWC, scales)
 
 
 Result = TypeVar("Result")
 _results: dict[str, Any] = {}
 
 
-def _kept(compute: Callable[[], Result], *inputs: object) -> Result:
+def _cache(compute: Callable[[], Result], *inputs: object) -> Result:
     """Return the result for these inputs. It is computed only once."""
     key = hashlib.sha256(compute.__qualname__.encode())
     for value in inputs:

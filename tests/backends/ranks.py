@@ -76,7 +76,7 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
         training_plans(recipe, SIZES, 0, **share, parts=execution.accumulation_steps), STEPS
     )
     batches = (
-        _poisoned(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans))
+        _poison(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans))
     )
     with backend.engine(recipe, np.asarray(RATES), world, execution) as engine:
         engine.write(random_state(recipe))
@@ -110,7 +110,7 @@ def _batch(plan: BatchPlan) -> Batch:
     )
 
 
-def _poisoned(batch: Batch, scenario: Scenario, world: World, step: int) -> Batch:
+def _poison(batch: Batch, scenario: Scenario, world: World, step: int) -> Batch:
     if not scenario.poisoned or step != 1 or world.rank == 0:
         return batch
     return replace(batch, coefficients=np.full(len(batch.labels), np.inf, np.float32))

@@ -19,10 +19,10 @@ from tests.backends.cases import (
     PUBLISHED,
     RATES,
     bits,
-    moved,
     random_batches,
     statistics,
     steady_state,
+    subtract_states,
 )
 from tests.backends.conftest import Grounds, Start, starter
 from tests.backends.launchers import PAIRS, RING
@@ -49,7 +49,7 @@ def pair(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Pair]:
         yield Pair(*starts)
 
 
-def handed_over(
+def hand_over(
     pair: Pair, recipe: Recipe, begin: State, *, mixup: str = "sample", parts: int = 1
 ) -> State:
     """Return the final state of a run in which each engine does half of the steps."""
@@ -100,7 +100,10 @@ class Run:
             "full statistics" if self.recipe.model in PUBLISHED else "statistics"
         ].value
         assert end.step == expected.step == STEPS
-        assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
+        assert (
+            distance(subtract_states(end, begin), subtract_states(expected, begin))
+            < BOUNDS["trajectory"].value
+        )
         assert distance(end.momentum, expected.momentum) < BOUNDS["trajectory"].value
         assert distance(statistics(end), statistics(expected)) < of_statistics
         if self.recipe.ema_decay:
@@ -119,7 +122,7 @@ def full_run(tiny_recipe: Recipe) -> Run:
 
 
 def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None:
-    run.check(handed_over(pair, run.recipe, run.begin, mixup=run.mixup, parts=run.parts))
+    run.check(hand_over(pair, run.recipe, run.begin, mixup=run.mixup, parts=run.parts))
 
 
 FULL = RING if SOAK else ()
@@ -132,7 +135,7 @@ engines."""
 def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(
     pair: Pair, full_run: Run
 ) -> None:
-    full_run.check(handed_over(pair, full_run.recipe, full_run.begin))
+    full_run.check(hand_over(pair, full_run.recipe, full_run.begin))
 
 
 def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
@@ -147,7 +150,10 @@ def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
     ends = [
         oracle.train(tiny_recipe, state, batches[half:], RATES).state for state in (middle, without)
     ]
-    assert distance(moved(ends[1], begin), moved(ends[0], begin)) > 5 * BOUNDS["trajectory"].value
+    assert (
+        distance(subtract_states(ends[1], begin), subtract_states(ends[0], begin))
+        > 5 * BOUNDS["trajectory"].value
+    )
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join, indirect=True)
@@ -175,12 +181,15 @@ def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Re
     )
     begin = steady_state(recipe)
     batches = random_batches(recipe, STEPS, mixup="sample")
-    end = handed_over(pair, recipe, begin)
+    end = hand_over(pair, recipe, begin)
     assert end.scaler == {"scale": 2048.0, "good_steps": 2, "bad_steps": 0}
     expected = oracle.train(
         recipe, State(1, begin.tensors, begin.momentum), batches[1:], RATES
     ).state
-    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS["fp16 direction"].value
+    assert (
+        angle(subtract_states(end, begin), subtract_states(expected, begin))
+        < BOUNDS["fp16 direction"].value
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -190,6 +199,9 @@ def test_a_run_handed_over_in_low_precision_goes_the_same_way(
     recipe = tiny_recipe.replace(precision=precision, ema_decay=0.9)
     begin = steady_state(recipe)
     batches = random_batches(recipe, STEPS, mixup="sample")
-    end = handed_over(pair, recipe, begin)
+    end = hand_over(pair, recipe, begin)
     expected = oracle.train(recipe, begin, batches, RATES).state
-    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS[f"{precision} direction"].value
+    assert (
+        angle(subtract_states(end, begin), subtract_states(expected, begin))
+        < BOUNDS[f"{precision} direction"].value
+    )

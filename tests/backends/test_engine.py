@@ -239,14 +239,14 @@ def test_a_confidence_is_the_share_of_the_exponentials(
     assert confidences == pytest.approx([confidence, confidence], rel=BOUNDS["loss"].value)
 
 
-def padded(batch: Batch, size: int) -> Batch:
+def pad(batch: Batch, size: int) -> Batch:
     """Return a batch filled up to `size` with images that are not counted."""
     missing = size - len(batch.labels)
     images = np.concatenate([batch.images, random_images(missing, batch.images.shape[1], seed=99)])
     return Batch(images, np.concatenate([batch.labels, np.full(missing, -1)]))
 
 
-def in_order(scores: Scores) -> list[tuple[float, ...]]:
+def list_scores(scores: Scores) -> list[tuple[float, ...]]:
     rows = zip(
         scores.labels.tolist(), scores.ranks.tolist(), scores.predictions.tolist(), strict=True
     )
@@ -261,13 +261,13 @@ def in_order(scores: Scores) -> list[tuple[float, ...]]:
 def test_padding_does_not_count(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
     batch = random_batch(tiny_recipe, count=5)
-    assert in_order(engine.evaluate([padded(batch, 8)])) == in_order(engine.evaluate([batch]))
+    assert list_scores(engine.evaluate([pad(batch, 8)])) == list_scores(engine.evaluate([batch]))
 
 
 def test_a_batch_of_padding_alone_counts_nothing(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
     batch = random_batch(tiny_recipe, count=8)
-    nothing = padded(random_batch(tiny_recipe, count=0), 8)
+    nothing = pad(random_batch(tiny_recipe, count=0), 8)
     assert engine.evaluate([batch, nothing]).counts() == engine.evaluate([batch]).counts()
 
 
@@ -284,8 +284,8 @@ def test_every_image_counts_once_in_batches_of_any_size(
     parts = [
         Batch(whole.images[i : i + size], whole.labels[i : i + size]) for i in range(0, 19, size)
     ]
-    scores = engine.evaluate(padded(part, size) for part in parts)
-    assert in_order(scores) == in_order(engine.evaluate([whole]))
+    scores = engine.evaluate(pad(part, size) for part in parts)
+    assert list_scores(scores) == list_scores(engine.evaluate([whole]))
     assert scores.counts().images == 19
 
 

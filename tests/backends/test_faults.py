@@ -27,7 +27,7 @@ from tests.backends import (
 from tests.backends.cases import FP16, OTHER_COLOURS, Step
 from tests.backends.conftest import starter
 from tests.backends.steps import STEPS, TRAJECTORIES
-from tests.backends.wrong import Build, with_function, with_rates, with_recipe
+from tests.backends.wrong import Build, change_function, change_rates, change_recipe
 
 Test = Callable[..., None]
 
@@ -122,7 +122,7 @@ def find_name(test: Test) -> str:
 FAULTS: dict[str, tuple[Any, ...]] = {
     # Decay
     "decays batch norm": (
-        with_recipe(
+        change_recipe(
             lambda recipe: {
                 "weight_decay_roles": (*recipe.weight_decay_roles, "bn_scale", "bn_bias")
             }
@@ -136,7 +136,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
     ),
     "does not decay the classifier's bias": (
-        with_recipe(
+        change_recipe(
             lambda recipe: {
                 "weight_decay_roles": [r for r in recipe.weight_decay_roles if r != "fc_bias"]
             }
@@ -150,14 +150,14 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     # Rates and velocities
     "takes the next step's rate": (
-        with_rates(lambda rates: np.roll(rates, -1)),
+        change_rates(lambda rates: np.roll(rates, -1)),
         test_steps.test_a_step_takes_the_rate_of_its_number,
         *make_trajectory_tests("plain", "no momentum"),
         *make_schedule_tests(WEIGHTS, COSINE),
         *make_schedule_tests(CURVE, BY_STEPS),
     ),
     "takes the step before's rate": (
-        with_rates(lambda rates: np.roll(rates, 1)),
+        change_rates(lambda rates: np.roll(rates, 1)),
         test_steps.test_a_step_takes_the_rate_of_its_number,
         *make_trajectory_tests("plain"),
         *make_schedule_tests(WEIGHTS, COSINE),
@@ -174,22 +174,22 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         *make_trajectory_tests("plain"),
     ),
     "no Nesterov momentum": (
-        with_recipe(lambda recipe: {"nesterov": False}),
+        change_recipe(lambda recipe: {"nesterov": False}),
         *make_trajectory_tests("much decay"),
     ),
     "no momentum": (
-        with_recipe(lambda recipe: {"momentum": 0.0}),
+        change_recipe(lambda recipe: {"momentum": 0.0}),
         test_steps.test_momentum_keeps_the_rate_outside_the_velocity,
         *make_trajectory_tests("plain"),
     ),
     "momentum of 0.9": (
-        with_recipe(lambda recipe: {"momentum": 0.9}),
+        change_recipe(lambda recipe: {"momentum": 0.9}),
         test_steps.test_momentum_keeps_the_rate_outside_the_velocity,
         *make_trajectory_tests("plain"),
     ),
     # The model
     "v1 for v1.5": (
-        with_recipe(wrong.v1_for_v15),
+        change_recipe(wrong.v1_for_v15),
         *make_step_tests(LOSS, "smoothed", RESNET50, RESNEXT101),
         *make_step_tests(GRADIENT, RESNET50, RESNEXT101),
         *make_logits_tests({}),
@@ -197,46 +197,46 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         *make_logits_tests(test_engine.NARROW_RESNEXT101),
     ),
     "symmetric padding where SAME was asked": (
-        with_function("padding", wrong.symmetric),
+        change_function("padding", wrong.symmetric),
         *make_step_tests(LOSS, "SAME padding", "narrow resnet50 with SAME padding and 1001 logits"),
         *make_logits_tests({"padding": "same"}),
     ),
     "SAME with the odd row before": (
-        with_function("padding", wrong.odd_row_before),
+        change_function("padding", wrong.odd_row_before),
         *make_step_tests(LOSS, "SAME padding"),
         *make_logits_tests({"padding": "same"}),
     ),
     "SAME where symmetric padding was asked": (
-        with_recipe(lambda recipe: {"padding": "same"}),
+        change_recipe(lambda recipe: {"padding": "same"}),
         *make_step_tests(LOSS, "smoothed", RESNET50),
         *make_logits_tests({}),
     ),
     # Batch norm
     "biased running variance": (
-        with_function("running_statistics", wrong.biased_statistics),
+        change_function("running_statistics", wrong.bias_statistics),
         test_steps.test_running_statistics_take_the_unbiased_variance,
         *make_step_tests(STATISTICS, "smoothed", "two parts", RESNET50),
     ),
     "statistics do not move": (
-        with_function("running_statistics", wrong.still_statistics),
+        change_function("running_statistics", wrong.still_statistics),
         *make_step_tests(STATISTICS, "smoothed", RESNEXT101),
     ),
     "batch norm momentum the other way round": (
-        with_recipe(lambda recipe: {"bn_momentum": 1 - recipe.bn_momentum}),
+        change_recipe(lambda recipe: {"bn_momentum": 1 - recipe.bn_momentum}),
         *make_step_tests(STATISTICS, "smoothed", "other batch norm"),
     ),
     "epsilon ten times too large": (
-        with_recipe(lambda recipe: {"bn_epsilon": 10 * recipe.bn_epsilon}),
+        change_recipe(lambda recipe: {"bn_epsilon": 10 * recipe.bn_epsilon}),
         *make_step_tests(LOSS, "smoothed", "other batch norm"),
         *make_logits_tests({}),
         *make_logits_tests({"bn_epsilon": 0.1}),
     ),
     "epsilon left out of training": (
-        with_function("batch_norm", wrong.without_epsilon),
+        change_function("batch_norm", wrong.without_epsilon),
         *make_step_tests(LOSS, "other batch norm"),
     ),
     "no gradient through mean and variance": (
-        with_function("batch_norm", wrong.constant_statistics),
+        change_function("batch_norm", wrong.constant_statistics),
         *make_step_tests(GRADIENT, "smoothed", RESNET50),
     ),
     "statistics of the batch in inference": (
@@ -246,7 +246,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     # Loss and targets
     "labels not mixed": (
-        with_function("mix", wrong.images_mixed_alone),
+        change_function("mix", wrong.images_mixed_alone),
         *make_step_tests(
             LOSS,
             "one mixup coefficient",
@@ -258,29 +258,29 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "the first image's coefficient for all": (
-        with_function("mix", wrong.mixed_by_the_first),
+        change_function("mix", wrong.mix_by_the_first),
         *make_step_tests(LOSS, "a mixup coefficient each", "two parts with mixup", RESNEXT101),
     ),
     "coefficients of the partner": (
-        with_function("mix", wrong.mixed_the_other_way),
+        change_function("mix", wrong.mix_the_other_way),
         *make_step_tests(
             LOSS, "one mixup coefficient", "a mixup coefficient each", "two parts with mixup"
         ),
     ),
     "smoothing over the other classes": (
-        with_function("targets", wrong.smoothed_over_the_others),
+        change_function("targets", wrong.smooth_over_the_others),
         *make_step_tests(LOSS, "smoothed", RESNET50),
     ),
     "no smoothing": (
-        with_recipe(lambda recipe: {"label_smoothing": 0.0}),
+        change_recipe(lambda recipe: {"label_smoothing": 0.0}),
         *make_step_tests(LOSS, "smoothed", "1001 logits", RESNET50),
     ),
     "smoothing where none was asked": (
-        with_recipe(lambda recipe: {"label_smoothing": 0.1}),
+        change_recipe(lambda recipe: {"label_smoothing": 0.1}),
         *make_step_tests(LOSS, "not smoothed", "narrow resnet50 not smoothed"),
     ),
     "gradient of the sum of losses": (
-        with_function("cross_entropy", wrong.summed),
+        change_function("cross_entropy", wrong.sum_losses),
         *make_step_tests(GRADIENT, "smoothed"),
         test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient,
     ),
@@ -331,22 +331,22 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     # Quantisation
     "does not quantise": (
-        with_function("fake_quantise", wrong.not_quantised),
+        change_function("fake_quantise", wrong.not_quantised),
         make_quantised_logits_tests(test_quantisation.COARSE),
         make_quantised_logits_tests(test_quantisation.LIMITING),
         QUANTISED_STEP,
     ),
     "quantises in evaluation alone": (
-        with_function("fake_quantise", wrong.not_quantised, only="train"),
+        change_function("fake_quantise", wrong.not_quantised, only="train"),
         QUANTISED_STEP,
     ),
     "one scale for all channels": (
-        with_function("fake_quantise", wrong.quantised_per_tensor),
+        change_function("fake_quantise", wrong.quantise_per_tensor),
         make_quantised_logits_tests(test_quantisation.COARSE),
         QUANTISED_STEP,
     ),
     "a gradient where inputs are limited": (
-        with_function("fake_quantise", wrong.quantised_with_a_gradient_everywhere),
+        change_function("fake_quantise", wrong.quantise_with_a_gradient_everywhere),
         test_quantisation.test_no_gradient_passes_where_an_input_is_limited,
     ),
     "calibrates on the last batch": (
@@ -370,25 +370,25 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         test_engine.test_confidences_are_the_softmax_of_the_class_predicted,
     ),
     "a label before its equals": (
-        with_function("rank_of", wrong.before_ties),
+        change_function("rank_of", wrong.before_ties),
         make_rank_test("of equals the highest class is last"),
         make_rank_test("equals behind better ones"),
     ),
     "a label behind its equals": (
-        with_function("rank_of", wrong.behind_ties),
+        change_function("rank_of", wrong.behind_ties),
         make_rank_test("of equals the lowest class is first"),
     ),
     "predicts blue for red": (
-        with_function("normalise", wrong.blue_first, only="predict"),
+        change_function("normalise", wrong.blue_first, only="predict"),
         *make_logits_tests(OTHER_COLOURS),
         *make_logits_tests({}),
     ),
     "trains on blue for red": (
-        with_function("normalise", wrong.blue_first, only="train"),
+        change_function("normalise", wrong.blue_first, only="train"),
         *make_step_tests(LOSS, "other colours", "smoothed"),
     ),
     "evaluates blue for red": (
-        with_function("normalise", wrong.blue_first, only="evaluate"),
+        change_function("normalise", wrong.blue_first, only="evaluate"),
         test_engine.test_scores_are_those_of_the_logits_predicted,
     ),
     # Precision and loss scaling
@@ -406,26 +406,26 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "does not scale the loss": (
-        with_recipe(lambda recipe: {"loss_scaling": "none"}),
+        change_recipe(lambda recipe: {"loss_scaling": "none"}),
         test_precision.test_a_static_loss_scale_reaches_the_gradients,
     ),
     "the scale never grows": (
-        with_recipe(lambda recipe: {"loss_scale_growth_steps": 10**9}),
+        change_recipe(lambda recipe: {"loss_scale_growth_steps": 10**9}),
         make_scaler_test("enough of them double the scale"),
         make_scaler_test("a row of good steps goes on where it was left"),
     ),
     "the scale never shrinks": (
-        with_recipe(lambda recipe: {"loss_scale_backoff_steps": 10**9}),
+        change_recipe(lambda recipe: {"loss_scale_backoff_steps": 10**9}),
         make_scaler_test("an overflow halves the scale"),
         test_precision.test_an_overflow_skips_the_update,
         test_precision.test_training_recovers_after_an_overflow,
     ),
     "float32 where fp16 was asked": (
-        with_recipe(lambda recipe: {"precision": "fp32"}),
+        change_recipe(lambda recipe: {"precision": "fp32"}),
         partial(test_precision.test_logits_in_low_precision_are_near, precision="fp16"),
     ),
     "fp16 where float32 was asked": (
-        with_recipe(lambda recipe: FP16),
+        change_recipe(lambda recipe: FP16),
         *make_logits_tests({}),
         *make_step_tests(LOSS, "smoothed"),
         *make_step_tests(STATISTICS, "smoothed"),

@@ -30,21 +30,21 @@ def load(name: str, **environment: str) -> tuple[int, str, str]:
 
 
 @cache
-def loaded(name: str) -> tuple[int, str, str]:
+def load_once(name: str) -> tuple[int, str, str]:
     """Return what `load` does, with a warning as an error; once for several tests."""
     return load(name, PYTHONWARNINGS="error::FutureWarning,error::UserWarning")
 
 
 @pytest.mark.slow
 def test_a_framework_is_imported_without_a_word(backend: LoadedBackend) -> None:
-    code, output, errors = loaded(backend.name)
+    code, output, errors = load_once(backend.name)
     assert (code, output) == (0, "")
     assert errors.startswith("before\nafter\n")
 
 
 @pytest.mark.slow
 def test_after_the_import_errors_are_heard_again(backend: LoadedBackend) -> None:
-    assert loaded(backend.name)[2].endswith("after\nbelow")
+    assert load_once(backend.name)[2].endswith("after\nbelow")
 
 
 def test_a_framework_that_cannot_be_imported_tells_why(

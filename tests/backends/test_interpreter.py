@@ -12,7 +12,7 @@ MISSING = Framework(("no-such-distribution",), "pip install it")
 
 
 @pytest.fixture(autouse=True)
-def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def unset_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_TORCH_PYTHON", raising=False)
 
 

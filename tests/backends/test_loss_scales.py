@@ -12,7 +12,7 @@ from tests.backends.conftest import for_frameworks
 pytestmark = for_frameworks
 
 
-def scaled(native: ModuleType, recipe: Recipe, **changes: Any) -> Any:
+def make_scale(native: ModuleType, recipe: Recipe, **changes: Any) -> Any:
     return native.loss_scale(recipe.replace(**FP16, **changes))
 
 
@@ -20,7 +20,7 @@ def scaled(native: ModuleType, recipe: Recipe, **changes: Any) -> Any:
 def test_gradients_are_divided_by_the_scale(
     native: ModuleType, tiny_recipe: Recipe, loss_scaling: str
 ) -> None:
-    scale = scaled(native, tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
+    scale = make_scale(native, tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
     assert native.take_step(scale, [[128.0, -64.0], [32.0]]) == [[0.5, 1.25], [0.875]]
 
 
@@ -28,7 +28,7 @@ def test_gradients_are_divided_by_the_scale(
 def test_one_gradient_that_is_not_finite_skips_the_update(
     native: ModuleType, tiny_recipe: Recipe, bad: float
 ) -> None:
-    scale = scaled(native, tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
+    scale = make_scale(native, tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
     assert native.take_step(scale, [[1.0, 2.0], [3.0, bad], [4.0]]) == [
         [1.0, 1.0],
         [1.0, 1.0],
@@ -39,7 +39,7 @@ def test_one_gradient_that_is_not_finite_skips_the_update(
 
 def test_large_finite_gradients_are_no_overflow(native: ModuleType, tiny_recipe: Recipe) -> None:
     # Their squares exceed float32.
-    scale = scaled(native, tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
+    scale = make_scale(native, tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
     assert native.take_step(scale, [[3e38, -3e38]]) != [[1.0, 1.0]]
     assert scale.read() == {"scale": 128.0, "good_steps": 1, "bad_steps": 0}
 
@@ -48,7 +48,7 @@ def test_large_finite_gradients_are_no_overflow(native: ModuleType, tiny_recipe:
 def test_a_scale_that_does_not_adapt_updates_whatever_comes(
     native: ModuleType, tiny_recipe: Recipe, loss_scaling: str, value: float
 ) -> None:
-    scale = scaled(native, tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
+    scale = make_scale(native, tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
     assert native.take_step(scale, [[float("inf")]]) == [[float("-inf")]]
     assert native.take_step(scale, [[value]]) == [[0.5]]
     assert scale.read() == {}

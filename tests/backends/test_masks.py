@@ -16,12 +16,12 @@ from tests.backends.cases import (
     Arrays,
     all_bits,
     bits,
-    moved,
     parameters,
     random_batch,
     random_batches,
     random_state,
     steady_state,
+    subtract_states,
 )
 from tests.backends.conftest import Start
 from tests.soak import SOAK
@@ -66,7 +66,7 @@ def masks_of(state: State, pattern: str = "two of four") -> dict[str, np.ndarray
     return {name: PATTERNS[pattern](state.tensors[name]) for name in MASKED}
 
 
-def with_velocity(recipe: Recipe, step: int = 0) -> State:
+def add_velocity(recipe: Recipe, step: int = 0) -> State:
     """Return a state in which masked weights would change without a mask: velocities, decay and
     averages are not 0."""
     state = random_state(recipe, step=step)
@@ -88,7 +88,7 @@ def assert_masked(state: State, masks: dict[str, np.ndarray], *, but_only: bool 
                 assert values[name][mask].all(), name
 
 
-def zeroed(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
+def zero_masked(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
     return values | {
         name: np.where(mask, values[name], np.float32(0)) for name, mask in masks.items()
     }
@@ -99,15 +99,15 @@ def zeroed(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
 
 def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state = with_velocity(recipe)
+    state = add_velocity(recipe)
     engine = start(recipe, state)
     masks = masks_of(state)
     engine.mask(masks)
     expected = State(
         state.step,
-        zeroed(state.tensors, masks),
-        zeroed(state.momentum, masks),
-        zeroed(state.ema, masks),
+        zero_masked(state.tensors, masks),
+        zero_masked(state.momentum, masks),
+        zero_masked(state.ema, masks),
         state.scaler,
     )
     assert all_bits(engine.read()) == all_bits(expected)
@@ -119,13 +119,13 @@ def test_predictions_are_those_of_the_masked_weights(start: Start, tiny_recipe: 
     masks = masks_of(state)
     masked = start(tiny_recipe, state)
     masked.mask(masks)
-    written = start(tiny_recipe, State(0, zeroed(state.tensors, masks), state.momentum))
+    written = start(tiny_recipe, State(0, zero_masked(state.tensors, masks), state.momentum))
     assert masked.predict(images).tobytes() == written.predict(images).tobytes()
 
 
 def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state = with_velocity(recipe)
+    state = add_velocity(recipe)
     engine = start(recipe, state)
     masks = masks_of(state)
     engine.mask(masks)
@@ -157,7 +157,7 @@ def test_masked_weights_stay_at_0_through_training(
     recipe = tiny_recipe.replace(
         ema_decay=0.9, weight_decay=0.1, weight_decay_roles=("conv_weight", "bn_bias", "fc_weight")
     )
-    state = with_velocity(recipe)
+    state = add_velocity(recipe)
     engine = start(recipe, state)
     masks = masks_of(state, pattern)
     engine.mask(masks)
@@ -183,7 +183,10 @@ def test_other_weights_go_where_float64_goes(
     end = engine.read()
     expected = oracle.train(recipe, state, batches, RATES, parts, masks).state
     assert_masked(end, masks, but_only=False)
-    assert distance(moved(end, state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert (
+        distance(subtract_states(end, state), subtract_states(expected, state))
+        < BOUNDS["trajectory"].value
+    )
     assert distance(end.ema, expected.ema) < BOUNDS["trajectory"].value
 
 
@@ -198,16 +201,18 @@ def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(
     masks = masks_of(state)
     masked, plain = (start(recipe, state, accumulation_steps=parts) for _ in range(2))
     masked.mask(masks)
-    plain.write(State(0, zeroed(state.tensors, masks), state.momentum, zeroed(state.ema, masks)))
+    plain.write(
+        State(0, zero_masked(state.tensors, masks), state.momentum, zero_masked(state.ema, masks))
+    )
     losses = [engine.fetch(engine.train([batch], 0)).losses for engine in (masked, plain)]
     assert losses[0].tobytes() == losses[1].tobytes()
     ends = [engine.read() for engine in (masked, plain)]
     assert any(ends[1].momentum[name][~mask].any() for name, mask in masks.items()), (
         "the masks must be able to matter"
     )
-    assert bits(ends[0].momentum) == bits(zeroed(ends[1].momentum, masks))
-    assert bits(ends[0].tensors) == bits(zeroed(ends[1].tensors, masks))
-    assert bits(ends[0].ema) == bits(zeroed(ends[1].ema, masks))
+    assert bits(ends[0].momentum) == bits(zero_masked(ends[1].momentum, masks))
+    assert bits(ends[0].tensors) == bits(zero_masked(ends[1].tensors, masks))
+    assert bits(ends[0].ema) == bits(zero_masked(ends[1].ema, masks))
 
 
 def test_a_mask_that_keeps_everything_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
@@ -302,7 +307,7 @@ def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
 
 def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe) -> None:
     recipe = dynamic(tiny_recipe, ema_decay=0.9)
-    state = with_velocity(recipe)
+    state = add_velocity(recipe)
     batch = random_batch(tiny_recipe)
     engine = start(recipe, state)
     masks = masks_of(state)
@@ -315,15 +320,15 @@ def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe)
 
 def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) -> None:
     recipe = dynamic(tiny_recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
-    state = with_velocity(recipe)
+    state = add_velocity(recipe)
     engine = start(recipe, state)
     masks = masks_of(state)
     engine.mask(masks)
     engine.train([random_batch(recipe)], 0)
     end = engine.read()
     assert end.scaler["scale"] == 2.0**59
-    assert bits(parameters(end)) == bits(zeroed(parameters(state), masks))
-    assert bits(end.momentum) == bits(zeroed(state.momentum, masks))
+    assert bits(parameters(end)) == bits(zero_masked(parameters(state), masks))
+    assert bits(end.momentum) == bits(zero_masked(state.momentum, masks))
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
@@ -339,7 +344,9 @@ def test_an_infinite_gradient_behind_a_mask_does_no_harm(
     mask = np.ones_like(state.tensors["fc.weight"], bool)
     bias[5], mask[:, 5] = 1000, False
     state = State(
-        0, zeroed(state.tensors | {"layer4.0.bn3.bias": bias}, {"fc.weight": mask}), state.momentum
+        0,
+        zero_masked(state.tensors | {"layer4.0.bn3.bias": bias}, {"fc.weight": mask}),
+        state.momentum,
     )
     ends = []
     for masks in ({}, {"fc.weight": mask}):

@@ -12,11 +12,11 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import Arrays, normalised, parameters, random_images, random_state
+from tests.backends.cases import Arrays, normalise, parameters, random_images, random_state
 from tests.backends.conftest import Start, for_frameworks
 
 
-class Loaded:
+class LoadedModule:
     """A loaded module as a function of images, uint8 [N, H, W, 3], to logits [N, logits]."""
 
     def __init__(
@@ -32,15 +32,15 @@ class Loaded:
 
     def inputs(self, images: np.ndarray) -> Any:
         """Return images as the framework takes them."""
-        return self._native.images(normalised(images, self._recipe))
+        return self._native.images(normalise(images, self._recipe))
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self._native.array(self.module(self.inputs(images)))
 
 
 @pytest.fixture
-def loaded(backend: Backend, native: ModuleType, tiny_recipe: Recipe) -> Loaded:
-    return Loaded(backend, native, tiny_recipe, random_state(tiny_recipe).tensors)
+def module(backend: Backend, native: ModuleType, tiny_recipe: Recipe) -> LoadedModule:
+    return LoadedModule(backend, native, tiny_recipe, random_state(tiny_recipe).tensors)
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
@@ -51,7 +51,7 @@ def test_a_loaded_module_has_the_logits_of_float64(
     recipe = tiny_recipe.replace(padding=padding, eval_crop=size, eval_resize=size)
     values = random_state(recipe).tensors
     images = random_images(5, size)
-    logits = Loaded(backend, native, recipe, values)(images)
+    logits = LoadedModule(backend, native, recipe, values)(images)
     assert (logits.dtype, logits.shape) == (native.LOGITS, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
 
@@ -67,7 +67,7 @@ def test_a_loaded_module_takes_images_of_any_size_and_shape(
     recipe = tiny_recipe.replace(padding=padding)
     values = random_state(recipe).tensors
     images = random_images(2, 80)
-    module = Loaded(backend, native, recipe, values)
+    module = LoadedModule(backend, native, recipe, values)
     for height, width in ((33, 32), (32, 33), (45, 64), (7, 80)):
         cut = images[:, :height, :width]
         assert distance(module(cut), oracle.logits(recipe, values, cut)) < BOUNDS["logits"].value, (
@@ -77,10 +77,10 @@ def test_a_loaded_module_takes_images_of_any_size_and_shape(
 
 
 def test_a_loaded_module_computes_what_the_engine_does(
-    start: Start, loaded: Loaded, tiny_recipe: Recipe
+    start: Start, module: LoadedModule, tiny_recipe: Recipe
 ) -> None:
     images = random_images(4)
-    assert distance(loaded(images), start(tiny_recipe).predict(images)) < BOUNDS["logits"].value
+    assert distance(module(images), start(tiny_recipe).predict(images)) < BOUNDS["logits"].value
 
 
 def test_a_loaded_module_has_memory_of_its_own(
@@ -88,7 +88,7 @@ def test_a_loaded_module_has_memory_of_its_own(
 ) -> None:
     values = random_state(tiny_recipe).tensors
     images = random_images(4)
-    module = Loaded(backend, native, tiny_recipe, values)
+    module = LoadedModule(backend, native, tiny_recipe, values)
     before = module(images)
     for value in values.values():
         value[:] = 0
@@ -97,16 +97,16 @@ def test_a_loaded_module_has_memory_of_its_own(
 
 @for_frameworks
 def test_running_statistics_of_a_loaded_module_are_not_for_training(
-    loaded: Loaded, native: ModuleType, tiny_recipe: Recipe
+    module: LoadedModule, native: ModuleType, tiny_recipe: Recipe
 ) -> None:
-    assert native.find_trained(loaded.module) == parameters(random_state(tiny_recipe)).keys()
+    assert native.find_trained(module.module) == parameters(random_state(tiny_recipe)).keys()
 
 
 @for_frameworks
 def test_gradients_reach_every_weight_of_a_loaded_module(
-    loaded: Loaded, native: ModuleType, tiny_recipe: Recipe
+    module: LoadedModule, native: ModuleType, tiny_recipe: Recipe
 ) -> None:
-    gradients: Arrays = native.gradients(loaded.module, loaded.inputs(random_images(4)))
+    gradients: Arrays = native.gradients(module.module, module.inputs(random_images(4)))
     assert gradients.keys() == parameters(random_state(tiny_recipe)).keys()
     assert all(gradient.any() for gradient in gradients.values())
 

@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import backends
-from lockstep.backends import Backend
-
 # First, because it sets the number of threads.
 from lockstep.backends import mxnet as mxnet_backend
 
@@ -39,21 +36,18 @@ from tests.backends import oracle
 from tests.backends.cases import (
     RATES,
     all_bits,
-    moved,
-    normalised,
+    normalise,
     random_batches,
     random_images,
     random_state,
     statistics,
     steady_state,
+    subtract_states,
 )
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.native import mxnet as native
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("mxnet")
+backend = make_backend_fixture("mxnet")
 
 
 @pytest.mark.filterwarnings(
@@ -61,7 +55,7 @@ def backend() -> Backend:
 )  # MXNet's own warning about the input of every graph that it reads
 def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Path) -> None:
     values = random_state(tiny_recipe).tensors
-    images = native.images(normalised(random_images(2), tiny_recipe))
+    images = native.images(normalise(random_images(2), tiny_recipe))
     block = mxnet_backend.load_module(tiny_recipe, values)
     assert isinstance(block, mx.gluon.Block)
     logits = block(images).asnumpy()
@@ -83,7 +77,10 @@ def test_steps_with_and_without_a_static_graph_lead_where_float64_goes(
     engine.train(batches, 0)
     end = engine.read()
     expected = oracle.train(tiny_recipe, begin, batches, RATES, parts).state
-    assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
+    assert (
+        distance(subtract_states(end, begin), subtract_states(expected, begin))
+        < BOUNDS["trajectory"].value
+    )
     assert distance(statistics(end), statistics(expected)) < BOUNDS["statistics"].value
 
 
@@ -130,12 +127,12 @@ def test_training_waits_for_nothing(
     main = threading.main_thread()
     read = mx.nd.NDArray.asnumpy
 
-    def noted(array: Any) -> np.ndarray:
+    def note(array: Any) -> np.ndarray:
         if threading.current_thread() is main:
             waits.append(array.shape)
         return read(array)
 
-    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", noted)
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", note)
     handle = engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
     assert waits == []
     assert len(engine.fetch(handle).losses) == 3

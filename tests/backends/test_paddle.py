@@ -5,14 +5,10 @@ The other tests of engines run uncompiled. Here the same is tested with programs
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-
-from lockstep import backends
-from lockstep.backends import Backend
 
 # First, because it suppresses Paddle's greetings.
 from lockstep.backends import paddle as paddle_backend
@@ -30,7 +26,7 @@ from tests.backends.cases import (
     RATES,
     all_bits,
     bits,
-    normalised,
+    normalise,
     random_batch,
     random_batches,
     random_images,
@@ -38,19 +34,10 @@ from tests.backends.cases import (
     statistics,
     steady_state,
 )
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.native import paddle as native
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("paddle")
-
-
-@pytest.fixture
-def compiled(start: Start) -> Start:
-    """Return a function like `start` for new engines that compute in programs."""
-    return partial(start, compile="on", new=True)
+backend = make_backend_fixture("paddle")
 
 
 @pytest.fixture
@@ -59,11 +46,11 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
     built: list[Compiled] = []
     build = Compiled._built
 
-    def noted(self: Compiled, inputs: Any) -> Any:
+    def note(self: Compiled, inputs: Any) -> Any:
         built.append(self)
         return build(self, inputs)
 
-    monkeypatch.setattr(Compiled, "_built", noted)
+    monkeypatch.setattr(Compiled, "_built", note)
     return built
 
 
@@ -80,7 +67,7 @@ def test_a_loaded_module_has_a_canonical_state_dict(tiny_recipe: Recipe) -> None
 
 def test_a_loaded_module_takes_a_state_dict(tiny_recipe: Recipe) -> None:
     module = paddle_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
-    images = native.images(normalised(random_images(4), tiny_recipe))
+    images = native.images(normalise(random_images(4), tiny_recipe))
     other = random_state(tiny_recipe, seed=3).tensors
     missing, unexpected = module.set_state_dict(
         {name: paddle.to_tensor(value) for name, value in other.items()}
@@ -96,9 +83,9 @@ def test_a_loaded_module_takes_a_state_dict(tiny_recipe: Recipe) -> None:
 
 
 def test_steps_on_batches_of_one_shape_are_one_program(
-    compiled: Start, tiny_recipe: Recipe, built: list[Compiled]
+    start_compiled: Start, tiny_recipe: Recipe, built: list[Compiled]
 ) -> None:
-    engine: Any = compiled(tiny_recipe.replace(ema_decay=0.9), accumulation_steps=2)
+    engine: Any = start_compiled(tiny_recipe.replace(ema_decay=0.9), accumulation_steps=2)
     engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
     engine.write(random_state(tiny_recipe.replace(ema_decay=0.9), seed=2))
     engine.train(random_batches(tiny_recipe, 2, mixup="batch"), 3)
@@ -109,9 +96,9 @@ def test_steps_on_batches_of_one_shape_are_one_program(
 
 
 def test_inference_has_a_program_for_every_shape(
-    compiled: Start, tiny_recipe: Recipe, built: list[Compiled]
+    start_compiled: Start, tiny_recipe: Recipe, built: list[Compiled]
 ) -> None:
-    engine: Any = compiled(tiny_recipe.replace(ema_decay=0.9))
+    engine: Any = start_compiled(tiny_recipe.replace(ema_decay=0.9))
     for _ in range(2):
         for ema in (False, True):
             engine.evaluate([random_batch(tiny_recipe, count) for count in (8, 8, 3)], ema=ema)
@@ -122,12 +109,12 @@ def test_inference_has_a_program_for_every_shape(
 
 @pytest.mark.slow
 def test_programs_stay_what_they_are_beside_many_others(
-    compiled: Start, tiny_recipe: Recipe
+    start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
     # A Paddle executor keeps eight programs and would build others again, without oneDNN, with
     # other outputs.
     state = steady_state(tiny_recipe)
-    engine = compiled(tiny_recipe)
+    engine = start_compiled(tiny_recipe)
     batches = [random_batch(tiny_recipe, count) for count in range(4, 13)]
     ends = []
     for batch in [*batches, *batches[:2]]:
@@ -138,14 +125,14 @@ def test_programs_stay_what_they_are_beside_many_others(
 
 
 def test_a_program_whose_first_run_failed_is_built_anew(
-    compiled: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    start_compiled: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError("none left")
 
     state = steady_state(tiny_recipe)
     batch = random_batch(tiny_recipe)
-    engine = compiled(tiny_recipe, state)
+    engine = start_compiled(tiny_recipe, state)
     with monkeypatch.context() as patched:
         patched.setattr(paddle.static.Executor, "run", failing)
         with pytest.raises(BackendError, match="none left"):
@@ -224,7 +211,7 @@ def test_a_program_that_fails_leaves_the_process_as_it_was(
     assert paddle.get_flags("FLAGS_use_mkldnn") == flag
 
 
-def made(recipe: Recipe, compile: Any) -> Any:
+def make_engine(recipe: Recipe, compile: Any) -> Any:
     """Return the engine of one of two ranks."""
     execution = Execution(backend="paddle", device="cpu", compile=compile)
     return paddle_backend.engine(recipe, np.zeros(1), native.OfTwo(), execution)
@@ -234,7 +221,7 @@ def made(recipe: Recipe, compile: Any) -> Any:
 def test_programs_are_used_unless_refused(
     tiny_recipe: Recipe, compile: str, programs: bool
 ) -> None:
-    engine = made(tiny_recipe, compile)
+    engine = make_engine(tiny_recipe, compile)
     assert (
         isinstance(engine._gradients_of_part, Compiled)
         == isinstance(engine._logits, Compiled)
@@ -245,7 +232,8 @@ def test_programs_are_used_unless_refused(
 @pytest.mark.parametrize("compile", ["auto", "off"])
 def test_batch_norm_over_several_ranks_is_not_compiled(tiny_recipe: Recipe, compile: str) -> None:
     assert not isinstance(
-        made(tiny_recipe.replace(batch_norm="synchronised"), compile)._gradients_of_part, Compiled
+        make_engine(tiny_recipe.replace(batch_norm="synchronised"), compile)._gradients_of_part,
+        Compiled,
     )
 
 
@@ -253,13 +241,13 @@ def test_programs_are_refused_to_batch_norm_over_several_ranks(tiny_recipe: Reci
     with pytest.raises(
         BackendError, match="has no batch norm over all ranks; leave compile at auto"
     ):
-        made(tiny_recipe.replace(batch_norm="synchronised"), "on")
+        make_engine(tiny_recipe.replace(batch_norm="synchronised"), "on")
 
 
 # Max pool
 
 
-def padded(x: np.ndarray, padding: str) -> tuple[np.ndarray, tuple[slice, ...]]:
+def pad(x: np.ndarray, padding: str) -> tuple[np.ndarray, tuple[slice, ...]]:
     """Pad images [N, C, H, W], none below 0, for windows of 3 at a stride of 2; return them and the
     place of the images."""
     places = [(0, 0), (0, 0)]
@@ -272,10 +260,10 @@ def padded(x: np.ndarray, padding: str) -> tuple[np.ndarray, tuple[slice, ...]]:
     return np.pad(x, places), inside
 
 
-def pooled(x: np.ndarray, padding: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pool(x: np.ndarray, padding: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the largest value of every window, a gradient of these, and the gradient of x if all
     values of x differ."""
-    wide, inside = padded(x, padding)
+    wide, inside = pad(x, padding)
     height, width = ((length - 3) // 2 + 1 for length in wide.shape[2:])
     y = np.zeros((*x.shape[:2], height, width), np.float32)
     back = np.zeros_like(wide)
@@ -316,7 +304,7 @@ def test_a_max_pool_and_its_gradient_are_right_at_every_size(
             np.random.default_rng(seed).permutation(6 * shape[0] * shape[1]).reshape(2, 3, *shape)
         )
         x = np.maximum(order - 5, 0).astype(np.float32)
-        expected, gradient, expected_back = pooled(x, padding, seed)
+        expected, gradient, expected_back = pool(x, padding, seed)
         y, back = run(
             {"x": paddle.to_tensor(x, stop_gradient=False), "g": paddle.to_tensor(gradient)}
         )

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from lockstep import backends
-from lockstep.backends import Backend
-
 # First, because it suppresses Paddle's greetings.
 from lockstep.backends import paddle as paddle_backend
 
@@ -21,15 +18,12 @@ from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
 from tests.backends.cases import random_batch
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.native.paddle import OfTwo
 from tests.processes import python
 from tests.soak import SOAK
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("paddle")
+backend = make_backend_fixture("paddle")
 
 
 # The world
@@ -76,11 +70,11 @@ def test_a_sum_over_ranks_is_taken_so_many_megabytes_at_a_time(
 ) -> None:
     exchanged: list[int] = []
 
-    def doubled(tensor: Any) -> None:
+    def double(tensor: Any) -> None:
         exchanged.append(len(tensor))
         tensor.scale_(2.0)
 
-    monkeypatch.setattr(paddle.distributed, "all_reduce", doubled)
+    monkeypatch.setattr(paddle.distributed, "all_reduce", double)
     total = OfTwo().sum(paddle.ones([length]), megabytes)
     assert exchanged == sizes
     assert (total.numpy() == 2).all()

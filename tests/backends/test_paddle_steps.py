@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import backends
-from lockstep.backends import Backend, Interval
-
 # First, because it suppresses Paddle's greetings.
-from lockstep.models.state import State
 
 # isort: split
 import paddle
@@ -27,28 +23,20 @@ from tests.backends.cases import (
     Step,
     all_bits,
     bits,
-    moved,
     random_batch,
     random_batches,
     random_images,
     random_state,
     statistics,
     steady_state,
+    subtract_states,
 )
-from tests.backends.conftest import Start
+from tests.backends.compiled_steps import check_compiled_step
+from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
 from tests.soak import SOAK
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("paddle")
-
-
-@pytest.fixture
-def compiled(start: Start) -> Start:
-    """Return a function like `start` for new engines that compute in programs."""
-    return partial(start, compile="on", new=True)
+backend = make_backend_fixture("paddle")
 
 
 # The step, compiled
@@ -71,45 +59,20 @@ SIZES = {
 }
 """Steps with sizes that a stride of 2 turns into odd and even ones, for SAME padding."""
 
-OfPrograms = tuple[list[Interval], list[State], oracle.Trained]
-
-
-def stepped(start: Start, tiny_recipe: Recipe, step: Step) -> OfPrograms:
-    """Return the results of one step, not compiled and compiled, and the expected results."""
-    recipe, state, batch = step.begin(tiny_recipe)
-    intervals = []
-    states = []
-    for compile in ("off", "on"):
-        engine = start(recipe, state, accumulation_steps=step.parts, compile=compile)
-        intervals.append(engine.fetch(engine.train([batch], 0)))
-        states.append(engine.read())
-    return intervals, states, oracle.train(recipe, state, [batch], RATES, step.parts)
-
 
 @pytest.mark.parametrize("step", (COMPILED | SIZES).values(), ids=COMPILED | SIZES)
 def test_a_compiled_step_does_what_one_does_that_is_not(
     start: Start, tiny_recipe: Recipe, step: Step
 ) -> None:
-    (off, on), (plain, end), expected = stepped(start, tiny_recipe, step)
-    assert on.losses == pytest.approx(off.losses, rel=BOUNDS["loss"].value)
-    assert on.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
-    assert (
-        (on.counts.top1, on.counts.top5)
-        == (off.counts.top1, off.counts.top5)
-        == (expected.top1, expected.top5)
-    )
-    assert distance(end.momentum, plain.momentum) < BOUNDS["compiled"].value
-    assert distance(end.momentum, expected.state.momentum) < BOUNDS["gradient"].value
-    assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
-    assert bits(end.momentum) != bits(plain.momentum), "nothing was compiled"
+    check_compiled_step(start, tiny_recipe, step)
 
 
 def test_a_compiled_step_may_compute_its_images_one_by_one(
-    compiled: Start, tiny_recipe: Recipe
+    start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
     state = steady_state(tiny_recipe)
     batch = random_batch(tiny_recipe, 2, size=64)
-    engine = compiled(tiny_recipe, state, accumulation_steps=2)
+    engine = start_compiled(tiny_recipe, state, accumulation_steps=2)
     engine.train([batch], 0)
     expected = oracle.train(tiny_recipe, state, [batch], RATES, parts=2).state
     assert distance(engine.read().momentum, expected.momentum) < BOUNDS["gradient"].value
@@ -117,11 +80,11 @@ def test_a_compiled_step_may_compute_its_images_one_by_one(
 
 
 def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(
-    compiled: Start, tiny_recipe: Recipe
+    start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
     # Paddle never frees a list for each tensor that Python makes. A step has hundreds of results,
     # and a run many steps.
-    engine = compiled(tiny_recipe)
+    engine = start_compiled(tiny_recipe)
     batch = random_batch(tiny_recipe, 2)
     counts = []
     for _ in range(3):
@@ -146,23 +109,28 @@ COMPILED_TRAJECTORIES = {
     ("changes", "parts"), COMPILED_TRAJECTORIES.values(), ids=COMPILED_TRAJECTORIES
 )
 def test_compiled_steps_lead_where_float64_goes(
-    compiled: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int
+    start_compiled: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
     state = random_state(recipe, step=2)
     batches = random_batches(recipe, 8, mixup="sample")
-    engine = compiled(recipe, state, accumulation_steps=parts)
+    engine = start_compiled(recipe, state, accumulation_steps=parts)
     engine.train(batches[:3], 2)
     engine.train(batches[3:], 5)
     end = engine.read()
     expected = oracle.train(recipe, state, batches, RATES, parts).state
-    assert distance(moved(end, state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert (
+        distance(subtract_states(end, state), subtract_states(expected, state))
+        < BOUNDS["trajectory"].value
+    )
     assert distance(statistics(end), statistics(expected)) < BOUNDS["trajectory"].value
     if recipe.ema_decay:
         assert distance(end.ema, expected.ema) < BOUNDS["update"].value
 
 
-def test_compiled_steps_keep_masked_weights_at_0(compiled: Start, tiny_recipe: Recipe) -> None:
+def test_compiled_steps_keep_masked_weights_at_0(
+    start_compiled: Start, tiny_recipe: Recipe
+) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = random_state(recipe)
     batches = random_batches(recipe, 2)
@@ -171,7 +139,7 @@ def test_compiled_steps_keep_masked_weights_at_0(compiled: Start, tiny_recipe: R
         name: rng.random(state.tensors[name].shape) < 0.5
         for name in ("layer2.0.conv2.weight", "fc.weight")
     }
-    engine = compiled(recipe, state)
+    engine = start_compiled(recipe, state)
     engine.mask(masks)
     engine.train(batches, 0)
     end = engine.read()
@@ -184,12 +152,12 @@ def test_compiled_steps_keep_masked_weights_at_0(compiled: Start, tiny_recipe: R
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_compiled_step_in_low_precision_is_near(
-    compiled: Start, tiny_recipe: Recipe, precision: str
+    start_compiled: Start, tiny_recipe: Recipe, precision: str
 ) -> None:
     recipe = tiny_recipe.replace(precision=precision)
     state = random_state(recipe)
     batch = random_batch(recipe, mixup="sample")
-    engine = compiled(recipe, state)
+    engine = start_compiled(recipe, state)
     off = distance(engine.predict(batch.images), oracle.logits(recipe, state.tensors, batch.images))
     interval = engine.fetch(engine.train([batch], 0))
     end = engine.read()
@@ -205,12 +173,12 @@ def test_a_compiled_step_in_low_precision_is_near(
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", NARROWED if SOAK else list(NARROWED)[-1:])
 def test_a_compiled_step_of_a_narrow_model_in_low_precision_is_near(
-    compiled: Start, tiny_recipe: Recipe, precision: str, name: str
+    start_compiled: Start, tiny_recipe: Recipe, precision: str, name: str
 ) -> None:
     recipe = tiny_recipe.replace(precision=precision, padding="same", **NARROWED[name])
     state = steady_state(recipe)
     batch = random_batch(recipe, mixup="sample", size=33)
-    engine = compiled(recipe, state, accumulation_steps=2)
+    engine = start_compiled(recipe, state, accumulation_steps=2)
     engine.train([batch], 0)
     end = engine.read()
     expected = oracle.train(recipe, state, [batch], RATES, parts=2).state
@@ -222,20 +190,22 @@ OVERFLOWING = 2.0**60
 
 
 def test_a_static_loss_scale_reaches_the_gradients_of_a_compiled_step(
-    compiled: Start, tiny_recipe: Recipe
+    start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
-    engine = compiled(tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING))
+    engine = start_compiled(
+        tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING)
+    )
     engine.train([random_batch(tiny_recipe)], 0)
     assert not np.isfinite(engine.read().momentum["conv1.weight"]).all()
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
 def test_a_loss_scale_leaves_a_compiled_step_as_it_is(
-    compiled: Start, tiny_recipe: Recipe, loss_scaling: str
+    start_compiled: Start, tiny_recipe: Recipe, loss_scaling: str
 ) -> None:
     states = []
     for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
-        engine = compiled(tiny_recipe.replace(**FP16, **changes))
+        engine = start_compiled(tiny_recipe.replace(**FP16, **changes))
         engine.train([random_batch(tiny_recipe)], 0)
         states.append(engine.read())
     assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value
@@ -256,7 +226,7 @@ def dirty_memory() -> None:
 
 @pytest.mark.parametrize("name", [None, *(["narrow resnet50"] if SOAK else [])])
 def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
-    compiled: Start, tiny_recipe: Recipe, name: str | None
+    start_compiled: Start, tiny_recipe: Recipe, name: str | None
 ) -> None:
     # oneDNN's batch norm has outputs that a Paddle program reads before they are written.
     recipe = tiny_recipe.replace(**NARROWED.get(name or "", {}))
@@ -266,7 +236,7 @@ def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
     ends = set()
     for _ in range(5):
         dirty_memory()
-        engine = compiled(recipe, state)
+        engine = start_compiled(recipe, state)
         for _ in range(2):
             engine.write(state)
             engine.train([batch], 0)
@@ -276,18 +246,18 @@ def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
     assert len(ends) == 1
 
 
-def test_compiled_steps_repeat_to_the_last_bit(compiled: Start, tiny_recipe: Recipe) -> None:
+def test_compiled_steps_repeat_to_the_last_bit(start_compiled: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     batches = random_batches(recipe, 4, mixup="sample")
     ends = []
-    one = compiled(recipe)
-    other = compiled(recipe)
+    one = start_compiled(recipe)
+    other = start_compiled(recipe)
     one.train(batches, 0)
     other.train(batches[:2], 0)
     other.evaluate(batches[:1])
     other.write(other.read())
     other.train(batches[2:], 2)
-    resumed = compiled(recipe, other.read())
+    resumed = start_compiled(recipe, other.read())
     for engine in (one, other, resumed):
         engine.train(batches[:1], 4)
         ends.append(all_bits(engine.read()))
@@ -307,7 +277,8 @@ def test_a_compiled_engine_goes_on_from_what_another_has_trained(
     second.train(batches[3:], 3)
     expected = oracle.train(tiny_recipe, state, batches, RATES).state
     assert (
-        distance(moved(second.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+        distance(subtract_states(second.read(), state), subtract_states(expected, state))
+        < BOUNDS["trajectory"].value
     )
     assert second.read().step == 6
 
@@ -327,10 +298,10 @@ def test_compiled_losses_of_logits_hundreds_apart_are_those_of_float64(
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
 def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
-    compiled: Start, tiny_recipe: Recipe, padding: str
+    start_compiled: Start, tiny_recipe: Recipe, padding: str
 ) -> None:
     recipe = tiny_recipe.replace(padding=padding)
-    engine = compiled(recipe)
+    engine = start_compiled(recipe)
     values = random_state(recipe).tensors
     for count, size in ((1, 32), (2, 32), (7, 45), (3, 31), (3, 33), (1, 64), (2, 9)):
         images = random_images(count, size)
@@ -350,9 +321,9 @@ def test_a_batch_for_programs_may_be_filled_again(start: Start, tiny_recipe: Rec
     check_refilled(partial(start, compile="on"), tiny_recipe)
 
 
-def test_predictions_stay_when_others_are_made(compiled: Start, tiny_recipe: Recipe) -> None:
+def test_predictions_stay_when_others_are_made(start_compiled: Start, tiny_recipe: Recipe) -> None:
     # A program overwrites its previous result.
-    engine = compiled(tiny_recipe)
+    engine = start_compiled(tiny_recipe)
     logits = engine.predict(random_images(3))
     before = logits.copy()
     engine.predict(random_images(3, seed=1))
@@ -361,7 +332,7 @@ def test_predictions_stay_when_others_are_made(compiled: Start, tiny_recipe: Rec
 
 @pytest.mark.parametrize("ema", [False, True])
 def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
-    compiled: Start, tiny_recipe: Recipe, ema: bool
+    start_compiled: Start, tiny_recipe: Recipe, ema: bool
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = random_state(recipe)
@@ -372,7 +343,7 @@ def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
     )
     images = images[labels >= 0]
     labels = labels[labels >= 0]
-    scores = compiled(recipe, state).evaluate(batches, ema=ema)
+    scores = start_compiled(recipe, state).evaluate(batches, ema=ema)
     logits = oracle.logits(recipe, state.ema if ema else state.tensors, images)
     losses = -oracle.log_softmax(logits)[np.arange(len(labels)), labels]
     assert scores.labels.tolist() == labels.tolist()
@@ -382,9 +353,9 @@ def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
 
 
 def test_a_compiled_evaluation_leaves_the_state_as_it_is(
-    compiled: Start, tiny_recipe: Recipe
+    start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
-    engine = compiled(tiny_recipe.replace(ema_decay=0.9))
+    engine = start_compiled(tiny_recipe.replace(ema_decay=0.9))
     engine.train([random_batch(tiny_recipe)], 0)
     before = all_bits(engine.read())
     engine.evaluate([random_batch(tiny_recipe)], ema=True)

@@ -122,7 +122,9 @@ def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
     return recipe.replace(**FP16, loss_scaling="dynamic", **changes)
 
 
-def with_scaler(recipe: Recipe, scale: float, good_steps: int = 0, bad_steps: int = 0) -> State:
+def make_scaled_state(
+    recipe: Recipe, scale: float, good_steps: int = 0, bad_steps: int = 0
+) -> State:
     """Return a state with a velocity, so that a step that only decays it is noticed."""
     state = random_state(recipe)
     velocity = {name: np.full_like(value, 0.5) for name, value in state.momentum.items()}
@@ -131,7 +133,7 @@ def with_scaler(recipe: Recipe, scale: float, good_steps: int = 0, bad_steps: in
 
 
 def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe) -> None:
-    state = with_scaler(tiny_recipe, OVERFLOWING)
+    state = make_scaled_state(tiny_recipe, OVERFLOWING)
     # With Nesterov's momentum, whose update has the gradient itself, besides the velocity.
     engine = start(dynamic(tiny_recipe, weight_decay=0.1, nesterov=True), state)
     engine.train([random_batch(tiny_recipe, FEW)], 0)
@@ -150,7 +152,7 @@ def test_a_compiled_step_backs_off_after_an_overflow(
         pytest.skip("compiling takes up to a minute, even for tiny models")
     # With basic blocks, which have two convolutions: XLA takes long for every convolution.
     recipe = dynamic(tiny_recipe, model=replace(BASIC, layers=(1, 1, 1, 1)))
-    state = with_scaler(recipe, OVERFLOWING)
+    state = make_scaled_state(recipe, OVERFLOWING)
     engine = start(recipe, state, compile="on")
     interval = engine.fetch(engine.train([random_batch(recipe, FEW)], 0))
     end = engine.read()
@@ -215,7 +217,7 @@ def test_a_dynamic_loss_scale_adapts(
     steps: int,
     last: tuple[float, int, int],
 ) -> None:
-    engine = start(dynamic(tiny_recipe, **changes), with_scaler(tiny_recipe, *first))
+    engine = start(dynamic(tiny_recipe, **changes), make_scaled_state(tiny_recipe, *first))
     interval = engine.fetch(engine.train(random_batches(tiny_recipe, steps), 0))
     scaler = engine.read().scaler
     assert (scaler["scale"], scaler["good_steps"], scaler["bad_steps"]) == last
@@ -223,7 +225,7 @@ def test_a_dynamic_loss_scale_adapts(
 
 
 def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
-    state = with_scaler(tiny_recipe, OVERFLOWING)
+    state = make_scaled_state(tiny_recipe, OVERFLOWING)
     batches = random_batches(tiny_recipe, 2)
     engine = start(dynamic(tiny_recipe, loss_scale_backoff=2.0**-50), state)
     engine.train(batches, 0)
@@ -238,7 +240,7 @@ def test_a_state_without_a_scaler_brings_the_recipes_first_scale(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     engine = start(
-        dynamic(tiny_recipe, loss_scale=64.0), with_scaler(tiny_recipe, 8.0, good_steps=5)
+        dynamic(tiny_recipe, loss_scale=64.0), make_scaled_state(tiny_recipe, 8.0, good_steps=5)
     )
     engine.write(random_state(tiny_recipe))
     assert engine.read().scaler == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}

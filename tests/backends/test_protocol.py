@@ -17,7 +17,7 @@ from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.backends.cases import random_images
-from tests.backends.conftest import BACKENDS, Start, for_backends
+from tests.backends.conftest import BACKENDS, Start, parametrize_backends
 
 FOREIGN = [row.module for row in FRAMEWORKS.values() if row.module is not None]
 """Frameworks that the core never imports."""
@@ -146,7 +146,7 @@ def test_an_option_that_a_backend_does_not_support_is_refused_with_those_that_do
         backend.engine(recipe, np.zeros(1), backend.world(execution), execution)
 
 
-@for_backends(lambda row: "auto" in row.on_cpu.layout and len(row.on_cpu.layout) > 2)
+@parametrize_backends(lambda row: "auto" in row.on_cpu.layout and len(row.on_cpu.layout) > 2)
 def test_a_backend_with_several_layouts_computes_in_each(
     backend: LoadedBackend, start: Start, tiny_recipe: Recipe
 ) -> None:
@@ -154,13 +154,13 @@ def test_a_backend_with_several_layouts_computes_in_each(
         assert start(tiny_recipe, layout=layout).predict(random_images(1)).shape == (1, 10)
 
 
-@for_backends(lambda row: row.on_gpu is None)
+@parametrize_backends(lambda row: row.on_gpu is None)
 def test_a_backend_without_gpus_refuses_one(backend: LoadedBackend) -> None:
     with pytest.raises(BackendError, match=r"device is cuda, but .*--set device=auto.*--backend"):
         backend.world(Execution(device="cuda"))
 
 
-@for_backends(lambda row: row.addresses is None)
+@parametrize_backends(lambda row: row.addresses is None)
 def test_a_backend_of_one_process_refuses_ranks(
     backend: LoadedBackend, alone: pytest.MonkeyPatch
 ) -> None:

@@ -23,10 +23,10 @@ from tests.backends.cases import (
     Arrays,
     all_bits,
     bits,
-    moved,
     parameters,
     random_state,
     statistics,
+    subtract_states,
 )
 from tests.backends.conftest import Start
 from tests.backends.launchers import LAUNCHED, split_launcher
@@ -122,7 +122,7 @@ def find_obstacle(launched: str, name: str) -> str | None:
 
 def way(results: Results) -> Arrays:
     """Return the change of the parameters."""
-    return moved(results["state"], random_state(RECIPE))
+    return subtract_states(results["state"], random_state(RECIPE))
 
 
 def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Results], name: str) -> None:

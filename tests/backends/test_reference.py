@@ -20,12 +20,12 @@ from tests.backends import autograd
 from tests.backends.cases import (
     RATES,
     Step,
-    moved,
     random_batch,
     random_batches,
     random_images,
     random_state,
     statistics,
+    subtract_states,
 )
 from tests.backends.steps import STEPS, TRAJECTORIES
 
@@ -250,7 +250,7 @@ def test_some_steps_are_those_of_autograd(
     end = reference.read()
     expected = autograd.train(recipe, state, batches, RATES, parts).state
     # The engine's weights are float32, and some are a thousand times as large as their change.
-    assert distance(moved(end, state), moved(expected, state)) < 3e-3
+    assert distance(subtract_states(end, state), subtract_states(expected, state)) < 3e-3
     assert distance(statistics(end), statistics(expected)) < ROUNDING
     if recipe.ema_decay:
         assert distance(end.ema, expected.ema) < ROUNDING
@@ -265,7 +265,7 @@ def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: 
     expected = autograd.logits(recipe, state.tensors, images)
     assert distance(engine(recipe, state).predict(images), expected) < 1e-7
     module = backends.load("reference").load_module(recipe, state.tensors)
-    assert distance(module(autograd.normalised(images, recipe).numpy()), expected) < 1e-12
+    assert distance(module(autograd.normalise(images, recipe).numpy()), expected) < 1e-12
 
 
 @pytest.mark.parametrize(("fields", "bits"), [({}, 52), ({"reference_dtype": "float32"}, 23)])
@@ -305,7 +305,7 @@ INT8_VALUES = [
 """Halves of a scale, which go to the even integer, and values around the limits."""
 
 
-def of_torch(x: np.ndarray, *quantisation: Any) -> tuple[np.ndarray, np.ndarray]:
+def compute_with_torch(x: np.ndarray, *quantisation: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return what PyTorch's own functions round values to in int8, and the gradient of the sum of
     the results."""
     leaf = torch.tensor(x, dtype=torch.float32, requires_grad=True)
@@ -324,7 +324,7 @@ def of_torch(x: np.ndarray, *quantisation: Any) -> tuple[np.ndarray, np.ndarray]
 def test_rounding_to_int8_is_that_of_pytorch() -> None:
     x = np.array(INT8_VALUES)
     y, back = f.fake_quantise(x, np.float64(INT8_SCALE))
-    expected, gradient = of_torch(x, INT8_SCALE, 0, -128, 127)
+    expected, gradient = compute_with_torch(x, INT8_SCALE, 0, -128, 127)
     assert y.tolist() == expected.tolist()
     assert back(np.ones_like(x)).tolist() == gradient.tolist()
 
@@ -346,7 +346,7 @@ def test_weights_in_int8_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
         -127,
         127,
     )
-    expected, gradient = of_torch(weight, *quantisation)
+    expected, gradient = compute_with_torch(weight, *quantisation)
     np.testing.assert_allclose(y, expected, rtol=1e-6)
     assert not y[2].any()
     assert np.array_equal(back(np.ones(shape)), gradient)

@@ -17,7 +17,6 @@ from tests.backends.cases import (
     RATES,
     Step,
     all_bits,
-    moved,
     parameters,
     random_batch,
     random_batches,
@@ -25,6 +24,7 @@ from tests.backends.cases import (
     state_with_logits,
     statistics,
     steady_state,
+    subtract_states,
 )
 from tests.backends.conftest import Start
 from tests.backends.steps import STEPS, TRAJECTORIES
@@ -82,7 +82,7 @@ def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(
     engine.train([batch], 0)
     gradient = {
         name: -way / 0.25
-        for name, way in moved(engine.read(), state).items()
+        for name, way in subtract_states(engine.read(), state).items()
         if not oracle.is_statistic(name)
     }
     assert (
@@ -127,7 +127,10 @@ def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) 
     engine = start(tiny_recipe, state, rates=rates)
     engine.train([batch], 3)
     expected = oracle.train(tiny_recipe, state, [batch], rates).state
-    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["gradient"].value
+    assert (
+        distance(subtract_states(engine.read(), state), subtract_states(expected, state))
+        < BOUNDS["gradient"].value
+    )
 
 
 # Decay, momentum and accumulation over steps
@@ -192,7 +195,8 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, parts).state
     assert (
-        distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+        distance(subtract_states(engine.read(), state), subtract_states(expected, state))
+        < BOUNDS["trajectory"].value
     )
 
 

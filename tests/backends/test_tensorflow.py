@@ -1,18 +1,13 @@
 """Tests for TensorFlow alone: modules, tracing, XLA and grouped convolutions."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep import backends
-from lockstep.backends import Backend, Interval, World
-
 # First, because it suppresses TensorFlow's greetings.
 from lockstep.backends import tensorflow as tensorflow_backend
-from lockstep.models.state import State
 
 # isort: split
 import tensorflow as tf
@@ -29,24 +24,21 @@ from tests.backends.cases import (
     NARROWED,
     RATES,
     Step,
-    bits,
-    moved,
-    normalised,
+    normalise,
     random_batch,
     random_batches,
     random_images,
     random_state,
     statistics,
+    subtract_states,
 )
-from tests.backends.conftest import Kept, Start, starter
+from tests.backends.compiled_steps import check_compiled_step
+from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python
 from tests.soak import in_a_soak
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("tensorflow")
+backend = make_backend_fixture("tensorflow")
 
 
 # The module
@@ -58,7 +50,7 @@ def module(tiny_recipe: Recipe) -> Any:
 
 
 def test_a_loaded_module_computes_the_same_in_a_graph(module: Any, tiny_recipe: Recipe) -> None:
-    images = normalised(random_images(4), tiny_recipe)
+    images = normalise(random_images(4), tiny_recipe)
     traced = tf.function(module, autograph=False)(tf.constant(images))
     assert distance(traced.numpy(), module(images).numpy()) < BOUNDS["logits"].value
 
@@ -83,7 +75,7 @@ def test_a_loaded_module_is_saved_and_restored_by_tensorflow(
     module: Any, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     other = tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe, seed=3).tensors)
-    images = normalised(random_images(4), tiny_recipe)
+    images = normalise(random_images(4), tiny_recipe)
     path = tf.train.Checkpoint(model=module).write(str(tmp_path / "module"))
     tf.train.Checkpoint(model=other).read(path).assert_consumed()
     assert other(images).numpy().tobytes() == module(images).numpy().tobytes()
@@ -95,69 +87,24 @@ XLA = Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2)
 """A step of a model with groups, in two parts. Batch norm over all ranks is local here, since there
 is a single rank."""
 
-OfXla = tuple[list[Interval], list[State], oracle.Trained]
-
-
-@pytest.fixture(scope="module")
-def compiled(kept: Kept, backend: Backend, world: World, tiny_recipe: Recipe) -> OfXla:
-    """Return the results of one step, not compiled and compiled, and the expected ones; once for
-    several tests."""
-    recipe, state, batch = XLA.begin(tiny_recipe)
-    intervals = []
-    states = []
-    with ExitStack() as stack:
-        for compile in ("off", "on"):
-            engine = starter(backend, world, stack, kept)(
-                recipe, state, accumulation_steps=2, compile=compile
-            )
-            intervals.append(engine.fetch(engine.train([batch], 0)))
-            states.append(engine.read())
-    return intervals, states, oracle.train(recipe, state, [batch], RATES, 2)
-
 
 @pytest.mark.slow
-def test_a_step_compiled_by_xla_has_the_loss_and_the_hits_of_one_that_is_not(
-    compiled: OfXla,
+def test_a_step_compiled_by_xla_does_what_one_does_that_is_not(
+    start: Start, tiny_recipe: Recipe
 ) -> None:
-    (off, on), _, expected = compiled
-    assert on.losses == pytest.approx(off.losses, rel=BOUNDS["loss"].value)
-    assert (
-        (on.counts.top1, on.counts.top5)
-        == (off.counts.top1, off.counts.top5)
-        == (expected.top1, expected.top5)
-    )
-
-
-@pytest.mark.slow
-def test_a_step_compiled_by_xla_goes_where_one_goes_that_is_not(compiled: OfXla) -> None:
-    _, (off, on), _ = compiled
-    assert distance(on.momentum, off.momentum) < BOUNDS["compiled"].value
-    assert bits(on.momentum) != bits(off.momentum), "nothing was compiled"
-
-
-@pytest.mark.slow
-def test_a_step_compiled_by_xla_has_the_gradient_of_float64(compiled: OfXla) -> None:
-    _, (_, on), expected = compiled
-    assert distance(on.momentum, expected.state.momentum) < BOUNDS["gradient"].value
-
-
-@pytest.mark.slow
-def test_running_statistics_of_a_compiled_step_are_those_of_float64(compiled: OfXla) -> None:
-    _, (_, on), expected = compiled
-    assert distance(statistics(on), statistics(expected.state)) < BOUNDS["statistics"].value
+    check_compiled_step(start, tiny_recipe, XLA)
 
 
 @pytest.mark.slow
 def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, first = XLA.begin(tiny_recipe)
     batches = [first, random_batch(recipe, seed=1, mixup="sample")]
-    engine = start(
-        recipe, state, accumulation_steps=2, compile="on"
-    )  # the same engine as in `compiled`
+    engine = start(recipe, state, accumulation_steps=2, compile="on")  # the same engine as above
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, 2).state
     assert (
-        distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+        distance(subtract_states(engine.read(), state), subtract_states(expected, state))
+        < BOUNDS["trajectory"].value
     )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import backends
-from lockstep.backends import Backend, World
+from lockstep.backends import World
 
 # First, because it suppresses TensorFlow's greetings.
 from lockstep.backends import tensorflow as tensorflow_backend
@@ -24,13 +23,11 @@ from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
 from tests.backends.cases import random_batch, random_state
+from tests.backends.conftest import make_backend_fixture
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("tensorflow")
+backend = make_backend_fixture("tensorflow")
 
 
 # The process

@@ -2,18 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
-
-from lockstep import backends
-from lockstep.backends import Backend
 from lockstep.recipes import Recipe
 from tests.backends.cases import BASIC, all_bits, random_batches
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("tensorflow")
+backend = make_backend_fixture("tensorflow")
 
 
 def test_a_run_that_computes_activations_twice_has_the_same_bits(

@@ -15,8 +15,6 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep import backends
-from lockstep.backends import Backend
 from lockstep.backends import torch as torch_backend
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.model import Model
@@ -32,7 +30,7 @@ from tests.backends.cases import (
     random_state,
     statistics,
 )
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 from tests.soak import SOAK
 
 SOURCE = Path(torch_backend.__file__).parent
@@ -51,15 +49,13 @@ PARAMETERS = {
 }
 
 
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("torch")
+backend = make_backend_fixture("torch")
 
 
 # The module
 
 
-def on_paper(model: str, recipe: Recipe) -> Model:
+def list_shapes(model: str, recipe: Recipe) -> Model:
     """Return a model whose tensors have no memory."""
     with torch.device("meta"):
         return Model(MODELS[model], recipe)
@@ -67,7 +63,7 @@ def on_paper(model: str, recipe: Recipe) -> Model:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) -> None:
-    state = on_paper(model, tiny_recipe.replace(logits=1001)).state_dict()
+    state = list_shapes(model, tiny_recipe.replace(logits=1001)).state_dict()
     shapes = {
         name: tuple(tensor.shape)
         for name, tensor in state.items()
@@ -78,7 +74,7 @@ def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_module_has_as_many_parameters_as_published(tiny_recipe: Recipe, model: str) -> None:
-    module = on_paper(model, tiny_recipe.replace(logits=1000))
+    module = list_shapes(model, tiny_recipe.replace(logits=1000))
     assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[model]
 
 
@@ -87,18 +83,18 @@ def torchvisions_names(
 ) -> list[str]:
     """Return the keys of torchvision's `resnet*().state_dict()`, in order."""
 
-    def normalised(conv: str, bn: str) -> list[str]:
+    def list_normalised(conv: str, bn: str) -> list[str]:
         parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         return [f"{conv}.weight", *(f"{bn}.{part}" for part in parts)]
 
-    names = normalised("conv1", "bn1")
+    names = list_normalised("conv1", "bn1")
     for stage, depth in enumerate(depths, start=1):
         for i in range(depth):
             block = f"layer{stage}.{i}"
             for j in range(1, convolutions + 1):
-                names += normalised(f"{block}.conv{j}", f"{block}.bn{j}")
+                names += list_normalised(f"{block}.conv{j}", f"{block}.bn{j}")
             if i == 0 and (stage > 1 or first_projects):
-                names += normalised(f"{block}.downsample.0", f"{block}.downsample.1")
+                names += list_normalised(f"{block}.downsample.0", f"{block}.downsample.1")
     return [*names, "fc.weight", "fc.bias"]
 
 
@@ -113,7 +109,7 @@ def torchvisions_names(
 def test_a_module_has_torchvisions_names_in_their_order(
     tiny_recipe: Recipe, model: str, names: list[str]
 ) -> None:
-    assert list(on_paper(model, tiny_recipe).state_dict()) == names
+    assert list(list_shapes(model, tiny_recipe).state_dict()) == names
 
 
 @pytest.fixture
@@ -123,7 +119,7 @@ def module(tiny_recipe: Recipe) -> torch.nn.Module:
 
 def test_a_loaded_module_can_be_trained(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
     module.train()(
-        autograd.normalised(random_images(4), tiny_recipe).float()
+        autograd.normalise(random_images(4), tiny_recipe).float()
     ).square().sum().backward()
     assert all(
         parameter.grad is not None and parameter.grad.any() for parameter in module.parameters()
@@ -435,12 +431,12 @@ def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_
 ) -> None:
     arguments: dict[str, Any] = {}
 
-    def distributed(module: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    def wrap(module: torch.nn.Module, **options: Any) -> torch.nn.Module:
         arguments.update(options)
         return module
 
     monkeypatch.setattr(
-        sys.modules["lockstep.backends.torch.engine"], "DistributedDataParallel", distributed
+        sys.modules["lockstep.backends.torch.engine"], "DistributedDataParallel", wrap
     )
     execution = Execution(device="cpu", compile="off", all_reduce_mb=7)
     world = torch_backend.world(execution)

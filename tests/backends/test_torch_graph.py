@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep import backends
-from lockstep.backends import Backend
 from lockstep.backends.torch import step_graph
 from lockstep.backends.torch.engine import TorchEngine
 from lockstep.backends.torch.step_graph import WARM_UP, StepGraph, make_capturer
@@ -31,7 +29,7 @@ from tests.backends.cases import (
     random_images,
     random_state,
 )
-from tests.backends.conftest import DEVICE
+from tests.backends.conftest import DEVICE, make_backend_fixture
 
 RATES = np.linspace(1e-4, 2e-3, 40)
 OVERFLOWING: dict[str, Any] = FP16 | {
@@ -43,9 +41,7 @@ OVERFLOWING: dict[str, Any] = FP16 | {
 """
 
 
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("torch")
+backend = make_backend_fixture("torch")
 
 
 Built = Callable[..., tuple[Any, Any]]
@@ -109,7 +105,7 @@ def test_a_captured_step_takes_what_changes_between_steps(both: Built, tiny_reci
     engines = both(recipe)
     masks = {"layer1.0.conv2.weight": np.arange(8 * 4 * 9).reshape(8, 4, 3, 3) % 3 > 0}
     batches = random_batches(recipe, 5)
-    scales = dict.fromkeys(calibrated(engines[0], batches), 0.1)
+    scales = dict.fromkeys(calibrate(engines[0], batches), 0.1)
 
     def both_do(act: Callable[[Any], object]) -> None:
         plain, captured = (act(engine) for engine in engines)
@@ -139,7 +135,7 @@ def test_a_captured_step_takes_what_changes_between_steps(both: Built, tiny_reci
     )
 
 
-def calibrated(engine: Any, batches: Sequence[Batch]) -> dict[str, float]:
+def calibrate(engine: Any, batches: Sequence[Batch]) -> dict[str, float]:
     largest: dict[str, float] = engine.calibrate(batches[:1])
     return largest
 
@@ -241,7 +237,7 @@ class Failing:
         raise self._error
 
 
-def ended(first: Exception) -> Exception:
+def end_with(first: Exception) -> Exception:
     """Return the error of ending a capture after another error."""
     error = RuntimeError("operation failed due to a previous error during capture")
     error.__context__ = first
@@ -257,8 +253,8 @@ def ended(first: Exception) -> Exception:
             r"CUDA graph \(not permitted\); use --set cuda_graph=off",
         ),
         (torch.OutOfMemoryError("too large"), torch.OutOfMemoryError, "too large"),
-        (ended(torch.OutOfMemoryError("too large")), torch.OutOfMemoryError, "too large"),
-        (ended(RuntimeError("not permitted")), BackendError, r"CUDA graph \(not permitted\)"),
+        (end_with(torch.OutOfMemoryError("too large")), torch.OutOfMemoryError, "too large"),
+        (end_with(RuntimeError("not permitted")), BackendError, r"CUDA graph \(not permitted\)"),
     ],
 )
 def test_a_capture_that_fails_is_an_error(

@@ -12,19 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep import backends
-from lockstep.backends import Backend
 from lockstep.backends.torch.inputs import PINNED, Uploads
 from lockstep.recipes import Recipe
 from tests.backends.cases import all_bits, random_batch, random_batches, random_state
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 
 Built = Callable[..., "Device"]
 
 
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("torch")
+backend = make_backend_fixture("torch")
 
 
 class Event:
@@ -127,7 +123,7 @@ def enqueue(uploads: Uploads, device: Device, batches: Iterable[list[np.ndarray]
         device.step(columns)
 
 
-def trained(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
+def train(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
     """Take a step on every batch, and check what each one columns when it ran."""
     uploads = Uploads(device)
     enqueue(uploads, device, batches)
@@ -145,13 +141,13 @@ def check(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
 @pytest.mark.parametrize("slow", ["upload_ms", "step_ms"])
 def test_steps_read_their_own_batches_in_memory_that_is_kept(build: Built, slow: str) -> None:
     device = build(**{slow: 3})
-    trained(device, [batch_of(number) for number in range(3 * PINNED)])
+    train(device, [batch_of(number) for number in range(3 * PINNED)])
     assert sorted(device.made) == ["column"] * 4 + ["pinned"] * 2 * PINNED
     assert device.threads == {"lockstep-uploads"}
 
 
 def test_batches_of_changing_sizes_get_other_memory(build: Built) -> None:
-    trained(build(step_ms=3), [batch_of(number, 1000 + number % 3) for number in range(3 * PINNED)])
+    train(build(step_ms=3), [batch_of(number, 1000 + number % 3) for number in range(3 * PINNED)])
 
 
 def test_the_host_goes_ahead_of_the_device_by_some_steps(build: Built) -> None:

@@ -10,17 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lockstep import backends
-from lockstep.backends import Backend
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from tests.backends.cases import random_batch
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("torch")
+backend = make_backend_fixture("torch")
 
 
 class _Seen(TorchDispatchMode):

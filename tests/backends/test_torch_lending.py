@@ -73,12 +73,12 @@ def test_the_memory_is_held_until_it_is_copied_and_the_host_never_waits(
         yield
         calls.append(f"off {stream}")
 
-    def borrowed(images: Images) -> Memory:
+    def borrow(images: Images) -> Memory:
         memory = Memory(calls, images.name)
         lent.append(weakref.ref(memory))
         return memory
 
-    monkeypatch.setattr(lending, "from_dlpack", borrowed)
+    monkeypatch.setattr(lending, "from_dlpack", borrow)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: steps)
     borrower: Any = Borrower(torch.device("cuda"), uploads)  # type: ignore[arg-type]

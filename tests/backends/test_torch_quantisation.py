@@ -14,7 +14,7 @@ SCALE = 2.0**-6
 127 of it are 1.98."""
 
 
-def in_int8(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def round_to_int8(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the input and the weight of a layer as PyTorch's own functions round them."""
     scales = weight.detach().abs().flatten(1).amax(dim=1) / 127
     zeros = torch.zeros(len(weight), dtype=torch.int32)
@@ -44,7 +44,7 @@ def test_a_layer_and_its_gradients_are_those_of_pytorch(
     x = torch.randint(-300, 300, shape, generator=generator).float() * (SCALE / 2)
     x[0] *= 2
     x.requires_grad_()
-    wanted = expected(*in_int8(x, layer.weight), layer.bias)
+    wanted = expected(*round_to_int8(x, layer.weight), layer.bias)
     result = layer(x)
     down = torch.randn(wanted.shape, generator=generator)
     assert torch.equal(result, wanted)

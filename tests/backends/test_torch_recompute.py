@@ -10,8 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep import backends
-from lockstep.backends import Backend
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.recomputing import recompute_blocks
 from lockstep.models.architectures import (
@@ -25,12 +23,9 @@ from lockstep.models.architectures import (
 )
 from lockstep.recipes import Recipe
 from tests.backends.cases import BASIC, all_bits, random_batch, random_batches
-from tests.backends.conftest import Start
+from tests.backends.conftest import Start, make_backend_fixture
 
-
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return backends.load("torch")
+backend = make_backend_fixture("torch")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +108,7 @@ def test_a_compiled_step_has_the_same_bits_and_keeps_less(
     kept = []
     for execution in ({"compile": "off"}, {"compile": "on", "recompute": "blocks"}):
         engine = start(recipe, new=True, **execution)
-        kept.append(kept_bytes(engine, batch))
+        kept.append(count_kept_bytes(engine, batch))
         engine.fetch(engine.train([batch], 1))
         ends.append(all_bits(engine.read()))
     torch.compiler.reset()
@@ -124,7 +119,7 @@ def test_a_compiled_step_has_the_same_bits_and_keeps_less(
 # Memory
 
 
-def kept_bytes(engine: Any, batch: Any) -> int:
+def count_kept_bytes(engine: Any, batch: Any) -> int:
     """Return the bytes of what a step keeps for its backward pass, without parameters and running
     statistics."""
     own = {
@@ -144,7 +139,7 @@ def kept_bytes(engine: Any, batch: Any) -> int:
     return sum(kept.values())
 
 
-def kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: bool) -> int:
+def count_kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: bool) -> int:
     """Return how many float32 values a training step keeps of an image, from the model's shapes
     alone.
 
@@ -182,8 +177,10 @@ def test_the_memory_that_a_step_keeps_is_that_of_the_shapes(
         engine = start(recipe, recompute=recompute, new=True)
         # The difference of two batches: what does not grow with the batch, such as means and
         # deviations, falls out.
-        few, many = (kept_bytes(engine, random_batch(recipe, count, size=64)) for count in (2, 4))
-        expected = 4 * kept_values(
+        few, many = (
+            count_kept_bytes(engine, random_batch(recipe, count, size=64)) for count in (2, 4)
+        )
+        expected = 4 * count_kept_values(
             model_spec(recipe.model), 64, recipe.logits, recompute=recompute == "blocks"
         )
         assert (many - few) / 2 == expected

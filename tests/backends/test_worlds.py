@@ -14,7 +14,7 @@ from lockstep.backends import LoadedBackend, World
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.backends.cases import RATES, all_bits, random_batch, random_batches, random_state
-from tests.backends.conftest import Start, for_backends, for_gpus
+from tests.backends.conftest import Start, for_gpus, parametrize_backends
 
 # The device
 
@@ -101,7 +101,7 @@ def test_several_ranks_that_do_not_know_each_other_are_refused(
         backend.world(Execution(device="cpu"))
 
 
-@for_backends(lambda row: "horovod" in row.on_cpu.distributed)
+@parametrize_backends(lambda row: "horovod" in row.on_cpu.distributed)
 def test_horovod_that_is_missing_is_refused(
     backend: LoadedBackend, alone: pytest.MonkeyPatch
 ) -> None:

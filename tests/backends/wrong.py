@@ -31,34 +31,36 @@ def make_backend(build: Build) -> Any:
     return SimpleNamespace(name="reference", engine=build)
 
 
-def with_recipe(change: Callable[[Recipe], dict[str, Any]]) -> Build:
+def change_recipe(change: Callable[[Recipe], dict[str, Any]]) -> Build:
     """An engine with another recipe."""
     return lambda recipe, rates, world, execution: ReferenceEngine(
         recipe.replace(**change(recipe)), rates, world, execution
     )
 
 
-def with_rates(change: Callable[[Array], Array]) -> Build:
+def change_rates(change: Callable[[Array], Array]) -> Build:
     """An engine with other learning rates."""
     return lambda recipe, rates, world, execution: ReferenceEngine(
         recipe, change(rates), world, execution
     )
 
 
-def with_function(
+def change_function(
     name: str, wrong: Callable[..., Any], *, only: str = "train evaluate predict"
 ) -> Build:
     """An engine whose methods in `only` compute with another function instead of one in
     `functions`."""
 
-    def replaced(method: str) -> Callable[..., Any]:
+    def replace_method(method: str) -> Callable[..., Any]:
         def call(self: ReferenceEngine, *arguments: Any, **named: Any) -> Any:
             with patch.object(f, name, wrong):
                 return getattr(ReferenceEngine, method)(self, *arguments, **named)
 
         return call
 
-    return type("Wrong", (ReferenceEngine,), {method: replaced(method) for method in only.split()})
+    return type(
+        "Wrong", (ReferenceEngine,), {method: replace_method(method) for method in only.split()}
+    )
 
 
 # Functions. The right ones are kept here: within a wrong engine, `functions` has wrong ones under
@@ -77,15 +79,15 @@ def images_mixed_alone(x: Array, coefficients: Array, partners: Array) -> Array:
     return _mix(x, coefficients, partners) if x.ndim == 4 else x
 
 
-def mixed_by_the_first(x: Array, coefficients: Array, partners: Array) -> Array:
+def mix_by_the_first(x: Array, coefficients: Array, partners: Array) -> Array:
     return _mix(x, np.full_like(coefficients, coefficients[0]), partners)
 
 
-def mixed_the_other_way(x: Array, coefficients: Array, partners: Array) -> Array:
+def mix_the_other_way(x: Array, coefficients: Array, partners: Array) -> Array:
     return _mix(x, 1 - coefficients, partners)
 
 
-def smoothed_over_the_others(
+def smooth_over_the_others(
     labels: Array, logits: int, *, smoothing: float, dtype: np.dtype
 ) -> Array:
     """Return targets in which the label keeps 1 - s and each of the other K - 1 classes gets s / (K
@@ -94,7 +96,7 @@ def smoothed_over_the_others(
     return (1 - smoothing) * one_hot + smoothing / (logits - 1) * (1 - one_hot)
 
 
-def biased_statistics(*arguments: Array, values: int, momentum: float) -> tuple[Array, Array]:
+def bias_statistics(*arguments: Array, values: int, momentum: float) -> tuple[Array, Array]:
     return _running_statistics(*arguments, values=10**12, momentum=momentum)
 
 
@@ -132,7 +134,7 @@ def blue_first(images: Array, mean: Array, std: Array) -> Array:
     return _normalise(images, mean[::-1], std[::-1])
 
 
-def summed(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
+def sum_losses(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
     """Return the gradient of the sum of all losses instead of their mean."""
     losses, back = _cross_entropy(logits, target)
     return losses, lambda: back() * len(logits)
@@ -154,12 +156,12 @@ def not_quantised(x: Array, scale: Array) -> tuple[Array, Callable[[Array], Arra
     return x, lambda d_y: d_y
 
 
-def quantised_per_tensor(x: Array, scale: Array) -> tuple[Array, Callable[[Array], Array]]:
+def quantise_per_tensor(x: Array, scale: Array) -> tuple[Array, Callable[[Array], Array]]:
     """Return weights quantised by the largest of their scales instead of each channel's own."""
     return _fake_quantised(x, np.max(scale))
 
 
-def quantised_with_a_gradient_everywhere(
+def quantise_with_a_gradient_everywhere(
     x: Array, scale: Array
 ) -> tuple[Array, Callable[[Array], Array]]:
     return _fake_quantised(x, scale)[0], lambda d_y: d_y
@@ -415,10 +417,12 @@ class PredictsInTraining(ReferenceEngine):
     """Normalises by the batch's own statistics in inference."""
 
     def _logits(self, images: Array, recipe: Recipe, *, ema: bool = False) -> Array:
-        def of_the_batch(x: Array, scale: Array, bias: Array, *_: Array, epsilon: float) -> Array:
+        def use_batch_statistics(
+            x: Array, scale: Array, bias: Array, *_: Array, epsilon: float
+        ) -> Array:
             return _batch_norm(x, scale, bias, epsilon=epsilon)[0]
 
-        with patch.object(f, "batch_norm_in_inference", of_the_batch):
+        with patch.object(f, "batch_norm_in_inference", use_batch_statistics):
             return super()._logits(images, recipe, ema=ema)
 
 

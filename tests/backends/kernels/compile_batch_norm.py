@@ -34,7 +34,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 TYPES, ARCHITECTURES = (("bf16", "fp16", "fp32"), (80, 90, 100)) if SOAK else (("bf16",), (90,))
 
 
-def compiled(name: str, constants: dict[str, Any], dtype: str, architecture: int) -> str:
+def compile_kernel(name: str, constants: dict[str, Any], dtype: str, architecture: int) -> str:
     """Return a kernel's code for a GPU, as it is launched for a tensor whose channels are a
     multiple of 16."""
     kernel = getattr(batch_norm, name)
@@ -63,7 +63,7 @@ def compiled(name: str, constants: dict[str, Any], dtype: str, architecture: int
 @pytest.mark.parametrize("dtype", TYPES)
 def test_kernels_compile_for_gpus(dtype: str, architecture: int) -> None:
     for name, constants in VARIANTS:
-        code = compiled(name, constants, dtype, architecture)
+        code = compile_kernel(name, constants, dtype, architecture)
         assert not re.search(r"\b(atom|red)\.", code), (
             name
         )  # atomic operations would add up in any order

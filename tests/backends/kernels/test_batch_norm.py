@@ -29,18 +29,20 @@ FP32 = torch.float32
 def case(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Given:
     torch.manual_seed(0)
 
-    def drawn() -> Tensor:
+    def draw_inputs() -> Tensor:
         return torch.randn(shape).to(DEVICE, dtype).contiguous(memory_format=torch.channels_last)
 
     spread = torch.rand(shape[1], device=DEVICE) + 0.5
     level = torch.randn(shape[1], device=DEVICE)
-    x = drawn() * spread.view(1, -1, 1, 1).to(dtype) + level.view(1, -1, 1, 1).to(dtype)
+    x = draw_inputs() * spread.view(1, -1, 1, 1).to(dtype) + level.view(1, -1, 1, 1).to(dtype)
     weight = torch.randn(shape[1], device=DEVICE)
     bias = torch.randn(shape[1], device=DEVICE) / 2
-    return Given(x, weight, bias, drawn() if kind == ADD_RELU else None, drawn(), kind != PLAIN)
+    return Given(
+        x, weight, bias, draw_inputs() if kind == ADD_RELU else None, draw_inputs(), kind != PLAIN
+    )
 
 
-def computed(c: Given, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]:
+def compute(c: Given, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]:
     """Return what the kernels compute, by the names of `largest_shares`."""
     y, statistics = batch_norm.forward(
         c.x, c.residual, c.weight, c.bias, EPS, relu=c.relu, tiling=tiling
@@ -97,7 +99,7 @@ def test_results_are_within_rounding_of_float64(
     tiling = (
         Tiling() if shape[1] < 128 else Tiling(rows=16, channels=512, sums=2, sums_channels=512)
     )
-    assert max(shares(c, computed(c, tiling)).values()) <= 1
+    assert max(shares(c, compute(c, tiling)).values()) <= 1
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_results_do_not_depend_on_how_the_work_is_divided(
     shape: tuple[int, ...], tiling: Tiling
 ) -> None:
     c = case(shape, ADD_RELU, FP32)
-    assert max(shares(c, computed(c, tiling)).values()) <= 1
+    assert max(shares(c, compute(c, tiling)).values()) <= 1
 
 
 SEVERAL = Tiling(rows=16, channels=16, programs=3)
@@ -138,7 +140,7 @@ def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
     c.x.copy_(level + spread * torch.randn(c.x.shape))
     if first is not None:
         c.x[0, :, 0, 0] = first
-    results = computed(c, SEVERAL)
+    results = compute(c, SEVERAL)
     assert max(shares(c, results).values()) <= 1
     # The bound is sharp enough: the mean of squares minus the square of the mean is outside of it.
     x = rows_of(c.x).float()
@@ -150,7 +152,7 @@ def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
 def test_equal_values_have_no_variance() -> None:
     c = case((2, 8, 6, 6), RELU, FP32)
     c.x.fill_(0.1)
-    results = computed(c, SEVERAL)
+    results = compute(c, SEVERAL)
     assert not results["unbiased"].any()
     assert torch.equal(results["y"], c.bias.clamp(min=0).view(1, -1, 1, 1).expand_as(results["y"]))
     assert max(shares(c, results).values()) <= 1
@@ -174,7 +176,7 @@ def test_what_is_not_finite_spreads_as_in_the_plain_path(
     c.x[1, 1, 0, 2] = value
     if c.residual is not None:
         c.residual[0, 2, 1, 1] = value
-    results = computed(c)
+    results = compute(c)
     x, weight, bias = (t.detach().clone().requires_grad_() for t in (c.x.float(), c.weight, c.bias))
     norm = F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
     y = F.relu(norm if c.residual is None else norm + c.residual.float())
@@ -197,7 +199,7 @@ def test_relu_passes_no_gradient_at_exactly_0(kind: str) -> None:
     c.bias.copy_(torch.tensor([0.0, -0.0, 1e-3, -1e-3]))
     if c.residual is not None:
         c.residual.zero_()
-    results = computed(c)
+    results = compute(c)
     passes = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64, device=DEVICE)
     assert torch.equal(results["y"].amax(dim=(0, 2, 3)) > 0, passes > 0)
     assert torch.equal(results["bias_gradient"] != 0, passes != 0)
@@ -208,7 +210,7 @@ def test_a_result_that_is_rounded_to_0_passes_no_gradient() -> None:
     c = case((2, 2, 3, 3), RELU, FP16)
     c.weight.zero_()
     c.bias.copy_(torch.tensor([1e-9, 1e-3]))
-    results = computed(c)
+    results = compute(c)
     assert (results["bias_gradient"] != 0).tolist() == [False, True]
 
 
@@ -237,7 +239,7 @@ def test_activations_are_read_and_written_as_often_as_documented(
     monkeypatch.setattr(Builder, "create_masked_load", counting(Builder.create_masked_load, 0))
     monkeypatch.setattr(Builder, "create_masked_store", counting(Builder.create_masked_store, 1))
     c = case((2, 6, 5, 7), kind, BF16)
-    kept = computed(c)["y"].numel()
+    kept = compute(c)["y"].numel()
     assert sum(moved) == sum(part.PASSES[kind]) * kept
 
 

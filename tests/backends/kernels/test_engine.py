@@ -32,7 +32,7 @@ RECIPE = Recipe(
 )
 
 
-def trained(
+def train(
     recipe: Recipe = RECIPE, steps: int = 1, **how: Any
 ) -> tuple[np.ndarray, State, np.ndarray]:
     """Return the losses of some steps, the state after them, and logits."""
@@ -59,7 +59,7 @@ def check(
 
 
 def test_a_step_with_fused_kernels_is_that_of_the_plain_path() -> None:
-    check(trained(fused="on"), trained(fused="off"))
+    check(train(fused="on"), train(fused="off"))
 
 
 @in_a_soak
@@ -71,4 +71,4 @@ def test_steps_that_are_taken_in_other_ways_are_those_of_the_plain_path(
 ) -> None:
     if DEVICE == "cpu":  # the compiler's last stage would make C++; the graphs are the same
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    check(trained(fused="on", steps=2, **changes), trained(fused="off", steps=2, **changes))
+    check(train(fused="on", steps=2, **changes), train(fused="off", steps=2, **changes))

@@ -33,7 +33,7 @@ CHANGES = (0.5, 0.9, 0.0001)
 STEP = 2
 
 
-def drawn(seed: int = 0) -> list[Arrays]:
+def draw_inputs(seed: int = 0) -> list[Arrays]:
     """Return what belongs to each parameter, and at last to a statistic."""
     random = np.random.default_rng(seed)
     kinds = [("weight", "gradient", "velocity", "average")] * len(SHAPES) + [("weight", "average")]
@@ -47,7 +47,7 @@ def decay_of(number: int) -> float:
     return 0.01 * (number % 3)
 
 
-def stepped(
+def take_steps(
     of_one: Arrays, decay: float, *, nesterov: bool, overflow: bool, averages: bool
 ) -> Arrays:
     w = of_one["weight"]
@@ -69,7 +69,7 @@ def stepped(
     return changed
 
 
-def on_device(arrays: list[Arrays]) -> list[dict[str, torch.Tensor]]:
+def run_kernel(arrays: list[Arrays]) -> list[dict[str, torch.Tensor]]:
     """Return the arrays as tensors; those with four axes are channels_last."""
     arrays_of_tensors = [
         {kind: torch.tensor(value, device=DEVICE) for kind, value in of_one.items()}
@@ -116,10 +116,10 @@ def mask(arrays: list[Arrays]) -> None:
 def test_an_update_is_the_rule_to_the_last_bit(
     nesterov: bool, masked: bool, averages: bool, overflow: bool
 ) -> None:
-    arrays = drawn()
+    arrays = draw_inputs()
     if masked:
         mask(arrays)
-    tensors = on_device(arrays)
+    tensors = run_kernel(arrays)
     kernel = kernel_of(tensors, nesterov=nesterov, averages=averages)
     numbers = [
         torch.tensor(value, device=DEVICE)
@@ -127,7 +127,7 @@ def test_an_update_is_the_rule_to_the_last_bit(
     ]
     kernel(*numbers)
     for number, (before, after) in enumerate(zip(arrays, tensors, strict=True)):
-        expected = stepped(
+        expected = take_steps(
             before, decay_of(number), nesterov=nesterov, overflow=overflow, averages=averages
         )
         for kind, value in expected.items():
@@ -140,28 +140,28 @@ def test_an_update_is_the_rule_to_the_last_bit(
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_one_gradient_that_is_not_finite_is_found(bad: float) -> None:
     for number, place in ((0, 0), (3, 1023), (4, 1024), (7, 69)):
-        arrays = drawn()
+        arrays = draw_inputs()
         arrays[number]["gradient"].reshape(-1)[place] = bad
-        tensors = on_device(arrays)
+        tensors = run_kernel(arrays)
         assert kernel_of(tensors, nesterov=False).find_overflow().item() == 1
 
 
 def test_what_is_finite_or_removed_or_no_gradient_is_no_overflow() -> None:
-    arrays = drawn()
+    arrays = draw_inputs()
     mask(arrays)
     arrays[-1]["weight"][:], arrays[1]["weight"][:], arrays[2]["gradient"][:] = (
         np.nan,
         np.inf,
         -3.4e38,
     )
-    tensors = on_device(arrays)  # a kernel keeps no gradients
+    tensors = run_kernel(arrays)  # a kernel keeps no gradients
     kernel = kernel_of(tensors, nesterov=False)
     kernel._overflow.fill_(1)
     assert kernel.find_overflow().item() == 0
 
 
 def test_gradients_of_a_captured_step_are_uploaded_afterwards() -> None:
-    tensors = on_device(drawn())
+    tensors = run_kernel(draw_inputs())
     kernel = kernel_of(tensors, nesterov=False)
     before = kernel._gradients.tolist()
     others = [arrays["gradient"].clone() for arrays in tensors if "gradient" in arrays]

@@ -1,0 +1,29 @@
+"""A step that is compiled does what one does that is not."""
+
+import pytest
+
+from lockstep.recipes import Recipe
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import oracle
+from tests.backends.cases import RATES, Step, bits, statistics
+from tests.backends.conftest import Start
+
+
+def check_compiled_step(start: Start, tiny_recipe: Recipe, step: Step) -> None:
+    recipe, state, batch = step.begin(tiny_recipe)
+    intervals = []
+    states = []
+    for compile in ("off", "on"):
+        engine = start(recipe, state, accumulation_steps=step.parts, compile=compile)
+        intervals.append(engine.fetch(engine.train([batch], 0)))
+        states.append(engine.read())
+    expected = oracle.train(recipe, state, [batch], RATES, step.parts)
+    for interval in intervals:
+        assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
+        assert interval.counts.top1 == expected.top1
+        assert interval.counts.top5 == expected.top5
+    plain, end = states
+    assert distance(end.momentum, plain.momentum) < BOUNDS["compiled"].value
+    assert distance(end.momentum, expected.state.momentum) < BOUNDS["gradient"].value
+    assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
+    assert bits(end.momentum) != bits(plain.momentum), "nothing was compiled"
