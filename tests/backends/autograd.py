@@ -124,7 +124,8 @@ def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarr
 def train(
     recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequence[float], parts: int = 1
 ) -> Trained:
-    """Return the expected results of training steps from `state.step` on, one for every batch, stride
+    """Return the expected results of training steps from `state.step` on, one for every batch,
+    each
     computed in `parts`."""
     tensors = float64(state.tensors)
     velocity = float64(state.momentum)

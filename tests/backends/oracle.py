@@ -47,7 +47,7 @@ def log_softmax(logits_NK: np.ndarray) -> np.ndarray:
 
 
 def places(logits_NK: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the position of item label among classes sorted by decreasing logit, ties by class:
+    """Return the position of each label among classes sorted by decreasing logit, ties by class:
     int64 [N]."""
     order = np.argsort(-logits_NK, axis=1, kind="stable")
     return np.argmax(order == labels[:, None], axis=1)
@@ -72,7 +72,7 @@ def train(
     masks: Mapping[str, np.ndarray] | None = None,
     scales: Mapping[str, float] | None = None,
 ) -> Trained:
-    """Return the results of training steps from `state.step` on without rounding, item computed in
+    """Return the results of training steps from `state.step` on without rounding, each computed in
     `parts`.
 
     With `scales`, weights and inputs are quantised.

@@ -1,6 +1,8 @@
 """Short runs for any number of processes, for example:
 
-    python -m tests.backends.workers BACKEND native|horovod tests.backends.ranks BACKEND native|horovod FOLDER [NAME...]
+    python -m tests.backends.workers BACKEND HOW tests.backends.ranks BACKEND HOW FOLDER [NAME...]
+
+HOW is native or horovod.
 
 Every process writes its results to FOLDER/<rank>.pickle.
 """

@@ -1,4 +1,4 @@
-"""A run that starts on one engine and resumes on another has the same end as a run without a break."""
+"""A run that starts on one engine and resumes on another ends as a run without a break."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

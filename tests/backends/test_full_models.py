@@ -71,7 +71,7 @@ def test_logits_and_scores_of_a_full_model_are_those_of_float64(
     assert scores.predictions.tolist() == expected.argmax(axis=1).tolist()
 
 
-def test_a_full_model_masked_averaged_and_in_parts_goes_where_float64_goes_and_resumes_to_the_same_bits(
+def test_a_full_model_masked_averaged_and_in_parts_goes_where_float64_goes_and_resumes(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     recipe = tiny_recipe.replace(model="resnet50", logits=1000, ema_decay=0.9, weight_decay=0.01)

@@ -1,4 +1,4 @@
-"""Engines that lose a part of a run's state between them are found by the tests of `test_across`."""
+"""Engines that lose a part of a run's state are found by the tests of `test_across`."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -360,7 +360,8 @@ from lockstep.recipes import Execution
 from tests.backends.cases import RATES, random_batches, random_state
 from tests.conftest import TINY
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run notes it, and looks at it before the next batch
+# A run notes the signal, and looks at it before the next batch.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 backend = backends.load("mxnet")
 world = backend.world(Execution.of({"distributed": sys.argv[1]}))
 recipe = TINY.replace(global_batch_images=24)

@@ -151,7 +151,8 @@ from tests.backends.cases import NARROWED, random_batch, random_state
 from tests.conftest import TINY
 
 recipe = TINY.replace(precision=os.environ["PRECISION"], **NARROWED["narrow resnet50"])
-backend, execution = backends.load("paddle"), Execution(backend="paddle", device="cpu", compile=os.environ["COMPILE"])
+backend = backends.load("paddle")
+execution = Execution(backend="paddle", device="cpu", compile=os.environ["COMPILE"])
 with backend.engine(recipe, np.zeros(1), backend.world(execution), execution) as engine:
     engine.write(random_state(recipe))
     batch = random_batch(recipe, mixup="sample")
@@ -253,7 +254,8 @@ backend = backends.load("paddle")
 import paddle
 
 world = backend.world(Execution(backend="paddle", device="cpu"))
-own, other = (np.random.default_rng(rank).normal(size=700_001).astype(np.float32) for rank in (world.rank, 1 - world.rank))
+own = np.random.default_rng(world.rank).normal(size=700_001).astype(np.float32)
+other = np.random.default_rng(1 - world.rank).normal(size=700_001).astype(np.float32)
 for megabytes in (0, 1, 2, 100):
     total = world.sum(paddle.to_tensor(own), megabytes)
     assert total.numpy().tobytes() == (own + other).tobytes(), megabytes

@@ -32,7 +32,8 @@ IMPORT_THE_CORE = (
 import importlib, importlib.util, sys
 from pathlib import Path
 import lockstep
-serves = all(map(importlib.util.find_spec, ("starlette", "uvicorn", "prometheus_client", "python_multipart")))
+packages = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
+serves = all(map(importlib.util.find_spec, packages))
 root = Path(lockstep.__file__).parent
 for file in root.rglob("*.py"):
     parts = file.relative_to(root.parent).with_suffix("").parts
@@ -40,7 +41,7 @@ for file in root.rglob("*.py"):
         continue  # without the packages of the extra
     if parts[-1] != "__main__" and parts[1:3] not in {[("backends", name) for name in FRAMEWORKS]}:
         importlib.import_module(".".join(part for part in parts if part != "__init__"))
-assert "lockstep.runs.train" in sys.modules and "lockstep.backends.shared.host_memory" in sys.modules
+assert {"lockstep.runs.train", "lockstep.backends.shared.host_memory"} <= sys.modules.keys()
 """
     + REPORT
 )

@@ -1,4 +1,4 @@
-"""Two processes against one. `ranks` has the work of the ranks, and this file the expected results."""
+"""Two processes against one. `ranks` has the work of the ranks, this file the expected results."""
 
 import os
 import pickle

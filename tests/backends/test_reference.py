@@ -58,7 +58,7 @@ def numerical_gradient(
 
 
 def check(function: Callable[[], tuple[Any, ...]], *inputs: np.ndarray) -> None:
-    """Compare every gradient that the last result of `function` returns with central differences."""
+    """Compare every gradient that the last result of `function` returns with differences."""
     y = function()[0]
     back = function()[-1]
     d_y = random.normal(size=y.shape)

@@ -1,4 +1,4 @@
-"""Tests for every engine: a run that starts from weights weights and is pruned."""
+"""Tests for every engine: a run that starts from given weights and is pruned."""
 
 import os
 import signal

@@ -118,9 +118,12 @@ from lockstep.recipes import Execution
 from tests.backends.cases import BASIC, random_batches, random_state
 from tests.conftest import TINY
 
-recipe = TINY.replace(model=replace(BASIC, layers=(1, 1, 1, 1)))  # XLA takes long for every convolution
-backend, execution = backends.load("tensorflow"), Execution(backend="tensorflow", device="cpu", compile="on")
-with backend.engine(recipe, np.linspace(0.1, 0.2, 8), backend.world(execution), execution) as engine:
+# XLA takes long for every convolution.
+recipe = TINY.replace(model=replace(BASIC, layers=(1, 1, 1, 1)))
+backend = backends.load("tensorflow")
+execution = Execution(backend="tensorflow", device="cpu", compile="on")
+rates = np.linspace(0.1, 0.2, 8)
+with backend.engine(recipe, rates, backend.world(execution), execution) as engine:
     engine.write(random_state(recipe))
     for step, batch in enumerate(random_batches(recipe, 3)):
         engine.fetch(engine.train([batch], step))
@@ -212,7 +215,8 @@ from lockstep.recipes import Execution
 from tests.backends.cases import random_batch, random_state
 from tests.conftest import TINY
 
-backend, execution = backends.load("tensorflow"), Execution(backend="tensorflow", device="cpu", compile="off")
+backend = backends.load("tensorflow")
+execution = Execution(backend="tensorflow", device="cpu", compile="off")
 with backend.engine(TINY, np.zeros(1), backend.world(execution), execution) as engine:
     engine.write(random_state(TINY))
     print(engine.fetch(engine.train([random_batch(TINY)], 0)).losses.item())

@@ -284,8 +284,8 @@ MAY_WAIT = {
     "_copy_to_numpy",
 }
 """`_largest` uses the hosts' own process group, `_copy_to_numpy` and `_read_numbers` are part of
-`read`, `_evaluate` of `evaluate`, `profile` ends with its last kernel, and `products` are timed. `heat` is of `lockstep
-predict --explain`, `answer` of an export."""
+`read`, `_evaluate` of `evaluate`, `profile` ends with its last kernel, and `products` are timed.
+`heat` is of `lockstep predict --explain`, `answer` of an export."""
 MAY_WAIT |= {"wait", "_upload", "fit"}
 """`wait` is called before a captured step is forgotten. The others run in the thread of uploads."""
 

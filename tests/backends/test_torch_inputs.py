@@ -49,7 +49,7 @@ class Device:
         self.threads: set[str] = set()
         """Names of threads that have begun to upload."""
         self.read: list[list[Tensor]] = []
-        """What the steps that ran columns in their columns."""
+        """What the steps that ran found in their columns."""
 
     event = Event
 
@@ -124,7 +124,7 @@ def enqueue(uploads: Uploads, device: Device, batches: Iterable[list[np.ndarray]
 
 
 def train(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
-    """Take a step on every batch, and check what each one columns when it ran."""
+    """Take a step on every batch, and check what each one found when it ran."""
     uploads = Uploads(device)
     enqueue(uploads, device, batches)
     uploads.end()

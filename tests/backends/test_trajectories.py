@@ -65,7 +65,7 @@ def check_weights(end: State, _: np.ndarray, begin: State, expected: oracle.Trai
 
 
 def check_curve(_: State, losses: np.ndarray, _begin: State, expected: oracle.Trained) -> None:
-    """Compare the losses with the bound for one step: from a steady state rounding does not grow."""
+    """Compare the losses with the bound for one step: rounding does not grow here."""
     assert len(losses) == 20
     assert losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 

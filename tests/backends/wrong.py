@@ -171,7 +171,7 @@ def quantise_with_a_gradient_everywhere(
 
 
 class DecaysShortcuts(ReferenceEngine):
-    """Treats the batch norm of a shortcut as a kernel, since its name is not that of a batch norm."""
+    """Treats the batch norm of a shortcut as a kernel, because of its name."""
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         decay = self._recipe.weight_decay

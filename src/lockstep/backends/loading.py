@@ -53,7 +53,7 @@ class LoadedBackend:
     def engine(
         self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution
     ) -> Engine:
-        """Build the recipe's model and its compiled step. The weights are arbitrary until `write`."""
+        """Build the recipe's model and its compiled step. Weights are arbitrary until `write`."""
         check_options(self.name, recipe, on_gpu=world.on_gpu)
         check_options(self.name, execution, on_gpu=world.on_gpu)
         return self._module.engine(recipe, learning_rates, world, execution)

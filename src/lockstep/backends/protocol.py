@@ -200,7 +200,7 @@ class Backend(Protocol):
     def engine(
         self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution
     ) -> Engine:
-        """Build the recipe's model and its compiled step. The weights are arbitrary until `write`."""
+        """Build the recipe's model and its compiled step. Weights are arbitrary until `write`."""
 
     def load_module(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> Any:
         """Return the framework's own module with these tensors, ready for inference. It computes

@@ -43,6 +43,7 @@ class Pass:
         self._training = training
         self._on_gpu = on_gpu
         self._moments = moments
+        self._layout = "NHWC" if on_gpu else "NCHW"
         self._ops = mx.sym if isinstance(values["fc.bias"], mx.sym.Symbol) else mx.nd
         self._size = size
         """Height and width of the activations that were computed last."""
@@ -51,15 +52,16 @@ class Pass:
         them."""
 
     def logits(self, images: Node) -> Node:
-        """Return float32 logits [N, logits] of normalised images, float32 in the device's layout."""
+        """Return float32 logits [N, logits] of normalised images in the device's layout."""
         spec = model_spec(self._recipe.model)
         x = self._relu(self._convolution(self._round(images), stem(spec)))
         x = self._window(x, 3, 2, self._max_pool)
         for block in blocks(spec):
             x = self._block(x, block)
-        layout = "NHWC" if self._on_gpu else "NCHW"
         x = self._ops.Flatten(
-            self._ops.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=layout)
+            self._ops.Pooling(
+                x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=self._layout
+            )
         )
         weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         y = self._ops.FullyConnected(
@@ -102,7 +104,7 @@ class Pass:
                 num_filter=conv.outputs,
                 num_group=conv.groups,
                 no_bias=True,
-                layout="NHWC" if self._on_gpu else "NCHW",
+                layout=self._layout,
                 name=conv.name,
             )
 
@@ -111,9 +113,8 @@ class Pass:
         )
 
     def _max_pool(self, x: Node, pad: int) -> Node:
-        layout = "NHWC" if self._on_gpu else "NCHW"
         return self._ops.Pooling(
-            x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=layout
+            x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=self._layout
         )
 
     def _window(

@@ -143,8 +143,9 @@ class PaddleEngine(VectorState):
             self._update(self._add_up(gradient), step)
             rows.append(sums)
             self._done = step + 1
-        table = paddle.stack(rows) if rows else paddle.zeros([0, 4], dtype="float64")
-        table = self._world.sum(table.reshape([-1])).reshape([-1, 4]) if rows else table
+        table = paddle.zeros([0, 4], dtype="float64")
+        if rows:
+            table = self._world.sum(paddle.stack(rows).reshape([-1])).reshape([-1, 4])
         scale = self._scale.value.cast("float64").expand([len(rows), 1])
         return self._copy_to_host(first, paddle.concat([table, scale], axis=1))
 
@@ -233,11 +234,12 @@ class PaddleEngine(VectorState):
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return mean and variance, in float32, over the images of all ranks."""
         x = x.cast("float32")
-        axes = [0, 1, 2] if self._world.on_gpu else [0, 2, 3]
-        channels = x.shape[3] if self._world.on_gpu else x.shape[1]
-        count = x.size // channels * self._world.ranks
-        mean = _SumOverRanks.apply(x.sum(axes), self._world) / count
-        shape = [1, 1, 1, -1] if self._world.on_gpu else [1, -1, 1, 1]
+        axes, shape = [0, 2, 3], [1, -1, 1, 1]
+        if self._world.on_gpu:
+            axes, shape = [0, 1, 2], [1, 1, 1, -1]
+        sums = x.sum(axes)
+        count = x.size // sums.size * self._world.ranks
+        mean = _SumOverRanks.apply(sums, self._world) / count
         variance = (
             _SumOverRanks.apply((x - mean.reshape(shape)).square().sum(axes), self._world) / count
         )

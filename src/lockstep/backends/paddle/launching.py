@@ -20,7 +20,7 @@ def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
 
 
 def trainer(table: Table, local_rank: int) -> dict[str, str]:
-    """Return the environment variables that make a rank of this machine one of Paddle's trainers."""
+    """Return the environment variables that make a local rank one of Paddle's trainers."""
     rank = table.first + local_rank
     return {
         "PADDLE_MASTER": f"{table.nodes[0].address}:{table.shared_ports[0]}",

@@ -48,7 +48,7 @@ class Pass:
         """In training, the statistics of this batch: means and unbiased variances, in float32."""
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return float32 logits [N, logits] of normalised images, float32 in this device's layout."""
+        """Return float32 logits [N, logits] of normalised images in this device's layout."""
         spec = model_spec(self._recipe.model)
         x = F.relu(self._convolution(self._round(images), stem(spec)))
         x = self._pool(self._plain(x))

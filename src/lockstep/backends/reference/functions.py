@@ -64,7 +64,8 @@ def convolution(
 
         y[n, p, q, o]         = sum over i, j, c of  x[n, s*p + i, s*q + j, c] * weight[o, c, i, j]
         d_weight[o, c, i, j]  = sum over n, p, q of  x[n, s*p + i, s*q + j, c] * d_y[n, p, q, o]
-        d_x[n, u, v, c]       = sum over o, i, j of  weight[o, c, i, j] * d_y[n, p, q, o]  where u = s*p + i, v = s*q + j
+        d_x[n, u, v, c]       = sum over o, i, j of  weight[o, c, i, j] * d_y[n, p, q, o]
+                                where u = s*p + i, v = s*q + j
 
     x is padded with zeros. c runs over the channels of o's group. There is no bias.
     """
@@ -103,7 +104,7 @@ def batch_norm(
     """Return y, the batch's mean [C] and biased variance [C], and back: d_y -> (d_x, d_scale,
     d_bias).
 
-        mean = sum x / M,  variance = sum (x - mean)^2 / M          over the M = N*H*W values of a channel
+        mean = sum x / M,  variance = sum (x - mean)^2 / M  over a channel's M = N*H*W values
         z    = (x - mean) / sqrt(variance + epsilon),  y = scale * z + bias
         d_scale = sum d_y * z,  d_bias = sum d_y
         d_x  = scale / sqrt(variance + epsilon) * (d_y - d_bias / M - z * d_scale / M)

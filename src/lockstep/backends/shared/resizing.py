@@ -83,7 +83,7 @@ class Operations(Protocol):
         """Return real or float32 numbers, those beyond the bounds replaced by them."""
 
     def total(self, value: Value, axis: int) -> Value:
-        """Return the sums of a matrix of real numbers along an axis, which stays with the length 1."""
+        """Return the sums of a matrix of real numbers along an axis, which keeps the length 1."""
 
     def take(self, pixels: Value, index: Value, axis: int) -> Value:
         """Return the elements at some places of an axis."""
@@ -258,7 +258,7 @@ def _blend_in_integers(
 def _nearest_two(
     samples: _Samples, length: Value, geometry: Geometry, ops: Operations
 ) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
-    """Return the two nearest pixels of every sample along an axis, and their weights: integers [S]."""
+    """Return the two nearest pixels of every sample along an axis, and their integer weights."""
     positions = ops.round_to_float32(samples.centres(geometry, ops) - 0.5)  # as OpenCV stores them
     first = ops.floor(positions)
     share = positions * float(_OPENCV_ONE) - first * float(_OPENCV_ONE)

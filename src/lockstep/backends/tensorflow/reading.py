@@ -1,4 +1,4 @@
-"""Weights files as TensorFlow and Keras themselves read them, for the certificate of a conversion."""
+"""Weights files as TensorFlow and Keras read them, for the certificate of a conversion."""
 
 from pathlib import Path
 

@@ -88,7 +88,7 @@ def _obstacle(recipe: Recipe, execution: Execution, ranks: int) -> str:
 
 
 def fuse(model: nn.Module) -> None:
-    """Replace the batch norms of a model by fused ones with the same tensors. This imports Triton."""
+    """Replace a model's batch norms by fused ones with the same tensors. This imports Triton."""
     from lockstep.backends.torch.kernels import operators  # noqa: F401
 
     for parent in list(model.modules()):

@@ -26,7 +26,7 @@ class Borrower:
         memory."""
 
     def copy(self, images: LentImages) -> Tensor:
-        """Return a copy of images on the device, for work that is enqueued on the present stream."""
+        """Return a copy of images on the device, for work that is enqueued on this stream."""
         if images.__dlpack_device__()[0] != (_CPU if self._stream is None else _CUDA):
             return torch.from_numpy(np.array(images)).to(self._device)
         if self._stream is None:

@@ -58,7 +58,7 @@ def fake_quantise(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def quantise_weight(weight: Tensor) -> Tensor:
-    """Return a kernel or classifier rounded to int8 multiples of a scale for each output channel."""
+    """Return a weight rounded to int8 multiples of a scale for each output channel."""
     result: Tensor = _FakeQuantisedWeight.apply(weight)  # type: ignore[no-untyped-call]
     return result
 
@@ -86,7 +86,7 @@ class QuantisedConv(nn.Conv2d):
 
 
 class QuantisedLinear(nn.Linear):
-    """A classifier whose weight and input are quantised. `scale`, float32 [], is that of its input."""
+    """A classifier with quantised weight and input. `scale`, float32 [], is that of its input."""
 
     scale: Tensor
 

@@ -55,7 +55,7 @@ class CudaCapturer:
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Enqueue on the stream that is captured: autograd remembers the stream of its first use."""
+        """Enqueue on the captured stream: autograd remembers the stream of its first use."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:

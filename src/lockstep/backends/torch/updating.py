@@ -1,4 +1,4 @@
-"""What a step does with its gradients: masks, loss scale, weights, velocities and moving averages."""
+"""What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
 import sys
 from collections.abc import Mapping
@@ -173,7 +173,7 @@ class Update:
             parameter.grad = None
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep weights at 0 where a mask is False. Raises `CheckpointError` if a mask does not fit."""
+        """Keep weights at 0 where a mask is False. Raises `CheckpointError` if one does not fit."""
         check_masks(
             {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}, masks
         )

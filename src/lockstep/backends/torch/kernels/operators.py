@@ -30,7 +30,7 @@ def batch_norm(
 def batch_norm_add_relu(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return ReLU of the residual plus batch norm of `x`, and the statistics as `batch_norm` does."""
+    """Return ReLU of the residual plus batch norm of `x`, and statistics as `batch_norm` does."""
     return kernels.forward(channels_last(x), channels_last(residual), weight, bias, eps, relu=True)
 
 

@@ -76,7 +76,7 @@ def _update(
     NESTEROV: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Move a block of a tensor and of its velocity, unless there is an overflow; then its average."""
+    """Move a block of a tensor and of its velocity, unless it overflows; then its average."""
     owner = tl.load(owners + tl.program_id(0))
     at = tl.load(firsts + tl.program_id(0)) + tl.arange(0, SIZE)
     inside = at < tl.load(counts + owner)
