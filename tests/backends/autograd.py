@@ -31,9 +31,9 @@ class Network:
         self.statistics: Tensors = {}
 
     def logits(self, images_NHWC: np.ndarray) -> Tensor:
-        return self.logits_of(normalise(images_NHWC, self.recipe))
+        return self.compute_logits(normalise(images_NHWC, self.recipe))
 
-    def logits_of(self, x: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor) -> Tensor:
         x = F.relu(self.batch_norm(self.convolution(x, "conv1", 2), "bn1"))
         if self.recipe.padding == "same":
             x = F.max_pool2d(pad_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
@@ -167,7 +167,7 @@ def _gradients(
         leaves = {name: tensors[name].clone().requires_grad_() for name in sums}
         network = Network(tensors | leaves, recipe, training=True)
         x, targets = _inputs_and_targets(recipe, batch, rows)
-        logits_NK = network.logits_of(x)
+        logits_NK = network.compute_logits(x)
         loss = -(targets * F.log_softmax(logits_NK, dim=1)).sum(dim=1).mean() / parts
         for name, gradient in zip(
             sums, torch.autograd.grad(loss, list(leaves.values())), strict=True

@@ -79,7 +79,7 @@ def train(
     """
 
     def compute() -> Trained:
-        with engine_of(recipe, rates, parts) as engine:
+        with make_engine(recipe, rates, parts) as engine:
             engine.write(state)
             engine.mask(masks or {})
             if scales is not None:
@@ -110,7 +110,7 @@ def logits(
         velocity = {
             name: np.zeros_like(value) for name, value in tensors.items() if not is_statistic(name)
         }
-        with engine_of(recipe.replace(ema_decay=0.0), [0.0]) as engine:
+        with make_engine(recipe.replace(ema_decay=0.0), [0.0]) as engine:
             engine.write(State(0, tensors, velocity))
             if scales is not None:
                 engine.quantise(scales)
@@ -151,7 +151,7 @@ def _add(key: "hashlib._Hash", value: object) -> None:
         key.update(f"{value!r};".encode())
 
 
-def engine_of(recipe: Recipe, rates: Sequence[float], parts: int = 1) -> Any:
+def make_engine(recipe: Recipe, rates: Sequence[float], parts: int = 1) -> Any:
     """Return the reference engine in float64. It quantises if it gets scales."""
     backend = backends.load("reference")
     execution = Execution(accumulation_steps=parts)

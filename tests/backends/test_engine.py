@@ -188,7 +188,9 @@ def test_an_engine_predicts_any_number_of_images_of_any_size(
 # Evaluation and prediction
 
 
-def scores_of(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compute_scores(
+    logits: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return losses without label smoothing, the ranks of the labels, and the predictions."""
     losses = -oracle.log_softmax(logits)[np.arange(len(labels)), labels]
     return losses, oracle.places(logits, labels), logits.argmax(axis=1)
@@ -198,7 +200,7 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Rec
     engine = start(tiny_recipe)
     batch = random_batch(tiny_recipe)
     scores = engine.evaluate([batch])
-    losses, ranks, predictions = scores_of(engine.predict(batch.images), batch.labels)
+    losses, ranks, predictions = compute_scores(engine.predict(batch.images), batch.labels)
     assert distance(scores.losses, losses) < BOUNDS["loss"].value
     assert scores.ranks.tolist() == ranks.tolist()
     assert scores.predictions.tolist() == predictions.tolist()

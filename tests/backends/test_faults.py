@@ -370,12 +370,12 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         test_engine.test_confidences_are_the_softmax_of_the_class_predicted,
     ),
     "a label before its equals": (
-        change_function("rank_of", wrong.before_ties),
+        change_function("rank_labels", wrong.before_ties),
         make_rank_test("of equals the highest class is last"),
         make_rank_test("equals behind better ones"),
     ),
     "a label behind its equals": (
-        change_function("rank_of", wrong.behind_ties),
+        change_function("rank_labels", wrong.behind_ties),
         make_rank_test("of equals the lowest class is first"),
     ),
     "predicts blue for red": (

@@ -62,7 +62,7 @@ PATTERNS = {
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS)
 
 
-def masks_of(state: State, pattern: str = "two of four") -> dict[str, np.ndarray]:
+def make_masks(state: State, pattern: str = "two of four") -> dict[str, np.ndarray]:
     return {name: PATTERNS[pattern](state.tensors[name]) for name in MASKED}
 
 
@@ -101,7 +101,7 @@ def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_reci
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = add_velocity(recipe)
     engine = start(recipe, state)
-    masks = masks_of(state)
+    masks = make_masks(state)
     engine.mask(masks)
     expected = State(
         state.step,
@@ -116,7 +116,7 @@ def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_reci
 def test_predictions_are_those_of_the_masked_weights(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
     images = random_batch(tiny_recipe).images
-    masks = masks_of(state)
+    masks = make_masks(state)
     masked = start(tiny_recipe, state)
     masked.mask(masks)
     written = start(tiny_recipe, State(0, zero_masked(state.tensors, masks), state.momentum))
@@ -127,7 +127,7 @@ def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = add_velocity(recipe)
     engine = start(recipe, state)
-    masks = masks_of(state)
+    masks = make_masks(state)
     engine.mask(masks)
     engine.write(state)
     assert_masked(engine.read(), masks)
@@ -138,7 +138,7 @@ def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe
 def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
     engine = start(tiny_recipe, state)
-    masks = masks_of(state)
+    masks = make_masks(state)
     engine.mask(masks)
     kept = {name: mask.copy() for name, mask in masks.items()}
     for mask in masks.values():
@@ -159,7 +159,7 @@ def test_masked_weights_stay_at_0_through_training(
     )
     state = add_velocity(recipe)
     engine = start(recipe, state)
-    masks = masks_of(state, pattern)
+    masks = make_masks(state, pattern)
     engine.mask(masks)
     for step, batch in enumerate(random_batches(recipe, 4, mixup="sample")):
         engine.train([batch], step)
@@ -177,7 +177,7 @@ def test_other_weights_go_where_float64_goes(
     state = steady_state(recipe)
     batches = random_batches(recipe, 5, mixup="sample")
     engine = start(recipe, state, accumulation_steps=parts)
-    masks = masks_of(state, pattern)
+    masks = make_masks(state, pattern)
     engine.mask(masks)
     engine.train(batches, 0)
     end = engine.read()
@@ -198,7 +198,7 @@ def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(
     recipe = tiny_recipe.replace(ema_decay=0.9)
     batch = random_batch(tiny_recipe)
     state = random_state(recipe)
-    masks = masks_of(state)
+    masks = make_masks(state)
     masked, plain = (start(recipe, state, accumulation_steps=parts) for _ in range(2))
     masked.mask(masks)
     plain.write(
@@ -232,7 +232,7 @@ def test_a_mask_that_keeps_everything_changes_nothing(start: Start, tiny_recipe:
 def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     batches = random_batches(tiny_recipe, 4)
-    masks = masks_of(random_state(recipe))
+    masks = make_masks(random_state(recipe))
     first = start(recipe)
     second = start(recipe, new=True)
     for engine in (first, second):
@@ -251,7 +251,7 @@ def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Re
 def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
     engine = start(tiny_recipe, state)
-    masks = masks_of(state)
+    masks = make_masks(state)
     engine.mask(masks)
     other = {"layer4.0.bn2.bias": ~masks["layer4.0.bn2.bias"]}
     engine.mask(other)
@@ -264,7 +264,7 @@ def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -
 def test_no_masks_let_all_weights_move_again(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
     engine = start(tiny_recipe, state)
-    masks = masks_of(state)
+    masks = make_masks(state)
     engine.mask(masks)
     engine.mask({})
     engine.train([random_batch(tiny_recipe)], 0)
@@ -310,7 +310,7 @@ def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe)
     state = add_velocity(recipe)
     batch = random_batch(tiny_recipe)
     engine = start(recipe, state)
-    masks = masks_of(state)
+    masks = make_masks(state)
     engine.mask(masks)
     for step in range(3):
         engine.train([batch], step)
@@ -322,7 +322,7 @@ def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) ->
     recipe = dynamic(tiny_recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
     state = add_velocity(recipe)
     engine = start(recipe, state)
-    masks = masks_of(state)
+    masks = make_masks(state)
     engine.mask(masks)
     engine.train([random_batch(recipe)], 0)
     end = engine.read()

@@ -42,7 +42,7 @@ def begin(
     multiplied."""
     recipe = recipe.replace(quantisation="int8", ema_decay=0.9, weight_decay=0.0, **MODELS[model])
     state = random_state(recipe)
-    with oracle.engine_of(recipe, RATES) as engine:
+    with oracle.make_engine(recipe, RATES) as engine:
         engine.write(state)
         scales = input_scales(engine.calibrate(random_batches(recipe, 2)))
     return (
@@ -110,7 +110,7 @@ def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
     engine.quantise(scales)
     largest = engine.calibrate(batches)
     assert tuple(largest) == layers(recipe.model)
-    with oracle.engine_of(recipe.replace(quantisation="none"), RATES) as plain:
+    with oracle.make_engine(recipe.replace(quantisation="none"), RATES) as plain:
         plain.write(state)
         expected = [plain.calibrate([batch]) for batch in batches]
     assert largest == pytest.approx(

@@ -4,7 +4,7 @@ uses."""
 import numpy as np
 import pytest
 
-from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.inference.images import read_square
 from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.recipes import Recipe
@@ -55,7 +55,7 @@ def test_pixels_are_those_of_evaluation(
         photo = random_images(1, max(height, width), seed=height)[0, :height, :width]
         expected = np.empty((56, 56, 3), np.uint8)
         read_square(photo, recipe, expected)
-        square = crop_centre(photo[None], geometry_of(recipe), operations())[0].transpose(1, 2, 0)
+        square = crop_centre(photo[None], read_geometry(recipe), operations())[0].transpose(1, 2, 0)
         difference = np.abs(square - expected.astype(np.float32))
         # Pillow 13 filters the columns of tall images first, and rounds in between.
         is_tall = antialias and height > (width if original else 2 * width)

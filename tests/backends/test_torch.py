@@ -55,7 +55,7 @@ backend = make_backend_fixture("torch")
 # The module
 
 
-def list_shapes(model: str, recipe: Recipe) -> Model:
+def build_empty_model(model: str, recipe: Recipe) -> Model:
     """Return a model whose tensors have no memory."""
     with torch.device("meta"):
         return Model(MODELS[model], recipe)
@@ -63,7 +63,7 @@ def list_shapes(model: str, recipe: Recipe) -> Model:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) -> None:
-    state = list_shapes(model, tiny_recipe.replace(logits=1001)).state_dict()
+    state = build_empty_model(model, tiny_recipe.replace(logits=1001)).state_dict()
     shapes = {
         name: tuple(tensor.shape)
         for name, tensor in state.items()
@@ -74,7 +74,7 @@ def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_module_has_as_many_parameters_as_published(tiny_recipe: Recipe, model: str) -> None:
-    module = list_shapes(model, tiny_recipe.replace(logits=1000))
+    module = build_empty_model(model, tiny_recipe.replace(logits=1000))
     assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[model]
 
 
@@ -109,7 +109,7 @@ def torchvisions_names(
 def test_a_module_has_torchvisions_names_in_their_order(
     tiny_recipe: Recipe, model: str, names: list[str]
 ) -> None:
-    assert list(list_shapes(model, tiny_recipe).state_dict()) == names
+    assert list(build_empty_model(model, tiny_recipe).state_dict()) == names
 
 
 @pytest.fixture

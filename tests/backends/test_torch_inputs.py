@@ -114,7 +114,7 @@ def build() -> Iterator[Built]:
         device.close()
 
 
-def batch_of(number: int, length: int = 1000) -> list[np.ndarray]:
+def make_batch(number: int, length: int = 1000) -> list[np.ndarray]:
     return [np.full((length, 2), number % 256, np.uint8), np.full(length, number, np.int64)]
 
 
@@ -141,13 +141,13 @@ def check(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
 @pytest.mark.parametrize("slow", ["upload_ms", "step_ms"])
 def test_steps_read_their_own_batches_in_memory_that_is_kept(build: Built, slow: str) -> None:
     device = build(**{slow: 3})
-    train(device, [batch_of(number) for number in range(3 * PINNED)])
+    train(device, [make_batch(number) for number in range(3 * PINNED)])
     assert sorted(device.made) == ["column"] * 4 + ["pinned"] * 2 * PINNED
     assert device.threads == {"lockstep-uploads"}
 
 
 def test_batches_of_changing_sizes_get_other_memory(build: Built) -> None:
-    train(build(step_ms=3), [batch_of(number, 1000 + number % 3) for number in range(3 * PINNED)])
+    train(build(step_ms=3), [make_batch(number, 1000 + number % 3) for number in range(3 * PINNED)])
 
 
 def test_the_host_goes_ahead_of_the_device_by_some_steps(build: Built) -> None:
@@ -155,7 +155,7 @@ def test_the_host_goes_ahead_of_the_device_by_some_steps(build: Built) -> None:
     go = threading.Event()
     device.steps.submit(go.wait, 60)
     uploads = Uploads(device)
-    enqueue(uploads, device, [batch_of(number) for number in range(PINNED + 1)])
+    enqueue(uploads, device, [make_batch(number) for number in range(PINNED + 1)])
     assert device.read == []
     go.set()
     uploads.end()
@@ -163,18 +163,18 @@ def test_the_host_goes_ahead_of_the_device_by_some_steps(build: Built) -> None:
 
 def test_after_a_batch_that_cannot_be_read_others_are_uploaded(build: Built) -> None:
     def broken() -> Iterator[list[np.ndarray]]:
-        yield batch_of(0)
-        yield batch_of(1)
+        yield make_batch(0)
+        yield make_batch(1)
         raise ValueError("2.jpg cannot be read")
 
     device = build(step_ms=3)
     uploads = Uploads(device)
     with pytest.raises(ValueError, match=r"2\.jpg cannot be read"):
         enqueue(uploads, device, broken())
-    more = [batch_of(number) for number in range(2, 9)]
+    more = [make_batch(number) for number in range(2, 9)]
     enqueue(uploads, device, more)
     uploads.end()
-    check(device, [batch_of(0), *more])
+    check(device, [make_batch(0), *more])
 
 
 class AtOnce(Device):

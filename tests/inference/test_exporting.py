@@ -115,7 +115,7 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
 ) -> None:
     import tensorflow as tf
 
-    from lockstep.backends.shared.resizing import crop_centre, geometry_of
+    from lockstep.backends.shared.resizing import crop_centre, read_geometry
     from lockstep.backends.tensorflow.export import _Operations
 
     published = RECIPES["resnet50-tensorflow-90ep"]()
@@ -126,7 +126,7 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
     square = np.empty((224, 224, 3), np.uint8)
     read_square(tmp_path / "image.png", recipe, square)
     assert np.abs(square - expected).max() <= 1
-    served = crop_centre(tf.constant(pixels[None]), geometry_of(recipe), _Operations()).numpy()
+    served = crop_centre(tf.constant(pixels[None]), read_geometry(recipe), _Operations()).numpy()
     assert np.array_equal(served[0].transpose(1, 2, 0), square)
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.backends.torch.export import _Operations
 from lockstep.recipes import Recipe
 from lockstep.weights import open_weights
@@ -196,7 +196,7 @@ def test_images_of_any_size_are_sampled_in_the_geometry_of_an_original(
     for height, width in ((96, 131), (86, 33), (40, 57), (40, 40)):
         pixels = np.array(Image.open(image_file(tmp_path, height, width)))
         square = (
-            crop_centre(torch.from_numpy(pixels)[None], geometry_of(recipe), _Operations())[0]
+            crop_centre(torch.from_numpy(pixels)[None], read_geometry(recipe), _Operations())[0]
             .permute(1, 2, 0)
             .numpy()
         )

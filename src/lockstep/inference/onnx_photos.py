@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.shared.operators import Operand
-from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.onnx_metadata import IMAGES, PREPROCESSING, SQUARES, rename_input
 
@@ -22,7 +22,9 @@ def take_photos(model: Any, recipe: Recipe) -> Any:
     result.CopyFrom(model)
     rename_input(result.graph.node, IMAGES, SQUARES)
     nodes = _Nodes()
-    pixels = crop_centre(_Number(nodes, IMAGES, np.uint8), geometry_of(recipe), _Operations(nodes))
+    pixels = crop_centre(
+        _Number(nodes, IMAGES, np.uint8), read_geometry(recipe), _Operations(nodes)
+    )
     pixels = nodes.add(
         "Cast", [nodes.add("Transpose", [pixels], np.float32, perm=[0, 2, 3, 1])], np.uint8
     )

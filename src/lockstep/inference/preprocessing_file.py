@@ -74,7 +74,7 @@ def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> No
     """Write the file. With `normalises`, the model takes normalised float32 [N, 3, S, S], else
     uint8 [N, S, S, 3]."""
     source = inspect.getsource(resizing).split('"""', 2)[2]  # without the docstring of the module
-    geometry = resizing.geometry_of(recipe)
+    geometry = resizing.read_geometry(recipe)
     values = {
         "GEOMETRY": geometry,
         "MEAN": tuple(recipe.mean),

@@ -43,7 +43,7 @@ def draw_inputs(seed: int = 0) -> list[Arrays]:
     ]
 
 
-def decay_of(number: int) -> float:
+def choose_decay(number: int) -> float:
     return 0.01 * (number % 3)
 
 
@@ -84,12 +84,12 @@ def run_kernel(arrays: list[Arrays]) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def kernel_of(
+def make_kernel(
     tensors: list[dict[str, torch.Tensor]], *, nesterov: bool, averages: bool = True
 ) -> UpdateKernel:
     kinds = ("weight", "velocity", *(["average"] if averages else []), "removed")
     rows = [
-        Row(**{kind: arrays[kind] for kind in kinds if kind in arrays}, decay=decay_of(number))
+        Row(**{kind: arrays[kind] for kind in kinds if kind in arrays}, decay=choose_decay(number))
         for number, arrays in enumerate(tensors)
     ]
     kernel = UpdateKernel(rows, MOMENTUM, nesterov=nesterov)
@@ -120,7 +120,7 @@ def test_an_update_is_the_rule_to_the_last_bit(
     if masked:
         mask(arrays)
     tensors = run_kernel(arrays)
-    kernel = kernel_of(tensors, nesterov=nesterov, averages=averages)
+    kernel = make_kernel(tensors, nesterov=nesterov, averages=averages)
     numbers = [
         torch.tensor(value, device=DEVICE)
         for value in (SCALE, float(overflow), RATES, CHANGES, [STEP])
@@ -128,7 +128,7 @@ def test_an_update_is_the_rule_to_the_last_bit(
     kernel(*numbers)
     for number, (before, after) in enumerate(zip(arrays, tensors, strict=True)):
         expected = take_steps(
-            before, decay_of(number), nesterov=nesterov, overflow=overflow, averages=averages
+            before, choose_decay(number), nesterov=nesterov, overflow=overflow, averages=averages
         )
         for kind, value in expected.items():
             assert after[kind].cpu().contiguous().numpy().tobytes() == value.tobytes(), (
@@ -143,7 +143,7 @@ def test_one_gradient_that_is_not_finite_is_found(bad: float) -> None:
         arrays = draw_inputs()
         arrays[number]["gradient"].reshape(-1)[place] = bad
         tensors = run_kernel(arrays)
-        assert kernel_of(tensors, nesterov=False).find_overflow().item() == 1
+        assert make_kernel(tensors, nesterov=False).find_overflow().item() == 1
 
 
 def test_what_is_finite_or_removed_or_no_gradient_is_no_overflow() -> None:
@@ -155,14 +155,14 @@ def test_what_is_finite_or_removed_or_no_gradient_is_no_overflow() -> None:
         -3.4e38,
     )
     tensors = run_kernel(arrays)  # a kernel keeps no gradients
-    kernel = kernel_of(tensors, nesterov=False)
+    kernel = make_kernel(tensors, nesterov=False)
     kernel._overflow.fill_(1)
     assert kernel.find_overflow().item() == 0
 
 
 def test_gradients_of_a_captured_step_are_uploaded_afterwards() -> None:
     tensors = run_kernel(draw_inputs())
-    kernel = kernel_of(tensors, nesterov=False)
+    kernel = make_kernel(tensors, nesterov=False)
     before = kernel._gradients.tolist()
     others = [arrays["gradient"].clone() for arrays in tensors if "gradient" in arrays]
     kernel.point_to(others, is_captured=True)
@@ -192,7 +192,7 @@ RECIPE = Recipe(
 MASKED = "layer4.0.conv2.weight"
 
 
-def update_of(recipe: Recipe, *, is_fused: bool) -> tuple[Update, Model]:
+def make_update(recipe: Recipe, *, is_fused: bool) -> tuple[Update, Model]:
     torch.manual_seed(0)
     model = Model(model_spec(recipe.model), recipe).to(DEVICE)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -210,7 +210,7 @@ def update_of(recipe: Recipe, *, is_fused: bool) -> tuple[Update, Model]:
     return update, model
 
 
-def all_of(update: Update, model: Model) -> dict[str, np.ndarray]:
+def read_all(update: Update, model: Model) -> dict[str, np.ndarray]:
     kinds = {"tensor": canonical_tensors(model), "velocity": update.velocity, "average": update.ema}
     return {
         f"{kind} {name}": t.detach().cpu().numpy()
@@ -233,7 +233,7 @@ def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
     states = []
     scales = []
     for is_fused in (False, True):
-        update, model = update_of(recipe, is_fused=is_fused)
+        update, model = make_update(recipe, is_fused=is_fused)
         random = torch.Generator().manual_seed(1)
         for step in range(4):
             for name, parameter in model.named_parameters():
@@ -242,7 +242,7 @@ def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
                 if step == 2 and name == "fc.bias" and recipe.loss_scaling == "dynamic":
                     parameter.grad[-1] = torch.inf
             update.take()
-        states.append(all_of(update, model))
+        states.append(read_all(update, model))
         scales.append(update.scale.read())
     assert scales[0] == scales[1]
     assert scales[0].get("scale", 64.0) == 64.0  # it grew once and shrank once
@@ -256,7 +256,7 @@ def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
 def bytes_after(capturer: Any, columns: Sequence[Tensor]) -> dict[str, bytes]:
     """Return the bytes of all sums and tensors after steps on gradients 2 * scale * column**2 *
     weight."""
-    update, model = update_of(RECIPE, is_fused=True)
+    update, model = make_update(RECIPE, is_fused=True)
 
     def step(columns: Sequence[Tensor]) -> Tensor:
         squares = torch.stack(
@@ -269,7 +269,7 @@ def bytes_after(capturer: Any, columns: Sequence[Tensor]) -> dict[str, bytes]:
     graph = StepGraph(step, capturer, update.finish_capture)
     sums = torch.stack([graph([column]) for column in columns]).cpu().numpy()
     return {
-        name: value.tobytes() for name, value in ({"sums": sums} | all_of(update, model)).items()
+        name: value.tobytes() for name, value in ({"sums": sums} | read_all(update, model)).items()
     }
 
 

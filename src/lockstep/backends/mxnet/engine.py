@@ -181,7 +181,7 @@ class MxnetEngine(VectorState):
         self, images: Array, values: Mapping[str, Array], recipe: Recipe, *, training: bool
     ) -> Array:
         """Return the logits of normalised images, in the recipe's precision."""
-        height, width = self._size_of(images.shape)
+        height, width = self._read_size(images.shape)
         key = (height, width, training, recipe.precision)
         how: Any = {"size": (height, width), "training": training, "on_gpu": self._world.on_gpu}
         if training and self._synchronised:
@@ -204,7 +204,7 @@ class MxnetEngine(VectorState):
         graph, names = self._graphs[key]
         return graph(*(images if name == "images" else values[name] for name in names))
 
-    def _size_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
+    def _read_size(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return height and width of normalised images."""
         return (shape[1], shape[2]) if self._world.on_gpu else (shape[2], shape[3])
 
@@ -225,7 +225,7 @@ class MxnetEngine(VectorState):
         if key not in self._unbiased:
             factors = np.ones(self._layout.size, np.float32)
             images *= self._world.ranks if self._synchronised else 1
-            height, width = self._size_of(shape)
+            height, width = self._read_size(shape)
             for name, count in self._values_of_a_channel[height, width].items():
                 factors[self._layout.places[f"{name}.running_var"]] = (
                     images * count / (images * count - 1)

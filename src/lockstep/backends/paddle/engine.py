@@ -124,13 +124,13 @@ class PaddleEngine(VectorState):
             run = Pass(recipe, inputs, training=False, on_gpu=self._world.on_gpu, onednn=onednn)
             return [run.logits(inputs["images"])]
 
-        def program_of(function: Function) -> Function:
+        def build_program(function: Function) -> Function:
             return Compiled(function, onednn=onednn) if compiled else function
 
-        predicted = program_of(partial(logits, self._recipe))
+        predicted = build_program(partial(logits, self._recipe))
         exact = self._recipe.evaluation_recipe()
-        evaluated = predicted if exact == self._recipe else program_of(partial(logits, exact))
-        return program_of(gradients), predicted, evaluated
+        evaluated = predicted if exact == self._recipe else build_program(partial(logits, exact))
+        return build_program(gradients), predicted, evaluated
 
     def train(self, batches: Iterable[Batch], first: int) -> PaddleHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""

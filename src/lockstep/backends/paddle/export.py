@@ -13,7 +13,7 @@ from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import static_mode
 from lockstep.backends.paddle.world import Tensor
 from lockstep.backends.shared.operators import Operand
-from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.models.architectures import model_spec
 from lockstep.models.architectures import tensors as tensors_of
 from lockstep.models.state import check_fit
@@ -95,7 +95,7 @@ def _program(
         # as fast as from pixels.
         squares = images.transpose([0, 3, 1, 2]).cast("float32")
         if not returns_logits:
-            squares = crop_centre(_Number(images), geometry_of(recipe), _Operations()).tensor
+            squares = crop_centre(_Number(images), read_geometry(recipe), _Operations()).tensor
             squares = squares.reshape([-1, 3, recipe.eval_crop, recipe.eval_crop])
         x = (squares - mean) / std
         logits = Pass(recipe, values, training=False).logits(x)

@@ -145,7 +145,7 @@ class ReferenceEngine:
         back(d_logits() * (self._scale.value / self._parts))
         for name, value in network.statistics.items():
             self._tensors[name] = value.astype(np.float32)
-        ranks = f.rank_of(logits, batch.labels[rows])
+        ranks = f.rank_labels(logits, batch.labels[rows])
         sums = Counts(
             float(losses.astype(np.float64).sum()),
             int((ranks < 1).sum()),
@@ -209,19 +209,8 @@ class ReferenceEngine:
         rows = [np.zeros((0, 5))]
         for batch in batches:
             counted = batch.labels >= 0
-            labels = batch.labels[counted]
             logits = self._logits(batch.pixels[counted], recipe, ema=ema)
-            with np.errstate(invalid="ignore"):
-                losses, _ = f.cross_entropy(logits, np.eye(self._recipe.logits)[labels])
-                confidences = f.confidence(logits)
-            columns = [
-                losses,
-                f.rank_of(logits, labels),
-                logits.argmax(axis=1),
-                labels,
-                confidences,
-            ]
-            rows.append(np.stack(columns, axis=1))
+            rows.append(f.score(logits, batch.labels[counted]))
         return Scores.unpack_table(np.concatenate(rows))
 
     def predict(self, images: np.ndarray) -> np.ndarray:

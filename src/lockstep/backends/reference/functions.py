@@ -217,7 +217,7 @@ def cross_entropy(logits: Array, target: Array) -> tuple[Array, Callable[[], Arr
     return -(target * log_p).sum(axis=1), lambda: (np.exp(log_p) - target) / len(logits)
 
 
-def rank_of(logits: Array, labels: Array) -> Array:
+def rank_labels(logits: Array, labels: Array) -> Array:
     """Return how many classes rank above the label, int64 [N]: larger logits, equal logits of lower
     classes, and NaN."""
     own = logits[np.arange(len(labels)), labels][:, None]
@@ -225,9 +225,17 @@ def rank_of(logits: Array, labels: Array) -> Array:
     return (~(logits <= own) | ((logits == own) & before)).sum(axis=1)
 
 
-def confidence(logits: Array) -> Array:
-    """Return the probability of the predicted class, [N]: the largest value of softmax(logits)."""
-    return 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+def score(logits: Array, labels: Array) -> Array:
+    """Return a row for every image, [N, 5]: loss, rank of the right class, prediction, label, and
+    confidence, which is the largest value of softmax(logits).
+
+    Logits that are not finite have such losses, without a warning.
+    """
+    with np.errstate(invalid="ignore"):
+        losses, _ = cross_entropy(logits, np.eye(logits.shape[1])[labels])
+        confidences = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    ranks = rank_labels(logits, labels)
+    return np.stack([losses, ranks, logits.argmax(axis=1), labels, confidences], axis=1)
 
 
 def fake_quantise(x: Array, scale: Array) -> tuple[Array, Back]:

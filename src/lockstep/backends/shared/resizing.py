@@ -40,7 +40,7 @@ class Geometry:
     eval_sampling: str
 
 
-def geometry_of(recipe: Any) -> Geometry:
+def read_geometry(recipe: Any) -> Geometry:
     """Return the geometry of a `lockstep.recipes.Recipe`."""
     return Geometry(**{field.name: getattr(recipe, field.name) for field in fields(Geometry)})
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.backends.tensorflow import frozen_graph
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
@@ -72,7 +72,7 @@ def _build_serving(recipe: Recipe, tensors: dict[str, np.ndarray]) -> tuple[tf.M
 class _Serving(tf.Module):  # type: ignore[misc]
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
         super().__init__()
-        self._geometry = geometry_of(recipe)
+        self._geometry = read_geometry(recipe)
         self._model = Model(recipe, tensors)
         self._mean = tf.constant(recipe.mean)
         self._std = tf.constant(recipe.std)

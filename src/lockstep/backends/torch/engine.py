@@ -145,7 +145,7 @@ class TorchEngine:
         images = self._recipe.global_batch_images // self._world.ranks
         with self._world.explain_errors():
             try:
-                for step, (batch, columns) in enumerate(self._inputs.of(batches), first):
+                for step, (batch, columns) in enumerate(self._inputs.upload(batches), first):
                     images = len(batch.labels)
                     sums.append(self._graph(columns))
                     self._done = step + 1
@@ -225,7 +225,7 @@ class TorchEngine:
         self.model.eval()
         recipe = self._recipe.evaluation_recipe()
         rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
-        for _, (images, labels, *_) in self._inputs.of(batches):
+        for _, (images, labels, *_) in self._inputs.upload(batches):
             logits = self._logits(images, recipe, ema=ema)
             known = labels.clamp(min=0)
             losses = F.cross_entropy(logits, known, reduction="none")
@@ -266,7 +266,7 @@ class TorchEngine:
         for name, tensor in canonical_tensors(plain).items():
             tensor.copy_(self._tensors[name])
         images = (
-            self._loss_module.normalise(columns[0]) for _, columns in self._inputs.of(batches)
+            self._loss_module.normalise(columns[0]) for _, columns in self._inputs.upload(batches)
         )
         with autocast(self._recipe, self._device):
             return largest_inputs(plain, layers(self._spec), images)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.backends.torch import load_module
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -100,7 +100,7 @@ class _Program(nn.Module):
     def __init__(self, recipe: Recipe, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.geometry = geometry_of(recipe)
+        self.geometry = read_geometry(recipe)
         self.register_buffer("mean", torch.tensor(recipe.mean, dtype=torch.float32).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(recipe.std, dtype=torch.float32).view(3, 1, 1))
         self.eval()

@@ -45,7 +45,7 @@ class Inputs:
         if self._uploads is not None:
             self._uploads.end()
 
-    def of(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
+    def upload(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
         """Yield each batch with its columns: images, labels, and with MixUp coefficients and
         partners.
 
@@ -194,7 +194,7 @@ class Uploads:
 
     def ahead(self, batches: Iterable[tuple[T, Arrays]]) -> Iterator[tuple[T, list[Tensor]]]:
         """Yield what stands next to each batch's columns, with these columns on the device, as
-        `Inputs.of` does."""
+        `Inputs.upload` does."""
         waiting: tuple[T, Future[tuple[Any, _Memory]]] | None = None
         for beside, arrays in batches:
             # Batch i goes where batch i - 2 was. Step i - 2 is enqueued, and its end is recorded.

@@ -23,19 +23,8 @@ def compute_scores(runtime: Predicts, batches: Iterable[Batch]) -> Scores:
     rows = [np.zeros((0, 5))]
     for batch in batches:
         counted = batch.labels >= 0
-        labels = batch.labels[counted]
         logits = runtime.predict(batch.pixels)[counted].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # a logit that is not finite: the caller reports it
-            losses, _ = functions.cross_entropy(logits, np.eye(logits.shape[1])[labels])
-            confidences = functions.confidence(logits)
-        columns = [
-            losses,
-            functions.rank_of(logits, labels),
-            logits.argmax(axis=1),
-            labels,
-            confidences,
-        ]
-        rows.append(np.stack(columns, axis=1))
+        rows.append(functions.score(logits, batch.labels[counted]))
     return Scores.unpack_table(np.concatenate(rows))
 
 

@@ -50,7 +50,7 @@ class Tiling:
 
 
 @triton.jit
-def _rows_of(program, rows, programs, ROWS: tl.constexpr):
+def _count_rows(program, rows, programs, ROWS: tl.constexpr):
     """Return how many rows a program has: of the tiles of ROWS rows it has each `programs`-th, and
     the last may be short."""
     tiles = (rows + ROWS - 1) // ROWS
@@ -121,7 +121,7 @@ def _statistics(
         0, ROWS
     )  # a lane has each `programs * ROWS`-th row from this one on
     of_lane = ((rows - before + programs * ROWS - 1) // (programs * ROWS)).to(tl.float32)[:, None]
-    centre = tl.sum(mean * of_lane, axis=0) / _rows_of(program, rows, programs, ROWS)
+    centre = tl.sum(mean * of_lane, axis=0) / _count_rows(program, rows, programs, ROWS)
     apart = mean - centre[None, :]
     tl.store(partials + program * channels + column, centre, mask=exists)
     total = tl.sum(squares + of_lane * apart * apart, axis=0)
@@ -148,13 +148,13 @@ def _finish_statistics(
     weighted = tl.full([PROGRAMS, CHANNELS], 0.0, tl.float32)
     for first in range(0, programs, PROGRAMS):
         offsets, there = _tile(first, programs, column, exists, channels, PROGRAMS)
-        count = _rows_of(first + tl.arange(0, PROGRAMS), rows, programs, ROWS)[:, None]
+        count = _count_rows(first + tl.arange(0, PROGRAMS), rows, programs, ROWS)[:, None]
         weighted += tl.where(there, count, 0.0) * tl.load(partials + offsets, mask=there, other=0.0)
     centre = tl.sum(weighted, axis=0) / rows
     squares = tl.full([PROGRAMS, CHANNELS], 0.0, tl.float32)
     for first in range(0, programs, PROGRAMS):
         offsets, there = _tile(first, programs, column, exists, channels, PROGRAMS)
-        count = _rows_of(first + tl.arange(0, PROGRAMS), rows, programs, ROWS)[:, None]
+        count = _count_rows(first + tl.arange(0, PROGRAMS), rows, programs, ROWS)[:, None]
         apart = tl.load(partials + offsets, mask=there, other=0.0) - centre[None, :]
         squares += tl.load(partials + programs * channels + offsets, mask=there, other=0.0)
         squares += tl.where(there, count, 0.0) * apart * apart
