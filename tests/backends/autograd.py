@@ -58,8 +58,8 @@ class Network:
         else:
             strides = [1, stride, 1]
         y = x
-        for i, stride in enumerate(strides, start=1):
-            y = self.batch_norm(self.convolution(y, f"{name}.conv{i}", stride), f"{name}.bn{i}")
+        for i, step in enumerate(strides, start=1):
+            y = self.batch_norm(self.convolution(y, f"{name}.conv{i}", step), f"{name}.bn{i}")
             if i < len(strides):
                 y = F.relu(y)
         if f"{name}.downsample.0.weight" in self.tensors:

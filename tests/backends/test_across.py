@@ -86,7 +86,7 @@ class Run:
     expected: State
 
     @classmethod
-    def begin(cls, recipe: Recipe, mixup: str, parts: int) -> "Run":
+    def make(cls, recipe: Recipe, mixup: str, parts: int) -> "Run":
         begin = steady_state(recipe)
         batches = random_batches(recipe, STEPS, mixup=mixup)
         return cls(
@@ -113,12 +113,12 @@ class Run:
 @pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
 def run(request: pytest.FixtureRequest, tiny_recipe: Recipe) -> Run:
     changes, mixup, parts = request.param
-    return Run.begin(tiny_recipe.replace(**changes), mixup, parts)
+    return Run.make(tiny_recipe.replace(**changes), mixup, parts)
 
 
 @pytest.fixture(scope="module")
 def full_run(tiny_recipe: Recipe) -> Run:
-    return Run.begin(tiny_recipe.replace(model="resnet50", logits=1000, ema_decay=0.9), "sample", 1)
+    return Run.make(tiny_recipe.replace(model="resnet50", logits=1000, ema_decay=0.9), "sample", 1)
 
 
 def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None:

@@ -17,7 +17,7 @@ from tests.backends.wrong import Build
 def make_handover_test(name: str) -> Callable[..., None]:
     def test(pair: test_across.Pair, tiny_recipe: Recipe) -> None:
         changes, mixup, parts = test_across.RUNS[name]
-        run = test_across.Run.begin(tiny_recipe.replace(**changes), mixup, parts)
+        run = test_across.Run.make(tiny_recipe.replace(**changes), mixup, parts)
         test_across.test_a_run_handed_over_ends_where_float64_goes(pair, run)
 
     return test

@@ -73,7 +73,7 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
     weights = saved(recipe, tmp_path, scales)
     assert lockstep.export(weights, tmp_path / "model", to="onnx")["remarks"] == []
     images = pictures(32, 32)
-    engine: Any = oracle.engine_of(recipe, [0.0])
+    engine: Any = oracle.make_engine(recipe, [0.0])
     engine.write(State(0, open_weights(weights).tensors, zero_momentum(recipe)))
     squares = squares_of(images, recipe)
     in_float = softmax(engine.predict(squares))

@@ -85,7 +85,7 @@ def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name:
     scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
     weights = opened(recipe, scales=scales)
     images = random_images(4, recipe.eval_crop)
-    reference: Any = oracle.engine_of(recipe, [0.0])
+    reference: Any = oracle.make_engine(recipe, [0.0])
     reference.write(State(0, weights.tensors, zero_momentum(recipe)))
     in_float = reference.predict(images)
     reference.quantise(scales)
@@ -264,7 +264,7 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
     batch = replace(
         batch, labels=np.where(np.arange(len(batch.labels)) < 6, batch.labels, -1)
     )  # two are padding
-    reference: Any = oracle.engine_of(tiny_recipe, [0.0])
+    reference: Any = oracle.make_engine(tiny_recipe, [0.0])
     reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
     wanted: Scores = reference.evaluate([batch])
     with open_runtime("onnxruntime", weights, CPU) as runtime:
