@@ -35,10 +35,7 @@ def test_a_runtime_that_is_not_native_has_cells_of_inference_once_for_all_backen
         (cell.what, cell.computes, cell.compile, cell.ranks, cell.batch)
         for cell in cells
         if cell not in native
-    ] == [
-        ("inference", "openvino", "auto", 1, 1),
-        ("inference", "openvino", "auto", 1, 4),
-    ]
+    ] == [("inference", "openvino", "auto", 1, 1), ("inference", "openvino", "auto", 1, 4)]
     assert {cell.computes for cell in native} == {"torch", "mxnet"}
 
 
@@ -136,9 +133,4 @@ def test_a_cell_has_the_recipe_that_it_names() -> None:
         execution.compile,
         execution.loader,
         execution.accumulation_steps,
-    ) == (
-        "torch",
-        "off",
-        "synthetic",
-        2,
-    )
+    ) == ("torch", "off", "synthetic", 2)

@@ -79,6 +79,11 @@ def parse_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("DLLL ")) for line in text.splitlines()]
 
 
+def parse_logged(source: Path) -> list[dict[str, Any]]:
+    """Return the lines of dllogger that hold figures."""
+    return [line for line in parse_lines(convert(source, "dlll")) if line["type"] == "LOG"]
+
+
 def test_the_report_of_mxnets_example(run: Path) -> None:
     text = convert(run, "nvidia-report")
     form = json.loads(text)
@@ -135,7 +140,7 @@ def test_steps_under_a_profiler_have_no_speed(run: Path) -> None:
     assert metrics["train.loss"] == [(2 * 32 + 7 * 8) / 40, 2.0]
     assert metrics["train.time"] == [2.0 / 4]  # the second epoch has none
     assert metrics["train.total_ips"] == [32 / 2.0]
-    logged = [line["data"] for line in parse_lines(convert(run, "dlll")) if line["type"] == "LOG"]
+    logged = [line["data"] for line in parse_logged(run)]
     assert "train.total_ips" in logged[1]
     assert logged[2] == {"train.loss": 7.0, "train.lr": 0.5, "train.grad_scale": 128.0}
 
@@ -163,31 +168,21 @@ def test_lines_of_dllogger_of_a_run(run: Path) -> None:
         "train.lr": 0.5,
         "train.grad_scale": 128.0,
     }
-    trained = {
-        "train.loss": 2.0,
-        "train.total_ips": 10.0,
-        "train.compute_ips": 40 / 3.0,
+    trained = {"train.loss": 2.0, "train.total_ips": 10.0, "train.compute_ips": 40 / 3.0}
+    trained |= {
         "train.lr": 0.125,
+        "train.data_time": 0.2,
+        "train.compute_time": 0.6,
+        "train.grad_scale": 128.0,
     }
-    trained |= {"train.data_time": 0.2, "train.compute_time": 0.6, "train.grad_scale": 128.0}
     assert logged[7]["data"] == pytest.approx(trained)  # 40 images in five steps and 4 s
-    evaluate = {
-        "val.top1": 70.0,
-        "val.top5": 90.0,
-        "val.loss": 1.25,
-        "val.total_ips": 80.0,
-        "val.compute_ips": 100.0,
-    }
-    evaluate |= {"val.data_time": 0.01, "val.compute_latency": 0.04}
-    assert logged[8]["data"] == pytest.approx(evaluate)  # 20 images in five batches and 0.25 s
-    averaged = {
-        "val_ema.top1": 75.0,
-        "val_ema.top5": 95.0,
-        "val_ema.loss": 1.0,
-        "val_ema.total_ips": 40.0,
-    }
+    evaluated = {"val.top1": 70.0, "val.top5": 90.0, "val.loss": 1.25, "val.total_ips": 80.0}
+    evaluated |= {"val.compute_ips": 100.0, "val.data_time": 0.01, "val.compute_latency": 0.04}
+    assert logged[8]["data"] == pytest.approx(evaluated)  # 20 images in five batches and 0.25 s
+    averaged = {"val_ema.top1": 75.0, "val_ema.top5": 95.0, "val_ema.loss": 1.0}
+    averaged |= {"val_ema.total_ips": 40.0}
     assert logged[9]["data"] == averaged  # a log without batches
-    assert logged[-1]["data"] == pytest.approx(trained | evaluate | averaged)
+    assert logged[-1]["data"] == pytest.approx(trained | evaluated | averaged)
     assert list(logged[1]) == ["timestamp", "datetime", "elapsedtime", "type", "step", "data"]
     assert logged[1]["timestamp"] == str(ENDED - 9 + 2)
     assert logged[1]["elapsedtime"] == "2.0"
@@ -219,11 +214,7 @@ def test_keys_and_units_are_those_of_the_frameworks_example(
 ) -> None:
     about = json.loads((run / "environment.json").read_text()) | {"execution": {"backend": backend}}
     (run / "environment.json").write_text(json.dumps(about))
-    units = {
-        str(line["step"]): line["data"]
-        for line in parse_lines(convert(run, "dlll"))
-        if line["type"] == "LOG"
-    }
+    units = {str(line["step"]): line["data"] for line in parse_logged(run)}
     assert {name: units["[0, 4]"][name] for name in interval} == pytest.approx(interval)
     assert {name: units["[0]"][name] for name in evaluation} == pytest.approx(evaluation)
 
@@ -233,13 +224,9 @@ def test_the_grid_of_mxnets_benchmark(tmp_path: Path) -> None:
         {"ranks": n, "batch": b, "images_per_sec": float(n * b)} for n in (1, 4) for b in (64, 128)
     ]
     cells[3] = {"ranks": 4, "batch": 128, "status": "out of memory", "images_per_sec": None}
-    text = convert(
-        write_report(tmp_path, *cells, {"ranks": 1, "batch": 64, "what": "inference"}),
-        "nvidia-benchmark",
-    )
-    assert text.startswith(
-        '{\n    "model": "",\n    "ngpus": [\n        1,\n        4\n    ],\n    "bs": ['
-    )
+    cells.append({"ranks": 1, "batch": 64, "what": "inference"})
+    text = convert(write_report(tmp_path, *cells), "nvidia-benchmark")
+    assert text.startswith('{\n    "model": "",\n    "ngpus": [\n        1,\n')
     assert json.loads(text) == {
         "model": "",
         "ngpus": [1, 4],
@@ -272,9 +259,7 @@ def test_a_grid_of_inference_alone_has_its_key_alone(tmp_path: Path) -> None:
 def test_a_report_of_more_than_the_grid_has_place_for_is_refused(
     name: str, values: tuple, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        DataError, match=f"the format has one {name}, the report has {', '.join(values)}"
-    ):
+    with pytest.raises(DataError, match=f"one {name}, the report has {', '.join(values)}"):
         convert(write_report(tmp_path, *({name: value} for value in values)), "nvidia-benchmark")
 
 
@@ -285,31 +270,15 @@ def test_lines_of_dllogger_of_a_benchmark(tmp_path: Path) -> None:
         {"what": "inference", "backend": "tensorflow"},
         {"status": "failed"},
     ]
-    lines = [
-        line
-        for line in parse_lines(convert(write_report(tmp_path, *cells), "dlll"))
-        if line["type"] == "LOG"
-    ]
+    lines = parse_logged(write_report(tmp_path, *cells))
     assert [line["step"] for line in lines] == ["PARAMETER", []] * 3
     assert lines[0]["data"]["batch"] == 208
     assert lines[1]["data"] == {"train.total_ips": 721.3}
-    assert lines[3]["data"] == pytest.approx(
-        {
-            "val.ips": 721.3,
-            "val.latency_avg": 0.5,
-            "val.latency_50": 0.25,
-            "val.latency_90": 0.9,
-            "val.latency_95": 0.95,
-            "val.latency_99": 0.99,
-            "val.latency_100": 1.0,
-        }
-    )
-    latencies = {
-        "eval_latency_avg": 500.0,
-        "eval_latency_p90": 900.0,
-        "eval_latency_p95": 950.0,
-        "eval_latency_p99": 990.0,
-    }
+    sec = {"avg": 0.5, "50": 0.25, "90": 0.9, "95": 0.95, "99": 0.99, "100": 1.0}
+    latencies = {f"val.latency_{name}": value for name, value in sec.items()}
+    assert lines[3]["data"] == pytest.approx({"val.ips": 721.3} | latencies)
+    ms = {"avg": 500.0, "p90": 900.0, "p95": 950.0, "p99": 990.0}
+    latencies = {f"eval_latency_{name}": value for name, value in ms.items()}
     assert lines[5]["data"] == {"eval_throughput": 721.3} | latencies
     assert [float(line["elapsedtime"]) for line in lines] == [0, 2, 2, 4, 4, 6]
     assert float(lines[-1]["timestamp"]) == ENDED

@@ -123,7 +123,7 @@ def test_a_step_is_enqueued_before_the_one_before_is_fetched(device: Device) -> 
             "fetch 4",
             "fetch 5",
             "close",
-        ),
+        )
     ]
 
 

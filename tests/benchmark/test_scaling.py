@@ -151,10 +151,7 @@ def test_weak_and_strong_scaling() -> None:
     assert [
         (prediction.ranks, prediction.batch, prediction.images_per_sec, prediction.speedup)
         for prediction in weak
-    ] == [
-        (1, 4, 4 / 3, 1.0),
-        (8, 4, 32 / 3, 8.0),
-    ]
+    ] == [(1, 4, 4 / 3, 1.0), (8, 4, 32 / 3, 8.0)]
     # 16 images on 8 ranks: 2 each, in 2 s. 3 ranks do not divide 16.
     strong = predict_strong_scaling(STEP, cluster, [3, 8, 32], batch=4, global_batch=16)
     assert [

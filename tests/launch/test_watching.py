@@ -85,36 +85,43 @@ def test_a_batch_is_a_move_and_its_time_counts(beat: Beat, moved_at: float, slow
 # Faults
 
 
+def judge(*differ: dict[str, Any], now: float = 100.0) -> tuple[str, int] | None:
+    """Return the kind of the fault of ranks, and the number of the rank that is to blame."""
+    fault = find_fault(ranks(*differ), now, PATIENCE)
+    if fault is None:
+        return None
+    assert fault.rank is not None
+    return fault.kind, fault.rank.number
+
+
 def test_healthy_ranks_have_no_fault() -> None:
-    assert find_fault(ranks({}, {}), 100.0 + PATIENCE, PATIENCE) is None
+    assert judge({}, {}, now=100.0 + PATIENCE) is None
 
 
 @pytest.mark.parametrize("activity", ["starting", "compiling", "training", "evaluating", "saving"])
-def test_a_rank_without_a_sign_of_life_is_silent_whatever_it_did(activity: str) -> None:
-    beat = Beat(1, activity)  # type: ignore[arg-type]
-    fault = find_fault(ranks({}, {"heard_at": 39.0, "beat": beat}), 100.0, PATIENCE)
+def test_a_rank_without_a_sign_of_life_is_silent_whatever_it_did(activity: Any) -> None:
+    fault = find_fault(ranks({}, {"heard_at": 39.0, "beat": Beat(1, activity)}), 100.0, PATIENCE)
     assert fault is not None
     assert (fault.kind, fault.began_at, fault.rank and fault.rank.number) == ("silent", 39.0, 1)
 
 
 @pytest.mark.parametrize(
-    ("activities", "stalls"),
+    ("first", "second", "stalls"),
     [
-        (["training", "training"], True),
-        (["training", "evaluating"], True),
-        (["training", "saving"], False),
-        (["compiling", "training"], False),
-        (["starting", "starting"], False),
+        ("training", "training", True),
+        ("training", "evaluating", True),
+        ("training", "saving", False),
+        ("compiling", "training", False),
+        ("starting", "starting", False),
     ],
 )
 def test_ranks_stall_that_all_train_or_evaluate_without_a_batch(
-    activities: list[Any], stalls: bool
+    first: Any, second: Any, stalls: bool
 ) -> None:
-    standing = [
-        {"moved_at": 39.0 - number, "beat": Beat(1, activity)}
-        for number, activity in enumerate(activities)
-    ]
-    fault = find_fault(ranks(*standing), 100.0, PATIENCE)
+    standing = ranks(
+        {"moved_at": 39.0, "beat": Beat(1, first)}, {"moved_at": 38.0, "beat": Beat(1, second)}
+    )
+    fault = find_fault(standing, 100.0, PATIENCE)
     assert (fault is not None and (fault.kind, fault.began_at) == ("stalled", 39.0)) == stalls
 
 
@@ -135,7 +142,7 @@ def test_ranks_do_not_stall_while_they_wait_for_a_rank_elsewhere_that_saves(
 
 
 def test_one_rank_with_a_batch_is_enough_against_a_stall() -> None:
-    assert find_fault(ranks({"moved_at": 0.0}, {"moved_at": 99.0}), 100.0, PATIENCE) is None
+    assert judge({"moved_at": 0.0}, {"moved_at": 99.0}) is None
 
 
 def test_slow_steps_are_no_stall_until_three_times_the_slowest() -> None:
@@ -146,55 +153,35 @@ def test_slow_steps_are_no_stall_until_three_times_the_slowest() -> None:
     assert fault.kind == "stalled"
 
 
-def test_the_rank_with_the_fewest_batches_is_to_blame_for_a_stall() -> None:
-    behind = Beat(1, "training", step=6, moves=6)
-    fault = find_fault(ranks({"moved_at": 0.0}, {"moved_at": 0.0, "beat": behind}), 100.0, PATIENCE)
-    assert fault is not None
-    assert fault.rank is not None
-    assert fault.rank.number == 1
-
-
-def test_a_silent_rank_is_to_blame_for_the_stall_of_all() -> None:
+def test_a_silent_rank_or_else_that_with_the_fewest_batches_is_to_blame_for_a_stall() -> None:
     stands = {"moved_at": 0.0}
-    fault = find_fault(
-        ranks(stands, stands | {"heard_at": 1.0}, now=PATIENCE + 0.5), PATIENCE + 0.5, PATIENCE
-    )
-    assert fault is not None
-    assert (fault.kind, fault.rank and fault.rank.number) == ("silent", 1)
+    behind = stands | {"beat": Beat(1, "training", step=6, moves=6)}
+    assert judge(stands, behind) == ("stalled", 1)
+    long = PATIENCE + 0.5
+    assert judge(stands | {"heard_at": long}, stands | {"heard_at": 1.0}, now=long) == ("silent", 1)
 
 
-@pytest.mark.parametrize(("reported", "blamed"), [(1, 1), (2, 0), (3, 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("reported", "blamed"),
+    [(1, ("silent", 1)), (2, ("ended", 0)), (3, ("ended", 0)), (None, ("ended", 0))],
+)
 def test_a_silent_rank_is_to_blame_if_another_one_fails_because_of_it(
-    reported: int | None, blamed: int
+    reported: int | None, blamed: tuple[str, int]
 ) -> None:
     failed = {"code": reported or -9, "reported": reported, "ended_at": 90.0}
-    hangs = {"heard_at": 80.0, "moved_at": 80.0}
-    fault = find_fault(ranks(failed, hangs), 92.0, PATIENCE)
-    assert fault is not None
-    assert (fault.kind, fault.rank and fault.rank.number) == (("ended", "silent")[blamed], blamed)
+    assert judge(failed, {"heard_at": 80.0, "moved_at": 80.0}, now=92.0) == blamed
 
 
 @pytest.mark.parametrize("code", [0, 75, 130])
 def test_a_rank_that_ends_as_it_should_is_no_fault(code: int) -> None:
-    assert (
-        find_fault(ranks({"code": code, "reported": code, "ended_at": 1.0}, {}), 100.0, PATIENCE)
-        is None
-    )
+    assert judge({"code": code, "reported": code, "ended_at": 1.0}, {}) is None
 
 
 def test_others_may_end_alone_before_a_failure_is_a_fault() -> None:
-    failed = ranks({}, {"code": 1, "ended_at": 99.5})
-    assert find_fault(failed, 99.5 + TO_END_ALONE_SEC - 0.1, PATIENCE) is None
-    assert find_fault(failed, 99.5 + TO_END_ALONE_SEC + 0.1, PATIENCE) is not None
-
-
-def test_a_failure_is_a_fault_at_once_when_all_have_ended() -> None:
-    assert (
-        find_fault(
-            ranks({"code": 1, "ended_at": 100.0}, {"code": 0, "ended_at": 100.0}), 100.0, PATIENCE
-        )
-        is not None
-    )
+    failed = {"code": 1, "ended_at": 99.5}
+    assert judge({}, failed, now=99.5 + TO_END_ALONE_SEC - 0.1) is None
+    assert judge({}, failed, now=99.5 + TO_END_ALONE_SEC + 0.1) is not None
+    assert judge({"code": 0, "ended_at": 99.5}, failed, now=99.5) is not None
 
 
 @pytest.mark.parametrize(
@@ -212,56 +199,49 @@ def test_a_failure_is_a_fault_at_once_when_all_have_ended() -> None:
 def test_the_rank_is_to_blame_that_did_not_end_because_of_another(
     first: dict[str, Any], second: dict[str, Any], blamed: int
 ) -> None:
-    fault = find_fault(
-        ranks({"ended_at": 98.5} | first, {"ended_at": 98.5} | second), 100.0, PATIENCE
-    )
-    assert fault is not None
-    assert fault.rank is not None
-    assert fault.rank.number == blamed
+    assert judge({"ended_at": 98.5} | first, {"ended_at": 98.5} | second) == ("ended", blamed)
 
 
 # Signals
 
 
-FAULT = Fault("silent", began_at=40.0, rank=ranks({})[0])
+def choose_signal(now: float, ending: Ending, *differ: dict[str, Any]) -> signal.Signals | None:
+    return next_signal(ranks(*(differ or ({}, {}))), now, PATIENCE, ending)
 
 
 def test_nothing_is_sent_to_healthy_ranks() -> None:
-    assert next_signal(ranks({}, {}), 1e6, PATIENCE, Ending()) is None
+    assert choose_signal(1e6, Ending()) is None
 
 
 def test_after_a_fault_ranks_are_asked_and_killed_after_the_grace() -> None:
-    ending = Ending(FAULT, found_at=100.0)
-    assert next_signal(ranks({}, {}), 100.0, PATIENCE, ending) == signal.SIGTERM
-    asked = replace(ending, asked_at=100.0)
-    assert next_signal(ranks({}, {}), 100.0 + GRACE_SEC, PATIENCE, asked) is None
-    assert next_signal(ranks({}, {}), 100.1 + GRACE_SEC, PATIENCE, asked) == signal.SIGKILL
+    ending = Ending(Fault("silent", began_at=40.0, rank=ranks({})[0]), found_at=100.0)
+    assert choose_signal(100.0, ending) == signal.SIGTERM
+    ending = replace(ending, asked_at=100.0)
+    assert choose_signal(100.0 + GRACE_SEC, ending) is None
+    assert choose_signal(100.1 + GRACE_SEC, ending) == signal.SIGKILL
 
 
 def test_a_rank_that_saves_may_finish_within_the_patience() -> None:
-    ended = Ending(
-        Fault("ended", began_at=100.0, rank=ranks({})[0]), found_at=101.0, asked_at=101.0
-    )
-    saves = ranks({"beat": Beat(1, "saving")}, {"code": -9})
-    assert next_signal(saves, 100.0 + PATIENCE, PATIENCE, ended) is None
-    assert next_signal(saves, 100.1 + PATIENCE, PATIENCE, ended) == signal.SIGKILL
-    has_saved = ranks({"beat": Beat(1, "saving"), "code": 1}, {})
-    assert next_signal(has_saved, 101.1 + GRACE_SEC, PATIENCE, ended) == signal.SIGKILL
+    fault = Fault("ended", began_at=100.0, rank=ranks({})[0])
+    ending = Ending(fault, found_at=101.0, asked_at=101.0)
+    saves = {"beat": Beat(1, "saving")}
+    assert choose_signal(100.0 + PATIENCE, ending, saves, {"code": -9}) is None
+    assert choose_signal(100.1 + PATIENCE, ending, saves, {"code": -9}) == signal.SIGKILL
+    has_saved = saves | {"code": 1}
+    assert choose_signal(101.1 + GRACE_SEC, ending, has_saved, {}) == signal.SIGKILL
 
 
 def test_when_a_rank_has_saved_and_stopped_the_others_are_asked_once_and_not_killed() -> None:
-    stopped = ranks({"code": 75, "ended_at": 99.0}, {})
-    assert next_signal(stopped, 99.0 + TO_END_ALONE_SEC, PATIENCE, Ending()) is None
-    assert next_signal(stopped, 99.1 + TO_END_ALONE_SEC, PATIENCE, Ending()) == signal.SIGTERM
-    assert next_signal(stopped, 1e6, PATIENCE, Ending(asked_at=100.0)) is None
+    stopped = {"code": 75, "ended_at": 99.0}
+    assert choose_signal(99.0 + TO_END_ALONE_SEC, Ending(), stopped, {}) is None
+    assert choose_signal(99.1 + TO_END_ALONE_SEC, Ending(), stopped, {}) == signal.SIGTERM
+    assert choose_signal(1e6, Ending(asked_at=100.0), stopped, {}) is None
 
 
 def test_a_second_ctrl_c_ends_ranks_that_do_not_stop() -> None:
-    insisted = Ending(insisted_at=100.0)
-    assert next_signal(ranks({}, {}), 100.0 + AFTER_CTRL_C_SEC, PATIENCE, insisted) is None
-    assert (
-        next_signal(ranks({}, {}), 100.1 + AFTER_CTRL_C_SEC, PATIENCE, insisted) == signal.SIGKILL
-    )
+    ending = Ending(insisted_at=100.0)
+    assert choose_signal(100.0 + AFTER_CTRL_C_SEC, ending) is None
+    assert choose_signal(100.1 + AFTER_CTRL_C_SEC, ending) == signal.SIGKILL
 
 
 # Another try
@@ -280,15 +260,7 @@ FAILED = Outcome(1, "rank 1 was killed", step=7, failed=True, was_asked=False)
         ({"code": 75, "failed": False}, False),
         ({"code": 0, "failed": False}, False),
     ],
-    ids=[
-        "a failure",
-        "a failure, others saved",
-        "wrong use",
-        "not finite",
-        "asked to stop",
-        "stopped",
-        "done",
-    ],
+    ids=str,
 )
 def test_ranks_are_started_again_only_after_a_failure_that_may_pass(
     changes: dict[str, Any], again: bool
@@ -298,19 +270,15 @@ def test_ranks_are_started_again_only_after_a_failure_that_may_pass(
 
 def test_there_are_no_more_restarts_than_asked_for() -> None:
     tries = [replace(FAILED, step=step) for step in range(4)]
-    assert [will_try_again(tries[: number + 1], 2)[0] for number in range(4)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    again = [will_try_again(tries[: number + 1], 2)[0] for number in range(4)]
+    assert again == [True, True, False, False]
     assert will_try_again(tries[:1], 0) == (False, "")
 
 
 def test_two_failures_at_the_same_step_are_not_followed_by_a_third() -> None:
     again, why = will_try_again([FAILED, FAILED], 9)
     assert not again
-    assert why == "the ranks have failed twice at step 7; they are not started again"
+    assert "twice at step 7" in why
 
 
 def test_machines_start_again_together_or_not_at_all() -> None:
@@ -328,39 +296,32 @@ def test_machines_start_again_together_or_not_at_all() -> None:
 # Sentences
 
 
-def describe(fault: Fault, *differ: dict[str, Any]) -> str:
-    return describe_fault(fault, ranks(*differ), "a-host", 104.0)
+def describe(fault: Fault, *others: Rank) -> str:
+    assert fault.rank is not None
+    return describe_fault(fault, [fault.rank, *others], "a-host", 104.0)
 
 
 def test_a_killed_rank_is_named_with_the_signal_and_what_it_did() -> None:
     (rank,) = ranks({"number": 3, "code": -9})
-    assert (
-        describe(Fault("ended", 99.0, rank), {})
-        == "rank 3 (host a-host, pid 10) was ended by SIGKILL, as the system does when memory runs"
-        " out; it was training, 7 steps begun"
-    )
+    text = describe(Fault("ended", 99.0, rank))
+    assert text.startswith("rank 3 (host a-host, pid 10) was ended by SIGKILL")
+    assert "it was training, 7 steps begun" in text
 
 
 def test_a_hung_rank_is_named_with_its_state_and_its_last_step() -> None:
     (rank,) = ranks({"number": 1, "state": "T", "heard_at": 40.0, "moved_at": 39.0})
-    assert (
-        describe(Fault("silent", 40.0, rank), {})
-        == "rank 1 (host a-host, pid 10) has shown no sign of life for 64 s; its process is stopped"
-        " (state T); last it was training, 7 steps begun, 65 s ago"
-    )
+    text = describe(Fault("silent", 40.0, rank))
+    assert text.startswith("rank 1 (host a-host, pid 10) has shown no sign of life for 64 s")
+    assert "(state T); last it was training, 7 steps begun, 65 s ago" in text
 
 
 def test_of_stalled_ranks_the_one_behind_is_named() -> None:
-    first, second = ranks(
-        {"moved_at": 40.0, "beat": replace(TRAINS, moves=6), "state": "D"}, {"moved_at": 41.0}
-    )
-    text = describe_fault(Fault("stalled", 41.0, first), [first, second], "a-host", 104.0)
-    assert text.startswith(
-        "no rank has taken a batch for 63 s; rank 0 (host a-host, pid 10) is behind the others:"
-        " training"
-    )
+    behind = {"moved_at": 40.0, "beat": replace(TRAINS, moves=6), "state": "D"}
+    first, second = ranks(behind, {"moved_at": 41.0})
+    text = describe(Fault("stalled", 41.0, first), second)
+    assert "for 63 s; rank 0 (host a-host, pid 10) is behind the others: training" in text
     assert "state D" in text
-    both = describe_fault(Fault("stalled", 41.0, second), [second, second], "a-host", 104.0)
+    both = describe(Fault("stalled", 41.0, second), second)
     assert "all are as far as rank 1 (host a-host, pid 11)" in both
 
 

@@ -202,11 +202,7 @@ def _time_hierarchical(cluster: Cluster, ranks: int, size: float, messages: int)
     return within + min(ring, tree)
 
 
-_ALGORITHMS = {
-    "ring": _time_flat_ring,
-    "tree": _time_flat_tree,
-    "hierarchical": _time_hierarchical,
-}
+_ALGORITHMS = {"ring": _time_flat_ring, "tree": _time_flat_tree, "hierarchical": _time_hierarchical}
 
 
 def count_hosts(cluster: Cluster, ranks: int) -> int:

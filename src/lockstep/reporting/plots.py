@@ -132,12 +132,6 @@ def _draw_reliability(view: View, name: str) -> "Figure":
     title = f"Reliability, {plain(name)}"
     if view.calibration_error is not None:
         title += f" (ECE {100 * view.calibration_error:.2f} %)"
-    axes.set(
-        title=title,
-        xlabel="confidence",
-        ylabel="accuracy",
-        xlim=(0, 1),
-        ylim=(0, 1),
-    )
+    axes.set(title=title, xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     return figure
