@@ -82,10 +82,10 @@ def stage(
     from lockstep.data.staging import stage
 
     with Reporter() as reporter:
-        found = stage(data, to, reporter.progress("copying"))
+        staged = stage(data, to, reporter.progress("copying"))
     print(
-        f"{found.files} files in {to}, {found.copied} of them copied now:"
-        f" {found.copied_bytes / 1e9:.2f} GB"
+        f"{staged.files} files in {to}, {staged.copied} of them copied now:"
+        f" {staged.copied_bytes / 1e9:.2f} GB"
     )
 
 
@@ -108,17 +108,17 @@ def info(data: Data, as_json: AsJson = False) -> None:
     """Print counts, classes, sizes and a histogram of the labels."""
     from lockstep.data.dataset_facts import facts
 
-    found = {split: facts(index) for split, index in _indexes(data, quiet=as_json)}
+    splits = {split: facts(index) for split, index in _indexes(data, quiet=as_json)}
     if as_json:
-        print_json(found)
+        print_json(splits)
         return
-    for split, about in found.items():
+    for split, about in splits.items():
         print(split)
-        for name, value in _lines(about):
+        for name, value in _describe_facts(about):
             print(f"  {name:<18} {value}")
 
 
-def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
+def _describe_facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     sizes = about["shorter_side"]
     counts = about["images_by_class"]
     most = max(counts.values())
@@ -191,15 +191,14 @@ def _report_lines(report: "Report") -> Iterator[str]:
     for kind, count in report.count_kinds().items():
         about = KINDS[kind]
         yield f"{about.severity:<8} {kind:<22} {count:>7}  {about.meaning}"
-        found = [finding for finding in report.findings if finding.kind == kind]
-        for finding in found[:_SHOWN]:
+        findings = [finding for finding in report.findings if finding.kind == kind]
+        for finding in findings[:_SHOWN]:
             where = f"{finding.split}/{finding.place}" if finding.split else finding.place
-            name = f" ({finding.name})" if finding.name and finding.name != finding.place else ""
-            yield (
-                f"         {in_line(printable(where + name))}: {in_line(printable(finding.detail))}"
-            )
-        if len(found) > _SHOWN:
-            yield f"         ... and {len(found) - _SHOWN} more; --json lists all"
+            if finding.name not in ("", finding.place):
+                where += f" ({finding.name})"
+            yield f"         {in_line(printable(where))}: {in_line(printable(finding.detail))}"
+        if len(findings) > _SHOWN:
+            yield f"         ... and {len(findings) - _SHOWN} more; --json lists all"
         yield f"         -> {about.remedy}"
     yield "nothing found" if not report.findings else f"{len(report.findings)} findings"
 
@@ -261,9 +260,8 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
         for split, source in find_sources(data).items():
             classes = indexes[0][1].classes if indexes else None
             progress = None if quiet else reporter.progress(f"indexing {split}".strip())
-            indexes.append(
-                (split, open_index(source, classes=classes, progress=progress, anew=anew))
-            )
+            index = open_index(source, classes=classes, progress=progress, anew=anew)
+            indexes.append((split, index))
     return indexes
 
 

@@ -47,11 +47,11 @@ def contact_sheet(
         top = _MARGIN + i // columns * (step + _LINE)
         sheet.paste(Image.fromarray(pixels), (left, top))
         name = index.classes[label].replace("\n", " ")
-        draw.text((left, top + size + 1), _fitting(name, size, draw, font), fill="black", font=font)
+        draw.text((left, top + size + 1), _shorten(name, size, draw, font), fill="black", font=font)
     return sheet
 
 
-def _fitting(
+def _shorten(
     text: str,
     width: int,
     draw: ImageDraw.ImageDraw,

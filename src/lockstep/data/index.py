@@ -364,7 +364,10 @@ def run_in_ranges(
     """
     tasks = [range(first, min(first + 64, count)) for first in range(0, count, 64)]
     # `results` is closed before the pool.
-    with ThreadPoolExecutor(cores()) as pool, closing(pool.map(work, tasks)) as results:  # type: ignore[type-var]
+    with (
+        ThreadPoolExecutor(cores()) as pool,
+        closing(pool.map(work, tasks)) as results,  # type: ignore[type-var]
+    ):
         for result in results:
             finish(result)
 

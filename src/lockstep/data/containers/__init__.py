@@ -7,13 +7,13 @@ reading continues at the next record that can be found.
 """
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from lockstep.system.files import naming
@@ -127,20 +127,24 @@ class Places:
             memory[:] = self.read(offset, len(memory))
 
 
-class Appended(ABC):
+class Appended(AbstractContextManager["Appended"]):
     """A file of complete records, written as `<name>.partial` until it is finished; a context
     manager.
 
     If a killed process left a part of a last record, it is cut off; the records before it stay.
     """
 
-    def __init__(self, path: Path, ends: Iterable[int]) -> None:
-        """Open the file to append. `ends` has the end of each complete record that the file already
-        holds."""
+    def __init__(self, path: Path) -> None:
+        """Open the file to append to the complete records that it already holds."""
         self.path = path
-        self._ends = array("q", [0, *ends])
-        end = self._ends[-1]
+        self._ends = array("q", [0])
         partial = _partial(path)
+        if partial.exists():
+            for end in self.scan_ends(Places(partial)):
+                if isinstance(end, Damage):
+                    break
+                self._ends.append(end)
+        end = self._ends[-1]
         self._file = partial.open("r+b" if partial.exists() else "xb", buffering=0)
         # Do not truncate to length 0 without need: ext4 writes such a file to the disk when it is
         # closed.
@@ -157,6 +161,11 @@ class Appended(ABC):
     def length(self) -> int:
         """Length in bytes of the finished file."""
         return self._ends[-1]
+
+    @staticmethod
+    @abstractmethod
+    def scan_ends(file: Places) -> Iterator[int | Damage]:
+        """Yield the end of each complete sample of a file, and the damage between them."""
 
     @staticmethod
     @abstractmethod
@@ -179,12 +188,7 @@ class Appended(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def _write(self, pieces: list[Bytes]) -> None:
@@ -209,12 +213,6 @@ def write_all(file: FileIO, data: Bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
-
-
-def find_unfinished(path: Path) -> Path | None:
-    """Return the unfinished file that an interrupted writer left, or None."""
-    partial = _partial(path)
-    return partial if partial.exists() else None
 
 
 def unfinish(path: Path) -> None:

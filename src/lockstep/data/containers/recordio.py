@@ -26,7 +26,6 @@ from lockstep.data.containers import (
     Places,
     Sample,
     Stored,
-    find_unfinished,
 )
 from lockstep.system.files import written_text
 from lockstep.system.regular_files import RECORDS, read_regular_text
@@ -396,8 +395,11 @@ def read_index(path: Path) -> list[tuple[int, int]]:
 class Writer(Appended):
     """Writes a `.rec` file, with its `.idx` and `.lst`."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(find_unfinished(path)))
+    @staticmethod
+    def scan_ends(file: Places) -> Iterator[int | Damage]:
+        """Yield the end of each record of a file, and the damage between them."""
+        for record in records(file):
+            yield record if isinstance(record, Damage) else record.end
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
@@ -414,13 +416,3 @@ class Writer(Appended):
                 places.write(f"{number}\t{begin}\n")
                 names.write(f"{number}\t{label:f}\t{name}\n")
         return [index, listing]
-
-
-def _ends(path: Path | None) -> Iterator[int]:
-    """Yield the end of each record of a file, up to the first damage."""
-    if path is None:
-        return
-    for record in records(Places(path)):
-        if isinstance(record, Damage):
-            return
-        yield record.end

@@ -23,7 +23,6 @@ from lockstep.data.containers import (
     Places,
     Sample,
     Stored,
-    find_unfinished,
 )
 from lockstep.system.crc import masked_crc
 from lockstep.system.files import written_text
@@ -285,8 +284,14 @@ def _field(number: int, length: int) -> bytes:
 class Writer(Appended):
     """Writes a file of examples, and `idx/<name>` for DALI with offset and size of every record."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(find_unfinished(path)))
+    @staticmethod
+    def scan_ends(file: Places) -> Iterator[int | Damage]:
+        """Yield the end of each record of a file, and the damage between them."""
+        for record in records(file):
+            if isinstance(record, Damage):
+                yield record
+            else:
+                yield record[0] + _FRONT + record[1] + _CRC.size
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
@@ -301,13 +306,3 @@ class Writer(Appended):
             for _, begin, end in zip(rows, self._ends, self._ends[1:], strict=False):
                 places.write(f"{begin} {end - begin}\n")
         return [folder / self.path.name]
-
-
-def _ends(path: Path | None) -> Iterator[int]:
-    """Yield the end of each record of a file, up to the first damage."""
-    if path is None:
-        return
-    for record in records(Places(path)):
-        if isinstance(record, Damage):
-            return
-        yield record[0] + _FRONT + record[1] + _CRC.size

@@ -20,7 +20,6 @@ from lockstep.data.containers import (
     Places,
     Sample,
     Stored,
-    find_unfinished,
 )
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
@@ -280,8 +279,14 @@ def _label(parts: Mapping[str, tuple[str, bytes]], about: dict[str, object]) -> 
 class Writer(Appended):
     """Writes a tar: for every sample the class, then the names as JSON, then the image."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(find_unfinished(path)))
+    @staticmethod
+    def scan_ends(file: Places) -> Iterator[int | Damage]:
+        """Yield the end of each sample of a file, and the damage between them."""
+        for member in members(file):
+            if isinstance(member, Damage):
+                yield member
+            elif member.name.rpartition(".")[2] not in _ABOUT:
+                yield member.offset_data + -(-member.size // _BLOCK) * _BLOCK
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
@@ -320,14 +325,3 @@ def _header(name: bytes, length: int) -> bytes:
     size = b"%011o\0" % length
     checksum = b"%06o\0 " % (_SUM + sum(name) + sum(size))
     return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEHIND_SIZE + checksum + _BEHIND_CHECKSUM
-
-
-def _ends(path: Path | None) -> Iterator[int]:
-    """Yield the end of each sample of a file, up to the first damage."""
-    if path is None:
-        return
-    for member in members(Places(path)):
-        if isinstance(member, Damage):
-            return
-        if member.name.rpartition(".")[2] not in _ABOUT:
-            yield member.offset_data + -(-member.size // _BLOCK) * _BLOCK

@@ -7,8 +7,8 @@ pixels are the same too; resized pixels differ by rounding (docs/data.md has the
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import chain
-from types import TracebackType
 from typing import Any
 
 import cv2
@@ -27,7 +27,7 @@ DISTRIBUTIONS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 INSTALL = "pip install nvidia-dali-cuda120==2.4.0"
 
 
-class DaliLoader:
+class DaliLoader(AbstractContextManager["DaliLoader"]):
     """Turns plans into batches; a context manager."""
 
     def __init__(
@@ -68,15 +68,7 @@ class DaliLoader:
         self._turns = exif_orientation
         import_dali()
 
-    def __enter__(self) -> "DaliLoader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
@@ -93,9 +85,8 @@ class DaliLoader:
         def inputs() -> Iterator[tuple[list[np.ndarray], ...]]:
             for plan in chain([first], plans):
                 started.append(plan)
-                if (
-                    plan.samples >= 0
-                ).any():  # DALI accepts no empty batch; empty batches come last
+                # DALI accepts no empty batch; empty batches come last.
+                if (plan.samples >= 0).any():
                     yield self._inputs(plan)
 
         pipeline = self._pipeline(inputs(), len(first.samples))
@@ -108,16 +99,16 @@ class DaliLoader:
             except StopIteration:
                 break
             except RuntimeError as error:
-                raise self._named(started[0], error) from None
+                raise self._find_broken_image(started[0], error) from None
             yield self._batch(started.popleft(), output, lends)
         for plan in started:
             yield self._batch(plan, None, lends)
 
     def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
         fn, types, pipeline_def = import_dali()
-        kernel = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[
-            self._interpolation
-        ]
+        kernels = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
+        how = {"interp_type": kernels[self._interpolation], "antialias": self._antialias}
+        size = [self._size, self._size]
 
         @pipeline_def(  # type: ignore[untyped-decorator]
             batch_size=most_images,
@@ -125,7 +116,7 @@ class DaliLoader:
             device_id=self._gpu,
             prefetch_queue_depth=self._ahead,
         )
-        def planned() -> Any:
+        def build_graph() -> Any:
             encoded, start, extent, flip, *square = fn.external_source(
                 source=inputs, num_outputs=6, batch=True
             )
@@ -140,21 +131,16 @@ class DaliLoader:
                 adjust_orientation=self._turns,
                 jpeg_fancy_upsampling=True,  # as libjpeg does; on a GPU too
             )
-            how = {"interp_type": kernel, "antialias": self._antialias}
             if self._sampling == "half_pixel":
                 resized, offset = square
                 images = fn.resize(window, size=resized, **how)
-                images = fn.slice(
-                    images, start=offset, shape=[self._size, self._size], axis_names="HW"
-                )
+                images = fn.slice(images, start=offset, shape=size, axis_names="HW")
             else:
                 first, end = square
-                images = fn.resize(
-                    window, size=[self._size, self._size], roi_start=first, roi_end=end, **how
-                )
+                images = fn.resize(window, size=size, roi_start=first, roi_end=end, **how)
             return fn.flip(images, horizontal=flip)
 
-        pipeline = planned()
+        pipeline = build_graph()
         pipeline.build()
         return pipeline
 
@@ -168,7 +154,7 @@ class DaliLoader:
             window = plan.windows[i]
             data = self._index.read(sample)
             if not is_plain_jpeg(data):
-                data, window = self._as_bitmap(sample, data, window)
+                data, window = self._make_bitmap(sample, data, window)
             encoded.append(np.frombuffer(data, np.uint8))
             windows.append(window)
         return (
@@ -185,20 +171,22 @@ class DaliLoader:
         """Return size and offset in the resized window of every image, or first and last place that
         its square shows."""
         if self._sampling == "half_pixel":
-            return [plan.resized[i].astype(np.float32) for i in used], [
-                plan.offsets[i].astype(np.int32) for i in used
-            ]
-        sources = plan.windows[:, 2:].tolist()
-        resized = plan.resized.tolist()
-        offsets = plan.offsets.tolist()
-        where = [
-            stretches(sources[i], resized[i], offsets[i], self._size, self._sampling) for i in used
-        ]
-        starts = np.array([[start for start, _ in each] for each in where], np.float32)
-        ends = np.array([[start + length for start, length in each] for each in where], np.float32)
-        return list(starts), list(ends)
+            resized = plan.resized[used].astype(np.float32)
+            offsets = plan.offsets[used].astype(np.int32)
+            return list(resized), list(offsets)
+        starts = []
+        ends = []
+        for i in used:
+            source = plan.windows[i, 2:].tolist()
+            place = (plan.resized[i].tolist(), plan.offsets[i].tolist())
+            square = np.array(stretches(source, *place, self._size, self._sampling))
+            starts.append(square[:, 0].astype(np.float32))
+            ends.append(square.sum(axis=1).astype(np.float32))
+        return starts, ends
 
-    def _as_bitmap(self, sample: int, data: bytes, window: np.ndarray) -> tuple[bytes, np.ndarray]:
+    def _make_bitmap(
+        self, sample: int, data: bytes, window: np.ndarray
+    ) -> tuple[bytes, np.ndarray]:
         """Return a bitmap of an image's window, and the window in it, for an image that DALI must
         not decode.
 
@@ -221,21 +209,19 @@ class DaliLoader:
             return Batch(Lent(output.as_tensor()), labels, plan.coefficients, plan.partners)
         images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
         if output is not None:
-            images[~padded] = np.asarray(
-                (output if self._gpu is None else output.as_cpu()).as_tensor()
-            )
+            on_cpu = output if self._gpu is None else output.as_cpu()
+            images[~padded] = np.asarray(on_cpu.as_tensor())
         return Batch(images, labels, plan.coefficients, plan.partners)
 
-    def _named(self, plan: BatchPlan, error: RuntimeError) -> DataError:
+    def _find_broken_image(self, plan: BatchPlan, error: RuntimeError) -> DataError:
         """Return the error that names the image DALI could not decode."""
-        for sample in plan.samples[plan.samples >= 0].tolist():
+        samples = plan.samples[plan.samples >= 0].tolist()
+        for sample in samples:
             try:
                 decode(self._index.read(sample))
             except ValueError as reason:
                 return self._index.explain_change(sample, str(reason))
-        places = ", ".join(
-            self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4]
-        )
+        places = ", ".join(self._index.place(sample) for sample in samples[:4])
         return DataError(
             f"DALI could not make the batch of {places} ..., although libjpeg-turbo decodes these:"
             f" {error}"

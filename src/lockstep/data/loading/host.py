@@ -4,8 +4,8 @@ batches ahead."""
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from lockstep.recipes.order import BatchPlan
 from lockstep.system.machine import share_of_cores
 
 
-class HostLoader:
+class HostLoader(AbstractContextManager["HostLoader"]):
     """Turns plans into batches; a context manager.
 
     It holds at most `ahead` batches that are being decoded, and the one that it yielded last.
@@ -47,15 +47,7 @@ class HostLoader:
         self._threads = threads or share_of_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 
-    def __enter__(self) -> "HostLoader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
@@ -86,35 +78,28 @@ class HostLoader:
         to_load = np.flatnonzero(~padded).tolist()
         # One task for each image wastes the threads' time; too few tasks leave threads idle at the
         # end of a batch.
-        each = max(len(to_load) // (4 * self._threads), 1)
-        tasks = [to_load[first : first + each] for first in range(0, len(to_load), each)]
+        count = max(len(to_load) // (4 * self._threads), 1)
+        tasks = [to_load[first : first + count] for first in range(0, len(to_load), count)]
         work = [self._pool.submit(self._load, plan, some, images) for some in tasks]
-        return Batch(
-            images, self._index.labels(plan.samples), plan.coefficients, plan.partners
-        ), work
+        labels = self._index.labels(plan.samples)
+        return Batch(images, labels, plan.coefficients, plan.partners), work
 
     def _load(self, plan: BatchPlan, some: list[int], images: np.ndarray) -> None:
-        samples, windows, resized, offsets, flips = (
-            column[some].tolist()
-            for column in (plan.samples, plan.windows, plan.resized, plan.offsets, plan.flips)
-        )
-        sizes = self._index.rows[["height", "width"]][samples].tolist()
-        orientations = (
-            self._index.orientations[samples].tolist() if self._turns else [UPRIGHT] * len(samples)
-        )
-        for at, i in enumerate(some):
-            data = self._index.read(samples[at])
+        for i in some:
+            sample = int(plan.samples[i])
+            orientation = int(self._index.orientations[sample]) if self._turns else UPRIGHT
+            data = self._index.read(sample)
             try:
                 decode_into(
                     data,
-                    sizes[at],
-                    tuple(windows[at]),
-                    tuple(resized[at]),
-                    tuple(offsets[at]),
-                    flip=flips[at],
-                    orientation=orientations[at],
+                    self._index.rows[["height", "width"]][sample].item(),
+                    tuple(plan.windows[i].tolist()),
+                    tuple(plan.resized[i].tolist()),
+                    tuple(plan.offsets[i].tolist()),
+                    flip=bool(plan.flips[i]),
+                    orientation=orientation,
                     **self._how,
                     out=images[i],
                 )
             except ValueError as error:
-                raise self._index.explain_change(samples[at], str(error)) from None
+                raise self._index.explain_change(sample, str(error)) from None

@@ -24,8 +24,9 @@ def make_loader(
     """
     if execution.loader == "synthetic":
         return SyntheticLoader(index, size=size)
-    how: dict[str, Any] = {"threads": execution.loader_threads, "ahead": execution.loader_batches}
-    how |= {
+    how: dict[str, Any] = {
+        "threads": execution.loader_threads,
+        "ahead": execution.loader_batches,
         "size": size,
         "exif_orientation": recipe.exif_orientation,
         **resampling(recipe, evaluation=evaluation),

@@ -2,7 +2,7 @@
 except the input."""
 
 from collections.abc import Iterable, Iterator
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from lockstep.data.index import Index
 from lockstep.recipes.order import BatchPlan
 
 
-class SyntheticLoader:
+class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
     """Turns plans into batches with their labels and MixUp, and with images of noise; a context
     manager."""
 
@@ -20,15 +20,7 @@ class SyntheticLoader:
         self._size = size
         self._images = np.zeros((0, size, size, 3), np.uint8)
 
-    def __enter__(self) -> "SyntheticLoader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
@@ -36,10 +28,8 @@ class SyntheticLoader:
         for plan in plans:
             count = len(plan.samples)
             if len(self._images) != count:
-                noise = np.random.default_rng(0).integers(
-                    0, 256, (count, self._size, self._size, 3), dtype=np.uint8
-                )
-                self._images = noise
+                shape = (count, self._size, self._size, 3)
+                self._images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
             yield Batch(
                 self._images,
                 self._index.labels(plan.samples),
