@@ -106,15 +106,8 @@ def test_tensorboard_shows_the_figures_of_the_log(tmp_path: Path) -> None:
         recorder.log(train_event(2, loss=2.25, losses=[3.0, 1.5]))
         recorder.log(train_event(4, loss=0.1))
         for weights, percent in (("trained", 50.0), ("ema", 75.0)):
-            recorder.log(
-                {
-                    "kind": "evaluate",
-                    "step": 4,
-                    "weights": weights,
-                    "top1_percent": percent,
-                    "images": 20,
-                }
-            )
+            event = {"kind": "evaluate", "step": 4, "weights": weights}
+            recorder.log(event | {"top1_percent": percent, "images": 20})
     assert tensorboard_figures(tmp_path) == {
         ("train/loss", 2): 2.25,
         ("train/loss", 4): np.float32(0.1),
@@ -127,7 +120,7 @@ def test_tensorboard_shows_the_figures_of_the_log(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_goes_on_tells_tensorboard_to_forget_later_steps_and_keeps_earlier_files(
+def test_a_resumed_run_makes_tensorboard_forget_later_steps_and_keeps_earlier_files(
     tmp_path: Path,
 ) -> None:
     for step in (0, 4):
@@ -135,57 +128,49 @@ def test_a_run_that_goes_on_tells_tensorboard_to_forget_later_steps_and_keeps_ea
             recorder.open(tmp_path, step, RATES)
             recorder.log(train_event(step + 2, loss=float(step)))
             recorder.log(train_event(step + 4, loss=float(step)))
-    assert {
-        key: value for key, value in tensorboard_figures(tmp_path).items() if key[0] == "train/loss"
-    } == {
-        ("train/loss", 2): 0,
-        ("train/loss", 4): 0,
-        ("train/loss", 6): 4,
-        ("train/loss", 8): 4,
-    }
-    restarts = [
-        event.step for event in tensorboard_events(tmp_path) if event.HasField("session_log")
-    ]
-    assert restarts == [1, 5]
+    figures = tensorboard_figures(tmp_path)
+    losses = {step: value for (tag, step), value in figures.items() if tag == "train/loss"}
+    assert losses == {2: 0, 4: 0, 6: 4, 8: 4}
+    events = tensorboard_events(tmp_path)
+    assert [event.step for event in events if event.HasField("session_log")] == [1, 5]
 
 
-def test_without_a_folder_nothing_is_written_and_the_listener_still_hears(
+def test_without_a_folder_nothing_is_written_and_the_listener_gets_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    heard: list[dict[str, Any]] = []
-    with Recorder(heard.append) as recorder:
+    events: list[dict[str, Any]] = []
+    with Recorder(events.append) as recorder:
         recorder.log(train_event(2, loss=1.0))
-        recorder.tell({"kind": "save"})
+        recorder.send({"kind": "save"})
         assert recorder.evaluations == []
-    assert [event["kind"] for event in heard] == ["train", "save"]
-    assert heard[0]["loss"] == 1.0
+    assert [event["kind"] for event in events] == ["train", "save"]
+    assert events[0]["loss"] == 1.0
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_what_is_only_told_is_not_logged(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-    with Recorder(heard.append) as recorder:
+def test_what_is_only_sent_is_not_logged(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    with Recorder(events.append) as recorder:
         recorder.open(tmp_path, 0, RATES)
-        recorder.tell({"kind": "save", "step": 3})
-    assert heard == [{"kind": "save", "step": 3}]
+        recorder.send({"kind": "save", "step": 3})
+    assert events == [{"kind": "save", "step": 3}]
     assert read_log(tmp_path / "log.jsonl") == []
 
 
 def test_no_listener_is_needed() -> None:
     with Recorder(None) as recorder:
-        recorder.tell({"kind": "save"})
+        recorder.send({"kind": "save"})
         recorder.progress("indexing")(1, 2)
 
 
-def test_progress_is_told_after_each_item_was_used() -> None:
-    heard: list[dict[str, Any]] = []
-    with Recorder(heard.append) as recorder:
-        seen = [(item, len(heard)) for item in recorder.watch("evaluating", iter("abc"), 3)]
+def test_progress_is_sent_after_each_item_was_used() -> None:
+    events: list[dict[str, Any]] = []
+    with Recorder(events.append) as recorder:
+        seen = [(item, len(events)) for item in recorder.watch("evaluating", iter("abc"), 3)]
     assert seen == [("a", 0), ("b", 1), ("c", 2)]
-    assert heard == [
-        {"kind": "progress", "what": "evaluating", "done": done, "total": 3} for done in (1, 2, 3)
-    ]
+    assert [event["done"] for event in events] == [1, 2, 3]
+    assert events[0] == {"kind": "progress", "what": "evaluating", "done": 1, "total": 3}
 
 
 def test_training_time_is_that_of_all_intervals_in_the_log_and_of_nothing_else(
@@ -194,15 +179,8 @@ def test_training_time_is_that_of_all_intervals_in_the_log_and_of_nothing_else(
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         recorder.log(train_event(2, images=16, images_per_sec=4.0))
-        recorder.log(
-            {
-                "kind": "evaluate",
-                "step": 2,
-                "weights": "trained",
-                "images": 20,
-                "images_per_sec": 1.0,
-            }
-        )
+        evaluation = {"kind": "evaluate", "step": 2, "weights": "trained"}
+        recorder.log(evaluation | {"images": 20, "images_per_sec": 1.0})
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 2, RATES)
         recorder.log(train_event(4, images=16, images_per_sec=8.0))

@@ -85,7 +85,7 @@ def benchmark(
                 _enter(report, number, entry, cell)
                 if path is not None:
                     write_json(path, report)
-            recorder.tell({"kind": "cell", "cell": entry, "kept": is_kept})
+            recorder.send({"kind": "cell", "cell": entry, "kept": is_kept})
         progress(len(cells), len(cells))
     except (KeyboardInterrupt, Interrupted) as stop:
         kept = "not kept: -o was not given"

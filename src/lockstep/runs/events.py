@@ -1,4 +1,4 @@
-"""What a listener hears: the events of the log (`lockstep.system.event_log`), and those that are
+"""What a listener gets: the events of the log (`lockstep.system.event_log`), and those that are
 not logged.
 
 Every event is a dictionary; its `kind` says which fields it has.
@@ -78,7 +78,7 @@ class CellEvent(TypedDict):
 
 
 class PauseEvent(TypedDict):
-    """The command ends before the run, because it was told to. A checkpoint of its last step was
+    """The command ends before the run, as its options ask. A checkpoint of its last step was
     saved."""
 
     kind: Literal["pause"]

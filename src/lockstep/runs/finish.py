@@ -36,7 +36,7 @@ def report_again(run: RunContext) -> Report | None:
     """Return the report of a run that was finished before, and send it to the listener."""
     report = read_report(run.out)
     if report is not None:
-        run.recorder.tell({"kind": "already_finished", "report": report, "out": str(run.out)})
+        run.recorder.send({"kind": "already_finished", "report": report, "out": str(run.out)})
     return report
 
 
@@ -73,7 +73,7 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
     is_synthetic = run.execution.loader == "synthetic"  # noise, which nobody wants to see
     if scores and run.execution.loggers and not is_synthetic:
         _show_mistakes(run, scores["trained"], step)
-    run.recorder.tell({"kind": "finish", "report": report, "out": str(run.out)})
+    run.recorder.send({"kind": "finish", "report": report, "out": str(run.out)})
     best = report["best"]
     if best is not None and best["step"] == 0:
         run.recorder.note(

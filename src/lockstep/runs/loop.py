@@ -113,7 +113,7 @@ class TrainingLoop:
                 self._record(handle, run.waited_sec, traced=True)
         if handle.steps:
             last = plan.first + handle.steps - 1
-            run.recorder.tell(
+            run.recorder.send(
                 {"kind": "trace", "first_step": plan.first, "last_step": last, "path": str(folder)}
             )
         self._interval_began = time.perf_counter()  # writing the trace is not training

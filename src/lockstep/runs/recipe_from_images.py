@@ -35,7 +35,7 @@ def choose_from_images(
     decided = {name: value for name, value in weights_fields.items() if name not in changes}
     recipe = choose_recipe(facts, decided | dict(changes)).rename(NAME)
     lines = [*explain_choices(recipe, facts, out), *_explain_weights_fields(decided)]
-    recorder.tell({"kind": "settled", "lines": lines})
+    recorder.send({"kind": "settled", "lines": lines})
     return recipe
 
 

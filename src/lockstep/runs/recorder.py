@@ -96,7 +96,7 @@ class Recorder:
             self.restarts += 1
 
     @heartbeat.saving()  # a terminal that is held, or a pipe that nobody reads
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         """Send the listener an event that is not logged."""
         if self._listener is not None:
             self._listener(event)
@@ -105,21 +105,21 @@ class Recorder:
         """Send the listener the event that this command ends before the run; loggers are closed as
         for a stopped run."""
         self._paused = True
-        self.tell(event)
+        self.send(event)
 
     def note(self, message: str) -> None:
         """Send the listener a note: something that is allowed, but that users should know before
         the work begins."""
-        self.tell({"kind": "note", "message": message})
+        self.send({"kind": "note", "message": message})
 
     def warn(self, message: str) -> None:
         """Send the listener a warning: something went wrong, but the run continues."""
-        self.tell({"kind": "warning", "message": message})
+        self.send({"kind": "warning", "message": message})
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """Return a function that reports progress; call it with the number of items done and the
         total."""
-        return lambda done, total: self.tell(
+        return lambda done, total: self.send(
             {"kind": "progress", "what": what, "done": done, "total": total}
         )
 
@@ -144,7 +144,7 @@ class Recorder:
         if self._loggers is not None:
             self._loggers.entry(event)
         self._chart(event)
-        self.tell(event)
+        self.send(event)
 
     def show(self, group: str, pictures: Sequence[Picture], step: int) -> None:
         """Send images to the loggers."""

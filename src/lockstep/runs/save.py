@@ -25,7 +25,7 @@ def save(run: RunContext) -> None:
     path = write_checkpoint(run, state)
     best = checkpoint.find_best_step(run.recorder.evaluations)
     checkpoint.prune(run.checkpoints, run.execution.keep_checkpoints, best)
-    run.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
+    run.recorder.send({"kind": "save", "step": state.step, "path": str(path)})
     call_hooks(run, state)
 
 

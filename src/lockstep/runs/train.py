@@ -90,7 +90,7 @@ def run_training(
             audience = listener if world.rank == 0 else None
             with Recorder(audience, execution.loggers_used) as recorder:
                 if settings.origins:
-                    recorder.tell(
+                    recorder.send(
                         {"kind": "taken", "out": str(settings.out), "taken": settings.origins}
                     )
                 with open_run(settings, source, world, recorder, stop) as run:
