@@ -30,6 +30,7 @@ from lockstep.weights.formats import (
     paddle_pickle,
 )
 from lockstep.weights.formats.tensor_bundle import Bundle
+from tests.weights.formats.cases import bits
 
 converted = partial(lockstep.convert, certificate=False)
 """Certificates need processes and seconds; `test_certificate` tests them."""
@@ -81,12 +82,6 @@ def original(tmp_path: Path) -> Path:
     return tmp_path / "theirs"
 
 
-def same(values: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return {name: v.tobytes() for name, v in values.items()} == {
-        name: v.tobytes() for name, v in expected.items()
-    }
-
-
 @pytest.mark.parametrize("named", ["folder", "prefix", "index"])
 def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(
     named: str, original: Path
@@ -100,7 +95,7 @@ def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(
         prefix,
         (),
     )
-    assert same(weights.tensors, initial_tensors(LIKE_ORIGINAL))
+    assert bits(weights.tensors) == bits(initial_tensors(LIKE_ORIGINAL))
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_tensorflow(original: Path) -> None:
@@ -126,7 +121,7 @@ def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(
         "certificate": None,
     }
     assert [path.name for path in target.parent.iterdir()] == ["neutral.safetensors"]
-    assert same(load_file(target), initial_tensors(LIKE_ORIGINAL))
+    assert bits(load_file(target)) == bits(initial_tensors(LIKE_ORIGINAL))
     assert open_weights(target).recipe == LIKE_ORIGINAL
     assert (
         target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode
@@ -220,7 +215,7 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
     assert [remark.partition(";")[0] for remark in weights.remarks] == [
         "the stem has a fourth input channel, which gets only zeros",
     ]
-    assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
+    assert bits(weights.tensors) == bits(initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(
@@ -244,8 +239,8 @@ def test_from_one_framework_to_another_a_state_is_the_same(
     assert to_paddle["written"] == [str(tmp_path / name) for name in ("b.pdparams", "b.pdopt")]
     converted(tmp_path / "b", tmp_path / "c", to="nvidia-tensorflow")
     copy = nvidia_tensorflow.read(tmp_path / "c").state
-    assert same(copy.tensors, state.tensors)
-    assert same(copy.momentum, state.momentum)
+    assert bits(copy.tensors) == bits(state.tensors)
+    assert bits(copy.momentum) == bits(state.momentum)
     for words in (
         "fourth input channel",
         "SAME padding",
@@ -299,7 +294,7 @@ def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(
     )
     assert (weights.classes, weights.source) == ((), mxnet_folder / "model-0004.params")
     assert weights.remarks == ()
-    assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
+    assert bits(weights.tensors) == bits(initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(mxnet_folder: Path) -> None:
@@ -328,9 +323,8 @@ def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
     assert isinstance(tiny_recipe.model, ModelSpec)
     monkeypatch.setitem(MODELS, "tiny", tiny_recipe.model)
     converted(tmp_path / "to", tmp_path / "back", to="nvidia-tensorflow")
-    assert same(
-        nvidia_tensorflow.read(tmp_path / "back").state.momentum, state_of(tiny_recipe).momentum
-    )
+    back = nvidia_tensorflow.read(tmp_path / "back").state
+    assert bits(back.momentum) == bits(state_of(tiny_recipe).momentum)
     averages = converted(run, tmp_path / "average", to="nvidia-mxnet", ema=True)
     assert averages["written"] == [
         str(tmp_path / name) for name in ("average-symbol.json", "average-0000.params")

@@ -20,7 +20,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, checkpoint, open_weights
 from lockstep.weights.target_formats import TARGETS
-from tests.weights.formats.cases import state_of
+from tests.weights.formats.cases import bits, state_of
 from tests.weights.small_models import (
     Arrays,
     keras_recipe,
@@ -70,10 +70,6 @@ def whole_state(recipe: Recipe) -> State:
     return State(
         21, tensors, state_of(recipe).momentum, {name: value + 1 for name, value in tensors.items()}
     )
-
-
-def bits(arrays: Arrays) -> dict[str, bytes]:
-    return {name: value.tobytes() for name, value in arrays.items()}
 
 
 @pytest.fixture(scope="module")

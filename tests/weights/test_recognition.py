@@ -14,6 +14,7 @@ from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.starting_weights import StartSource, fit_start
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import open_weights
+from tests.weights.formats.cases import bits
 from tests.weights.small_models import (
     Writer,
     hub,
@@ -73,9 +74,7 @@ def test_a_file_is_recognised_by_its_content(
         origin,
         "resnet50-v1" if write is keras else "resnet50",
     )
-    assert {key: value.tobytes() for key, value in weights.tensors.items()} == {
-        key: value.tobytes() for key, value in state.tensors.items()
-    }
+    assert bits(weights.tensors) == bits(state.tensors)
 
 
 @pytest.mark.parametrize(

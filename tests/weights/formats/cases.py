@@ -29,6 +29,10 @@ EDITS = st.lists(
 )
 
 
+def bits(arrays: Variables) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in arrays.items()}
+
+
 def apply_edits(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
     for where, amount, added in edits:
         begin = round(where * len(data))
