@@ -2,12 +2,12 @@
 
 import pytest
 
-from lockstep.cli.benchmark_tables import show
+from lockstep.cli.benchmark_tables import show_report
 from tests.benchmark.cases import entry
 
 
 def shown(capsys: pytest.CaptureFixture[str], *cells: dict[str, object]) -> str:
-    show({"cells": list(cells)}, None)
+    show_report({"cells": list(cells)}, None)
     return "\n".join(" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
 
 

@@ -8,7 +8,7 @@ import pytest
 from lockstep import backends
 from lockstep.backends import Framework
 from lockstep.cli import doctor
-from lockstep.cli.doctor import described, multiplies
+from lockstep.cli.doctor import describe_arithmetic, describe_runtime
 from lockstep.data.decoding import jpeg
 from lockstep.inference.runtimes import RUNTIMES
 from lockstep.system import machine
@@ -44,15 +44,15 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
 def test_engines_of_inference_are_described_with_what_they_need() -> None:
     version = importlib.metadata.version("onnxruntime")
     assert (
-        described(RUNTIMES["onnxruntime"])
+        describe_runtime(RUNTIMES["onnxruntime"])
         == f"{version}, inference (cpu: fp32; cuda: fp32, tf32, fp16)"
     )
-    assert described(RUNTIMES["tensorrt"]).startswith("missing; pip install tensorrt==")
+    assert describe_runtime(RUNTIMES["tensorrt"]).startswith("missing; pip install tensorrt==")
 
 
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        doctor, "found_here", lambda name: ""
+        doctor, "describe_framework", lambda name: ""
     )  # this needs no framework to be loaded
     _, output, _ = answer("doctor")
     assert output.splitlines()[-3:] == [
@@ -113,7 +113,10 @@ def test_any_of_a_frameworks_distributions_will_do() -> None:
     ],
 )
 def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: str) -> None:
-    assert multiplies(parse_arithmetic(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit})) == line
+    assert (
+        describe_arithmetic(parse_arithmetic(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit}))
+        == line
+    )
 
 
 def test_a_gpu_is_shown_with_what_it_multiplies(
@@ -122,7 +125,7 @@ def test_a_gpu_is_shown_with_what_it_multiplies(
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", describe_gpu_arithmetic((7, 5))))
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     monkeypatch.setattr(
-        doctor, "found_here", lambda name: ""
+        doctor, "describe_framework", lambda name: ""
     )  # this needs no framework to be loaded
     _, output, _ = answer("doctor")
     [line] = [line for line in output.splitlines() if line.startswith("gpu ")]

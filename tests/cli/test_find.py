@@ -95,7 +95,7 @@ def test_every_try_is_a_line_and_the_last_one_a_command(
 def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
     recipe = Recipe(global_batch_images=256)
     how = Execution(backend="tensorflow", recompute="blocks")
-    said = find.advice(
+    said = find.advise(
         "r.yaml", recipe, how, Found(98, 4, []), ["precision=bf16", "recompute=blocks"]
     )
     assert said == [
@@ -106,12 +106,12 @@ def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
             " precision=bf16 --set recompute=blocks --set accumulation_steps=4"
         ),
     ]
-    plain = find.advice("r.yaml", recipe, Execution(), Found(98, 4, []), [])
+    plain = find.advise("r.yaml", recipe, Execution(), Found(98, 4, []), [])
     assert plain[2:] == [
         "lockstep train --recipe r.yaml --data DATA --out RUN --set accumulation_steps=4",
         "More fit, in steps that take longer, with --recompute blocks.",
     ]
-    assert find.advice("r.yaml", recipe, Execution(), Found(256, 1, []), [])[1:] == [
+    assert find.advise("r.yaml", recipe, Execution(), Found(256, 1, []), [])[1:] == [
         "The recipe's 256 images fit at once:",
         "lockstep train --recipe r.yaml --data DATA --out RUN",
     ]

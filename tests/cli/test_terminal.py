@@ -31,10 +31,10 @@ def obeyed(text: str) -> list[str]:
 
 
 def test_what_a_terminal_obeys_is_shown_as_its_escape() -> None:
-    assert terminal.shown(NAME) == SHOWN
-    assert terminal.shown("käse 日本 👍\t\n") == "käse 日本 👍\t\n"
-    assert terminal.in_line("a\nb\tc") == r"a\nb\tc"
-    assert terminal.shown("\udcff\U000e0041") == r"\udcff\U000e0041"
+    assert terminal.escape_text(NAME) == SHOWN
+    assert terminal.escape_text("käse 日本 👍\t\n") == "käse 日本 👍\t\n"
+    assert terminal.escape_line("a\nb\tc") == r"a\nb\tc"
+    assert terminal.escape_text("\udcff\U000e0041") == r"\udcff\U000e0041"
 
 
 def test_every_control_character_and_every_direction_is_obeyed_by_none() -> None:
@@ -49,7 +49,7 @@ def test_every_control_character_and_every_direction_is_obeyed_by_none() -> None
         if unicodedata.bidirectional(chr(code))[:3] in BIDIRECTIONAL
     ]
     for each in {*controls, *directions} - {"\t", "\n"}:
-        assert not obeyed(terminal.shown(each)), f"U+{ord(each):04X}"
+        assert not obeyed(terminal.escape_text(each)), f"U+{ord(each):04X}"
 
 
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -66,7 +66,9 @@ def test_json_is_read_back_as_it_was_and_obeyed_by_no_terminal(
 
 def test_tables_and_bars_show_names_so_and_keep_their_own_moves() -> None:
     file = io.StringIO()
-    console = terminal.console(file=file, force_terminal=True, color_system="truecolor", width=200)
+    console = terminal.make_console(
+        file=file, force_terminal=True, color_system="truecolor", width=200
+    )
     table = Table(NAME)
     table.add_row(NAME)
     console.print(table, style="red")

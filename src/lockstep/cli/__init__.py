@@ -35,7 +35,7 @@ from lockstep.system.ranks import follow_launcher, leave_exit_code
 
 # Click's exception class. Each version of Typer has it under another name.
 _Misuse: Any = next(
-    each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException"
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
 app = typer.Typer(
@@ -47,8 +47,8 @@ app = typer.Typer(
 )
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         from lockstep.system.version import version
 
         print(f"lockstep {version()}")
@@ -60,7 +60,7 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Show the version and exit.", callback=_say_version, is_eager=True
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -96,12 +96,12 @@ def run() -> None:
     saved and stopped, 130 interrupted (see `lockstep.system.errors`)."""
     follow_launcher()
     heartbeat.begin()
-    code = _code()
+    code = _run_command()
     leave_exit_code(code)
     sys.exit(code)
 
 
-def _code() -> int:
+def _run_command() -> int:
     try:
         return int(app(standalone_mode=False) or 0)
     except _Misuse as error:
@@ -111,17 +111,17 @@ def _code() -> int:
         _complain(error)
         return error.exit_code
     except BrokenPipeError:  # the reader of the output has exited, such as `head`
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the interpreter's own flush at exit
+        # For the interpreter's own flush at exit.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
         return 1
     except MemoryError as error:
+        reason = f": {error}" if str(error) else ""
         _complain(
-            f"not enough memory{f': {error}' if str(error) else ''}. Use a smaller batch, image or"
-            " model, or fewer threads"
+            f"not enough memory{reason}. Use a smaller batch, image or model, or fewer threads"
         )
         return 1
-    except (
-        OSError
-    ) as error:  # a full disk, missing permissions: the system's message names file and reason
+    except OSError as error:
+        # A full disk, missing permissions: the system's message names file and reason.
         _complain(error)
         return UserError.exit_code
     except SystemExit as stop:
@@ -137,4 +137,5 @@ def _explain(misuse: Any) -> None:
 
 def _complain(error: Exception | str) -> None:
     rank = os.environ.get("RANK", "0")
-    print(f"{'' if rank == '0' else f'[rank {rank}] '}lockstep: {error}", file=sys.stderr)
+    prefix = "" if rank == "0" else f"[rank {rank}] "
+    print(f"{prefix}lockstep: {error}", file=sys.stderr)

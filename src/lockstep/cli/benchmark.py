@@ -1,11 +1,17 @@
-"""`lockstep benchmark`: its command `loader`; the other commands are in the files `benchmark_*.py`."""
+"""`lockstep benchmark`: its command `loader`; the others are in the files `benchmark_*.py`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli import benchmark_convert, benchmark_grid, benchmark_published, benchmark_scaling
+from lockstep.cli import (
+    benchmark_convert,
+    benchmark_grid,
+    benchmark_published,
+    benchmark_scaling,
+    options,
+)
 from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print, print_json
 
@@ -18,35 +24,39 @@ app.command("convert")(benchmark_convert.command)
 app.command("scaling")(benchmark_scaling.command)
 
 
+Data = Annotated[
+    Path,
+    typer.Argument(
+        help="A folder of JPEGs, one subfolder for each class, or a data set of such folders."
+    ),
+]
+Loaders = Annotated[
+    str, typer.Option(help="Loaders to compare, comma-separated; the first one is the baseline.")
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Threads or worker processes of a loader; it may use this many cores."
+    ),
+]
+Batch = Annotated[int, typer.Option(min=1, help="Images in each batch.")]
+Size = Annotated[int, typer.Option(min=1, help="Height and width of the output images, in pixels.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Length of one measurement, in seconds.")]
+Turns = Annotated[
+    int, typer.Option(min=1, help="Measurements of each loader; the loaders alternate.")
+]
+
+
 @app.command("loader")
 def loader(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            help="A folder of JPEGs, one subfolder for each class, or a data set of such folders."
-        ),
-    ],
-    loaders: Annotated[
-        str,
-        typer.Option(help="Loaders to compare, comma-separated; the first one is the baseline."),
-    ] = "host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole",
-    threads: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Threads or worker processes of a loader; it may use this many cores."
-        ),
-    ] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Images in each batch.")] = 64,
-    size: Annotated[
-        int, typer.Option(min=1, help="Height and width of the output images, in pixels.")
-    ] = 224,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, help="Length of one measurement, in seconds.")
-    ] = 5.0,
-    turns: Annotated[
-        int, typer.Option(min=1, help="Measurements of each loader; the loaders alternate.")
-    ] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    data: Data,
+    loaders: Loaders = "host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole",
+    threads: Threads = 2,
+    batch: Batch = 64,
+    size: Size = 224,
+    seconds: Seconds = 5.0,
+    turns: Turns = 3,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare loaders on the same JPEGs, cores and output.
 
@@ -57,13 +67,15 @@ def loader(
 
     work = Work(str(data), threads, batch, size, seconds)
     with Reporter() as reporter:
-        found = compare(
-            loaders.split(","), work, turns, None if as_json else reporter.progress("measuring")
-        )
+        progress = None if as_json else reporter.progress("measuring")
+        comparison = compare(loaders.split(","), work, turns, progress)
     if as_json:
-        print_json(found)
-        return
-    results = found["results"]
+        print_json(comparison)
+    else:
+        _show(comparison["results"], threads)
+
+
+def _show(results: dict[str, Any], threads: int) -> None:
     first = next(iter(results))
     print(
         f"{'loader':<16} {'images/s':>9} {'per core':>9} {'CPU ms':>8} {'peak MB':>8}  {first} is"
@@ -74,8 +86,8 @@ def loader(
             print(f"{name:<16} cannot run: {result['missing']}")
             continue
         rate = result["images_per_sec"]
-        own = results[first].get("images_per_sec")
-        ratio = f"{own / rate:>8.2f}" if own else ""
+        baseline = results[first].get("images_per_sec")
+        ratio = f"{baseline / rate:>8.2f}" if baseline else ""
         print(
             f"{name:<16} {rate:>9.0f} {rate / threads:>9.0f} {result['cpu_ms']:>8.3f}"
             f" {result['peak_mb']:>8.0f}  {ratio}"

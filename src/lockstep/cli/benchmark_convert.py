@@ -25,6 +25,5 @@ def command(
     """
     from lockstep.benchmark.foreign_reports import convert
 
-    out.write_text(
-        convert(source, form), encoding="utf-8"
-    )  # not renamed into place: the target may be /dev/stdout
+    # It is not renamed into place: the target may be /dev/stdout.
+    out.write_text(convert(source, form), encoding="utf-8")

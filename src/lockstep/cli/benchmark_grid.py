@@ -1,15 +1,14 @@
-"""`lockstep benchmark train`, `inference` and `all`, and `cell`, which they start for every cell."""
+"""`lockstep benchmark train`, `inference` and `all`, and `cell`, which they start for each cell."""
 
 import shlex
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.interrupting import interrupt_on_signals
 from lockstep.cli.terminal import print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
 
@@ -85,7 +84,6 @@ Examples = Annotated[
     int | None,
     typer.Option("--num-examples", help="Use this many images of the data; by default all.", min=1),
 ]
-Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -96,7 +94,6 @@ Compare = Annotated[
     Path | None, typer.Option("--compare", help="Another report, shown next to this one.")
 ]
 OnlyInference = Annotated[bool, typer.Option("--only-inference", help="Do not measure training.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
 def measure(
@@ -115,49 +112,45 @@ def measure(
     warmup: Warmup = 1,
     num_examples: Examples = None,
     only_inference: OnlyInference = False,
-    recipe: Recipe = "resnet50-paddle-90ep",
+    recipe: options.Recipe = "resnet50-paddle-90ep",
     assignments: options.Set = None,
     out: Out = None,
     compare: Compare = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure a grid of cells. The name of the command says what is measured."""
     from lockstep.benchmark.cells import Plan, grid
     from lockstep.benchmark.failures import OK
     from lockstep.benchmark.grid import benchmark, find_entries
     from lockstep.benchmark.report_file import read_benchmark
-    from lockstep.cli.benchmark_tables import line, show
+    from lockstep.cli.benchmark_tables import describe_cell, show_report
     from lockstep.cli.console import Reporter
     from lockstep.recipes import parse_settings
 
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # like Ctrl-C: stop the worker and keep the finished cells
-        signal.signal(number, _interrupt)
+    interrupt_on_signals()
     other = None if compare is None else read_benchmark(compare)
     changes, execution = parse_settings(assignments or [])
     plan = Plan(iterations, epochs, warmup, num_examples, recipe, changes, execution)
     cells = grid(
-        _whats(str(context.info_name), only_inference),
-        ranks=numbers(ranks, "-n"),
-        batches=numbers(batches, "-b"),
-        dtypes=_words(dtypes),
-        backends=_words(backends),
-        runtimes=_words(runtimes),
-        models=_words(models),
-        compiles=_words(compilers),
-        layouts=_words(layouts),
+        _list_tasks(str(context.info_name), only_inference),
+        ranks=parse_numbers(ranks, "-n"),
+        batches=parse_numbers(batches, "-b"),
+        dtypes=_split_words(dtypes),
+        backends=_split_words(backends),
+        runtimes=_split_words(runtimes),
+        models=_split_words(models),
+        compiles=_split_words(compilers),
+        layouts=_split_words(layouts),
         data=data,
     )
-    for message in _emulated(cells, execution):
+    for message in _note_emulation(cells, execution):
         print(f"note: {message}", file=sys.stderr)
     command = shlex.join(["lockstep", *sys.argv[1:]])
     with Reporter() as reporter:
 
         def listener(event: "Event") -> None:
             if event["kind"] == "cell":
-                reporter.say(line(event["cell"], kept=event["kept"]))
+                reporter.say(describe_cell(event["cell"], kept=event["kept"]))
             else:
                 reporter(event)
 
@@ -167,7 +160,7 @@ def measure(
     if as_json:
         print_json(report)
     else:
-        show(report, other)
+        show_report(report, other)
     if not any(entry["status"] == OK for entry in find_entries(report, cells)):
         raise typer.Exit(1)
 
@@ -179,61 +172,51 @@ def cell(folder: Path) -> None:
     raise typer.Exit(work(folder))
 
 
-def _whats(command: str, only_inference: bool) -> list[str]:
+def _list_tasks(command: str, only_inference: bool) -> list[str]:
     from lockstep.system.errors import UserError
 
-    found = [
-        what
-        for what in ("train", "inference")
-        if command in (what, "all") and not (only_inference and what == "train")
-    ]
-    if not found:
+    tasks = ["train", "inference"] if command == "all" else [command]
+    if only_inference and "train" in tasks:
+        tasks.remove("train")
+    if not tasks:
         raise UserError(
             "--only-inference leaves nothing to measure in `benchmark train`; use `benchmark"
             " inference`"
         )
-    return found
+    return tasks
 
 
-def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
+def _note_emulation(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
     """Return a note for each precision of a backend that this processor emulates. On a GPU there
     are none."""
     from lockstep.backends.emulation import find_emulation
     from lockstep.system.machine import gpu
 
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
-    asked = dict.fromkeys(
-        (cell.backend, cell.dtype) for cell in cells if cell.computes == cell.backend
-    )
-    found = [
-        (backend, find_emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked
-    ]
-    return [
-        f"{backend}: {each}; use --dtype {each.instead}, which is not emulated"
-        for backend, each in found
-        if each
-    ]
+    native = [cell for cell in cells if cell.computes == cell.backend]
+    notes = []
+    for backend, dtype in dict.fromkeys((cell.backend, cell.dtype) for cell in native):
+        emulated = find_emulation(dtype, on_gpu=on_gpu, backend=backend)
+        if emulated:
+            notes.append(
+                f"{backend}: {emulated}; use --dtype {emulated.instead}, which is not emulated"
+            )
+    return notes
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    from lockstep.system.errors import EXIT_SAVED_AND_STOPPED, Interrupted
-
-    raise Interrupted(f"stopped by {signal.Signals(number).name}", EXIT_SAVED_AND_STOPPED)
-
-
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def numbers(text: str, option: str) -> list[int]:
+def parse_numbers(text: str, option: str) -> list[int]:
     """Return the numbers of an option with comma-separated numbers. Raises `UserError` if it holds
     something else."""
     from lockstep.system.errors import UserError
 
     try:
-        found = [int(word) for word in _words(text)]
+        numbers = [int(word) for word in _split_words(text)]
     except ValueError:
-        found = []
-    if not found:
+        numbers = []
+    if not numbers:
         raise UserError(f"{option} is {text!r}, expected comma-separated numbers, such as 1,2,4")
-    return found
+    return numbers

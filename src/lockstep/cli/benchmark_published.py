@@ -44,17 +44,21 @@ def command(
     from lockstep.recipes.published_speeds import read_speeds
 
     for comparison in compare(read_benchmark(report), read_speeds(), everything=everything):
-        print("\n".join(_lines(comparison)))
+        print("\n".join(_describe(comparison)))
 
 
-def _lines(comparison: "Comparison") -> list[str]:
+def _describe(comparison: "Comparison") -> list[str]:
     from lockstep.benchmark.cells import name_computer
     from lockstep.recipes.published_speeds import PUBLISHED_SIZE
 
     cell = comparison.cell
     size = comparison.image_size or "unknown"
-    times = (_number(cell["latency_ms"][name]) for name in _TIMES)
-    ours = (f"{cell['images_per_sec']:.1f}", *times, _counted(comparison.hardware, cell["ranks"]))
+    times = (_format_number(cell["latency_ms"][name]) for name in _TIMES)
+    ours = (
+        f"{cell['images_per_sec']:.1f}",
+        *times,
+        _format_count(comparison.hardware, cell["ranks"]),
+    )
     lines = [
         f"{cell['model']}, {cell['what']}, images of {size} pixels (published: {PUBLISHED_SIZE})",
         _HEAD,
@@ -63,42 +67,41 @@ def _lines(comparison: "Comparison") -> list[str]:
         ).rstrip(),
     ]
     for beside in comparison.published:
-        lines += _published(beside)
+        lines += _list_lines(beside)
     if not comparison.published and not comparison.left_out:
         lines.append("there are no published figures for this model")
     if comparison.left_out:
-        none = (
-            ""
-            if comparison.published
-            else f"there are no published figures of {comparison.hardware}; "
-        )
         rows = f"{comparison.left_out} rows of other hardware, batches or numbers of accelerators"
-        lines.append(f"{none}{rows} are left out; --all shows them")
+        line = f"{rows} are left out; --all shows them"
+        if not comparison.published:
+            line = f"there are no published figures of {comparison.hardware}; {line}"
+        lines.append(line)
     return [*lines, ""]
 
 
-def _published(beside: "Beside") -> list[str]:
+def _list_lines(beside: "Beside") -> list[str]:
     row = beside.row
     software = ", ".join(filter(None, (row.framework, row.variant))) or "-"
     ratio = "" if beside.ratio is None else f"{beside.ratio:.2f}, "
     time = f"{row.minutes_to_target:g} min to 75.9 %, " if row.minutes_to_target else ""
     line = _LINE.format(
-        _number(row.images_per_sec, 1),
-        *(_number(getattr(row, f"{name}_ms")) for name in _TIMES),
-        _counted(row.accelerator, row.accelerators),
+        _format_number(row.images_per_sec, 1),
+        *(_format_number(getattr(row, f"{name}_ms")) for name in _TIMES),
+        _format_count(row.accelerator, row.accelerators),
         software,
         row.precision or "-",
         row.batch_images or "-",
         f"{ratio}{time}{row.document}: {row.table}",
     )
-    return (
-        [line] if row.remark is None else [line, f"{'':>{10 + 9 * len(_TIMES) + 2}}({row.remark})"]
-    )
+    if row.remark is None:
+        return [line]
+    return [line, f"{'':>{10 + 9 * len(_TIMES) + 2}}({row.remark})"]
 
 
-def _counted(name: str, count: int | None) -> str:
-    return f"{'?' if count is None else count} x {name}"
+def _format_count(name: str, count: int | None) -> str:
+    number = "?" if count is None else count
+    return f"{number} x {name}"
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def _format_number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from lockstep.cli import terminal
+from lockstep.cli import options, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,40 +50,49 @@ def command(
             min=0, metavar="RATE", help="Images per second that a computer loads; 0: no limit."
         ),
     ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Predict the speed of up to 1,024 GPUs.
 
     Without --measured: from published speeds of one GPU, and next to those of several. With
     --measured: from your own.
     """
-    from lockstep.benchmark.scaling_fit import compare_steps, fit_steps, read_measured
     from lockstep.benchmark.scaling_published import build_clusters
-    from lockstep.cli.benchmark_grid import numbers
+    from lockstep.cli.benchmark_grid import parse_numbers
     from lockstep.system.errors import UserError
 
-    ranks = numbers(counts, "-n")
-    if not all(1 <= each <= _MOST_GPUS for each in ranks):
+    ranks = parse_numbers(counts, "-n")
+    if not all(1 <= count <= _MOST_GPUS for count in ranks):
         raise UserError(f"-n is {counts}, expected numbers of GPUs from 1 to {_MOST_GPUS:,}")
     if not math.isfinite(loader):
         raise UserError(f"--loader is {loader}, expected images per second, or 0 for no limit")
     systems = build_clusters(system, loader)
-    if not measured:
-        found = _published(systems, ranks, global_batch)
+    if measured:
+        predictions = _fit(measured, systems, ranks, global_batch)
     else:
-        rows = [row for path in measured for row in read_measured(path)]
-        fit = fit_steps(rows)
-        name, cluster = list(systems.items())[-1]
-        found = {"fit": fit, "measured": compare_steps(fit, rows, cluster)}
-        if any(row.on_gpu for row in rows):
-            found["predicted"] = [_own(fit, rows, name, cluster, ranks, global_batch)]
+        predictions = _predict_published(systems, ranks, global_batch)
     if as_json:
-        terminal.print_json(_plain(found))
+        terminal.print_json(_make_plain(predictions))
     else:
-        _show(found)
+        _show(predictions)
 
 
-def _published(
+def _fit(
+    files: list[Path], systems: "dict[str, Cluster]", ranks: list[int], global_batch: int
+) -> dict[str, Any]:
+    """Return a fit to measured steps, and what it predicts for the last system."""
+    from lockstep.benchmark.scaling_fit import compare_steps, fit_steps, read_measured
+
+    rows = [row for path in files for row in read_measured(path)]
+    fit = fit_steps(rows)
+    name, cluster = list(systems.items())[-1]
+    predictions: dict[str, Any] = {"fit": fit, "measured": compare_steps(fit, rows, cluster)}
+    if any(row.on_gpu for row in rows):
+        predictions["predicted"] = [_predict_largest(fit, rows, name, cluster, ranks, global_batch)]
+    return predictions
+
+
+def _predict_published(
     systems: "dict[str, Cluster]", ranks: list[int], global_batch: int
 ) -> dict[str, Any]:
     from lockstep.benchmark.scaling_published import (
@@ -94,18 +103,19 @@ def _published(
     )
     from lockstep.recipes.published_speeds import read_speeds
 
-    bases = [base for base in BASES if base.system in systems]
+    predicted = []
+    for base in BASES:
+        if base.system in systems:
+            cluster = systems[base.system]
+            predicted.append(_predict(base, build_base_step(base), cluster, ranks, global_batch))
     return {
         "published": predict_speedups(read_speeds(), systems),
         "mlperf": predict_mlperf() if "dgx-h100" in systems else [],
-        "predicted": [
-            _scaled(base, build_base_step(base), systems[base.system], ranks, global_batch)
-            for base in bases
-        ],
+        "predicted": predicted,
     }
 
 
-def _own(
+def _predict_largest(
     fit: "Fit",
     rows: "list[Measured]",
     name: str,
@@ -119,10 +129,10 @@ def _own(
     largest = max((row for row in rows if row.ranks == 1), key=lambda row: row.batch)
     rate = largest.batch / largest.step_sec
     base = Base(largest.model, name, largest.batch, rate, "measured")
-    return _scaled(base, fit.step(largest), cluster, ranks, global_batch)
+    return _predict(base, fit.step(largest), cluster, ranks, global_batch)
 
 
-def _scaled(
+def _predict(
     base: "Base", step: "Step", cluster: "Cluster", ranks: list[int], global_batch: int
 ) -> dict[str, Any]:
     from lockstep.benchmark.scaling import predict_strong_scaling, predict_weak_scaling
@@ -135,7 +145,7 @@ def _scaled(
     }
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     """Return dataclasses as dictionaries, with the properties that tables show."""
     from dataclasses import fields, is_dataclass
 
@@ -144,51 +154,51 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(exclude_none=True)
     if is_dataclass(value):
-        own = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-        shown = ("published_speedup", "predicted_speedup", "difference")
-        return own | {name: getattr(value, name) for name in shown if hasattr(value, name)}
+        own = {field.name: _make_plain(getattr(value, field.name)) for field in fields(value)}
+        properties = ("published_speedup", "predicted_speedup", "difference")
+        return own | {name: getattr(value, name) for name in properties if hasattr(value, name)}
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _make_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_make_plain(item) for item in value]
     return value
 
 
 # Tables
 
 
-def _show(found: dict[str, Any]) -> None:
-    console = terminal.console(width=_WIDTH)
-    if "fit" in found:
-        _show_fit(console, found["fit"], found["measured"])
-    if found.get("published"):
-        _titled(
+def _show(predictions: dict[str, Any]) -> None:
+    console = terminal.make_console(width=_WIDTH)
+    if "fit" in predictions:
+        _show_fit(console, predictions["fit"], predictions["measured"])
+    if predictions.get("published"):
+        _show_title(
             console,
             "published speed-ups, and those predicted from the speed of one GPU in the same table",
         )
-        console.print(_speedups(found["published"]))
-    if found.get("mlperf"):
-        _titled(
+        console.print(_build_speedups(predictions["published"]))
+    if predictions.get("mlperf"):
+        _show_title(
             console,
             "MLPerf's ResNet-50 on H100: the model is fitted to 8 and 64 GPUs, and predicts 3,584",
         )
-        console.print(_mlperf(found["mlperf"]))
-    for each in found.get("predicted", []):
-        base = each["base"]
-        _titled(
+        console.print(_build_mlperf(predictions["mlperf"]))
+    for prediction in predictions.get("predicted", []):
+        base = prediction["base"]
+        _show_title(
             console,
             f"predicted: {base.model} on {base.system}, from {base.images_per_sec:.0f} images/s of"
             f" one GPU ({base.source}); weak scaling: {base.batch} images a GPU; strong scaling:"
-            f" {each['global_batch']} images on all GPUs",
+            f" {prediction['global_batch']} images on all GPUs",
         )
-        console.print(_predictions(each["weak"], each["strong"]))
+        console.print(_build_predictions(prediction["weak"], prediction["strong"]))
 
 
-def _titled(console: "Console", text: str) -> None:
+def _show_title(console: "Console", text: str) -> None:
     console.print(f"\n{text}", markup=False)
 
 
-def _table(*columns: str, words: int = 0) -> Table:
+def _make_table(*columns: str, words: int = 0) -> Table:
     """Return a table whose first columns are of words, which are aligned left."""
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(columns):
@@ -197,8 +207,8 @@ def _table(*columns: str, words: int = 0) -> Table:
 
 
 def _show_fit(console: "Console", fit: "Fit", rows: "list[Compared]") -> None:
-    _titled(console, "fitted parameters")
-    table = _table("", "value", words=1)
+    _show_title(console, "fitted parameters")
+    table = _make_table("", "value", words=1)
     table.add_row("fixed time of a step of one rank", f"{fit.fixed_sec * 1000:.1f} ms")
     table.add_row("time of an image", f"{fit.image_sec * 1000:.2f} ms")
     table.add_row("standard deviation of steps of one rank", f"{fit.variation:.1%}")
@@ -215,49 +225,29 @@ def _show_fit(console: "Console", fit: "Fit", rows: "list[Compared]") -> None:
             "share of the backward pass in which they are exchanged", f"{fit.overlap:.1%}"
         )
     console.print(table)
-    _titled(console, "measured and predicted steps")
-    columns = (
-        "",
-        "ranks",
-        "hosts",
-        "Mbit/s",
-        "batch",
-        "exchange, MB",
-        "measured, s",
-        "predicted, s",
-        "difference",
-    )
-    table = _table(*columns, words=1)
+    _show_title(console, "measured and predicted steps")
+    columns = ("ranks", "hosts", "Mbit/s", "batch", "exchange, MB")
+    times = ("measured, s", "predicted, s", "difference")
+    table = _make_table("", *columns, *times, words=1)
     for row in rows:
         own = row.measured
         is_fitted = own.fitted and (own.ranks == 1 or not own.on_gpu)
         rate = "" if own.bits_per_sec is None else f"{own.bits_per_sec / 1e6:.0f}"
         where = (str(own.ranks), str(own.hosts), rate, str(own.batch), str(own.all_reduce_mb))
-        times = (f"{own.step_sec:.4f}", f"{row.predicted_sec:.4f}", f"{row.difference:+.1%}")
-        table.add_row("fitted" if is_fitted else "check", *where, *times)
+        figures = (f"{own.step_sec:.4f}", f"{row.predicted_sec:.4f}", f"{row.difference:+.1%}")
+        table.add_row("fitted" if is_fitted else "check", *where, *figures)
     console.print(table)
     checks = [abs(row.difference) for row in rows if not row.measured.fitted]
     if checks:
-        _titled(console, f"the largest difference of a check is {max(checks):.1%}")
+        _show_title(console, f"the largest difference of a check is {max(checks):.1%}")
 
 
-def _speedups(rows: "list[Scaled]") -> Table:
-    table = _table(
-        "",
-        "",
-        "",
-        "",
-        "batch",
-        "GPUs",
-        "images/s of one",
-        "images/s",
-        "published",
-        "predicted",
-        "difference",
-        words=4,
-    )
-    for each in rows:
-        row = each.row
+def _build_speedups(rows: "list[Scaled]") -> Table:
+    columns = ("batch", "GPUs", "images/s of one", "images/s")
+    compared = ("published", "predicted", "difference")
+    table = _make_table("", "", "", "", *columns, *compared, words=4)
+    for scaled in rows:
+        row = scaled.row
         table.add_row(
             row.model,
             ", ".join(filter(None, (row.framework, row.variant))),
@@ -265,17 +255,17 @@ def _speedups(rows: "list[Scaled]") -> Table:
             row.precision or "-",
             str(row.batch_images or "-"),
             str(row.accelerators),
-            f"{each.one.images_per_sec:.0f}",
+            f"{scaled.one.images_per_sec:.0f}",
             f"{row.images_per_sec:.0f}",
-            f"{each.published_speedup:.2f}",
-            f"{each.predicted_speedup:.2f}",
-            f"{each.predicted_speedup / each.published_speedup - 1:+.1%}",
+            f"{scaled.published_speedup:.2f}",
+            f"{scaled.predicted_speedup:.2f}",
+            f"{scaled.predicted_speedup / scaled.published_speedup - 1:+.1%}",
         )
     return table
 
 
-def _mlperf(rows: list[Any]) -> Table:
-    table = _table("", "GPUs", "batch", "images/s", "predicted", "difference", words=1)
+def _build_mlperf(rows: list[Any]) -> Table:
+    table = _make_table("", "GPUs", "batch", "images/s", "predicted", "difference", words=1)
     for number, (row, rate) in enumerate(rows):
         figures = (
             f"{row.images_per_sec:.0f}",
@@ -286,22 +276,20 @@ def _mlperf(rows: list[Any]) -> Table:
     return table
 
 
-def _predictions(weak: "list[Prediction]", strong: "list[Prediction]") -> Table:
+def _build_predictions(weak: "list[Prediction]", strong: "list[Prediction]") -> Table:
     columns = ("batch", "images/s", "speed-up", "bound by")
-    table = _table(
+    table = _make_table(
         "GPUs", *(f"{name} {column}" for name in ("weak:", "strong:") for column in columns)
     )
     for column in (4, 8):
         table.columns[column].justify = "left"
-    of_strong = {each.ranks: each for each in strong}
-    for each in weak:
-        cells = [str(each.ranks), *_cells(each)]
-        table.add_row(
-            *cells,
-            *(_cells(of_strong[each.ranks]) if each.ranks in of_strong else ("-",) * len(columns)),
-        )
+    strong_by_ranks = {prediction.ranks: prediction for prediction in strong}
+    for prediction in weak:
+        other = strong_by_ranks.get(prediction.ranks)
+        cells = ("-",) * len(columns) if other is None else _format_cells(other)
+        table.add_row(str(prediction.ranks), *_format_cells(prediction), *cells)
     return table
 
 
-def _cells(each: "Prediction") -> tuple[str, ...]:
-    return (str(each.batch), f"{each.images_per_sec:.0f}", f"{each.speedup:.2f}", each.bound_by)
+def _format_cells(row: "Prediction") -> tuple[str, ...]:
+    return (str(row.batch), f"{row.images_per_sec:.0f}", f"{row.speedup:.2f}", row.bound_by)

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from lockstep.cli.terminal import console, in_line
+from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
 from lockstep.models.metrics import format_loss, is_top5_informative
 from lockstep.recipes.published_accuracies import describe_comparison
@@ -106,7 +106,7 @@ class Reporter:
     """
 
     def __init__(self, *, to_stderr: bool = False) -> None:
-        self.console = console(soft_wrap=True, stderr=to_stderr)
+        self.console = make_console(soft_wrap=True, stderr=to_stderr)
         self._bar = Progress(
             TextColumn("{task.description}"),
             # leaves room for epoch, steps, time left and loss in 80 columns
@@ -224,7 +224,9 @@ class Reporter:
         lines = []
         for split in ("train", "val"):
             images = about[split]["quarantined"]
-            lines += [f"  {split}/{in_line(image['file'])}: {image['reason']}" for image in images]
+            lines += [
+                f"  {split}/{escape_line(image['file'])}: {image['reason']}" for image in images
+            ]
         if lines:
             self.say(f"{len(lines)} bad images are left out:")
         for line in lines[:10]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.cli.terminal import escape_line, print, print_json
 
 
 def command(
@@ -61,12 +61,12 @@ def command(
     from lockstep import convert
 
     how: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes, "model": model}
-    how |= options.for_writing(assignments, like)
+    how |= options.read_preprocessing(assignments, like)
     result = convert(source, target, to=to, certificate=certificate, **how)
     for path in result["written"]:
         print(f"wrote {path}")
     for remark in result["remarks"]:
-        print(f"note: {in_line(remark)}")
+        print(f"note: {escape_line(remark)}")
     if result["certificate"] is not None:
         print(_describe_certificate(result["certificate"]))
 
@@ -97,11 +97,11 @@ def _inspect(source: Path, checkpoint: str, model: str | None, as_json: bool) ->
         if name == "stored":
             lines = group_by_kind(value)
         for title, line in lines.items():
-            print(f"{title:<16} {in_line(line)}")
+            print(f"{title:<16} {escape_line(line)}")
     for remark in description["remarks"]:
-        print(f"note: {in_line(remark)}")
+        print(f"note: {escape_line(remark)}")
     for oddity in description["oddities"]:
-        print(f"odd: {in_line(oddity)}")
+        print(f"odd: {escape_line(oddity)}")
 
 
 def _format_value(name: str, value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.cli.terminal import escape_line, print, print_json
 
 if TYPE_CHECKING:
     from lockstep.data.checking import Report
@@ -61,7 +61,7 @@ def pack(
 
         def left_out(split: str, bad: "Quarantined") -> None:
             place = f"{split}/{bad.file}" if split else bad.file
-            reporter.say(f"left out: {in_line(printable(place))}: {bad.reason}")
+            reporter.say(f"left out: {escape_line(printable(place))}: {bad.reason}")
 
         counts = write(source, target, packing, reporter.progress("packing"), left_out)
     for split, count in counts.items():
@@ -134,7 +134,7 @@ def _describe_facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("digest", about["digest"][:16]),
     ]
     rows += [
-        (in_line(name)[:18], f"{count:>7} {'#' * (count // bar)}") for name, count in shown[:10]
+        (escape_line(name)[:18], f"{count:>7} {'#' * (count // bar)}") for name, count in shown[:10]
     ]
     if len(shown) > 10:
         rows += [("...", f"{len(shown) - 10} more; --json lists all")]
@@ -196,7 +196,7 @@ def _report_lines(report: "Report") -> Iterator[str]:
             where = f"{finding.split}/{finding.place}" if finding.split else finding.place
             if finding.name not in ("", finding.place):
                 where += f" ({finding.name})"
-            yield f"         {in_line(printable(where))}: {in_line(printable(finding.detail))}"
+            yield f"         {escape_line(printable(where))}: {escape_line(printable(finding.detail))}"
         if len(findings) > _SHOWN:
             yield f"         ... and {len(findings) - _SHOWN} more; --json lists all"
         yield f"         -> {about.remedy}"
@@ -267,4 +267,4 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
 
 def _print_quarantined(index: "Index") -> None:
     for bad in index.describe_quarantine():
-        print(f"  left out: {in_line(bad['file'])}: {bad['reason']}")
+        print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")

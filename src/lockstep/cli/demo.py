@@ -30,7 +30,7 @@ def command(
     from lockstep.cli.console import Reporter
     from lockstep.data.textures import draw_data_set
 
-    changes, execution = options.settings(assignments, backend)
+    changes, execution = options.read_settings(assignments, backend)
     # Wrong settings and a missing framework are reported before anything is drawn.
     recipe = load_recipe("demo").replace(**({"logits": len(KINDS)} | changes))
     backends.check_installed(execution.backend)

@@ -1,51 +1,54 @@
 """`lockstep evaluate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.cli.terminal import escape_line, print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
     from lockstep.inference.runtimes.scoring import Speed
+    from lockstep.runs.events import Event
+
+Data = Annotated[
+    Path, typer.Option(help="Validation images in any storage format, or a folder of images.")
+]
+Split = Annotated[
+    float | None,
+    typer.Option(
+        help=(
+            "Share of the images to evaluate if the data has no validation part; by default the"
+            " run's. 0: all."
+        )
+    ),
+]
+Runtime = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=(
+            "What infers: native (the framework; the default), auto (the fastest installed),"
+            " program (an export's own runtime; it can run code, so trust its writer), or see"
+            " `lockstep doctor`."
+        ),
+    ),
+]
 
 
 def command(
     source: options.WeightsArgument,
-    data: Annotated[
-        Path, typer.Option(help="Validation images in any storage format, or a folder of images.")
-    ],
+    data: Data,
     checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
-    split: Annotated[
-        float | None,
-        typer.Option(
-            help=(
-                "Share of the images to evaluate if the data has no validation part; by default the"
-                " run's. 0: all."
-            )
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Images in a batch on each rank.", min=1)] = 32,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the whole result as JSON.")
-    ] = False,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=(
-                "What infers: native (the framework; the default), auto (the fastest installed),"
-                " program (an export's own "
-                "runtime; it can run code, so trust its writer), or see `lockstep doctor`."
-            ),
-        ),
-    ] = None,
+    split: Split = None,
+    batch: options.Batch = 32,
+    as_json: options.AsJson = False,
+    runtime: Runtime = None,
     backend: options.Backend = DEFAULT_BACKEND,
     loader: options.Loader = None,
     distributed: options.Distributed = None,
@@ -55,61 +58,68 @@ def command(
     """Evaluate weights or an exported model, each image once."""
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
-    from lockstep.models.metrics import format_loss, is_top5_informative
-    from lockstep.recipes.published_accuracies import describe_comparison
-    from lockstep.runs.events import Event
     from lockstep.system.ranks import is_leading
 
-    how = options.for_inference(
+    settings = options.read_inference_options(
         assignments, backend, like, loader=loader, distributed=distributed
-    ) | {"runtime": runtime}
+    )
     with Reporter() as reporter:
 
-        def listener(event: Event) -> None:
+        def listener(event: "Event") -> None:
             options.show_note(event)
             if not as_json:
                 reporter(event)
 
-        how |= {
-            "model": model,
-            "classes": classes,
-            "split": split,
-            "batch": batch,
-            "listener": listener,
-        }
-        result = evaluate(source, data, checkpoint=checkpoint, ema=ema, **how)
+        result = evaluate(
+            source,
+            data,
+            checkpoint=checkpoint,
+            ema=ema,
+            model=model,
+            classes=classes,
+            split=split,
+            batch=batch,
+            runtime=runtime,
+            listener=listener,
+            **settings,
+        )
     if not is_leading():
         return
     if as_json:
         print_json(result)
-        return
+    else:
+        _show(result)
+
+
+def _show(result: dict[str, Any]) -> None:
+    from lockstep.models.metrics import format_loss, is_top5_informative
+    from lockstep.recipes.published_accuracies import describe_comparison
+
     print(f"{result['source']} on {result['data']}")
     print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
     if is_top5_informative(len(result["classes"])):
         print(f"  top-5   {result['top5_percent']:.2f} %")
     print(f"  loss    {format_loss(result['loss'])}")
-    print(f"  speed   {speed(result['speed'], result['runtime'])}")
+    print(f"  speed   {describe_speed(result['speed'], result['runtime'])}")
     for name, text in describe_comparison(result["published"]):
         print(f"  {name} {text}")
     for remark in result["remarks"]:
-        print(f"  note: {in_line(remark)}")
+        print(f"  note: {escape_line(remark)}")
     for bad in result["quarantined"]:
-        print(f"  left out: {in_line(bad['file'])}: {bad['reason']}")
+        print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
 
 
-def speed(found: "Speed", runtime: str) -> str:
+def describe_speed(speed: "Speed", runtime: str) -> str:
     """Return how fast an evaluation was, for a person to read.
 
-    >>> speed({"images_per_sec": 93.26, "batch_images": 32, "latency_ms": {"p50": 301.23, "p99": 342.0}}, "openvino")
-    '93.3 images/s with decoding; openvino, batch 32: p50 301.2, p99 342.0 ms'
+    >>> describe_speed({"images_per_sec": 93.2, "batch_images": 32, "latency_ms": None}, "native")
+    '93.2 images/s with decoding; native, batch 32'
     """
-    latency = found["latency_ms"]
-    times = (
-        ""
-        if latency is None
-        else ": " + ", ".join(f"{name} {value:.1f}" for name, value in latency.items()) + " ms"
+    text = (
+        f"{speed['images_per_sec']:.1f} images/s with decoding; {runtime}, batch"
+        f" {speed['batch_images']}"
     )
-    return (
-        f"{found['images_per_sec']:.1f} images/s with decoding; {runtime}, batch"
-        f" {found['batch_images']}{times}"
-    )
+    latency = speed["latency_ms"]
+    if latency is None:
+        return text
+    return f"{text}: {', '.join(f'{name} {ms:.1f}' for name, ms in latency.items())} ms"

@@ -1,15 +1,14 @@
 """`lockstep find batch`, and `find step`, which it starts for every try."""
 
 import shlex
-import signal
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli import options
 from lockstep.cli.hints import Command
+from lockstep.cli.interrupting import interrupt_on_signals
 from lockstep.cli.terminal import print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
 
@@ -38,37 +37,36 @@ def step(folder: Path) -> None:
     raise typer.Exit(work(folder))
 
 
+Model = Annotated[str | None, typer.Option(help="Another model, such as resnext101-32x4d.")]
+Precision = Annotated[str | None, typer.Option(help="Another precision: fp32, tf32, bf16 or fp16.")]
+Recompute = Annotated[
+    str | None,
+    typer.Option(help="What is computed twice to save memory: off or blocks (docs/gpu.md)."),
+]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        help=(
+            "Memory that a process may allocate on a CPU, in GB (10^9 bytes); by default what is"
+            " free now."
+        ),
+        min=0.01,
+    ),
+]
+Start = Annotated[int, typer.Option(help="The first batch that is tried, in images.", min=1)]
+
+
 @app.command("batch", cls=Command)
 def batch(
-    recipe: Annotated[
-        str, typer.Option(help="A published recipe or a YAML file.")
-    ] = "resnet50-paddle-90ep",
-    model: Annotated[
-        str | None, typer.Option(help="Another model, such as resnext101-32x4d.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Another precision: fp32, tf32, bf16 or fp16.")
-    ] = None,
-    recompute: Annotated[
-        str | None,
-        typer.Option(help="What is computed twice to save memory: off or blocks (docs/gpu.md)."),
-    ] = None,
+    recipe: options.Recipe = "resnet50-paddle-90ep",
+    model: Model = None,
+    precision: Precision = None,
+    recompute: Recompute = None,
     backend: options.Backend = DEFAULT_BACKEND,
-    memory_gb: Annotated[
-        float | None,
-        typer.Option(
-            help=(
-                "Memory that a process may allocate on a CPU, in GB (10^9 bytes); by default what"
-                " is free now."
-            ),
-            min=0.01,
-        ),
-    ] = None,
-    start: Annotated[
-        int, typer.Option(help="The first batch that is tried, in images.", min=1)
-    ] = 32,
+    memory_gb: Memory = None,
+    start: Start = 32,
     assignments: options.Set = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Find the largest batch whose training step fits into memory.
 
@@ -77,126 +75,122 @@ def batch(
     from lockstep.benchmark.largest_batch import find_batch
     from lockstep.recipes import load_recipe
 
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # like Ctrl-C: stop the worker and say what is known
-        signal.signal(number, _interrupt)
-    changes, how = options.settings(assignments, backend, recompute=recompute)
-    changes |= {
-        name: value
-        for name, value in (("model", model), ("precision", precision))
-        if value is not None
-    }
-    asked = load_recipe(recipe).replace(**changes)
-    memory_bytes = _memory_bytes(how, memory_gb)
+    interrupt_on_signals()
+    changes, execution = options.read_settings(assignments, backend, recompute=recompute)
+    if model is not None:
+        changes["model"] = model
+    if precision is not None:
+        changes["precision"] = precision
+    changed = load_recipe(recipe).replace(**changes)
+    memory_bytes = _limit_memory(execution, memory_gb)
     if not as_json:
         print(
-            f"{shown_model(asked)} in {asked.precision} at {asked.image_size} px on {how.backend}"
+            f"{describe_model(changed)} in {changed.precision} at {changed.image_size} px on"
+            f" {execution.backend}"
         )
-    found = find_batch(
-        asked,
-        how,
+    answer = find_batch(
+        changed,
+        execution,
         memory_bytes=memory_bytes,
         first=start,
-        listener=_ignore if as_json else lambda done: print(line(done)),
+        listener=_ignore if as_json else _show_try,
     )
     if as_json:
-        print_json(found.fields() | {"memory_bytes": memory_bytes})
+        print_json(answer.fields() | {"memory_bytes": memory_bytes})
         return
-    defaults = type(how)().fields()
-    given = [f"{name}={value}" for name, value in changes.items()]
-    given += [
-        f"{name}={value}"
-        for name, value in how.fields().items()
-        if name in _KEPT and value != defaults[name]
-    ]
-    for each in advice(recipe, asked, how, found, given):
-        print(each)
+    sets = [f"{name}={value}" for name, value in changes.items()]
+    defaults = type(execution)().fields()
+    for name, value in execution.fields().items():
+        if name in _KEPT and value != defaults[name]:
+            sets.append(f"{name}={value}")
+    for line in advise(recipe, changed, execution, answer, sets):
+        print(line)
 
 
-def shown_model(recipe: "Recipe") -> str:
+def describe_model(recipe: "Recipe") -> str:
     """Return a model's name, or what it is if it has none."""
     return recipe.model if isinstance(recipe.model, str) else "a given model"
 
 
-def line(done: "Try") -> str:
+def describe_try(done: "Try") -> str:
     """Return the line of a try.
 
     >>> from lockstep.benchmark.largest_batch import Try
-    >>> line(Try(64, 2, True, images_per_sec=11.26, peak_memory_bytes=3_100_000_000))
+    >>> describe_try(Try(64, 2, True, images_per_sec=11.26, peak_memory_bytes=3_100_000_000))
     '    64 images in 2 parts: fits, 11.3 images/s, main memory 3.1 GB'
-    >>> line(Try(128, 1, False, "std::exception")), line(Try(128, 1, False, "no memory", is_short=True))
-    ('   128 images: failed: std::exception', '   128 images: too large')
+    >>> describe_try(Try(128, 1, False, "std::exception"))
+    '   128 images: failed: std::exception'
+    >>> describe_try(Try(128, 1, False, "no memory", is_short=True))
+    '   128 images: too large'
     """
-    what = f"{done.images:>6} images{f' in {done.parts} parts' if done.parts > 1 else ''}"
+    text = f"{done.images:>6} images"
+    if done.parts > 1:
+        text += f" in {done.parts} parts"
     if not done.fits:
-        return (
-            f"{what}: too large"
-            if done.is_short
-            else f"{what}: failed: {(done.reason.splitlines() or ['?'])[0]:.100}"
-        )
-    speed = "" if done.images_per_sec is None else f", {done.images_per_sec:.1f} images/s"
-    memory = (
-        ""
-        if done.peak_memory_bytes is None
-        else f", main memory {done.peak_memory_bytes / GB:.1f} GB"
-    )
-    return f"{what}: fits{speed}{memory}"
+        if done.is_short:
+            return f"{text}: too large"
+        reason = (done.reason.splitlines() or ["?"])[0]
+        return f"{text}: failed: {reason:.100}"
+    text += ": fits"
+    if done.images_per_sec is not None:
+        text += f", {done.images_per_sec:.1f} images/s"
+    if done.peak_memory_bytes is not None:
+        text += f", main memory {done.peak_memory_bytes / GB:.1f} GB"
+    return text
 
 
-def advice(
-    name: str, recipe: "Recipe", how: "Execution", found: "Found", given: list[str]
+def advise(
+    name: str, recipe: "Recipe", execution: "Execution", answer: "Found", sets: list[str]
 ) -> list[str]:
     """Return the last lines: the answer, and the command that trains the recipe's batch on this
-    machine."""
+    machine with these settings."""
     from lockstep.backends import FRAMEWORKS
 
-    own = recipe.global_batch_images
-    parts = found.parts
-    given = [*given, *([f"accumulation_steps={parts}"] if parts > 1 else [])]
-    sets = [word for each in given for word in ("--set", each)]
-    named = [] if how.backend == DEFAULT_BACKEND else ["--backend", how.backend]
-    command = shlex.join(
-        ["lockstep", "train", "--recipe", name, *named, "--data", "DATA", "--out", "RUN", *sets]
-    )
-    at_once = "at once" if parts == 1 else f"in {parts} parts of {own // parts}"
+    images = recipe.global_batch_images
+    parts = answer.parts
+    command = ["lockstep", "train", "--recipe", name]
+    if execution.backend != DEFAULT_BACKEND:
+        command += ["--backend", execution.backend]
+    command += ["--data", "DATA", "--out", "RUN"]
+    if parts > 1:
+        sets = [*sets, f"accumulation_steps={parts}"]
+    for setting in sets:
+        command += ["--set", setting]
+    at_once = "at once" if parts == 1 else f"in {parts} parts of {images // parts}"
     lines = [
-        f"The largest batch that fits: {found.largest} images.",
-        f"The recipe's {own} images fit {at_once}:",
-        command,
+        f"The largest batch that fits: {answer.largest} images.",
+        f"The recipe's {images} images fit {at_once}:",
+        shlex.join(command),
     ]
-    if how.recompute == "off" and FRAMEWORKS[how.backend].recomputes and parts > 1:
+    if execution.recompute == "off" and FRAMEWORKS[execution.backend].recomputes and parts > 1:
         lines.append("More fit, in steps that take longer, with --recompute blocks.")
     return lines
 
 
-def _memory_bytes(how: "Execution", asked_gb: float | None) -> int | None:
-    """Return what a process may allocate on a CPU. Raises `UserError` if it is not known, or asked
-    for on a GPU."""
+def _limit_memory(execution: "Execution", memory_gb: float | None) -> int | None:
+    """Return what a process may allocate on a CPU. Raises `UserError` if it is not known, or given
+    for a GPU."""
     from lockstep.system.errors import UserError
     from lockstep.system.machine import free_memory_bytes, gpu
 
-    on_gpu = how.device != "cpu" and gpu() is not None
-    if on_gpu and asked_gb is not None:
+    on_gpu = execution.device != "cpu" and gpu() is not None
+    if on_gpu and memory_gb is not None:
         raise UserError(
             "--memory-gb limits main memory, but the steps run on a GPU; leave it out, or add --set"
             " device=cpu"
         )
-    found = free_memory_bytes() if asked_gb is None else int(asked_gb * GB)
-    if found is None and not on_gpu:
+    limit = free_memory_bytes() if memory_gb is None else int(memory_gb * GB)
+    if limit is None and not on_gpu:
         raise UserError(
             "this system does not report how much memory is free; say how much may be used:"
             " --memory-gb"
         )
-    return found
+    return limit
 
 
 def _ignore(done: "Try") -> None:
     pass
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    from lockstep.system.errors import EXIT_SAVED_AND_STOPPED, Interrupted
-
-    raise Interrupted(f"stopped by {signal.Signals(number).name}", EXIT_SAVED_AND_STOPPED)
+def _show_try(done: "Try") -> None:
+    print(describe_try(done))

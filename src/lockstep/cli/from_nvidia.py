@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.cli.terminal import escape_line, print, print_json
 
 
 def command(
@@ -63,11 +63,11 @@ def command(
     if words:
         environment = translation.environment.items()
         keep = [f"{name}={shlex.quote(value)}" for name, value in environment]
-        print(in_line(" ".join([*keep, shlex.join(words)])))
+        print(escape_line(" ".join([*keep, shlex.join(words)])))
     remarks = [("not carried", remark) for remark in translation.not_carried]
     remarks += [("nothing to type", remark) for remark in translation.not_needed]
     lines = [f"{label}: {remark.words}: {remark.reason}" for label, remark in remarks]
     if translation.unknown:
         lines.append(f"not known: {shlex.join(translation.unknown)}")
     for line in [*lines, *(f"note: {note}" for note in translation.notes)]:
-        print(in_line(line), file=sys.stderr)
+        print(escape_line(line), file=sys.stderr)

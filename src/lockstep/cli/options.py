@@ -78,6 +78,9 @@ Model = Annotated[
     str | None,
     typer.Option(help="The model of a file that fits several, such as resnet50-v1."),
 ]
+Batch = Annotated[int, typer.Option(help="Images in a batch, on each rank.", min=1)]
+Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WEIGHTS = (
     "A run's folder, a checkpoint, weights of another program, or the name of published weights"
     " (docs/weights.md)."
@@ -112,28 +115,31 @@ Classes = Annotated[
 ]
 
 
-def settings(
+def read_settings(
     assignments: list[str] | None, backend: str, **options: Any
 ) -> tuple[dict[str, Any], Any]:
     """Return the changes of the recipe, and the execution. `options` are its fields; None stands
     for one not given."""
     from lockstep.recipes import Execution
 
-    recipe, given = fields(assignments, backend=backend, **options)
-    how = Execution.of(given)
-    prepare(how)
-    return recipe, how
+    changes, values = read_fields(assignments, backend=backend, **options)
+    execution = Execution.of(values)
+    prepare(execution)
+    return changes, execution
 
 
-def fields(assignments: list[str] | None, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the given fields of the recipe and of the execution.
+def read_fields(
+    assignments: list[str] | None, **options: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of the recipe and of the execution that are set.
 
     `options` are fields of the execution; None stands for one not given.
     """
     from lockstep.recipes import parse_settings
 
-    recipe, execution = parse_settings(assignments or [])
-    return recipe, {name: value for name, value in options.items() if value is not None} | execution
+    changes, execution = parse_settings(assignments or [])
+    values = {name: value for name, value in options.items() if value is not None}
+    return changes, values | execution
 
 
 class CommandSettled(Exception):
@@ -184,7 +190,7 @@ def show_note(event: "Event") -> None:
         print(f"note: {event['message']}", file=sys.stderr)
 
 
-def traced_steps(text: str | None) -> dict[str, int]:
+def parse_profile(text: str | None) -> dict[str, int]:
     """Return the fields of an execution that `--profile N[:M]` sets."""
     from lockstep.system.errors import RecipeError
 
@@ -223,21 +229,19 @@ def go_where_installed(backend: str) -> None:
     python = backends.find_interpreter(backend)
     if python is None:
         return
-    if subprocess.run(
-        [python, "-P", "-c", "import lockstep"], capture_output=True, check=False
-    ).returncode:
+    importing = [str(python), "-P", "-c", "import lockstep"]
+    if subprocess.run(importing, capture_output=True, check=False).returncode:
         raise BackendError(
             f"{python} cannot import lockstep, but must run --backend {backend}; install lockstep"
             " there"
         )
     os.environ[_WENT] = backend
     sys.stdout.flush()
-    os.execv(
-        python, [str(python), "-P", "-m", "lockstep", *sys.argv[1:]]
-    )  # -P: nothing is imported from this folder
+    # -P: nothing is imported from this folder
+    os.execv(python, [str(python), "-P", "-m", "lockstep", *sys.argv[1:]])
 
 
-def for_inference(
+def read_inference_options(
     assignments: list[str] | None, backend: str, like: str | None = None, **options: str | None
 ) -> dict[str, Any]:
     """Return precision, execution and preprocessing. `like` names a recipe with the preprocessing
@@ -245,34 +249,38 @@ def for_inference(
 
     The other fields of the recipe come with the weights; setting one raises `RecipeError`.
     """
-    recipe, execution = settings(assignments, backend, **options)
+    recipe, execution = read_settings(assignments, backend, **options)
     precision = recipe.pop("precision", None)
     return {
         "precision": precision,
         "execution": execution,
-        "preprocessing": _preprocessing(recipe, like),
+        "preprocessing": _read_preprocessing(recipe, like),
     }
 
 
-def for_writing(assignments: list[str] | None, like: str | None) -> dict[str, Any]:
+def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[str, Any]:
     """Return the preprocessing to write. Raises `RecipeError` for other fields, also of the
     execution."""
     from lockstep.system.errors import RecipeError
 
-    recipe, execution = fields(assignments)
-    computing = [name for name in (*recipe, *execution) if name == "precision" or name in execution]
-    if computing:
+    recipe, execution = read_fields(assignments)
+    others = [*execution]
+    if "precision" in recipe:
+        others.insert(0, "precision")
+    if others:
         raise RecipeError(
-            f"{', '.join(computing)} can be set for evaluate, predict and serve; here --set says"
+            f"{', '.join(others)} can be set for evaluate, predict and serve; here --set says"
             " only how images are prepared (export has --precision)"
         )
-    return {"preprocessing": _preprocessing(recipe, like)}
+    return {"preprocessing": _read_preprocessing(recipe, like)}
 
 
-def _preprocessing(changes: dict[str, Any], like: str | None) -> dict[str, Any] | None:
+def _read_preprocessing(changes: dict[str, Any], like: str | None) -> dict[str, Any] | None:
     """Return the preprocessing of the recipe `like` with these changes; None if nothing is set."""
     from lockstep.recipes import load_recipe
     from lockstep.weights.preprocessing import check_preprocessing, read_evaluation
 
     changes = check_preprocessing(changes)
-    return ({} if like is None else read_evaluation(load_recipe(like))) | changes or None
+    if like is not None:
+        changes = read_evaluation(load_recipe(like)) | changes
+    return changes or None

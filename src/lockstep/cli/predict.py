@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import in_line, print
+from lockstep.cli.terminal import escape_line, print
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
-    from lockstep.cli.predict_forms import Form
+    from lockstep.cli.predict_forms import Form as OutputForm
     from lockstep.inference.named_images import NamedImages
     from lockstep.inference.prediction import Prediction, Predictor
 
@@ -26,46 +26,52 @@ _IMAGES = (
 )
 
 
+Top = Annotated[int, typer.Option(help="Classes to show for each image.", min=1)]
+Form = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="table, csv, jsonl or json; by default that of --output's ending, or a table.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="The same as --format json: one list of all images.")
+]
+Output = Annotated[Path | None, typer.Option(help="Write to this file, completely or not at all.")]
+Embeddings = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.npz",
+        help="Write the features before the classifier, and the paths, to this file.",
+    ),
+]
+Explain = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PNG|FOLDER",
+        help=(
+            "Draw what speaks for the likeliest class (Grad-CAM): a .png of one image, or a new"
+            " folder."
+        ),
+    ),
+]
+
+
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help=options.WEIGHTS, show_default=False)],
     images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES", help=_IMAGES)] = None,
     source: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
-    top: Annotated[int, typer.Option(help="Classes to show for each image.", min=1)] = 5,
+    top: Top = 5,
     checkpoint: options.Checkpoint = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="table, csv, jsonl or json; by default that of --output's ending, or a table.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The same as --format json: one list of all images.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Write to this file, completely or not at all.")
-    ] = None,
-    embeddings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.npz",
-            help="Write the features before the classifier, and the paths, to this file.",
-        ),
-    ] = None,
-    explain: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PNG|FOLDER",
-            help=(
-                "Draw what speaks for the likeliest class (Grad-CAM): a .png of one image, or a new"
-                " folder."
-            ),
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
+    form: Form = None,
+    as_json: AsJson = False,
+    output: Output = None,
+    embeddings: Embeddings = None,
+    explain: Explain = None,
+    batch: options.Batch = 32,
     runtime: options.Runtime = None,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.SetForWeights = None,
@@ -76,50 +82,51 @@ def command(
     Exit code 1 if an image could not be read.
     """
     from lockstep import Predictor
-    from lockstep.cli.predict_forms import chosen
+    from lockstep.cli.predict_forms import choose_form
     from lockstep.system.errors import LockstepError
 
-    how = options.for_inference(assignments, backend, like)
-    given = list(images or [])
+    settings = options.read_inference_options(assignments, backend, like)
+    names = list(images or [])
     if source is not None:
         print("note: --run is not needed: lockstep predict RUN IMAGES...", file=sys.stderr)
-        run, given = source, [run, *given]
-    shown = chosen("json" if as_json and form is None else form, output)
-    named = _named(given)
-    how |= {
-        "checkpoint": checkpoint,
-        "ema": ema,
-        "model": model,
-        "classes": classes,
-        "batch": batch,
-    }
+        names.insert(0, run)
+        run = source
+    writer = choose_form("json" if as_json and form is None else form, output)
+    named = _list_images(names)
     _check_files(output, embeddings, explain, len(named))
-    how |= {"features": embeddings is not None, "explain": explain is not None, "runtime": runtime}
-    with ExitStack() as open_files:
-        predictor = open_files.enter_context(
-            Predictor(options.find_weights(run), listener=options.show_note, **how)
+    with ExitStack() as stack:
+        predictor = stack.enter_context(
+            Predictor(
+                options.find_weights(run),
+                checkpoint=checkpoint,
+                ema=ema,
+                model=model,
+                classes=classes,
+                batch=batch,
+                features=embeddings is not None,
+                explain=explain is not None,
+                runtime=runtime,
+                listener=options.show_note,
+                **settings,
+            )
         )
-        write = open_files.enter_context(_destination(output))
-        keep = (
-            [open_files.enter_context(_embeddings(embeddings, predictor.features))]
-            if embeddings is not None
-            else []
-        )
+        write = stack.enter_context(_open_output(output))
+        keepers = []
+        if embeddings is not None:
+            keepers.append(stack.enter_context(_keep_embeddings(embeddings, predictor.features)))
         if explain is not None:
-            keep.append(open_files.enter_context(_explanations(explain)))
-        failed = _predicted(predictor, named, top, shown, write, keep)
+            keepers.append(stack.enter_context(_keep_explanations(explain)))
+        failed = _predict_all(predictor, named, top, writer, write, keepers)
     for path in (output, embeddings, explain):
         if path is not None and path.exists():
-            print(
-                f"wrote {path}: {len(named) - failed} images",
-                file=sys.stdout if output is not None else sys.stderr,
-            )
+            file = sys.stderr if output is None else sys.stdout
+            print(f"wrote {path}: {len(named) - failed} images", file=file)
     if failed:
         raise LockstepError(f"{failed} of {len(named)} images could not be read")
 
 
-def _named(arguments: list[str]) -> "NamedImages":
-    """Return the images that arguments name. A note lists how many files of folders are left out."""
+def _list_images(arguments: list[str]) -> "NamedImages":
+    """Return the images that arguments name. A note counts files of folders that are left out."""
     from lockstep.inference.named_images import NamedImages
     from lockstep.system.errors import DataError
 
@@ -127,7 +134,7 @@ def _named(arguments: list[str]) -> "NamedImages":
     for argument in arguments:
         named.add(argument, sys.stdin.buffer)
     if named.left_out:
-        example = in_line(named.left_out[0])
+        example = escape_line(named.left_out[0])
         print(
             f"note: files of other kinds are left out: {len(named.left_out)}, such as {example}",
             file=sys.stderr,
@@ -140,15 +147,15 @@ def _named(arguments: list[str]) -> "NamedImages":
     return named
 
 
-def _predicted(
+def _predict_all(
     predictor: "Predictor",
     named: "NamedImages",
     top: int,
-    form: "Form",
+    form: "OutputForm",
     write: Any,
-    keep: "Sequence[Keep]",
+    keepers: "Sequence[Keep]",
 ) -> int:
-    """Write the predictions of all images, give them to each of `keep`, and return how many could
+    """Write the predictions of all images, give them to all `keepers`, and return how many could
     not be read."""
     from lockstep.cli.console import Reporter
 
@@ -156,29 +163,34 @@ def _predicted(
     with Reporter(to_stderr=True) as reporter:
         progress = reporter.progress("predicting")
 
-        def on_error(name: str, reason: str) -> None:
+        def report_error(name: str, reason: str) -> None:
             nonlocal failed
             failed += 1
-            print(f"lockstep: {in_line(name)}: {in_line(reason)}", file=sys.stderr)
+            print(f"lockstep: {escape_line(name)}: {escape_line(reason)}", file=sys.stderr)
 
         write(form.begin())
-        with closing(predictor.predict(named, top, on_error=on_error)) as predictions:
+        with closing(predictor.predict(named, top, on_error=report_error)) as predictions:
             for done, prediction in enumerate(predictions, start=1):
                 write(form.row(prediction))
-                for each in keep:
-                    each(prediction)
+                for keep in keepers:
+                    keep(prediction)
                 progress(done + failed, len(named))
         write(form.end())
     return failed
 
 
 @contextmanager
-def _embeddings(path: Path, features: int) -> "Iterator[Keep]":
+def _keep_embeddings(path: Path, features: int) -> "Iterator[Keep]":
     """Yield a function that adds a prediction to the file of embeddings."""
     from lockstep.inference.embeddings import write_embeddings
 
     with write_embeddings(path, features) as file:
-        yield lambda prediction: file.add(str(prediction.path), prediction.features)  # type: ignore[arg-type]
+
+        def keep(prediction: "Prediction") -> None:
+            assert prediction.features is not None
+            file.add(str(prediction.path), prediction.features)
+
+        yield keep
 
 
 def _check_files(
@@ -203,7 +215,7 @@ def _check_files(
 
 
 @contextmanager
-def _explanations(path: Path) -> "Iterator[Keep]":
+def _keep_explanations(path: Path) -> "Iterator[Keep]":
     """Yield a function that draws the explanation of a prediction: to the file `path` if it is a
     .png, or into a folder."""
     from lockstep.system.files import appearing_folder, replacing
@@ -235,7 +247,7 @@ def _save(prediction: "Prediction", path: Path) -> None:
 
 
 @contextmanager
-def _destination(output: Path | None) -> Iterator[Any]:
+def _open_output(output: Path | None) -> Iterator[Any]:
     """Yield a function that writes text to a file, or to standard output so that a reader has it at
     once."""
     from lockstep.system.files import written_text

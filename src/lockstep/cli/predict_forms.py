@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from lockstep.cli.terminal import as_json, in_line
+from lockstep.cli.terminal import escape_line, format_json
 from lockstep.inference.named_images import STDIN
 from lockstep.inference.prediction import Prediction
 from lockstep.system.errors import UserError, nearest
@@ -32,12 +32,10 @@ class Table(Form):
 
     def row(self, prediction: Prediction) -> str:
         """Return the lines of a prediction."""
-        found = zip(prediction.classes, prediction.probabilities, strict=True)
-        lines = [
-            f"  {100 * probability:6.2f} %  {in_line(describe_class(name))}"
-            for name, probability in found
-        ]
-        return "\n".join([in_line(str(prediction.path)), *lines, ""])
+        lines = [escape_line(str(prediction.path))]
+        for name, share in zip(prediction.classes, prediction.probabilities, strict=True):
+            lines.append(f"  {100 * share:6.2f} %  {escape_line(describe_class(name))}")
+        return "\n".join([*lines, ""])
 
 
 class Csv(Form):
@@ -45,15 +43,16 @@ class Csv(Form):
 
     def begin(self) -> str:
         """Return the header."""
-        return _csv_line("path", "rank", "class", "probability")
+        return _format_csv("path", "rank", "class", "probability")
 
     def row(self, prediction: Prediction) -> str:
         """Return the lines of a prediction."""
-        found = enumerate(zip(prediction.classes, prediction.probabilities, strict=True), start=1)
-        path = _path_cell(str(prediction.path))
-        return "".join(
-            _csv_line(path, rank, _name_cell(name), f"{share:.6f}") for rank, (name, share) in found
-        )
+        path = _escape_path(str(prediction.path))
+        lines = ""
+        shares = zip(prediction.classes, prediction.probabilities, strict=True)
+        for rank, (name, share) in enumerate(shares, start=1):
+            lines += _format_csv(path, rank, _escape_name(name), f"{share:.6f}")
+        return lines
 
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -61,19 +60,19 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 command there."""
 
 
-def _path_cell(path: str) -> str:
+def _escape_path(path: str) -> str:
     """Return a path that no spreadsheet computes, and that still names the file. Only relative
     paths can need a change."""
     return f"./{path}" if path.startswith(_FORMULAS) and path != STDIN else path
 
 
-def _name_cell(name: str) -> str:
+def _escape_name(name: str) -> str:
     """Return a name behind an apostrophe, which spreadsheets take for the mark of a text, if they
     would compute it."""
     return f"'{name}" if name.startswith(_FORMULAS) else name
 
 
-def _csv_line(*values: object) -> str:
+def _format_csv(*values: object) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerow(values)
     return file.getvalue()
@@ -84,7 +83,7 @@ class JsonLines(Form):
 
     def row(self, prediction: Prediction) -> str:
         """Return the line of a prediction."""
-        return as_json(_fields(prediction)) + "\n"
+        return format_json(_list_fields(prediction)) + "\n"
 
 
 class Json(Form):
@@ -95,15 +94,15 @@ class Json(Form):
 
     def row(self, prediction: Prediction) -> str:
         """Keep a prediction."""
-        self._rows.append(_fields(prediction))
+        self._rows.append(_list_fields(prediction))
         return ""
 
     def end(self) -> str:
         """Return the list."""
-        return as_json(self._rows, indent=1) + "\n"
+        return format_json(self._rows, indent=1) + "\n"
 
 
-def _fields(prediction: Prediction) -> dict[str, object]:
+def _list_fields(prediction: Prediction) -> dict[str, object]:
     probabilities = [round(share, 6) for share in prediction.probabilities]
     return {
         "path": str(prediction.path),
@@ -115,7 +114,7 @@ def _fields(prediction: Prediction) -> dict[str, object]:
 FORMS: dict[str, type[Form]] = {"table": Table, "csv": Csv, "jsonl": JsonLines, "json": Json}
 
 
-def chosen(name: str | None, output: Path | None) -> Form:
+def choose_form(name: str | None, output: Path | None) -> Form:
     """Return the form of a name, or without one that of the ending of `output`; otherwise a table.
     Raises `UserError`."""
     if name is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.terminal import console, print, print_json, print_table
+from lockstep.cli.terminal import make_console, print, print_json, print_table
 
 app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -151,4 +151,4 @@ def diff(
     table = Table(*(Column(header, overflow="fold") for header in ("field", a, b)), box=None)
     for name, values in differences.items():
         table.add_row(name, *(str(value) for value in values))
-    console().print(table, markup=False)
+    make_console().print(table, markup=False)

@@ -85,7 +85,7 @@ def command(
     from lockstep import serve
     from lockstep.inference.serving import Limits
 
-    how = options.for_inference(assignments, backend, like) | {"runtime": runtime}
+    how = options.read_inference_options(assignments, backend, like) | {"runtime": runtime}
     how |= {"checkpoint": checkpoint, "ema": ema, "model": model, "classes": classes}
     limits = Limits(
         max_batch=max_batch,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.cli.terminal import escape_line, print, print_json
 
 
 def command(
@@ -48,7 +48,7 @@ def command(
         f" {result['tensors']} tensors to 0"
     )
     for remark in result["remarks"]:
-        print(f"note: {in_line(remark)}")
+        print(f"note: {escape_line(remark)}")
     print(
         "note: accuracy drops until the other weights are trained again: lockstep train --weights"
         " prunes and trains"

@@ -27,42 +27,43 @@ _OBEYED = re.compile(
 )
 
 
-def shown(text: str) -> str:
+def escape_text(text: str) -> str:
     r"""Return a text of one or more lines with everything escaped that a terminal obeys.
 
-    >>> print(shown("\x1b[31mred\u202egpj.exe"))
+    >>> print(escape_text("\x1b[31mred\u202egpj.exe"))
     \x1b[31mred\u202egpj.exe
     """
-    return _OBEYED.sub(_escaped, text)
+    return _OBEYED.sub(_escape, text)
 
 
-def in_line(text: str) -> str:
+def escape_line(text: str) -> str:
     r"""Return a text, such as a name, in one line: newlines and tabs are escaped too.
 
-    >>> print(in_line("a\nlockstep: all is well"))
+    >>> print(escape_line("a\nlockstep: all is well"))
     a\nlockstep: all is well
     """
-    return shown(text).replace("\n", r"\n").replace("\t", r"\t")
+    return escape_text(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def print(*values: object, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print like Python's `print`, with the text passed through `shown`."""
-    builtins.print(shown(" ".join(map(str, values))), end=end, file=file or sys.stdout)
+    """Print like Python's `print`, with the text passed through `escape_text`."""
+    builtins.print(escape_text(" ".join(map(str, values))), end=end, file=file or sys.stdout)
 
 
-def as_json(value: Any, *, indent: int | None = None) -> str:
+def format_json(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON. What a terminal obeys becomes a JSON escape, so that it can be read
     back."""
     from lockstep.system.strict_json import to_json
 
-    return _OBEYED.sub(
-        lambda found: json.dumps(found[0], allow_nan=False)[1:-1], to_json(value, indent=indent)
-    )
+    def escape(match: re.Match[str]) -> str:
+        return json.dumps(match[0], allow_nan=False)[1:-1]
+
+    return _OBEYED.sub(escape, to_json(value, indent=indent))
 
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    builtins.print(as_json(value, indent=1))  # noqa: T201
+    builtins.print(format_json(value, indent=1))  # noqa: T201
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
@@ -73,7 +74,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def console(**options: Any) -> "Console":
+def make_console(**options: Any) -> "Console":
     """Return a rich console that escapes texts, tables and bars in the same way. Rich's own colours
     and moves stay."""
     from collections.abc import Iterable
@@ -82,24 +83,26 @@ def console(**options: Any) -> "Console":
     from rich.segment import Segment
     from rich.text import Text
 
-    class Shown(Console):
+    class EscapingConsole(Console):
         def render_str(self, text: str, **how: Any) -> Text:
-            return super().render_str(shown(text), **how)  # before it is laid out
+            return super().render_str(escape_text(text), **how)  # before it is laid out
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
-                yield segment if segment.control else segment._replace(text=shown(segment.text))
+                yield (
+                    segment if segment.control else segment._replace(text=escape_text(segment.text))
+                )
 
-    return Shown(highlight=False, **options)
+    return EscapingConsole(highlight=False, **options)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return (
-        f"\\x{code:02x}" if code < 2**8 else f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
-    )
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 2**8:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
 
 
 @contextmanager
@@ -111,10 +114,10 @@ def show_download(name: str) -> Iterator[Callable[[int, int | None], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    screen = console(stderr=True)
+    screen = make_console(stderr=True)
     if screen.is_terminal:
         with Progress(*columns, TimeRemainingColumn(), console=screen, transient=True) as bar:
-            task = bar.add_task(in_line(name), total=None)
+            task = bar.add_task(escape_line(name), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
     has_begun = False
@@ -123,7 +126,7 @@ def show_download(name: str) -> Iterator[Callable[[int, int | None], None]]:
         nonlocal has_begun
         if not has_begun:
             size = "" if total is None else f", {total / 1e6:,.1f} MB"
-            print(f"downloading {in_line(name)}{size}", file=sys.stderr)
+            print(f"downloading {escape_line(name)}{size}", file=sys.stderr)
         has_begun = True
 
     yield report_begin

@@ -132,10 +132,10 @@ def command(
     from lockstep.runs.resuming import complete_settings
     from lockstep.runs.train import run_training
 
-    changes, how = options.fields(
+    changes, how = options.read_fields(
         assignments,
         backend=backend,
-        **options.traced_steps(profile),
+        **options.parse_profile(profile),
         loader=loader,
         compile=compile,
         distributed=distributed,

@@ -6,31 +6,34 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from lockstep.cli.terminal import console, print, print_json
+from lockstep.cli import options
+from lockstep.cli.terminal import make_console, print, print_json
+
+Backends = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Frameworks; by default all that are installed.")
+]
+Model = Annotated[str | None, typer.Option(help="Model to use instead of the recipe's.")]
+Steps = Annotated[
+    int | None, typer.Option(help="Steps of the free run; default 20, or 3 with --full.", min=3)
+]
+Precision = Annotated[str, typer.Option(help="Precision: fp32, tf32, bf16 or fp16.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Use the full-size model, not a narrow variant at 64 px.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")
+]
 
 
 def command(
-    backends: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Frameworks; by default all that are installed."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model to use instead of the recipe's.")] = None,
-    recipe: Annotated[
-        str, typer.Option(help="A published recipe or a YAML file.")
-    ] = "resnet50-paddle-90ep",
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of the free run; default 20, or 3 with --full.", min=3)
-    ] = None,
-    precision: Annotated[str, typer.Option(help="Precision: fp32, tf32, bf16 or fp16.")] = "fp32",
-    full: Annotated[
-        bool, typer.Option("--full", help="Use the full-size model, not a narrow variant at 64 px.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the whole report as JSON.")
-    ] = False,
+    backends: Backends = None,
+    model: Model = None,
+    recipe: options.Recipe = "resnet50-paddle-90ep",
+    steps: Steps = None,
+    precision: Precision = "fp32",
+    full: Full = False,
+    plot: Plot = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show that all backends compute the same numbers.
 
@@ -45,11 +48,8 @@ def command(
         from lockstep.verification.plot import plot as draw
 
         check_path(plot)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # like Ctrl-C: stop the worker and remove its folder
-        signal.signal(number, _exit)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit)  # as Ctrl-C: stop the worker and remove its folder
     names = None if backends is None else [name.strip() for name in backends.split(",")]
     with Reporter() as reporter:
         report = verify(
@@ -77,7 +77,7 @@ def _exit(number: int, frame: object) -> NoReturn:
 def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
-    out = console()
+    out = make_console()
     recipe = report["recipe"]
     kind = "the model itself" if report["full"] else "a narrow variant"
     out.print(
@@ -87,23 +87,15 @@ def _show(report: dict[str, Any]) -> None:
         markup=False,
         soft_wrap=True,
     )
-    table = Table(
-        "backend",
-        "quantity",
-        "largest difference",
-        "relative",
-        "bound",
-        "",
-        box=None,
-        pad_edge=False,
-    )
+    columns = ("backend", "quantity", "largest difference", "relative", "bound", "")
+    table = Table(*columns, box=None, pad_edge=False)
     for name, result in report["engines"].items():
         for row in result["rows"]:
-            table.add_row(name, *_cells(row))
+            table.add_row(name, *_format_cells(row))
         if "seconds" in result:
             table.add_row(name, "time", "", f"{result['seconds']:.1f} s", "", "")
     if report["furthest_apart"]:
-        table.add_row("any two", *_cells(report["furthest_apart"]))
+        table.add_row("any two", *_format_cells(report["furthest_apart"]))
     out.print(table)
     for name, result in report["engines"].items():
         print(f"{name}: {_summarise(result)}")
@@ -117,12 +109,15 @@ def _show(report: dict[str, Any]) -> None:
         print("NOT within bounds; docs/numerics.md explains each quantity")
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _format_cells(row: dict[str, Any]) -> list[str]:
+    largest = _format_difference(row["largest"])
+    relative = _format_difference(row["relative"])
     verdict = "ok" if row["passed"] else "FAILED"
-    differences = [
-        "-" if value is None else f"{value:.1e}" for value in (row["largest"], row["relative"])
-    ]
-    return [row["quantity"], *differences, f"{row['bound']:.0e}", verdict]
+    return [row["quantity"], largest, relative, f"{row['bound']:.0e}", verdict]
+
+
+def _format_difference(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
 
 
 def _summarise(result: dict[str, Any]) -> str:
