@@ -121,12 +121,12 @@ def command(
     options.go_where_installed(settled.execution.backend)
     framework = backends.load(settled.execution.backend)
     others = tuple(hosts.split(",")) if hosts else ()
-    asked = Options(nodes, node_rank, rendezvous, bind, secret_file, others)
+    meeting_options = Options(nodes, node_rank, rendezvous, bind, secret_file, others)
     with ExitStack() as stack:
         logs = stack.enter_context(make_logs(settled.out))
         watch = Watch(patience, restarts, logs, lambda text: print(text, file=sys.stderr))
         start = partial(framework.prepare_ranks, distributed=settled.execution.distributed)
-        machines = _connect(start, processes, asked, watch, arguments)
+        machines = _connect(start, processes, meeting_options, watch, arguments)
         starting, link = stack.enter_context(machines)
         code = launch_ranks([*LOCKSTEP, *arguments], starting, link, watch)
     raise typer.Exit(code)
@@ -162,7 +162,7 @@ def _refuse_conflicts(values: Mapping[str, str | None], execution: "Execution") 
 def _connect(
     start: Callable[["Table"], AbstractContextManager["Start"]],
     processes: int,
-    asked: "Options",
+    meeting_options: "Options",
     watch: "Watch",
     arguments: list[str],
 ) -> "Iterator[tuple[Starting, Link | None]]":
@@ -173,18 +173,18 @@ def _connect(
     from lockstep.launch.nodes import one_machine
     from lockstep.launch.rendezvous import agree, meet
 
-    meeting = find_meeting(asked, os.environ)
+    meeting = find_meeting(meeting_options, os.environ)
     if meeting is None:
         yield lambda: start(one_machine(processes)), None
         return
     with ExitStack() as stack:
         check = None
-        if asked.hosts:
+        if meeting_options.hosts:
             command = ssh.build_arguments(meeting, processes, watch, arguments)
             check = stack.enter_context(
-                ssh.launch_over_ssh(asked.hosts, command, meeting.secret)
+                ssh.launch_over_ssh(meeting_options.hosts, command, meeting.secret)
             ).refuse_loss
-        elif str(asked.secret_file) == STDIN:
+        elif str(meeting_options.secret_file) == STDIN:
             ssh.end_with_input()
         link, address = stack.enter_context(meet(meeting, watch.patience_sec / 2, check))
         yield (

@@ -76,7 +76,7 @@ def _read_state(run: RunContext) -> tuple[State, list[str]]:
 
 
 def begin(run: RunContext, state: State, damaged: list[str]) -> None:
-    """Give the engine its state, open the log, and make up for an evaluation that was interrupted.
+    """Give the engine its state, open the log, and repeat an interrupted evaluation.
 
     `damaged` are the reasons why checkpoints were skipped.
     """

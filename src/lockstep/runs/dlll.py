@@ -194,7 +194,7 @@ _TENSORFLOW = Keys(
     ),
 )
 KEYS = {"PaddlePaddle": _PADDLE, "PyTorch": _PYTORCH, "MXNet": _MXNET, "TensorFlow": _TENSORFLOW}
-"""Keys by NVIDIA's example: `Framework.nvidia_example`. The reference engine has no example, so it
+"""Keys by NVIDIA's example: `Framework.nvidia_example`. The reference backend has no example, so it
 uses PyTorch's keys."""
 
 

@@ -5,8 +5,8 @@ The weights are pruned if the recipe is sparse.
 
 Before its first step such a run has, in addition to the files of `lockstep.runs.folder`:
 
-    start.json                  name of the given weights, SHA-256 of their tensors and of the masks,
-                                whether they tell the run's classes apart
+    start.json                  name of the given weights, whether they know the run's classes,
+                                SHA-256 of their tensors and of the masks
     masks.safetensors           which weights pruning keeps, bool by tensor, if the recipe is sparse
     checkpoints/step-00000000   the state before the first step
 
@@ -189,8 +189,8 @@ def write_start(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Write to a run's folder what it starts from, and its masks if the recipe is sparse.
 
-    `classes` are those of the run's images. Returns the pruned tensors that it starts from, and notes for the user. Raises `CheckpointError`
-    if the folder cannot be written to.
+    `classes` are those of the run's images. Returns the pruned tensors that it starts from, and
+    notes for the user. Raises `CheckpointError` if the folder cannot be written to.
     """
     start_values = start.tensors
     notes = [*start.notes]
