@@ -29,10 +29,11 @@ from tests.backends.cases import (
 from tests.backends.conftest import Start, for_frameworks
 from tests.soak import SOAK, in_a_soak
 
+# The reference is compared with itself in float64 on narrow models.
 pytestmark = [
     pytest.mark.slow,
     for_frameworks,
-]  # the reference is compared with itself in float64 on narrow models
+]
 
 MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer4.0.downsample.0.weight", "fc.weight")
 
@@ -52,9 +53,8 @@ def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Re
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["full statistics"].value
 
 
-@pytest.mark.parametrize(
-    "model", PUBLISHED if SOAK else PUBLISHED[-1:]
-)  # resnet50 is in the run below
+# resnet50 is in the run below.
+@pytest.mark.parametrize("model", PUBLISHED if SOAK else PUBLISHED[-1:])
 def test_logits_and_scores_of_a_full_model_are_those_of_float64(
     start: Start, tiny_recipe: Recipe, model: str
 ) -> None:

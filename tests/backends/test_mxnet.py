@@ -50,9 +50,8 @@ from tests.backends.native import mxnet as native
 backend = make_backend_fixture("mxnet")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Cannot decide type"
-)  # MXNet's own warning about the input of every graph that it reads
+# MXNet's own warning about the input of every graph that it reads.
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
 def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Path) -> None:
     values = random_state(tiny_recipe).tensors
     images = native.images(normalise(random_images(2), tiny_recipe))

@@ -174,9 +174,8 @@ def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Results], launched:
     if obstacle := find_obstacle(launched, "sent in bf16"):
         pytest.skip(obstacle)
     rounded = distance(way(ranks[0]["sent in bf16"]), way(ranks[0]["local"]))
-    assert (
-        1e-5 < rounded < 4 * 2**-8
-    )  # half a unit of 8 bits for what is sent and for the sum, in each of a few steps
+    # Half a unit of 8 bits for what is sent and for the sum, in each of a few steps.
+    assert 1e-5 < rounded < 4 * 2**-8
 
 
 @pytest.mark.parametrize(

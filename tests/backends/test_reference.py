@@ -148,13 +148,14 @@ def test_a_convolution_by_hand() -> None:
     ("length", "kernel", "stride", "kind", "expected"),
     [
         (224, 7, 2, "symmetric", (3, 3)),
+        # https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2
         (
             224,
             7,
             2,
             "same",
             (2, 3),
-        ),  # https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2
+        ),
         (112, 3, 2, "same", (0, 1)),
         (113, 3, 2, "same", (1, 1)),
         (56, 3, 1, "same", (1, 1)),

@@ -140,11 +140,12 @@ DEFAULT_ROLES = Recipe().weight_decay_roles
 
 @pytest.mark.parametrize(
     "roles",
+    # Each role is listed and not.
     [
         DEFAULT_ROLES,
         ("bn_scale", "shortcut_bn_bias", "fc_bias"),
         ("bn_bias", "fc_weight"),
-    ],  # each role is listed and not
+    ],
     ids=",".join,
 )
 def test_weight_decay_reaches_the_listed_roles_alone(

@@ -454,9 +454,8 @@ def test_all_activations_have_the_layout_that_is_asked_for(
 
     def note(module: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
         for tensor in (inputs[0], output, module.weight):
-            if (
-                min(tensor.shape[1], max(tensor.shape[2:])) > 1
-            ):  # otherwise both layouts are the same
+            # Otherwise both layouts are the same.
+            if min(tensor.shape[1], max(tensor.shape[2:])) > 1:
                 last = tensor.is_contiguous(memory_format=torch.channels_last)
                 seen.append((last, tensor.is_contiguous()))
 

@@ -152,9 +152,8 @@ def count_kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: boo
     stem_values = 3 * size**2 + 2 * first.outputs * side**2  # image, convolution, ReLU
     side //= 2
     pooled = first.outputs * side**2
-    values = (
-        stem_values + 3 * pooled
-    )  # the pool's result, and an int64 index for each of its values
+    # The pool's result, and an int64 index for each of its values.
+    values = stem_values + 3 * pooled
     for block in blocks(spec):
         inside = 0
         for conv in block.convs:

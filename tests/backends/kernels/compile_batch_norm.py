@@ -64,13 +64,11 @@ def compile_kernel(name: str, constants: dict[str, Any], dtype: str, architectur
 def test_kernels_compile_for_gpus(dtype: str, architecture: int) -> None:
     for name, constants in VARIANTS:
         code = compile_kernel(name, constants, dtype, architecture)
-        assert not re.search(r"\b(atom|red)\.", code), (
-            name
-        )  # atomic operations would add up in any order
+        # Atomic operations would add up in any order.
+        assert not re.search(r"\b(atom|red)\.", code), name
         loads = re.findall(r"ld\.global\S*", code)
         assert any(".v4.b32" in load for load in loads), (name, loads)  # 16 bytes at a time
         assert ".local" not in code, name  # values that do not fit into registers
         if "RELU" in constants and not constants.get("ADDS") and constants["RELU"]:
-            assert "fma.rn.f32" in code, (
-                name
-            )  # ReLU's mask is computed again with the same rounding
+            # ReLU's mask is computed again with the same rounding.
+            assert "fma.rn.f32" in code, name

@@ -31,6 +31,5 @@ def test_the_kernels_of_the_update_compile_for_gpus(capability: int) -> None:
         )
         compiled = compile(source, GPUTarget("cuda", capability, 32), update.OPTIONS)
         assert f"sm_{capability}" in compiled.asm["ptx"]
-        assert not re.search(
-            r"\b(fma|atom|red)\.", compiled.asm["ptx"]
-        )  # one rounding for each operation, in one order
+        # One rounding for each operation, in one order.
+        assert not re.search(r"\b(fma|atom|red)\.", compiled.asm["ptx"])

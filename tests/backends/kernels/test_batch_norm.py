@@ -105,14 +105,16 @@ def test_results_are_within_rounding_of_float64(
 @pytest.mark.parametrize(
     ("shape", "tiling"),
     [
+        # 6 tiles for 2 programs, the last tile short.
         (
             (2, 20, 9, 5),
             Tiling(rows=16, channels=16, programs=4),
-        ),  # 6 tiles for 2 programs, the last tile short
+        ),
+        # 8 programs, more than are added up at once.
         (
             (1, 4, 9, 7),
             Tiling(rows=8, channels=4, sums=4),
-        ),  # 8 programs, more than are added up at once
+        ),
         ((1, 8, 7, 7), Tiling(rows=32, channels=8, programs=1)),
     ],
     ids=["few programs", "many programs", "one program"],
@@ -228,9 +230,8 @@ def test_activations_are_read_and_written_as_often_as_documented(
 
     def counting(method: Callable[..., Any], place: int) -> Callable[..., Any]:
         def call(self: Any, pointers: Any, *arguments: Any) -> Any:
-            if (
-                pointers.get_element_ty().name == "bf16" and pointers.data.ndim == 2
-            ):  # neither parameters nor sums
+            # Neither parameters nor sums.
+            if pointers.get_element_ty().name == "bf16" and pointers.data.ndim == 2:
                 moved.append(int(arguments[place].data.sum()))
             return method(self, pointers, *arguments)
 
@@ -325,9 +326,8 @@ def test_images_in_another_layout_are_rearranged() -> None:
     results = []
     for norm in (plain, fused):
         image = x.clone().requires_grad_()
-        norm(image).mean(
-            dim=(2, 3)
-        ).square().sum().backward()  # the gradient of a mean has strides of 0
+        # The gradient of a mean has strides of 0.
+        norm(image).mean(dim=(2, 3)).square().sum().backward()
         results.append(image.grad)
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 

@@ -6,15 +6,13 @@ from lockstep.backends.mxnet import loading  # before all modules that import th
 # isort: split
 import os
 
-import numpy as np
-
-from lockstep.backends.mxnet.engine import MxnetEngine
+from lockstep.backends.mxnet.engine import MxnetEngine as engine
 from lockstep.backends.mxnet.launching import prepare_ranks
 from lockstep.backends.mxnet.measuring import libraries, products
 from lockstep.backends.mxnet.module import load_module
 from lockstep.backends.mxnet.tracing import profile
 from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
-from lockstep.recipes import Execution, Recipe
+from lockstep.recipes import Execution
 
 
 def world(execution: Execution) -> MxnetWorld:
@@ -24,10 +22,3 @@ def world(execution: Execution) -> MxnetWorld:
 
         return HorovodWorld(execution)
     return MxnetWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
-
-
-def engine(
-    recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution
-) -> MxnetEngine:
-    """Build the recipe's model and its compiled step."""
-    return MxnetEngine(recipe, learning_rates, world, execution)

@@ -282,9 +282,8 @@ class MxnetEngine(VectorState):
         weights = self._values[:trained]
         move = self._velocity
         momentum = self._recipe.momentum
-        if (
-            self._recipe.nesterov and before is not None
-        ):  # g + m * v, where g = v - m * (the velocity before)
+        # It moves by g + m * v, where g = v - m * (the velocity before).
+        if self._recipe.nesterov and before is not None:
             move = (1 + momentum) * self._velocity - momentum * before
         if used is None or before is None:
             mx.nd.sgd_update(weights, move, lr=rate, wd=0.0, out=weights)

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.backends.mxnet import loading, rank_connections
+from lockstep.backends.mxnet import rank_connections
 from lockstep.backends.shared.horovod import rendezvous
+from lockstep.backends.shared.threads import share_cores
 from lockstep.launch.nodes import Start, Table
-from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import OF_NETWORKS
 
 
@@ -20,7 +20,7 @@ def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
     if distributed == "horovod":
         from lockstep.backends.mxnet import horovod_world  # noqa: F401 - fails once here instead of in every rank
 
-        threads = {"OMP_NUM_THREADS": _threads_of_a_rank(table)}
+        threads = share_cores("OMP_NUM_THREADS", table)
         with rendezvous(table) as environment:
             yield Start(table, lambda local_rank: environment(local_rank) | threads)
     elif table.here == 0:
@@ -51,12 +51,7 @@ def variables(table: Table) -> dict[str, str]:
         "DMLC_LOCAL": "0",
         "DMLC_NUM_WORKER": str(table.ranks),
         "DMLC_NUM_SERVER": "1",
-        "OMP_NUM_THREADS": _threads_of_a_rank(table),
-    }
-
-
-def _threads_of_a_rank(table: Table) -> str:
-    return loading.chosen or str(share_of_cores(table.own.processes))
+    } | share_cores("OMP_NUM_THREADS", table)
 
 
 @contextmanager

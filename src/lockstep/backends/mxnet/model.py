@@ -121,9 +121,8 @@ class Pass:
         self, x: Node, kernel: int, stride: int, slide: Callable[[Node, int], Node]
     ) -> Node:
         """Slide a window over images that are padded as in the recipe, and update the size."""
-        if (
-            self._recipe.padding == "symmetric" or stride == 1
-        ):  # both paddings are the same at stride 1
+        # Both paddings are the same at stride 1.
+        if self._recipe.padding == "symmetric" or stride == 1:
             y = slide(x, kernel // 2)
         else:
             # Zeros for the pool, too. A ReLU comes before it, whose gradient at 0 is 0, whichever

@@ -39,12 +39,8 @@ class RankConnections:
             for other in self._others:
                 other.send_bytes(struct.pack(f"<{len(values)}q", *values))
             return values if self.rank == 0 else _receive(self._others[0])
-        except (
-            EOFError,
-            OSError,
-            ValueError,
-            struct.error,
-        ) as error:  # the last two: the data are not integers
+        # The last two: the data are not integers.
+        except (EOFError, OSError, ValueError, struct.error) as error:
             raise self.give_up() from error
 
     def refuse_loss(self) -> None:

@@ -67,9 +67,8 @@ def export(
 def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Return the program in a folder, in Paddle Inference: from uint8 images to classes and
     probabilities."""
-    from lockstep.backends.paddle.predictor import (
-        open_predictor,
-    )  # which makes the process keep freed memory
+    # Importing it makes the process keep freed memory.
+    from lockstep.backends.paddle.predictor import open_predictor
 
     return open_predictor(folder).predict
 
@@ -80,9 +79,8 @@ def _program(
     """Return a program, its input, and its outputs; weights are parameters of these names and
     shapes."""
     program = static.Program()
-    with static.program_guard(
-        program, static.Program()
-    ):  # the second would initialise the parameters; it is not run
+    # The second program would initialise the parameters; it is not run.
+    with static.program_guard(program, static.Program()):
         side = recipe.eval_crop if returns_logits else None
         images = static.data("images", [None, side, side, 3], "uint8")
         values = {

@@ -1,11 +1,10 @@
 """Starting Paddle's ranks."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lockstep.backends.shared.threads import share_cores
 from lockstep.launch.nodes import Start, Table
-from lockstep.system.machine import share_of_cores
 
 
 @contextmanager
@@ -28,8 +27,4 @@ def trainer(table: Table, local_rank: int) -> dict[str, str]:
         "PADDLE_CURRENT_ENDPOINT": table.places[rank],
         "PADDLE_TRAINERS_NUM": str(table.ranks),
         "PADDLE_TRAINER_ID": str(rank),
-        # Each rank gets an equal share of the cores, unless the user has chosen a number.
-        "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", str(share_of_cores(table.own.processes))
-        ),
-    }
+    } | share_cores("OMP_NUM_THREADS", table)

@@ -63,9 +63,8 @@ class Compiled:
     def _built(self, inputs: Mapping[str, Tensor]) -> Callable[[Any], list[Any]]:
         program = static.Program()
         with static.program_guard(program), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Tensor do not have 'place'"
-            )  # from Paddle's own gradients
+            # From Paddle's own gradients.
+            warnings.filterwarnings("ignore", "Tensor do not have 'place'")
             values = {}
             for name, tensor in inputs.items():
                 values[name] = static.data(name, tensor.shape, tensor.dtype)

@@ -1,58 +1,21 @@
 """Plain NumPy: the specification in code, and the baseline of every other engine.
 
-The functions of `lockstep.backends.Backend`.
+The functions of `lockstep.backends.Backend`: `world` and `engine` are classes.
 """
 
-import platform
 from collections.abc import Callable
 
 import numpy as np
 
-from lockstep.backends import World
-from lockstep.backends.reference.engine import ReferenceEngine
+from lockstep.backends.reference.engine import ReferenceEngine as engine
 from lockstep.backends.reference.measuring import libraries, products
 from lockstep.backends.reference.model import Network
 from lockstep.backends.reference.tracing import profile
+from lockstep.backends.reference.world import ReferenceWorld as world
+from lockstep.backends.reference.world import devices
 from lockstep.models import architectures
 from lockstep.models.state import check_fit
-from lockstep.recipes import Execution, Recipe
-
-
-class ReferenceWorld:
-    """A single process."""
-
-    rank = 0
-    ranks = 1
-    on_gpu = False
-
-    def __init__(self, execution: Execution) -> None:
-        self.device = f"{devices()[0]}, {execution.reference_dtype}"
-
-    def any(self, flag: bool) -> bool:
-        """Return the flag."""
-        return flag
-
-    def same(self, value: int) -> bool:
-        """Return True, since there is only one rank."""
-        return True
-
-    def wait(self) -> None:
-        """Return at once."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def world(execution: Execution) -> ReferenceWorld:
-    """Return this process."""
-    return ReferenceWorld(execution)
-
-
-def engine(
-    recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution
-) -> ReferenceEngine:
-    """Return an engine for the recipe's model."""
-    return ReferenceEngine(recipe, learning_rates, world, execution)
+from lockstep.recipes import Recipe
 
 
 def load_module(
@@ -68,8 +31,3 @@ def load_module(
         return network.logits(images.transpose(0, 2, 3, 1).astype(np.float64))[0]
 
     return compute
-
-
-def devices() -> list[str]:
-    """Return the processor."""
-    return [f"CPU, NumPy on {platform.machine()}"]

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from lockstep.backends.tensorflow.engine import TensorflowEngine
+from lockstep.backends.tensorflow.engine import TensorflowEngine as engine
 from lockstep.backends.tensorflow.launching import prepare_ranks
 from lockstep.backends.tensorflow.measuring import libraries, products
 from lockstep.backends.tensorflow.model import Model
@@ -24,13 +24,6 @@ def world(execution: Execution) -> TensorflowWorld:
         return HorovodWorld(execution)
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
     return TensorflowWorld(execution) if is_alone else Workers(execution)
-
-
-def engine(
-    recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution
-) -> TensorflowEngine:
-    """Build the recipe's model and its compiled step."""
-    return TensorflowEngine(recipe, learning_rates, world, execution)
 
 
 def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Model:

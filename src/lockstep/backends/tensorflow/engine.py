@@ -267,9 +267,8 @@ class TensorflowEngine:
         for name, removed in self._removed.items():
             by_name[name] = tf.where(removed, 0.0, by_name[name])
         by_name, used = self._scale.step(by_name)
-        rate = tf.gather(
-            self._learning_rates, step
-        )  # XLA would take a slice's index for a constant and compile every step
+        # XLA would take a slice's index for a constant and compile every step.
+        rate = tf.gather(self._learning_rates, step)
         # Without a branch, for which the host would wait for a GPU: a step with rate 0 and momentum
         # 1 changes nothing.
         rate = tf.where(used, rate, 0.0)

@@ -28,9 +28,8 @@ def export(
     """
     module, serve = _build_serving(recipe, tensors)
     tf.saved_model.save(module, str(folder), {"serving_default": serve})
-    extra = (
-        folder / "assets.extra"
-    )  # the folder of a SavedModel for files that TensorFlow does not read
+    # The folder of a SavedModel for files that TensorFlow does not read.
+    extra = folder / "assets.extra"
     extra.mkdir()
     (extra / "lockstep_preprocessing.json").write_text(
         to_json(recipe.preprocessing()), encoding="utf-8"

@@ -1,27 +1,17 @@
-"""PyTorch. The functions of `lockstep.backends.Backend`."""
+"""PyTorch. The functions of `lockstep.backends.Backend`: `world` and `engine` are classes."""
 
 import numpy as np
 
-from lockstep.backends.torch.engine import TorchEngine, canonical_tensors, copy_into
+from lockstep.backends.torch.engine import TorchEngine as engine
+from lockstep.backends.torch.engine import canonical_tensors, copy_into
 from lockstep.backends.torch.launching import prepare_ranks
 from lockstep.backends.torch.measuring import libraries, products
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.tracing import profile
-from lockstep.backends.torch.world import TorchWorld, devices
+from lockstep.backends.torch.world import TorchWorld as world
+from lockstep.backends.torch.world import devices
 from lockstep.models.architectures import model_spec
-from lockstep.recipes import Execution, Recipe
-
-
-def world(execution: Execution) -> TorchWorld:
-    """Join the process group and choose the device."""
-    return TorchWorld(execution)
-
-
-def engine(
-    recipe: Recipe, learning_rates: np.ndarray, world: TorchWorld, execution: Execution
-) -> TorchEngine:
-    """Build the recipe's model and its compiled step."""
-    return TorchEngine(recipe, learning_rates, world, execution)
+from lockstep.recipes import Recipe
 
 
 def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Model:

@@ -416,9 +416,8 @@ def _configure(recipe: Recipe, execution: Execution, device: torch.device) -> No
     if device.type == "cpu":
         keep_freed_memory()
     if device.type == "cuda":
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # otherwise cuBLAS may sum in another order each time
+        # Otherwise cuBLAS may sum in another order each time.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(execution.deterministic, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = execution.deterministic

@@ -75,9 +75,8 @@ class Inputs:
         tensor = _tensor(images)
         if self._streams is None:
             return tensor
-        return tensor.pin_memory().to(
-            self._device, non_blocking=True
-        )  # PyTorch keeps pinned memory, and uses it again
+        # PyTorch keeps pinned memory, and uses it again.
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def _uploads_images(batch: Batch) -> bool:
@@ -216,9 +215,8 @@ class Uploads:
         pinned.fit(arrays)
         columns.fit(arrays)
         for array, copy in zip(arrays, pinned.tensors, strict=True):
-            np.copyto(
-                copy.numpy(), array.numpy()
-            )  # on this thread alone: the others' cores decode images
+            # On this thread alone: the others' cores decode images.
+            np.copyto(copy.numpy(), array.numpy())
         self._streams.upload(pinned.tensors, columns.tensors, after=columns.free, done=pinned.free)
         return pinned.free, columns
 

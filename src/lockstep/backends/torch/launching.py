@@ -1,14 +1,13 @@
 """Starting PyTorch's ranks."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.backends.shared.threads import share_cores
 from lockstep.backends.torch.world import STORE
 from lockstep.launch.nodes import Start, Table
-from lockstep.system.machine import share_of_cores
 
 
 @contextmanager
@@ -18,11 +17,7 @@ def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
 
     torchrun is not used: its rendezvous listens on all interfaces and unpickles what it receives.
     """
-    threads = {
-        "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", str(share_of_cores(table.own.processes))
-        )
-    }
+    threads = share_cores("OMP_NUM_THREADS", table)
     if len(table.nodes) > 1:
         meeting = {"MASTER_ADDR": table.nodes[0].address, "MASTER_PORT": str(table.shared_ports[0])}
         yield Start(table, lambda local_rank: threads | meeting)

@@ -24,9 +24,8 @@ def recompute_blocks(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 def _recompute(block: nn.Module, x: Tensor) -> Tensor:
-    if (
-        torch.compiler.is_compiling()
-    ):  # a graph moves the statistics once: its backward pass computes only what it needs
+    # A compiled graph moves the statistics once: its backward pass computes only what it needs.
+    if torch.compiler.is_compiling():
         return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
     return checkpoint(
         block,

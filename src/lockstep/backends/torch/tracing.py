@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-os.environ.setdefault(
-    "KINETO_LOG_LEVEL", "99"
-)  # read at the first trace; by default traces are reported on stderr
+# Read at the first trace; by default traces are reported on stderr.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @contextmanager

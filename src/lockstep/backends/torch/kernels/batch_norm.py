@@ -117,9 +117,8 @@ def _statistics(
         change = tl.where(there, value - mean, 0.0)
         mean += change * (1.0 / count)
         squares += change * (value - mean)
-    before = program * ROWS + tl.arange(
-        0, ROWS
-    )  # a lane has each `programs * ROWS`-th row from this one on
+    # A lane has each `programs * ROWS`-th row from this one on.
+    before = program * ROWS + tl.arange(0, ROWS)
     of_lane = ((rows - before + programs * ROWS - 1) // (programs * ROWS)).to(tl.float32)[:, None]
     centre = tl.sum(mean * of_lane, axis=0) / _count_rows(program, rows, programs, ROWS)
     apart = mean - centre[None, :]
