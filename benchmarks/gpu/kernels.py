@@ -18,7 +18,7 @@ from benchmarks.gpu import update_kernel
 from benchmarks.gpu.kernel_errors import EPS, Given, largest_shares
 from benchmarks.gpu.machine import copy_gb_per_sec
 from benchmarks.gpu.timing import Ground, Say, median_ms
-from lockstep.backends.torch.fused_batch_norm import activated, fuse
+from lockstep.backends.torch.fused_batch_norm import activate, fuse
 from lockstep.models.architectures import MODELS, ModelSpec, blocks, narrow_model, stem
 
 PLAIN = "batch norm"
@@ -159,7 +159,7 @@ def _norm(layer: Layer, device: str, *, fused: bool) -> nn.Module:
 
 def forward(norm: nn.Module, x: Tensor, residual: Tensor | None, *, relu: bool) -> Tensor:
     """Return the result of a layer as the model computes it."""
-    return activated(norm, x, residual) if relu else norm(x)
+    return activate(norm, x, residual) if relu else norm(x)
 
 
 def results(norm: nn.Module, case: Given) -> dict[str, Tensor]:
