@@ -50,7 +50,7 @@ def imagenet_synsets() -> tuple[str, ...]:
 def _words() -> dict[str, str]:
     """Return the names by synset id."""
     lines = _IMAGENET.read_text(encoding="utf-8").splitlines()
-    return {synset: name for synset, _, name in (line.partition(" ") for line in lines)}
+    return dict(line.split(" ", 1) for line in lines)
 
 
 def describe_class(name: str) -> str:

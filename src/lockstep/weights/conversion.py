@@ -180,8 +180,9 @@ def _write_certificate(
 def _describe_unused_arrays(weights: Weights, remarks: Sequence[str]) -> list[str]:
     """Return what names the arrays of the source that are not used, apart from those that a remark
     names."""
+    text = "\n".join(remarks)
     unused = [array.name for array in weights.stored if not array.tensors]
-    names = [name for name in unused if not any(name in remark for remark in remarks)]
+    names = [name for name in unused if name not in text]
     if not names:
         return []
     kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))

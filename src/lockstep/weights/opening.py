@@ -65,7 +65,7 @@ def open_weights(
             f" train --weights {path}"
         )
     recipe, remarks = set_preprocessing(weights.recipe, settings)
-    weights = replace(weights, recipe=recipe).add_remarks(*remarks, *_count_not_finite(weights))
+    weights = replace(weights, recipe=recipe).add_remarks(*remarks, *_describe_not_finite(weights))
     return weights if model is None else _compute_as(weights, model)
 
 
@@ -114,7 +114,7 @@ def _escape_halves(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _count_not_finite(weights: Weights) -> tuple[str, ...]:
+def _describe_not_finite(weights: Weights) -> tuple[str, ...]:
     """Return a remark that names the first tensor with NaN or infinite values; none if there are
     none."""
     counts = {

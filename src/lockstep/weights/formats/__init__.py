@@ -10,8 +10,9 @@
 | ONNX: `onnx_graph`; its preprocessing: `onnx_metadata` | `onnx_weights`, by `network_walk` |
 | TensorFlow's graphs: `tensorflow_graph`, `tensorflow_nodes` | `tensorflow_weights`, the same |
 
-`timm_folder` is the folder of timm and of the Hugging Face Hub. `pickles` interprets the pickles of
-Paddle and PyTorch.
+`table` lists all formats in the order in which they are tried. `lockstep_files` are Lockstep's own.
+`timm_folder` is the folder of timm and of the Hugging Face Hub, with its `timm_config`. `pickles`
+interprets the pickles of Paddle and PyTorch.
 """
 
 from pathlib import Path

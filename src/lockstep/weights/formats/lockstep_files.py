@@ -1,5 +1,7 @@
-"""Lockstep's own weights: a checkpoint folder, or a safetensors file, whose metadata has the recipe,
-the names of the classes and perhaps scales of quantisation."""
+"""Lockstep's own weights: a checkpoint folder, or a safetensors file.
+
+The metadata has the recipe, the names of the classes and perhaps scales of quantisation.
+"""
 
 from dataclasses import replace
 from pathlib import Path
