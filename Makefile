@@ -50,7 +50,7 @@ fuzz: $(VENV)/.dev
 # It needs a torch with CUDA, which `make demo` does not install: make gpu PYTHON=python3.12 names a Python that has one.
 GPU_OPTIONS :=
 gpu:
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu/campaign.py $(GPU_OPTIONS)
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu.campaign $(GPU_OPTIONS)
 
 test-cli:
 	$(RUN)/python -m pytest --durations=20 tests/cli

@@ -23,7 +23,13 @@ from PIL import Image
 
 import lockstep
 from lockstep import backends
-from lockstep.inference.runtimes import NATIVE, find_row, list_installed, open_runtime, threads
+from lockstep.inference.runtimes import (
+    NATIVE,
+    count_threads,
+    find_row,
+    list_installed,
+    open_runtime,
+)
 from lockstep.inference.runtimes.exported import open_exported
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -197,7 +203,7 @@ def result_of(found: dict[str, list[dict[str, float]]], batch: int, turns: int) 
             " process each"
         ),
         "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
-        "threads": threads(),
+        "threads": count_threads(),
         "load_average": os.getloadavg()[0],
         "idle_machine": os.getloadavg()[0] < cores() + 1,
         **by,

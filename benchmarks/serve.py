@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lockstep.inference.runtimes import Runtime, open_runtime, threads
+from lockstep.inference.runtimes import Runtime, count_threads, open_runtime
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores
@@ -296,7 +296,7 @@ def main() -> None:
             f" {asked.seconds:g} s"
         ),
         "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
-        "threads": threads(),
+        "threads": count_threads(),
         "load_average": os.getloadavg()[0],
         "idle_machine": os.getloadavg()[0] < cores() + 1,
     }

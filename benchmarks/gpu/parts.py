@@ -1,21 +1,37 @@
-"""The parts of the campaign, the most valuable ones first. A part is a function `measure` in a
-module and its settings."""
+"""The parts of the campaign, the most valuable ones first. A part is a few commands: those of
+Lockstep where one measures it, otherwise modules of this folder."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from dataclasses import dataclass, field
 from typing import Any
 
-PLAIN = "lockstep, not deterministic"
-"""Lockstep's engine as the loops run that it is compared with: with kernels that may sum in any
-order."""
-DETERMINISTIC = "lockstep, deterministic"
-"""Lockstep's engine as it is by default."""
-FUSED = "lockstep, fused"
-"""`PLAIN` with fused kernels. Whether it is faster decides what `fused: auto` uses."""
-GRAPH = "lockstep, CUDA graph"
-"""`PLAIN` with a step that is captured. Whether it is faster decides what `cuda_graph: auto` does.
+HOW = {
+    "plain": {"deterministic": False},
+    "deterministic": {"deterministic": True},
+    "fused": {"deterministic": False, "fused": "on"},
+    "graph": {"deterministic": False, "cuda_graph": "on"},
+}
+"""Settings of Lockstep's engine by contender. `plain` has kernels that may sum in any order, as the
+loops have that it is compared with. Its rate decides what `fused: auto` and `cuda_graph: auto` do.
 """
+RESNET = "resnet50"
+RESNEXT = "resnext101-32x4d"
+RUNTIMES = "onnxruntime,tensorrt,openvino,paddle-inference"
+SMALL = "-i 2 --compile off --set image_size=32 --set eval_crop=32 --set eval_resize=36"
+"""What lets a benchmark end within seconds on a CPU."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program of a part."""
+
+    line: str
+    """What follows `python -m`. {device}, {photos}, {out} and {report} are replaced. The last one
+    is the file that the command writes."""
+    reader: str = "rows"
+    """What reads its results: a name in `readers.READERS`."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that are added to its rows."""
 
 
 @dataclass(frozen=True)
@@ -23,215 +39,159 @@ class Part:
     """One part of the campaign."""
 
     name: str
-    module: str
-    """The module whose function `measure(ground, say, **settings)` measures it."""
-    what: str
-    """What is measured, in a line."""
     expected_sec: float
     """Seconds that it is expected to need. It is not begun if fewer are left."""
-    limit_sec: float
-    """Seconds after which its process is killed."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    """Packages without which it is `missing`."""
+    commands: tuple[Command, ...]
 
-    def missing(self) -> str:
-        """Return what the part needs and this Python does not have; "" if nothing is missing."""
-        absent = [name for name in self.needs if not _is_there(name)]
-        return f"needs {', '.join(absent)}" if absent else ""
+    @property
+    def lines(self) -> list[str]:
+        """The command lines."""
+        return [command.line for command in self.commands]
+
+    @property
+    def limit_sec(self) -> float:
+        """Seconds after which it is stopped."""
+        return min(3 * self.expected_sec, 500)
 
 
-def _training(
-    model: str, precision: str, batch: int, expected_sec: float, *, mode: str = "default"
+def _benchmark(line: str, tiny: bool = False, **fields: Any) -> Command:
+    """Return the command of a benchmark; its rows get the fields."""
+    size = SMALL if tiny else "-i 40"
+    line = f"lockstep benchmark {line} {size} --set device={{device}} -o {{report}}"
+    return Command(line, "cells", fields)
+
+
+def _train(
+    model: str, precision: str, batch: int, sec: float, mode: str = "default", tiny: bool = False
 ) -> Part:
-    more = "" if mode == "default" else f"-{mode}"
-    return Part(
-        f"train-{model}-{precision}-{batch}{more}",
-        "benchmarks.gpu.training",
-        f"training {model} in {precision} at batch {batch}: Lockstep, eager and torch.compile"
-        f" ({mode})",
-        expected_sec,
-        2.5 * expected_sec,
-        {"model": model, "precision": precision, "batch": batch, "mode": mode},
-    )
+    """Return the part that compares Lockstep's engine with loops that use PyTorch in a mode."""
+    ours = {"default": ["plain", "deterministic", "fused"], "reduce-overhead": ["plain", "graph"]}
+    contenders = ["plain"] if tiny else ours.get(mode, ["plain"])
+    same = f"device={{device}} model={model} precision={precision} batch={batch} mode={mode}"
+    commands = []
+    for contender in contenders:
+        settings = [f"--set {name}={value}" for name, value in HOW[contender].items()]
+        if precision == "fp16":
+            settings.append("--set loss_scaling=static")
+        line = f"train --model {model} --dtype {precision} -b {batch} {' '.join(settings)}"
+        fields = {"model": model, "contender": contender, "mode": mode}
+        commands.append(_benchmark(line, tiny, **fields))
+    commands.append(Command(f"benchmarks.gpu.baselines {same} tiny={int(tiny)}"))
+    name = f"train-{model}-{precision}-{batch}" + ("" if mode == "default" else f"-{mode}")
+    return Part(name, sec, tuple(commands))
 
 
-RESNET = "resnet50"
-RESNEXT = "resnext101-32x4d"
-
-
-def _others() -> list[Part]:
-    """Return the parts of frameworks and loaders that are measured where they are installed."""
-    arguments = ["--model", RESNET, "--dtype", "bf16", "-b", "128", "-i", "30"]
-    data = [
-        "--data",
-        "DRAWN",
-        "--set",
-        "loader=dali-gpu",
-        "--dtype",
-        "bf16",
-        "-b",
-        "128",
-        "-i",
-        "20",
+def _profile(name: str, model: str, batch: int, sec: float) -> Part:
+    same = f"device={{device}} model={model} precision=bf16 batch={batch}"
+    lines = [
+        f"steps {same} contender=plain trace={{out}}/trace-{model}.json.gz",
+        f"steps {same} contender=graph trace=",
+        f"baselines {same} mode=profile",
     ]
-    rows = {
-        "tensorflow": (
-            "tensorflow",
-            ["--backend", "tensorflow", "--compile", "off,on", *arguments],
-        ),
-        "paddle": ("paddle", ["--backend", "paddle", *arguments]),
-        "mxnet": ("mxnet", ["--backend", "mxnet", *arguments]),
-        "dali-gpu": ("nvidia.dali", data),
+    return Part(name, sec, tuple(Command(f"benchmarks.gpu.{line}") for line in lines))
+
+
+def _conformance(selected: str) -> Part:
+    # Warnings are no failures here: they may come from another version of PyTorch, or from an
+    # operator that has no deterministic kernel on a GPU.
+    line = f"pytest tests/backends -q -p no:cacheprovider -W default -m 'not slow' -k {selected}"
+    return Part("conformance", 90, (Command(f"{line} --junitxml={{report}}", "tests"),))
+
+
+def _verify(*precisions: str, more: str = "") -> Part:
+    commands = []
+    for precision in precisions:
+        line = f"lockstep verify --backends torch --precision {precision} --json {more}"
+        commands.append(Command(line, "json", {"what": "verify", "precision": precision}))
+    return Part("verify", 120, tuple(commands))
+
+
+def _jpegs(photos: Command) -> Part:
+    commands = [photos]
+    for threads in (1, 2, 4, 8, 16):
+        line = f"lockstep benchmark loader {{photos}} --threads {threads} --seconds 3 --json"
+        line += f" --turns 1 --loaders {'host,dali,torch-pillow' if threads == 16 else 'host'}"
+        commands.append(Command(line, "json", {"what": "loader", "threads": threads}))
+    line = f"train --model {RESNET} --dtype bf16,fp16 -b 256 --data {{photos}}"
+    commands.append(_benchmark(f"{line} --set deterministic=no", contender="JPEGs"))
+    return Part("jpegs", 160, tuple(commands))
+
+
+def _find_batch() -> Part:
+    commands = []
+    for recompute in ("off", "blocks"):
+        line = f"lockstep find batch --model {RESNET} --precision bf16 --recompute {recompute}"
+        line += " --start 512 --set device={device} --set compile=off --json"
+        fields = {"what": "largest batch", "recompute": recompute}
+        commands.append(Command(line, "json", fields))
+    return Part("memory", 120, tuple(commands))
+
+
+def _other(name: str, more: str, *before: Command) -> Part:
+    line = f"train --model {RESNET} --dtype bf16 -b 128 {more}"
+    return Part(name, 90, (*before, _benchmark(line, contender=name)))
+
+
+def list_parts() -> list[Part]:
+    """Return the parts of a campaign on a GPU."""
+    runs = "benchmarks.gpu.runs device={device} what="
+    inference = f"inference --model {RESNET} -b 1,8,32,128,256 --runtime"
+    in_float = _benchmark(f"{inference} native,{RUNTIMES} --dtype fp16,bf16,tf32")
+    plain = "--set deterministic=no"
+    photos = Command("benchmarks.gpu.photos folder={photos}")
+    dali = "--data {photos} --set loader=dali-gpu"
+    precisions = f"train --dtype bf16,tf32,fp32 -b 128 {plain}"
+    return [
+        Part("machine", 15, (Command("lockstep doctor", "lines", {"what": "doctor"}),)),
+        _train(RESNET, "bf16", 256, 170),
+        Part("repeated", 120, (Command(f"{runs}repeated"),)),
+        _profile("profile-resnet50", RESNET, 256, 60),
+        _conformance("'torch or kernels'"),
+        _verify("fp32", "tf32", "bf16", "fp16"),
+        Part("killed", 120, (Command(f"{runs}killed"),)),
+        _train(RESNET, "fp16", 256, 140),
+        Part("precisions", 100, (_benchmark(precisions, contender="precisions"),)),
+        _train(RESNET, "bf16", 256, 150, "reduce-overhead"),
+        _jpegs(photos),
+        _train(RESNET, "bf16", 256, 200, "max-autotune"),
+        _train(RESNEXT, "bf16", 128, 200),
+        _train(RESNEXT, "bf16", 128, 240, "max-autotune"),
+        _find_batch(),
+        Part("inference", 120, (in_float, _benchmark(f"{inference} {RUNTIMES} --dtype int8"))),
+        Part("kernels", 120, (Command("benchmarks.gpu.kernels device={device}"),)),
+        Part("ranks", 60, (_benchmark("train --dtype bf16 -b 128 -n 1,2"),)),
+        _profile("profile-resnext101", RESNEXT, 128, 100),
+        _train(RESNEXT, "fp16", 128, 200),
+        _train(RESNET, "fp16", 256, 200, "max-autotune"),
+        _train(RESNET, "bf16", 128, 140),
+        _train(RESNEXT, "bf16", 256, 200),
+        _other("tensorflow", "--backend tensorflow --compile off,on"),
+        _other("paddle", "--backend paddle"),
+        _other("mxnet", "--backend mxnet"),
+        _other("dali-gpu", dali, photos),
+        _train(RESNEXT, "fp16", 128, 240, "max-autotune"),
+        _train(RESNET, "fp16", 128, 140),
+        _train(RESNEXT, "fp16", 256, 200),
+    ]
+
+
+def list_tiny_parts() -> list[Part]:
+    """Return parts that try every module on a CPU, in fp32, which every CPU multiplies."""
+    steps = "steps device={device} model=resnet50 precision=fp32 batch=4 contender=plain trace="
+    photos = Command("benchmarks.gpu.photos folder={photos} count=20 height=96 width=128")
+    jpegs = _benchmark("train --dtype fp32 -b 4 --data {photos}", tiny=True, contender="JPEGs")
+    inference = "inference --dtype fp32 -b 1,4 --runtime native,onnxruntime"
+    lines = {
+        "repeated": "runs device={device} what=repeated tiny=1",
+        "killed": "runs device={device} what=killed tiny=1",
+        "profile-resnet50": f"{steps} tiny=1",
+        "kernels": "kernels device={device} tiny=1",
     }
     return [
-        Part(
-            name,
-            "benchmarks.gpu.others",
-            f"lockstep benchmark train, {name}",
-            90,
-            280,
-            {"arguments": found},
-            (package,),
-        )
-        for name, (package, found) in rows.items()
+        _train(RESNET, "fp32", 4, 120, tiny=True),
+        _conformance("'loss_scale_adapts and (first or good)'"),
+        _verify("fp32", more="--steps 3"),
+        Part("jpegs", 60, (photos, jpegs)),
+        Part("inference", 60, (_benchmark(inference, tiny=True),)),
+        *[Part(name, 60, (Command(f"benchmarks.gpu.{line}"),)) for name, line in lines.items()],
     ]
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # not even the package that it is in
-        return False
-
-
-def all_parts() -> list[Part]:
-    """Return the parts of a campaign on a GPU."""
-    return [
-        Part(
-            "machine",
-            "benchmarks.gpu.machine",
-            "doctor, versions, rates of copies and matrix products",
-            15,
-            90,
-        ),
-        _training(RESNET, "bf16", 256, 170),
-        Part(
-            "repeated",
-            "benchmarks.gpu.exact",
-            "the same bits twice and after a resume; GPU against CPU",
-            100,
-            270,
-        ),
-        Part(
-            "profile-resnet50",
-            "benchmarks.gpu.profiling",
-            "gaps between kernels, and the longest kernels",
-            40,
-            150,
-        ),
-        Part(
-            "conformance",
-            "benchmarks.gpu.conformance",
-            "the conformance suite",
-            60,
-            280,
-            needs=("pytest",),
-        ),
-        Part(
-            "verify",
-            "benchmarks.gpu.verifying",
-            "lockstep verify on GPU and CPU, in every precision",
-            90,
-            280,
-        ),
-        Part(
-            "killed",
-            "benchmarks.gpu.killed",
-            "lockstep train, killed and resumed, bit for bit",
-            100,
-            280,
-        ),
-        _training(RESNET, "fp16", 256, 140),
-        Part(
-            "precisions",
-            "benchmarks.gpu.training",
-            "training resnet50 in bf16, tf32 and fp32",
-            100,
-            240,
-            {"model": RESNET, "precision": "bf16", "batch": 128, "mode": "precisions"},
-        ),
-        _training(RESNET, "bf16", 256, 150, mode="reduce-overhead"),
-        Part(
-            "jpegs",
-            "benchmarks.gpu.jpegs",
-            "the loader with 1 to 16 threads, and training from JPEGs",
-            140,
-            300,
-        ),
-        _training(RESNET, "bf16", 256, 200, mode="max-autotune"),
-        _training(RESNEXT, "bf16", 128, 200),
-        _training(RESNEXT, "bf16", 128, 240, mode="max-autotune"),
-        Part("memory", "benchmarks.gpu.memory", "what is said when memory is short", 20, 120),
-        Part(
-            "inference",
-            "benchmarks.gpu.inferring",
-            "inference at batch 1 to 256, engines that are installed",
-            90,
-            280,
-        ),
-        Part(
-            "kernels",
-            "benchmarks.gpu.kernels",
-            "fused kernels against their plain path",
-            120,
-            280,
-            needs=("triton",),
-        ),
-        Part(
-            "ranks",
-            "benchmarks.gpu.ranks",
-            "two processes on one GPU by gloo; NCCL with more GPUs",
-            40,
-            150,
-        ),
-        Part(
-            "profile-resnext101",
-            "benchmarks.gpu.profiling",
-            "the same for ResNeXt",
-            80,
-            200,
-            {"model": RESNEXT},
-        ),
-        _training(RESNEXT, "fp16", 128, 200),
-        _training(RESNET, "fp16", 256, 200, mode="max-autotune"),
-        _training(RESNET, "bf16", 128, 140),
-        _training(RESNEXT, "bf16", 256, 200),
-        *_others(),
-        _training(RESNEXT, "fp16", 128, 240, mode="max-autotune"),
-        _training(RESNET, "fp16", 128, 140),
-        _training(RESNEXT, "fp16", 256, 200),
-    ]
-
-
-TINY = (
-    "machine",
-    "repeated",
-    "conformance",
-    "verify",
-    "killed",
-    "memory",
-    "inference",
-    "kernels",
-    "ranks",
-)
-
-
-def tiny_parts() -> list[Part]:
-    """Return parts that try every module on a CPU, in fp32, which every CPU multiplies."""
-    parts = [part for part in all_parts() if part.name in TINY]
-    parts.insert(1, _training(RESNET, "fp32", 4, 120))
-    for name in ("profiling", "jpegs"):
-        part = next(part for part in all_parts() if part.module.endswith(name))
-        parts.append(replace(part, settings={"precisions": ("fp32",)}))
-    return parts

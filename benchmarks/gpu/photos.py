@@ -7,41 +7,40 @@ import cv2
 import numpy as np
 import simplejpeg
 
-CLASSES = 10
-HEIGHT = 375
-WIDTH = 500
-QUALITY = 95
+from benchmarks.gpu.steps import Rows, print_rows
+
 OCTAVES = ((3, 60.0), (8, 40.0), (24, 25.0), (70, 16.0), (200, 10.0))
 """Cells across the picture, and the deviation of their brightness: the spectrum of photos falls
 with frequency."""
 
 
-def picture(random: np.random.Generator, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    """Return a picture: uint8 RGB [height, width, 3]."""
+def measure(folder: str, count: int = 512, height: int = 375, width: int = 500) -> Rows:
+    """Draw pictures into folders by class, if the folder does not exist; yield their mean number of
+    bytes. The same count gives the same files."""
+    if Path(folder).exists():  # these are photos
+        return
+    random = np.random.default_rng(0)
+    sizes = []
+    for number in range(count):
+        picture = _draw(random, height, width)
+        data = simplejpeg.encode_jpeg(picture, 95, colorspace="RGB", colorsubsampling="420")
+        file = Path(folder) / f"train/class{number % 10}/{number:04d}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        sizes.append(len(data))
+    yield {"what": "pictures", "mean_bytes": sum(sizes) / count}
+
+
+def _draw(random: np.random.Generator, height: int, width: int) -> np.ndarray:
     pixels = np.full((height, width, 3), random.uniform(60, 180, 3), np.float32)
     for cells, deviation in OCTAVES:
-        coarse = random.normal(0, deviation, (max(cells * height // width, 1), cells, 3)).astype(
-            np.float32
-        )
-        grey = coarse.mean(axis=2, keepdims=True) * 1.4
-        pixels += cv2.resize(
-            0.7 * grey + 0.3 * coarse, (width, height), interpolation=cv2.INTER_CUBIC
-        )
+        shape = (max(cells * height // width, 1), cells, 3)
+        coarse = random.normal(0, deviation, shape).astype(np.float32)
+        mixed = 0.98 * coarse.mean(axis=2, keepdims=True) + 0.3 * coarse
+        pixels += cv2.resize(mixed, (width, height), interpolation=cv2.INTER_CUBIC)
     pixels += random.normal(0, 8, pixels.shape).astype(np.float32)
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
-def draw_photos(root: Path, count: int, height: int = HEIGHT, width: int = WIDTH) -> int:
-    """Write `count` JPEGs in folders by class; return their mean number of bytes. The same count
-    gives the same files."""
-    random = np.random.default_rng(0)
-    total = 0
-    for number in range(count):
-        folder = root / f"class{number % CLASSES}"
-        folder.mkdir(parents=True, exist_ok=True)
-        data = simplejpeg.encode_jpeg(
-            picture(random, height, width), QUALITY, colorspace="RGB", colorsubsampling="420"
-        )
-        (folder / f"{number:04d}.jpg").write_bytes(data)
-        total += len(data)
-    return total // count
+if __name__ == "__main__":
+    print_rows(measure)

@@ -1,30 +1,31 @@
-"""Running parts, each in a separate process with a time limit, until the campaign's minutes are
-over."""
+"""Running parts, each command in a separate process, until the campaign's minutes are over. Every
+part has a file, `<part>.json`: what was measured on which machine, with which sources."""
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.parts import Part
-from benchmarks.gpu.results import DONE, FAILED, MISSING, OK, STOPPED, Results, read_rows
+from benchmarks.gpu.parts import Command, Part
+from benchmarks.gpu.readers import READERS, Row
+from lockstep.system.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
-LOG = "campaign.log"
-MOST_SAID = 600
-"""At most this many characters of the reason of a failure are kept. The log has the rest."""
-MOST_ATTEMPTS = 2
-"""A part that failed is tried this often before it is left alone; `--again` tries it once more."""
-FEWEST_SEC = 10.0
-ORDER = "benchmarks.gpu.part_process"
+OK = "ok"
+FAILED = "failed"
+STOPPED = "stopped"
+"""The campaign's minutes were over before the part was done. Its rows so far are kept."""
+ENDING_SEC = 8.0
+"""A command that is stopped has this many seconds to write its report."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class Campaign:
 
     out: Path
     device: str
-    tiny: bool
     end: float
     """`time.monotonic` when the campaign's minutes are over."""
+    about: dict[str, Any]
+    """What results belong to: device, versions and sources."""
     photos: str = ""
 
     @property
@@ -43,159 +45,131 @@ class Campaign:
         """Seconds that are left."""
         return self.end - time.monotonic()
 
+    def read(self, part: Part) -> Row | None:
+        """Return the result of a part on this machine, if there is one of the same commands."""
+        file = self.out / f"{part.name}.json"
+        if not file.is_file():
+            return None
+        result: Row = json.loads(file.read_text(encoding="utf-8"))
+        is_same = result["about"] == self.about and result["commands"] == part.lines
+        return result if is_same else None
 
-def environment() -> dict[str, str]:
-    """Return the environment of a part: it finds Lockstep and the campaign in this source tree."""
-    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+def make_environment() -> dict[str, str]:
+    """Return the environment of a command, which finds Lockstep and the campaign in this tree."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
-def open_parts(
-    parts: Sequence[Part], results: Results, machine: str, *, again: bool = False
-) -> list[Part]:
-    """Return the parts that are to be measured: first those that were not finished, then those that
-    failed."""
-    found: tuple[list[Part], list[Part]] = [], []
+def list_open_parts(parts: Sequence[Part], campaign: Campaign) -> list[Part]:
+    """Return the parts without a result: first the new ones, then those that failed."""
+    new = []
+    failed = []
     for part in parts:
-        before = results.find(part.name, part.settings, machine)
-        if again or before is None or before["status"] == STOPPED:
-            found[0].append(part)
-        elif before["status"] not in DONE and before["attempts"] < MOST_ATTEMPTS:
-            found[1].append(part)
-        elif before["status"] == MISSING and not part.missing():
-            found[0].append(part)
-    return [*found[0], *found[1]]
+        status = (campaign.read(part) or {"status": STOPPED})["status"]
+        if status == FAILED:
+            failed.append(part)
+        elif status == STOPPED:
+            new.append(part)
+    return new + failed
 
 
-def run_parts(
-    parts: Sequence[Part],
-    campaign: Campaign,
-    results: Results,
-    machine: str,
-    tell: Callable[[str], None],
-) -> list[Part]:
-    """Measure parts until the minutes are over, and put every result into the file at once. Return
-    the parts left out."""
+def run_parts(parts: Sequence[Part], campaign: Campaign) -> list[Part]:
+    """Measure parts until the minutes are over, and write every result at once. Return the parts
+    left out."""
     left_out = []
+    campaign.out.mkdir(parents=True, exist_ok=True)
     for part in parts:
-        why = part.missing()
-        if not why and campaign.left_sec < max(part.expected_sec, FEWEST_SEC):
+        if campaign.left_sec < part.expected_sec:
             left_out.append(part)
             continue
         began = time.monotonic()
-        result: dict[str, Any] = {
-            "part": part.name,
-            "settings": dict(part.settings),
-            "machine": machine,
-            "what": part.what,
-        }
-        result |= (
-            {"status": MISSING, "reason": why, "rows": []} if why else run_part(part, campaign)
-        )
-        result["seconds"] = round(time.monotonic() - began, 1)
-        results.put(result)
-        said = f": {result['reason'].splitlines()[-1]}" if result["reason"] else ""
-        tell(
-            f"{part.name:<34} {result['status']:<8} {result['seconds']:6.1f} s "
-            f" {len(result['rows'])} rows{said:.160}"
-        )
+        result = run_part(part, campaign)
+        result |= {"part": part.name, "about": campaign.about, "commands": part.lines}
+        write_json(campaign.out / f"{part.name}.json", result)
+        seconds = time.monotonic() - began
+        figures = f"{result['status']:<8} {seconds:6.1f} s  {len(result['rows'])} rows"
+        print(f"{part.name:<34} {figures}  {result['reason']:.160}".rstrip(), flush=True)
     return left_out
 
 
-def run_part(part: Part, campaign: Campaign) -> dict[str, Any]:
-    """Run a part in a process; return its status, the reason if it is not done, and its rows, also
-    those of a killed one."""
+def run_part(part: Part, campaign: Campaign) -> Row:
+    """Run the commands of a part, also if one fails; return its status, the reason if it is not
+    done, and its rows."""
+    rows: list[Row] = []
+    reasons = []
     limit = min(part.limit_sec, campaign.left_sec)
-    campaign.out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + limit
     with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder) / "rows.jsonl"
-        order = {
-            "module": part.module,
-            "settings": dict(part.settings),
-            "rows": str(rows),
-            "seconds": limit,
-        }
-        order |= {
-            "device": campaign.device,
-            "tiny": campaign.tiny,
-            "out": str(campaign.out),
-            "photos": campaign.photos,
-        }
-        said, code = _process(
-            [sys.executable, "-m", ORDER, json.dumps(order, allow_nan=False)],
-            part.name,
-            campaign,
-            limit,
-        )
-        found = read_rows(rows)
-    if code is None and limit < part.limit_sec:
-        return {"status": STOPPED, "reason": "the campaign's minutes were over", "rows": found}
+        if not campaign.photos:
+            campaign = replace(campaign, photos=f"{folder}/photos")
+        for command in part.commands:
+            more, reason = run_command(command, campaign, Path(folder), end - time.monotonic())
+            rows += more
+            if reason == STOPPED and limit < part.limit_sec:
+                reason = "the campaign's minutes were over"
+                return {"status": STOPPED, "reason": reason, "rows": rows}
+            if reason == STOPPED:
+                reasons.append(f"ran longer than its limit of {limit:.0f} s and was stopped")
+                break
+            if reason:
+                reasons.append(reason)
+    return {"status": FAILED if reasons else OK, "reason": "; ".join(reasons), "rows": rows}
+
+
+def run_command(
+    command: Command, campaign: Campaign, folder: Path, seconds: float
+) -> tuple[list[Row], str]:
+    """Run a command for at most this many seconds; return its rows, and the reason if it failed:
+    `STOPPED` if it took too long. What it prints goes to the log."""
+    report = folder / "report"
+    report.unlink(missing_ok=True)
+    places = {"out": campaign.out, "photos": campaign.photos, "report": report}
+    line = command.line.format(device=campaign.device, **places)
+    output = folder / "output"
+    complaints = folder / "errors"
+    with output.open("wb") as first, complaints.open("wb") as second:
+        code = run_process(line, campaign.device, seconds, stdout=first, stderr=second)
+    printed = output.read_text(encoding="utf-8", errors="replace")
+    errors = complaints.read_text(encoding="utf-8", errors="replace")
+    with (campaign.out / "campaign.log").open("a", encoding="utf-8") as log:
+        log.write(f"\n== {line}\n{printed}{errors}")
     if code is None:
-        return {
-            "status": FAILED,
-            "reason": f"ran longer than its limit of {limit:.0f} s and was killed",
-            "rows": found,
-        }
-    if code < 0:
-        name = signal.Signals(-code).name
-        return {
-            "status": FAILED,
-            "reason": f"killed by {name}: {said or 'it printed nothing'}",
-            "rows": found,
-        }
-    if code:
-        return {
-            "status": FAILED,
-            "reason": said or f"exit code {code}, without a message",
-            "rows": found,
-        }
-    return {"status": OK, "reason": "", "rows": found}
+        reason = STOPPED
+    elif code:
+        ends = [text for text in errors.splitlines() if text and not text.startswith(" ")]
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        reason = f"{name}: {ends[-1] if ends else 'without a message':.600}"
+    else:
+        reason = ""
+    try:
+        rows = READERS[command.reader](printed, report)
+    except Exception as error:  # the command printed something else
+        return [], reason or f"{type(error).__name__}: {error}"
+    # Commands of Lockstep and pytest also report in rows what failed.
+    if rows and code and command.reader != "rows":
+        reason = ""
+    return [{"what": "", **row, **command.fields} for row in rows], reason
 
 
-def _process(
-    command: list[str], name: str, campaign: Campaign, limit: float
-) -> tuple[str, int | None]:
-    """Run a command for at most `limit` seconds; return the end of what it printed, and its exit
-    code.
-
-    The code is None if it was killed at the limit. All processes that it started end with it. What
-    is printed goes to the log.
-    """
-    log = campaign.out / LOG
-    with log.open("ab") as file:
-        file.write(f"\n== {name}\n".encode())
-        file.flush()
-        begins_at = file.tell()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment(),
-            start_new_session=True,
-        )
-        code: int | None = None
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=limit)
-        finally:  # also after Ctrl-C
-            end_group(process)
-    with log.open("rb") as file:
-        file.seek(begins_at)
-        printed = file.read().decode(errors="replace").strip()
-    return _reason(printed), code
-
-
-def _reason(printed: str) -> str:
-    """Return the end of what a process printed: the last line that is not part of a traceback's
-    list of calls."""
-    lines = [line for line in printed.splitlines() if line.strip() and not line.startswith(" ")]
-    return lines[-1][:MOST_SAID] if lines else ""
-
-
-def end_group(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process that began its own session, and all that it started there."""
-    with suppress(ProcessLookupError):  # all have ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def run_process(line: str, device: str, seconds: float, **files: Any) -> int | None:
+    """Run `python -m` with a command line; return its exit code, or None if it was stopped. First
+    it is interrupted as by Ctrl-C, so that it can write its report. All processes that it started
+    end with it."""
+    environment = make_environment()
+    if line.startswith("pytest"):  # several processes must find the tests in the same order
+        environment |= {"LOCKSTEP_BACKENDS": "torch", "LOCKSTEP_TEST_DEVICE": device}
+        environment["PYTHONHASHSEED"] = "0"
+    words = [sys.executable, "-m", *shlex.split(line)]
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True, **files)
+    try:
+        return process.wait(timeout=max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=ENDING_SEC)
+        return None
+    finally:  # also after Ctrl-C
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,82 +1,69 @@
-"""What a campaign concludes from its rows: `benchmarks/gpu/summary.py`, and the figures that parts
-compute."""
+"""What a campaign concludes from its rows, and the figures that its modules compute."""
 
-import sys
-import time
-import tomllib
+import json
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from packaging.requirements import Requirement
+import torch
 
-from benchmarks.gpu import conformance, prepare
-from benchmarks.gpu.command import main
-from benchmarks.gpu.conformance import rows_of, without_determinism
-from benchmarks.gpu.killed import different_files
-from benchmarks.gpu.parts import PLAIN
-from benchmarks.gpu.photos import draw_photos
-from benchmarks.gpu.profiling import figures
-from benchmarks.gpu.results import Results
-from benchmarks.gpu.summary import wanted
-from benchmarks.gpu.timing import SPARE_SEC, Ground, interval, ratio_row
-from benchmarks.gpu.verifying import judged
-from tests.processes import ROOT, wait_until
+from benchmarks.gpu import photos
+from benchmarks.gpu.baselines import OPTIMIZERS, Loop, Network
+from benchmarks.gpu.campaign import main
+from benchmarks.gpu.readers import read_tests
+from benchmarks.gpu.runs import are_same
+from benchmarks.gpu.steps import make_recipe, summarise_trace
+from benchmarks.gpu.summary import judge
 
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def train(contender: str, rate: float, *, mode: str = "default", **more: Any) -> dict[str, Any]:
-    row = {
-        "what": "train",
-        "contender": contender,
-        "images_per_sec": rate,
-        "interval": [rate - 1, rate + 1],
-        "mode": mode,
-    }
-    return row | {"model": "resnet50", "precision": "bf16", "batch": 256, "turns": [rate]} | more
+def make_row(
+    contender: str, rate: float, mode: str | None = "default", **more: Any
+) -> dict[str, Any]:
+    row = {"what": "train", "status": "ok", "contender": contender, "images_per_sec": rate}
+    return row | {"mode": mode, "model": "resnet50", "precision": "bf16", "batch": 256} | more
 
 
-def verdicts(rows: list[dict[str, Any]], device: str = H100) -> dict[str, tuple[str, str]]:
-    return {line.what: (line.measured, line.verdict) for line in wanted(rows, device)}
+def find_verdict(title: str, *rows: dict[str, Any], device: str = H100) -> tuple[str, str]:
+    [line] = [line for line in judge(rows, device) if line.what == title]
+    return line.measured, line.verdict
 
 
 def test_nothing_is_judged_that_was_not_measured() -> None:
-    found = verdicts([])
-    assert len(found) > 12
-    assert set(found.values()) == {("-", "not measured")}
+    verdicts = {(line.measured, line.verdict) for line in judge([], H100)}
+    assert verdicts == {("-", "not measured")}
 
 
-OVER = "resnet50 over the better torch.compile"
-DEFAULT = [train(PLAIN, 3900), train("compile, SGD", 2500), train("compile, fused SGD", 2600)]
-AUTOTUNED = [
-    train(PLAIN, 3900, mode="max-autotune"),
-    train("max-autotune, fused SGD", 3000, mode="max-autotune"),
+DEFAULT = [
+    make_row("plain", 3900),
+    make_row("compile, SGD", 2500),
+    make_row("compile, fused SGD", 2600),
 ]
-SLOW = [
-    train(PLAIN, 3890, mode="max-autotune"),
-    train("max-autotune, SGD", 3000, mode="max-autotune"),
+FAST = [
+    make_row("plain", 3900, "max-autotune"),
+    make_row("max-autotune, fused SGD", 3000, "max-autotune"),
 ]
+SLOW = [make_row("plain", 3890, "max-autotune"), FAST[1]]
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (DEFAULT + AUTOTUNED, ("1.50 (compile), 1.30 (max-autotune) in bf16 at 256", "reached")),
+        (DEFAULT + FAST, ("1.50 (compile), 1.30 (max-autotune) in bf16 at 256", "reached")),
         (DEFAULT + SLOW, ("1.50 (compile), 1.30 (max-autotune) in bf16 at 256", "missed")),
         (DEFAULT, ("1.50 (compile) in bf16 at 256", "not measured")),
-        ([train(PLAIN, 3000), *DEFAULT[1:]], ("1.15 (compile) in bf16 at 256", "missed")),
+        ([make_row("plain", 3000), *DEFAULT[1:]], ("1.15 (compile) in bf16 at 256", "missed")),
         (DEFAULT[:1], ("- in bf16 at 256", "not measured")),
-        ([train(PLAIN, 9000, mode="reduce-overhead"), *DEFAULT[1:]], ("-", "not measured")),
     ],
-    ids=["both", "one below", "one alone", "one alone and below", "no baseline", "another mode"],
+    ids=["both", "one below", "one alone", "one alone and below", "no baseline"],
 )
 def test_the_engine_is_judged_against_the_better_compiled_loop(
     rows: list[Any], expected: tuple[str, str]
 ) -> None:
-    assert verdicts(rows)[OVER] == expected
+    assert find_verdict("resnet50 over the better torch.compile", *rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,279 +75,152 @@ def test_the_engine_is_judged_against_the_better_compiled_loop(
         ("other", 9000, "not measured"),
     ],
 )
-def test_the_speed_that_is_wanted_depends_on_the_device(
+def test_the_rate_that_is_wanted_depends_on_the_device(
     device: str, rate: float, verdict: str
 ) -> None:
-    assert verdicts([train(PLAIN, rate)], device)["resnet50, images/s in one process"][1] == verdict
+    title = "resnet50, images/s in one process"
+    assert find_verdict(title, make_row("plain", rate), device=device)[1] == verdict
 
 
 def test_one_wrong_row_of_many_is_missed() -> None:
-    rows = [
-        {"what": "repeated", "same": True, "resumed": True},
-        {"what": "repeated", "same": True, "resumed": False},
-    ]
-    found = verdicts(rows)
-    assert found["the same bits twice, narrow models, deterministic"] == ("2 of 2", "reached")
-    assert found["the same bits after a resume, narrow models"] == ("1 of 2", "missed")
+    right = {"what": "repeated", "same": True}
+    wrong = {"what": "repeated", "same": False, "same_from_a_graph": True}
+    assert find_verdict("the same bits twice", right, right) == ("2 of 2", "reached")
+    assert find_verdict("the same bits twice", right, wrong) == ("1 of 2", "missed")
+    assert find_verdict("from a CUDA graph", right, wrong) == ("1 of 1", "reached")
 
 
-def test_a_suite_whose_tests_were_all_skipped_is_not_passed() -> None:
-    row = {"what": "conformance", "tests": 3, "failures": 0, "errors": 0, "skipped": 3}
-    title = "conformance suite on the device"
-    assert verdicts([row])[title][1] == "missed"
-    assert verdicts([row | {"skipped": 2}])[title][1] == "reached"
-    assert verdicts([row | {"skipped": 0, "errors": 1}])[title] == (
-        "1 of 3 failed, 0 skipped",
-        "missed",
-    )
+def test_ratios_are_those_of_the_same_part() -> None:
+    graph = make_row("graph", 3100, "reduce-overhead")
+    plain = make_row("plain", 3000, "reduce-overhead")
+    title = "a CUDA graph over the plain step"
+    assert find_verdict(title, graph, plain, make_row("plain", 9000)) == ("1.033", "reached")
+    assert find_verdict(title, graph, make_row("plain", 3000)) == ("-", "not measured")
+    bf16 = make_row("precisions", 3400, None)
+    fp32 = make_row("precisions", 1000, None, precision="fp32")
+    assert find_verdict("bf16 over fp32 (not TF32)", bf16, fp32) == ("3.400", "missed")
+    data = make_row("JPEGs", 960, None, compute_only_images_per_sec=1000)
+    title = "resnet50, from JPEGs over a held batch"
+    assert find_verdict(title, data) == ("0.960", "reached")
 
 
 def test_a_host_that_waits_for_the_device_is_missed() -> None:
-    row = train(PLAIN, 3000, host_ms_a_step=0.5, returned_sec=0.01, done_sec=0.5)
+    row = {"what": "host", "contender": "plain", "host_ms_a_step": 0.5}
+    row |= {"returned_sec": 0.01, "done_sec": 0.5}
     title = "host time of a step, ms"
-    assert verdicts([row])[title] == ("0.50; train returns after 2% of the steps' time", "reached")
-    assert verdicts([row | {"returned_sec": 0.49}])[title][1] == "missed"
-    assert verdicts([row | {"host_ms_a_step": 1.5}])[title][1] == "missed"
-    new = {"host_ms_a_new_batch": 4.5, "processor_ms_a_new_batch": 0.6}
-    assert verdicts([row | new])["the same with new batches, ms"] == (
-        "4.50, of which 0.60 of the processor",
-        "",
-    )
+    expected = ("0.50; train returns after 2% of the steps' time", "reached")
+    assert find_verdict(title, row) == expected
+    assert find_verdict(title, row | {"returned_sec": 0.49})[1] == "missed"
+    assert find_verdict(title, row | {"host_ms_a_step": 1.5})[1] == "missed"
 
 
-def test_a_captured_step_is_judged_against_the_plain_one() -> None:
-    row = train(
-        "lockstep, CUDA graph",
-        3100,
-        mode="reduce-overhead",
-        host_ms_a_step=0.3,
-        returned_sec=0.01,
-        done_sec=0.5,
-    )
-    ratio = {
-        "what": "ratio",
-        "of": "lockstep, CUDA graph",
-        "over": PLAIN,
-        "ratio": 1.033,
-        "interval": [1.03, 1.04],
-    }
-    found = verdicts([row, ratio])
-    assert found["host time of a step as a CUDA graph, ms"][1] == "reached"
-    assert found["host time of a step, ms"][1] == "not measured"
-    assert found["resnet50, a CUDA graph over the plain step"] == (
-        "1.033 (1.030 to 1.040)",
-        "reached",
-    )
-    assert (
-        verdicts([ratio | {"ratio": 0.99}])["resnet50, a CUDA graph over the plain step"][1]
-        == "missed"
-    )
+def test_verify_must_run_on_the_device_and_the_message_must_advise() -> None:
+    title = "lockstep verify in every precision"
+    engine: dict[str, Any] = {"device": H100, "rows": [{"passed": True}]}
+    row: dict[str, Any] = {"what": "verify", "engines": {"torch": engine}}
+    assert find_verdict(title, row)[1] == "reached"
+    assert find_verdict(title, row, device="CPU")[1] == "missed"
+    engine["rows"] += [{"passed": False}]
+    assert find_verdict(title, row)[1] == "missed"
+    title = "the message when memory is short"
+    reason = "too little memory for 512 images; use --set accumulation_steps=2"
+    row = {"what": "largest batch", "tries": [{"reason": ""}, {"reason": reason}]}
+    assert find_verdict(title, row)[1] == "reached"
+    assert find_verdict(title, row | {"tries": [{"reason": "killed"}]})[1] == "missed"
 
 
-def test_a_file_of_results_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = Results(tmp_path / "campaign.json")
-    machine = results.add_machine(
-        {"device": H100, "torch": "2.11.0", "cuda": "13.0", "sources": "abc"}
-    )
-    of_image = {"flop_an_image": 24e9, "bytes_an_image": 1e9, "computes_in": "bf16"}
-    rows = [
-        {"what": "copy", "gb_per_sec": 3000.0},
-        {"what": "product", "precision": "bf16", "gflops": 750_000.0},
-        train(PLAIN, 1500, **of_image),
-        {
-            "what": "train",
-            "contender": "eager",
-            "status": "failed",
-            "reason": "",
-            "model": "m",
-            "precision": "p",
-            "batch": 1,
-        },
-    ]
-    same = {"settings": {}, "machine": machine, "seconds": 1}
-    results.put({"part": "one", "status": "ok", "reason": "", "rows": rows} | same)
-    results.put({"part": "two", "status": "failed", "reason": "it broke", "rows": []} | same)
-    assert main(["--show", str(results.path)]) == 0
-    shown = capsys.readouterr().out
-    # 1500 images/s: 36 of 750 TFLOP/s, and 1.5 of 3 TB/s, which is the limit.
-    (line,) = [line for line in shown.splitlines() if line.startswith("resnet50 bf16")]
-    assert line.split()[-3:] == ["5%", "50%", "50%"]
-    assert f"{H100}, torch 2.11.0, CUDA 13.0, sources abc" in shown
-    assert "two: failed: it broke" in shown
-    assert shown.count("not measured") > 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["--show", "nowhere.json"],
-            "campaign.py: nowhere.json is not a file; --show expects a campaign's campaign.json",
-        ),
-        (
-            ["--parts", "machine,nothing"],
-            "campaign.py: there is no part 'nothing'; the parts are machine, ",
-        ),
-    ],
-)
-def test_wrong_options_are_refused_in_a_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith(said)
-
-
-# Figures
-
-
-def test_an_interval_is_students() -> None:
-    # Mean 2, deviation 1, three values: 4.303 / sqrt(3) on each side.
-    assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.48434, 2 + 2.48434), abs=1e-4)
-
-
-def test_a_ratio_is_the_geometric_mean_over_turns() -> None:
-    row = ratio_row({"a": [2.0, 8.0], "b": [1.0, 1.0]}, "a", "b")
-    assert row["ratio"] == pytest.approx(4)
-    assert row["interval"][0] < 4 < row["interval"][1]
-
-
-def test_gaps_and_longest_kernels_of_a_trace() -> None:
-    def kernel(name: str, ts: float, dur: float, cat: str = "kernel") -> dict[str, Any]:
-        return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
-
-    events = [
-        kernel("long", 0, 100),
-        kernel("within", 10, 50),  # another stream, at the same time
-        kernel("next", 103, 47),  # a gap of 3 us, which does not count as one
-        kernel("copy", 200, 100, "gpu_memcpy"),  # a gap of 50 us
-        kernel("host", 0, 1000, "cpu_op"),
-        {"ph": "i", "cat": "kernel", "name": "mark", "ts": 999},
-    ]
-    found = figures(events, ("kernel", "gpu_memcpy"), steps=2)
-    assert (found["events"], found["gaps"], found["longest_gap_us"]) == (4, 0.5, 50)
-    assert found["span_ms"] == pytest.approx(0.15)
-    assert found["busy_share"] == pytest.approx(247 / 300)
-    assert [row["name"] for row in found["longest"]] == ["long", "copy", "within", "next"]
-    assert found["longest"][0]["share"] == pytest.approx(100 / 297)
-    assert figures(events, ("none",), 1) == {"events": 0}
+def test_a_suite_whose_tests_were_all_skipped_or_not_finished_is_not_passed() -> None:
+    row = {"what": "conformance", "tests": 3, "failures": 0, "errors": 0, "skipped": 3}
+    row["interrupted"] = False
+    title = "conformance suite on the device"
+    assert find_verdict(title, row)[1] == "missed"
+    assert find_verdict(title, row | {"skipped": 2})[1] == "reached"
+    assert find_verdict(title, row | {"skipped": 0, "errors": 1})[1] == "missed"
+    assert find_verdict(title, row | {"skipped": 0, "interrupted": True})[1] == "not measured"
 
 
 def test_tests_that_failed_are_named(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(
-        '<testsuites><testsuite tests="3" failures="1" errors="1" skipped="0" time="2.5"><testcase'
+        '<testsuites><testsuite tests="3" failures="1" errors="1" skipped="0"><testcase'
         ' classname="a" name="b"><failure message="off by 3">...</failure></testcase><testcase'
-        ' classname="a" name="c"><error message="no GPU"/></testcase><testcase classname="a"'
-        ' name="d"/></testsuite></testsuites>'
+        ' classname="a" name="c"><error message="no GPU"/></testcase></testsuite></testsuites>'
     )
-    counts, *failures = rows_of(report)
-    assert counts == {
-        "what": "conformance",
-        "seconds": 2.5,
-        "tests": 3,
-        "failures": 1,
-        "errors": 1,
-        "skipped": 0,
-    }
-    assert [(row["test"], row["message"]) for row in failures] == [
-        ("a::b", "off by 3"),
-        ("a::c", "no GPU"),
+    printed = "UserWarning: x_cuda does not have a deterministic implementation, but"
+    counts, *failures = read_tests(printed, report)
+    assert counts["not deterministic"] == ["x_cuda"]
+    assert (counts["tests"], counts["failures"], counts["errors"]) == (3, 1, 1)
+    names = [(row["test"], row["message"]) for row in failures]
+    assert names == [("a::b", "off by 3"), ("a::c", "no GPU")]
+
+
+def test_results_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"part": "one", "about": {"device": H100}, "rows": DEFAULT}
+    for status in ("ok", "failed"):
+        text = json.dumps(result | {"status": status, "reason": "it broke"})
+        (tmp_path / f"{status}.json").write_text(text)
+    assert main(["--show", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"{H100}\n")
+    assert "one: failed: it broke" in output
+    assert output.count("not measured") > 5
+
+
+# Figures
+
+
+def test_gaps_and_longest_kernels_of_a_trace() -> None:
+    def make_kernel(name: str, ts: float, dur: float, cat: str = "kernel") -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
+
+    events = [
+        make_kernel("long", 0, 100),
+        make_kernel("within", 10, 50),  # another stream, at the same time
+        make_kernel("next", 103, 47),  # a gap of 3 us, which does not count as one
+        make_kernel("copy", 200, 100, "gpu_memcpy"),  # a gap of 50 us
+        make_kernel("host", 0, 1000, "cpu_op"),
+        {"ph": "i", "cat": "kernel", "name": "mark", "ts": 999},
     ]
+    figures = summarise_trace(events, ("kernel", "gpu_memcpy"), steps=2)
+    assert (figures["gaps"], figures["longest_gap_us"]) == (0.5, 50)
+    assert figures["span_ms"] == pytest.approx(0.15)
+    assert figures["busy_share"] == pytest.approx(247 / 300)
+    assert [name for name, _ in figures["longest"]] == ["long", "copy", "within", "next"]
 
 
-def test_a_suite_that_takes_too_long_is_interrupted_and_keeps_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tests = tmp_path / "test_long.py"
-    begun = tmp_path / "begun"
-    second = f"def test_second(): Path({str(begun)!r}).touch(); time.sleep(1000)\n"
-    tests.write_text(
-        "import time\nfrom pathlib import Path\ndef test_first(): assert 1 == 2\n" + second
-    )
-
-    class Short(Ground):
-        """Its time is over soon after the second test has begun, however slowly pytest starts."""
-
-        @property
-        def left_sec(self) -> float:
-            wait_until(begun.exists)
-            return super().left_sec
-
-    def command(ground: Ground, report: Path) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            str(tests),
-            f"--junitxml={report}",
-        ]
-
-    monkeypatch.setattr(conformance, "command", command)
-    rows: list[Any] = []
-    conformance.measure(
-        Short("cpu", True, time.monotonic() + SPARE_SEC + 1, str(tmp_path)), rows.append
-    )
-    counts, failure = rows
-    assert (counts["interrupted"], counts["failures"]) == (True, 1)
-    assert failure["test"].endswith("test_first")
-    assert verdicts([counts])["conformance suite on the device"][1] == "missed"
-    assert (
-        verdicts([counts | {"failures": 0}])["conformance suite on the device"][1] == "not measured"
-    )
-
-
-def test_operators_without_determinism_are_listed_once() -> None:
-    line = (
-        "  /x.py:1: UserWarning: {} does not have a deterministic implementation, but you set ...\n"
-    )
-    assert without_determinism(line.format("b") + line.format("a") + line.format("b")) == ["a", "b"]
-    assert without_determinism("1 passed") == []
-
-
-def test_the_largest_share_of_a_bound_is_found() -> None:
-    row = {"quantity": "loss", "relative": 1e-6, "bound": 1e-5, "passed": True}
-    other = {"quantity": "logits", "relative": 4e-6, "bound": 5e-6, "passed": True}
-    exact = {"quantity": "counts", "relative": None, "bound": 0.0, "passed": True}
-    found = judged({"device": "GPU", "rows": [row, other, exact]})
-    assert (found["passed"], found["of"], found["failed"]) == (True, "logits", [])
-    assert found["largest_share_of_a_bound"] == pytest.approx(0.8)
-    assert judged({"device": "GPU", "rows": [row, exact | {"passed": False}]})["failed"] == [
-        "counts"
-    ]
-
-
-def test_runs_that_differ_in_a_bit_or_a_loss_are_told_apart(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        folder = tmp_path / name / "checkpoints" / "step-00000012"
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_bytes(b"weights")
-        (tmp_path / name / "log.jsonl").write_text(
-            '{"kind": "train", "step": 12, "losses": [1.0, 0.5]}\n{"kind": "tr'
-        )
+def test_runs_that_differ_in_a_bit_or_a_loss_are_distinguished(tmp_path: Path) -> None:
     a = tmp_path / "a"
     b = tmp_path / "b"
-    assert different_files(a, b) == []
-    (b / "log.jsonl").write_text('{"kind": "train", "step": 12, "losses": [1.0, 0.25]}\n')
+    for run in (a, b):
+        folder = run / "checkpoints" / "step-00000012"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+        entry = '{"kind": "train", "step": 12, "losses": [1.0, 0.5]}\n'
+        (run / "log.jsonl").write_text(f'{entry}{{"kind": "tr')
+    assert are_same(a, b)
     (b / "checkpoints" / "step-00000012" / "model.safetensors").write_bytes(b"Weights")
-    assert different_files(a, b) == ["losses", "model.safetensors"]
+    assert not are_same(a, b)
+    (b / "checkpoints" / "step-00000012" / "model.safetensors").write_bytes(b"weights")
+    (b / "log.jsonl").write_text('{"kind": "train", "step": 12, "losses": [1.0, 0.25]}\n')
+    assert not are_same(a, b)
 
 
-def test_the_wheels_that_are_fetched_are_of_packages_that_lockstep_needs() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = {Requirement(each).name for each in project["dependencies"]}
-    assert {*prepare.ALONE, *prepare.WITH_NEEDS} <= needed
-    assert all(
-        command[-1] in needed and "3.12" in command
-        for command in prepare.commands("3.12", Path("out"))
-    )
+def test_the_loops_take_the_step_of_sgd() -> None:
+    recipe = make_recipe("resnet50", "fp32", 4, tiny=True)
+    for optimizer in OPTIMIZERS:
+        network = Network(recipe, "cpu", "eager")
+        weight = network.model.get_parameter("conv1.weight")
+        before = weight.detach().clone()
+        [gradient] = torch.autograd.grad(network.loss(network.images, network.labels), [weight])
+        Loop(network, optimizer).run(1)
+        expected = -1e-3 * (gradient + recipe.weight_decay * before)
+        torch.testing.assert_close(weight.detach() - before, expected, rtol=1e-3, atol=1e-8)
 
 
 def test_pictures_cost_a_decoder_what_photos_do(tmp_path: Path) -> None:
-    assert 80_000 < draw_photos(tmp_path, 2) < 150_000
-    first, second = (cv2.imread(str(path)) for path in sorted(tmp_path.rglob("*.jpg")))
+    [row] = photos.measure(str(tmp_path / "photos"), count=2)
+    assert 80_000 < row["mean_bytes"] < 150_000
+    first, second = [cv2.imread(str(path)) for path in sorted(tmp_path.rglob("*.jpg"))]
     assert first.shape == (375, 500, 3)
-    assert first.std() > 20  # it is no grey area
+    assert first.std() > 20  # it is not a grey area
     assert not np.array_equal(first, second)

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.gpu import kernels as part
-from benchmarks.gpu.kernel_errors import EPS, Given, largest_shares, rows_of
 from lockstep.backends.torch.fused_batch_norm import FusedBatchNorm, fuse
 from lockstep.backends.torch.kernels import batch_norm, operators
 from lockstep.backends.torch.kernels.batch_norm import Tiling
 from lockstep.models.architectures import MODELS, tensors
 from lockstep.verification.kernel_bounds import STORAGE, Storage
 from tests.backends.kernels.device import DEVICE
+from tests.backends.kernels.errors import EPS, Case, flatten_rows, largest_shares
 
 PLAIN = part.PLAIN
 RELU = part.RELU
@@ -26,7 +26,7 @@ FP16 = torch.float16
 FP32 = torch.float32
 
 
-def case(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Given:
+def case(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Case:
     torch.manual_seed(0)
 
     def draw_inputs() -> Tensor:
@@ -37,12 +37,12 @@ def case(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Given:
     x = draw_inputs() * spread.view(1, -1, 1, 1).to(dtype) + level.view(1, -1, 1, 1).to(dtype)
     weight = torch.randn(shape[1], device=DEVICE)
     bias = torch.randn(shape[1], device=DEVICE) / 2
-    return Given(
+    return Case(
         x, weight, bias, draw_inputs() if kind == ADD_RELU else None, draw_inputs(), kind != PLAIN
     )
 
 
-def compute(c: Given, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]:
+def compute(c: Case, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]:
     """Return what the kernels compute, by the names of `largest_shares`."""
     y, statistics = batch_norm.forward(
         c.x, c.residual, c.weight, c.bias, EPS, relu=c.relu, tiling=tiling
@@ -62,7 +62,7 @@ def compute(c: Given, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]:
     return results if c.residual is None else results | {"dz": dz}
 
 
-def shares(c: Given, results: dict[str, Tensor]) -> dict[str, float]:
+def shares(c: Case, results: dict[str, Tensor]) -> dict[str, float]:
     # Triton's interpreter cuts bits off where a GPU rounds to the nearest bfloat16.
     cut_off = (
         Storage(2.0**-7, STORAGE["bfloat16"].smallest)
@@ -145,7 +145,7 @@ def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
     results = compute(c, SEVERAL)
     assert max(shares(c, results).values()) <= 1
     # The bound is sharp enough: the mean of squares minus the square of the mean is outside of it.
-    x = rows_of(c.x).float()
+    x = flatten_rows(c.x).float()
     variance = (x * x).mean(0) - x.mean(0) ** 2
     naive = results | {"unbiased": variance * len(x) / (len(x) - 1)}
     assert level == 0 or first is not None or shares(c, naive)["unbiased"] > 100
@@ -245,7 +245,7 @@ def test_activations_are_read_and_written_as_often_as_documented(
 
 
 def test_every_batch_norm_of_a_model_is_measured() -> None:
-    counts = part.layers_of(MODELS["resnet50"], 224)
+    counts = part.count_layers(MODELS["resnet50"], 224)
     scales = [t for t in tensors(MODELS["resnet50"], 1000) if t.role == "bn_scale"]
     assert sum(counts.values()) == len(scales) == 53
     assert sum(count * layer.channels for layer, count in counts.items()) == sum(

@@ -16,8 +16,8 @@ MOST_VALUES = 2**25
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a batch norm is given, and the gradient of its result."""
+class Case:
+    """What a batch norm computes with, and the gradient of its result."""
 
     x: Tensor
     """[N, C, H, W], as `residual` and `dy`."""
@@ -27,7 +27,7 @@ class Given:
     dy: Tensor
     relu: bool
 
-    def of(self, channels: slice) -> "Given":
+    def select(self, channels: slice) -> "Case":
         """Return some channels alone."""
         residual = None if self.residual is None else self.residual[:, channels]
         parts = {"x": self.x[:, channels], "dy": self.dy[:, channels], "residual": residual}
@@ -35,60 +35,60 @@ class Given:
 
 
 def largest_shares(
-    given: Given, found: Mapping[str, Tensor], storage: Storage | None = None
+    case: Case, results: Mapping[str, Tensor], storage: Storage | None = None
 ) -> dict[str, float]:
     """Return the largest error of each result as a share of its bound: at most 1 if rounding
     explains it.
 
     The results are named y, dx, weight_gradient, bias_gradient, mean, rstd (1 / deviation),
-    unbiased (variance), and with a residual dz, its gradient. What is not in `found` is not
+    unbiased (variance), and with a residual dz, its gradient. What is not in `results` is not
     compared. `storage` is that of the type by default.
     """
-    channels = given.x.shape[1]
-    width = max(MOST_VALUES * channels // given.x.numel(), 1)
-    result: dict[str, float] = {}
+    storage = storage or STORAGE[str(case.x.dtype).removeprefix("torch.")]
+    channels = case.x.shape[1]
+    width = max(MOST_VALUES * channels // case.x.numel(), 1)
+    largest: dict[str, float] = {}
     for first in range(0, channels, width):
         some = slice(first, first + width)
-        part = {
-            name: value[:, some] if value.dim() == 4 else value[some]
-            for name, value in found.items()
-        }
-        for name, share in _shares(
-            given.of(some), part, storage or STORAGE[_name(given.x.dtype)]
-        ).items():
-            result[name] = max(share, result.get(name, 0.0))
-    return result
+        part = {}
+        for name, value in results.items():
+            part[name] = value[:, some] if value.dim() == 4 else value[some]
+        for name, share in _compute_shares(case.select(some), part, storage).items():
+            largest[name] = max(share, largest.get(name, 0.0))
+    return largest
 
 
-def _shares(given: Given, found: Mapping[str, Tensor], storage: Storage) -> dict[str, float]:
+def _compute_shares(
+    case: Case, results: Mapping[str, Tensor], storage: Storage
+) -> dict[str, float]:
     # Rounding decides the sign of what is almost 0, so ReLU's gradient passes where the result is
     # positive.
-    passes = found["y"] > 0 if given.relu else torch.ones_like(found["y"], dtype=torch.bool)
-    right = _expected(given, passes)
-    allowed = _allowed(given, passes, storage)
+    passes = results["y"] > 0 if case.relu else torch.ones_like(results["y"], dtype=torch.bool)
+    right = _compute_reference(case, passes)
+    bounds = _compute_bounds(case, passes, storage)
     shares = {}
-    for name in found.keys() & right.keys():
-        off = (found[name].double() - right[name]).abs()
-        off = rows_of(off) if off.dim() == 4 else off
-        shares[name] = float(
-            torch.where(off == 0, 0.0, off / allowed[name]).nan_to_num(torch.inf).max()
-        )
+    for name in results.keys() & right.keys():
+        off = (results[name].double() - right[name]).abs()
+        if off.dim() == 4:
+            off = flatten_rows(off)
+        share = torch.where(off == 0, 0.0, off / bounds[name])
+        shares[name] = float(share.nan_to_num(torch.inf).max())
     return shares
 
 
-def _expected(given: Given, passes: Tensor) -> dict[str, Tensor]:
-    x, weight, bias = (
-        t.detach().double().requires_grad_() for t in (given.x, given.weight, given.bias)
-    )
+def _compute_reference(case: Case, passes: Tensor) -> dict[str, Tensor]:
+    x = case.x.detach().double().requires_grad_()
+    weight = case.weight.detach().double().requires_grad_()
+    bias = case.bias.detach().double().requires_grad_()
     norm = F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
-    z = norm if given.residual is None else norm + given.residual.double()
-    dz = given.dy.double() * passes
+    z = norm if case.residual is None else norm + case.residual.double()
+    dz = case.dy.double() * passes
     dx, weight_gradient, bias_gradient = torch.autograd.grad(z, [x, weight, bias], dz)
     z = z.detach()
     rows = x.numel() // x.shape[1]
     variance = x.detach().var(dim=(0, 2, 3), correction=0)
     return {
-        "y": z.relu() if given.relu else z,
+        "y": z.relu() if case.relu else z,
         "mean": x.detach().mean(dim=(0, 2, 3)),
         "rstd": (variance + EPS) ** -0.5,
         "unbiased": variance * rows / (rows - 1),
@@ -99,12 +99,11 @@ def _expected(given: Given, passes: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _allowed(given: Given, passes: Tensor, storage: Storage) -> dict[str, Tensor]:
-    residual = 0.0 if given.residual is None else rows_of(given.residual)
-    dz = rows_of(given.dy) * rows_of(passes)
-    batch = Batch(
-        rows_of(given.x), given.weight.double(), given.bias.double(), EPS, storage, residual, dz
-    )
+def _compute_bounds(case: Case, passes: Tensor, storage: Storage) -> dict[str, Tensor]:
+    residual = 0.0 if case.residual is None else flatten_rows(case.residual)
+    dz = flatten_rows(case.dy) * flatten_rows(passes)
+    x = flatten_rows(case.x)
+    batch = Batch(x, case.weight.double(), case.bias.double(), EPS, storage, residual, dz)
     bounds: Bounds = batch_norm_bounds(batch)
     rows = len(dz)
     return {
@@ -119,10 +118,6 @@ def _allowed(given: Given, passes: Tensor, storage: Storage) -> dict[str, Tensor
     }
 
 
-def rows_of(t: Tensor) -> Tensor:
+def flatten_rows(t: Tensor) -> Tensor:
     """Return a tensor [N, C, H, W] as [rows, C] in float64."""
     return t.detach().double().permute(0, 2, 3, 1).reshape(-1, t.shape[1])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
