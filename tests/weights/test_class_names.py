@@ -173,8 +173,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "logits", "own"),
-    [(3, 3, 0), (2, 3, 2), (3, 3, 2), (1000, 1001, 0), (1001, 1001, 0)],
+    ("names", "logits", "own"), [(3, 3, 0), (2, 3, 2), (3, 3, 2), (1000, 1001, 0), (1001, 1001, 0)]
 )
 def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(
     names: int, logits: int, own: int

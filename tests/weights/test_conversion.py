@@ -213,7 +213,7 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
         paddle_folder / "ResNet50" / "4" / "resnet_50_paddle",
     )
     assert [remark.partition(";")[0] for remark in weights.remarks] == [
-        "the stem has a fourth input channel, which gets only zeros",
+        "the stem has a fourth input channel, which gets only zeros"
     ]
     assert bits(weights.tensors) == bits(initial_tensors(Recipe(model="resnet18", logits=10)))
 
@@ -345,7 +345,7 @@ def test_a_file_of_another_program_is_converted(tmp_path: Path) -> None:
     result = converted(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert (result["model"], result["step"]) == ("resnet18", 0)
     assert [remark.partition(";")[0] for remark in result["remarks"]] == [
-        "the file does not say how its images were prepared",
+        "the file does not say how its images were prepared"
     ]
     with safe_open(tmp_path / "b.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["lockstep"])["recipe"]["model"] == "resnet18"

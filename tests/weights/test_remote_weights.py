@@ -124,10 +124,7 @@ def test_names_of_nothing_are_refused(server: Server, name: str, expected: str) 
     ],
 )
 def test_weights_are_opened_by_name_and_recognised_by_their_sha256(
-    name: str,
-    expected: tuple[int, int, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, expected: tuple[int, int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_narrow_models(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

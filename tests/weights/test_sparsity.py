@@ -251,12 +251,7 @@ def test_greed_that_stops_at_seven_can_keep_more_than_the_best_of_eight() -> Non
 def test_of_equal_magnitudes_the_later_are_kept() -> None:
     assert mask(
         np.array([[1, -1, 1, -1], [2, 1, 2, 2], [0, 0, 0, 0], [1, 1, 0, 0]]), "mask_1d"
-    ).astype(int).tolist() == [
-        [0, 0, 1, 1],
-        [0, 0, 1, 1],
-        [0, 0, 1, 1],
-        [1, 1, 0, 0],
-    ]
+    ).astype(int).tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
     block = mask(np.ones((4, 4)), "mask_2d_greedy").astype(int).tolist()
     assert block == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
 
@@ -291,10 +286,6 @@ def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a
 
 
 def test_what_is_not_excluded_has_a_mask_the_classifier_too() -> None:
-    values = {
-        "conv.weight": draw((8, 8, 1, 1)),
-        "bn.weight": draw((8,)),
-        "fc.weight": draw((8, 8)),
-    }
+    values = {"conv.weight": draw((8, 8, 1, 1)), "bn.weight": draw((8,)), "fc.weight": draw((8, 8))}
     assert set(make_masks(values, "mask_1d")) == {"conv.weight", "fc.weight"}
     assert set(make_masks(values, "mask_1d", ("conv.weight",))) == {"fc.weight"}

@@ -186,7 +186,7 @@ TYPES: list[Callable[[Path], dict[str, str]]] = [
         tensorflow_types,
         paddle_types,
         mxnet_types,
-    ),
+    )
 ]
 
 

@@ -149,12 +149,7 @@ def _describe_losses(to: str, weights: Weights, *, certified: bool) -> list[str]
 
 
 def _write_certificate(
-    weights: Weights,
-    target: Path,
-    to: str,
-    written: Written,
-    folder: Path,
-    remarks: Sequence[str],
+    weights: Weights, target: Path, to: str, written: Written, folder: Path, remarks: Sequence[str]
 ) -> Certificate:
     """Read back what was written into a folder, and write its certificate there. Raises
     `CheckpointError` if it does not compute as the source does."""

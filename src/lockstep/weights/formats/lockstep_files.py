@@ -61,10 +61,7 @@ def write(
     """Write a new safetensors file, into the folder `into` if it is given. If there will be no
     certificate (`certified` is false), the metadata says so. Raises `CheckpointError`."""
     check_name(target)
-    metadata: dict[str, Any] = {
-        "recipe": weights.recipe.fields(),
-        "classes": list(weights.classes),
-    }
+    metadata: dict[str, Any] = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
     if weights.scales:
         metadata["scales"] = weights.scales
     if not certified:
@@ -112,14 +109,7 @@ def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weight
     _check_canonical(path, recipe, state)
     scales = read_scales(metadata, recipe, path)
     return Weights(
-        recipe,
-        state,
-        classes,
-        path,
-        LOCKSTEP,
-        has_preprocessing=True,
-        stored=stored,
-        scales=scales,
+        recipe, state, classes, path, LOCKSTEP, has_preprocessing=True, stored=stored, scales=scales
     )
 
 
