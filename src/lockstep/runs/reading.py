@@ -76,17 +76,17 @@ class Run:
         """What is unusual about how a finished run ended; None if nothing is."""
         if self.report is None:
             return None
-        of = f"step {self.report['steps']}"
+        place = f"step {self.report['steps']}"
         if self.steps:
-            of += f" of {self.steps}"
+            place += f" of {self.steps}"
         parts = []
         if "stopped_early" in self.report:
-            parts.append(f"stopped early at {of}: {self.report['stopped_early']}")
+            parts.append(f"stopped early at {place}: {self.report['stopped_early']}")
         if times := self.report.get("restarts", 0):
             plural = "" if times == 1 else "s"
             parts.append(f"its ranks were started again {times} time{plural} after a failure")
         if not self.report["final"]:
-            parts.append(f"finished at {of}, and not evaluated there")
+            parts.append(f"finished at {place}, and not evaluated there")
         return "; ".join(parts) or None
 
     @property
