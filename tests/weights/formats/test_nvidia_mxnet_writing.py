@@ -9,7 +9,14 @@ from lockstep.system import files
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import mxnet_params
 from lockstep.weights.formats.nvidia_mxnet import find, read, write, write_epoch
-from tests.weights.formats.cases import RESNET, Variables, assert_canonical, state_of
+from tests.weights.formats.cases import (
+    RESNET,
+    Variables,
+    assert_canonical,
+    assert_remarked,
+    assert_state,
+    state_of,
+)
 from tests.weights.formats.mxnet_cases import graph_of, recipe_of
 
 pytestmark = pytest.mark.usefixtures("mxnet_models")
@@ -23,18 +30,10 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     done = write(
         tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0})
     )
-    written = done.files
-    remarks = done.remarks
-    assert [path.name for path in written] == ["odd-symbol.json", "odd-0000.params"]
-    for words in (
-        "this is another",
-        "SAME padding",
-        "have 10: --num-classes",
-        "step 7 cannot be stored",
-        "loss scaling",
-    ):
-        assert [words in remark for remark in remarks].count(True) == 1
-    assert len(remarks) == 5
+    assert [path.name for path in done.files] == ["odd-symbol.json", "odd-0000.params"]
+    assert_remarked(done.remarks, "this is another", "SAME padding", "have 10: --num-classes")
+    assert_remarked(done.remarks, "step 7 cannot be stored", "loss scaling")
+    assert len(done.remarks) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "odd-0000.params",
         "odd-symbol.json",
@@ -47,15 +46,13 @@ def test_epochs_share_a_graph_and_another_is_not_touched(mxnet_file: Path) -> No
     done = write(
         mxnet_file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {})
     )
-    written = done.files
-    remarks = done.remarks
-    assert written == (mxnet_file.with_name("model-0091.params"),)
-    assert remarks[0] == f"{graph_of(mxnet_file)} existed already with the same contents"
+    assert done.files == (mxnet_file.with_name("model-0091.params"),)
+    assert done.remarks[0] == f"{graph_of(mxnet_file)} existed already with the same contents"
     assert graph_of(mxnet_file).stat().st_mtime_ns == before
     other = recipe_of(logits=7)
     with pytest.raises(
         CheckpointError,
-        match=r"model-symbol\.json already exists with another graph; name a new prefix",
+        match=r"model-symbol\.json already exists with another graph",
     ):
         write(mxnet_file.with_name("model-0092.params"), other, state_of(other))
     assert sorted(path.name for path in mxnet_file.parent.iterdir()) == [
@@ -77,7 +74,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_an_epoch_has_four_digits(target: str, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError,
-        match=rf"{target}: expected a prefix, or <prefix>-0090.params with an epoch in four digits",
+        match=rf"{target}: expected a prefix, or <prefix>-0090.params",
     ):
         write(tmp_path / target, recipe_of(), state_of(recipe_of()))
 
@@ -152,8 +149,7 @@ def test_a_run_writes_every_epoch_and_again_where_it_goes_on(
         "model-symbol.json",
     ]
     state = read(prefix.parent / "model-0002.params").state
-    assert_canonical(state.tensors, state_of(recipe, 2).tensors)
-    assert_canonical(state.momentum, state_of(recipe, 2).momentum)
+    assert_state(state, state_of(recipe, 2))
     failing(monkeypatch, "0002.params")
     with pytest.raises(
         CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"

@@ -16,11 +16,14 @@ from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats import paddle_pickle
+from lockstep.weights.formats.common import FOURTH_CHANNEL
 from lockstep.weights.formats.nvidia_paddle import find, read, write
 from tests.weights.formats.cases import (
     RESNET,
     Variables,
     assert_canonical,
+    assert_remarked,
+    assert_state,
     rename_arrays,
     state_of,
     zeros,
@@ -29,7 +32,6 @@ from tests.weights.formats.cases import (
 pytestmark = pytest.mark.usefixtures("small_models")
 
 STEP = "no step is stored"
-CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 
 def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
@@ -63,10 +65,8 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
     recipe = recipe_of("resnet50")
     state = state_of(recipe, 0)
     done = write(tmp_path / "a", recipe, state)
-    written = done.files
-    remarks = done.remarks
-    assert written == (tmp_path / "a.pdparams", tmp_path / "a.pdopt")
-    assert remarks == (
+    assert done.files == (tmp_path / "a.pdparams", tmp_path / "a.pdopt")
+    assert done.remarks == (
         (
             "the stem has a fourth input channel of zeros, as the original's --image-shape"
             " 4,224,224 needs it"
@@ -102,9 +102,12 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
     assert parameters["linear_0.w_0"][5, 700] == state.tensors["fc.weight"][700, 5]
     assert optimizer["linear_0.w_0_velocity_0"][5, 700] == state.momentum["fc.weight"][700, 5]
     weights = read(tmp_path / "a")
-    assert (weights.recipe, weights.state.step, weights.remarks) == (recipe, 0, (STEP, CHANNEL))
-    assert_canonical(weights.state.tensors, state.tensors)
-    assert_canonical(weights.state.momentum, state.momentum)
+    assert (weights.recipe, weights.state.step, weights.remarks) == (
+        recipe,
+        0,
+        (STEP, FOURTH_CHANNEL),
+    )
+    assert_state(weights.state, state)
 
 
 @pytest.mark.parametrize("model", ["small", "basic"])
@@ -114,9 +117,8 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     write(tmp_path / "3" / "any", recipe, state)
     weights = read(tmp_path / "3" / "any")
     assert weights.recipe == recipe
-    assert weights.remarks == (f"{STEP}; its folder names epoch 3, counted from 0", CHANNEL)
-    assert_canonical(weights.state.tensors, state.tensors)
-    assert_canonical(weights.state.momentum, state.momentum)
+    assert weights.remarks == (f"{STEP}; its folder names epoch 3, counted from 0", FOURTH_CHANNEL)
+    assert_state(weights.state, state)
 
 
 def test_what_the_fourth_channel_holds_has_no_effect(prefix: Path, tmp_path: Path) -> None:
@@ -125,8 +127,7 @@ def test_what_the_fourth_channel_holds_has_no_effect(prefix: Path, tmp_path: Pat
         values[name] = values[name].copy()
         values[name][:, 3] = 5
     weights = read_again(parameters, optimizer, tmp_path)
-    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
-    assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum)
+    assert_state(weights.state, state_of(recipe_of()))
 
 
 def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_path: Path) -> None:
@@ -139,8 +140,7 @@ def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_pat
     )
     weights = read_again(parameters, optimizer, tmp_path)
     assert weights.remarks == (STEP,)
-    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
-    assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum)
+    assert_state(weights.state, state_of(recipe_of()))
 
 
 def later(name: str) -> str:
@@ -162,9 +162,8 @@ def test_counters_may_begin_anywhere_and_batch_norms_have_two_names(
     weights = read_again(
         rename_arrays(parameters, change), rename_arrays(optimizer, change), tmp_path
     )
-    assert weights.remarks == (STEP, CHANNEL)
-    assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
-    assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum)
+    assert weights.remarks == (STEP, FOURTH_CHANNEL)
+    assert_state(weights.state, state_of(recipe_of()))
 
 
 def halve(parameters: Variables, optimizer: Variables) -> tuple[Variables, Variables]:
@@ -196,7 +195,7 @@ def test_rounded_weights_are_taken_from_the_copies_that_the_optimizer_keeps(
         "22 weights are the float32 copies that the optimizer keeps, such as"
         " conv2d_0.w_0_fp32_master_0"
     )
-    assert weights.remarks == (*([STEP] if momentum else []), CHANNEL, remark)
+    assert weights.remarks == (*([STEP] if momentum else []), FOURTH_CHANNEL, remark)
     assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
     assert_canonical(weights.state.momentum, state_of(recipe_of()).momentum if momentum else {})
 
@@ -251,7 +250,7 @@ def test_what_a_reader_should_know_is_remarked(
     parameters, optimizer = (dict(values) for values in files(prefix))
     change(parameters, optimizer)
     weights = read_again(parameters, optimizer, tmp_path)
-    assert weights.remarks[:2] == (STEP, CHANNEL)
+    assert weights.remarks[:2] == (STEP, FOURTH_CHANNEL)
     assert re.search(remark, " ".join(weights.remarks[2:]))
     assert bool(weights.state.momentum) == ("velocities" not in remark)
     assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
@@ -342,7 +341,7 @@ def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names
     state = state_of(recipe)
     ends = {"running_mean": "_mean", "running_var": "_variance"}
     arrays = {
-        re.sub("running_(mean|var)", lambda weights: ends[weights[0]], name): (
+        re.sub("running_(mean|var)", lambda match: ends[match[0]], name): (
             value.T if name == "fc.weight" else value
         )
         for name, value in state.tensors.items()
@@ -359,8 +358,7 @@ def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names
     )
     weights = read(tmp_path / "a")
     assert (weights.recipe, weights.remarks) == (recipe, (STEP,))
-    assert_canonical(weights.state.tensors, state.tensors)
-    assert_canonical(weights.state.momentum, state.momentum)
+    assert_state(weights.state, state)
 
 
 def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
@@ -381,18 +379,9 @@ def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10).replace(padding="same")
     done = write(tmp_path / "odd.pdparams", recipe, State(7, state_of(recipe).tensors, {}))
-    written = done.files
-    remarks = done.remarks
-    assert written == (tmp_path / "odd.pdparams",)
-    for words in (
-        "fourth input channel",
-        "this is another",
-        "SAME padding",
-        "have 10: --num",
-        "no velocities",
-        "step 7 cannot be stored",
-    ):
-        assert [words in remark for remark in remarks].count(True) == 1
+    assert done.files == (tmp_path / "odd.pdparams",)
+    assert_remarked(done.remarks, "fourth input channel", "this is another", "SAME padding")
+    assert_remarked(done.remarks, "have 10: --num", "no velocities", "step 7 cannot be stored")
     assert [path.name for path in tmp_path.iterdir()] == ["odd.pdparams"]
 
 

@@ -24,6 +24,8 @@ from tests.weights.formats.cases import (
     RESNEXT,
     Variables,
     assert_canonical,
+    assert_remarked,
+    assert_state,
     rename_arrays,
     state_of,
     zeros,
@@ -83,8 +85,7 @@ def test_a_state_is_written_and_read_bit_for_bit(spec: ModelSpec, tmp_path: Path
     write(tmp_path / "model.ckpt-123456", recipe, state)
     weights = read(tmp_path / "model.ckpt-123456")
     assert (weights.recipe, weights.state.step, weights.remarks) == (recipe, 123_456, ())
-    assert_canonical(weights.state.tensors, state.tensors)
-    assert_canonical(weights.state.momentum, state.momentum)
+    assert_state(weights.state, state)
 
 
 def test_kernels_and_classifier_are_turned(tmp_path: Path) -> None:
@@ -118,8 +119,7 @@ def test_a_classifier_made_a_convolution_is_read(tmp_path: Path) -> None:
         variables[name] = variables[name][None, None]
     weights = read_again(variables, tmp_path)
     assert weights.remarks == ("the classifier is stored as a 1x1 convolution",)
-    assert_canonical(weights.state.tensors, state_of(recipe_of(RESNET)).tensors)
-    assert_canonical(weights.state.momentum, state_of(recipe_of(RESNET)).momentum)
+    assert_state(weights.state, state_of(recipe_of(RESNET)))
 
 
 def one_based(name: str) -> str:
@@ -160,8 +160,7 @@ def test_other_names_are_matched_by_structure_and_that_is_said(
     variables = rename_arrays(variables_of(spec, tmp_path), change)
     weights = read_again(variables, tmp_path)
     assert weights.recipe == recipe_of(spec)
-    assert_canonical(weights.state.tensors, state_of(recipe_of(spec)).tensors)
-    assert_canonical(weights.state.momentum, state_of(recipe_of(spec)).momentum)
+    assert_state(weights.state, state_of(recipe_of(spec)))
     assert "matched by the order of their scopes and by their shapes" in weights.remarks[0]
     kernel = change("resnet/btlnck_block_3_0/bottleneck_1/conv2d/kernel")
     assert f"layer4.0.conv1.weight <- {kernel}" in weights.remarks[0]
@@ -409,18 +408,9 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     state = State(0, state_of(recipe).tensors, {}, {}, {"scale": 2.0})
     (tmp_path / "checkpoint").write_text("")
     done = write(tmp_path / "odd", recipe, state)
-    files = done.files
-    remarks = done.remarks
-    assert [path.name for path in files] == ["odd.index", "odd.data-00000-of-00001"]
-    for words in (
-        "this is another",
-        "symmetric padding",
-        "have 10",
-        "no velocities",
-        "loss scaling",
-        "left as it is",
-    ):
-        assert [words in remark for remark in remarks].count(True) == 1
+    assert [path.name for path in done.files] == ["odd.index", "odd.data-00000-of-00001"]
+    assert_remarked(done.remarks, "this is another", "symmetric padding", "have 10")
+    assert_remarked(done.remarks, "no velocities", "loss scaling", "left as it is")
     assert (tmp_path / "checkpoint").read_text() == ""
 
 

@@ -21,7 +21,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
 from lockstep.weights.formats.table import HEAD_BYTES
-from tests.weights.formats.cases import EDITS, apply_edits, assert_stored
+from tests.weights.formats.cases import ARRANGED, EDITS, apply_edits, assert_stored, zeros
 
 EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
@@ -89,17 +89,7 @@ def test_nothing_that_some_numpy_has_not_is_named_in_what_is_written(tmp_path: P
     assert not any(word in data for word in (b"multiarray", b"_core", b"_reconstruct", b"dtype"))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
-        np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1),
-        np.arange(12, dtype=np.float32)[::2],
-        np.arange(3, dtype=">f4"),
-        np.zeros((0, 3), np.float32),
-    ],
-    ids=["by columns", "transposed", "every other", "big endian", "empty"],
-)
+@pytest.mark.parametrize("value", [*ARRANGED.values(), zeros(0, 3)], ids=[*ARRANGED, "empty"])
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_however_an_array_lies_in_memory_its_values_are_read(
     value: np.ndarray, protocol: int, tmp_path: Path

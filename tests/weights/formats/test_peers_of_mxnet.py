@@ -18,12 +18,12 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import mxnet_params, numbers, nvidia_mxnet
+from lockstep.weights.formats.common import FOURTH_CHANNEL
 from tests.processes import mxnet_python
 from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_of
-from tests.weights.formats.peer_cases import logits, run_peer
+from tests.weights.formats.peer_cases import logits, run_peer, save_images
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
-CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 OHWI = (
     "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
 )
@@ -56,10 +56,7 @@ def state() -> State:
 
 
 def make_folder(folder: Path) -> Path:
-    np.save(
-        folder / "images.npy",
-        np.random.default_rng(5).standard_normal((4, 3, 64, 64)).astype(np.float32),
-    )
+    save_images(folder, 4, 3, 64, 64)
     return folder
 
 
@@ -165,7 +162,7 @@ def assert_near(actual: np.ndarray, expected: np.ndarray) -> None:
 MODULES: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "nchw": ("small", 1e-5, ()),
     "nhwc": ("small", 1e-5, (OHWI,)),
-    "half": ("small", 1e-5, (CHANNEL, OHWI, HALF)),
+    "half": ("small", 1e-5, (FOURTH_CHANNEL, OHWI, HALF)),
     "epsilon": ("small", 2e-2, ("its batch norms add 0.02 to the variance",)),
     "resnet50": ("resnet50", 1e-5, ()),
 }

@@ -17,14 +17,14 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.weights import Weights
 from lockstep.weights.formats import nvidia_paddle
+from lockstep.weights.formats.common import FOURTH_CHANNEL
 from tests.weights.formats.cases import RESNET
-from tests.weights.formats.peer_cases import logits, run_peer
+from tests.weights.formats.peer_cases import logits, run_peer, save_images
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
 IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)
 """Runs a test only with Paddle 2's programs, since Paddle 3's do not support fp16 on a CPU."""
 EPOCH = "no step is stored; its folder names epoch 7, counted from 0"
-CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 
 def recipe_of(model: str = "small") -> Recipe:
@@ -52,10 +52,7 @@ def theirs(programs: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_files(what: str, folder: Path, programs: str) -> Path:
-    np.save(
-        folder / "images.npy",
-        np.random.default_rng(5).standard_normal((4, 64, 64, 3)).astype(np.float32),
-    )
+    save_images(folder, 4, 64, 64, 3)
     paddle(what, folder, programs)
     return folder
 
@@ -140,7 +137,7 @@ def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(
 ) -> None:
     original = open_file(theirs, name)
     stored = dict(np.load(theirs / f"{name}.npz"))
-    assert (original.recipe, original.remarks) == (recipe_of(), (EPOCH, CHANNEL))
+    assert (original.recipe, original.remarks) == (recipe_of(), (EPOCH, FOURTH_CHANNEL))
     assert_values(original.state.tensors, stored)
     assert_values(original.state.momentum, stored, "_velocity_0")
     assert len(original.state.momentum) == 62
@@ -151,7 +148,7 @@ def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(
 def test_a_scaled_loss_changes_nothing(theirs: Path) -> None:
     original = open_file(theirs, "amp")
     stored = dict(np.load(theirs / "amp.npz"))
-    assert original.remarks == (EPOCH, CHANNEL)
+    assert original.remarks == (EPOCH, FOURTH_CHANNEL)
     assert_values(original.state.tensors, stored)
     assert_values(original.state.momentum, stored, "_velocity_0")
 

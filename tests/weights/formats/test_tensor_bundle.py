@@ -286,7 +286,7 @@ def garble(folder: Path) -> None:
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "several": (
         lambda folder: None,
-        "has model.ckpt-7, model.ckpt-9 and no file `checkpoint` that names the newest",
+        "model.ckpt-7, model.ckpt-9 and no file `checkpoint`",
     ),
     "named one is gone": (
         lambda folder: state(folder, "model.ckpt-3"),

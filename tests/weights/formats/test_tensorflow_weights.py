@@ -86,9 +86,7 @@ def test_what_lockstep_exports_is_read_back_bit_for_bit(
     assert {name for array in opened.stored for name in array.tensors} == tensors.keys()
     if form == "saved":
         (tmp_path / "model" / "variables" / "variables.index").unlink()
-        with pytest.raises(
-            CheckpointError, match="is a variable, so the graph is not frozen; give a SavedModel or"
-        ):
+        with pytest.raises(CheckpointError, match="the graph is not frozen"):
             read(tmp_path / "model")
     # No path inside the folder, and no name, is needed to recognise it.
     file = (tmp_path / "model" / opened.source.name).rename(tmp_path / "model" / "any")

@@ -110,20 +110,20 @@ def add_square_averages(state: Any) -> Any:
         (
             change_shape,
             (
-                r"velocities were left out: their order is unknown, conv1\.weight is \[3\],"
+                r"their order is unknown, conv1\.weight is \[3\],"
                 r" expected \[8, 3, 7, 7\]"
             ),
         ),
         (
             split_groups,
             (
-                r"velocities were left out: the optimizer's groups of \[1, 1, 1\] parameters are of"
+                r"the optimizer's groups of \[1, 1, 1\] parameters are of"
                 r" no known program"
             ),
         ),
         (
             add_square_averages,
-            r"velocities were left out: the optimizer is not SGD, it also keeps square_avg",
+            r"the optimizer is not SGD, it also keeps square_avg",
         ),
         (
             lambda state: {"state": {}, **{"param_groups": state["param_groups"]}},

@@ -87,7 +87,8 @@ def take_squares(model: Any, side: int | None = None) -> None:
     before = len(model.graph.node)
     for values in (graph.node, graph.initializer):
         for place in reversed(range(len(values))):
-            if values[place].name.startswith(PREPROCESSING):
+            # A name that is not UTF-8 is bytes.
+            if str(values[place].name).startswith(PREPROCESSING):
                 del values[place]
     if len(graph.node) == before:
         return
