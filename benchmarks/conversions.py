@@ -40,14 +40,14 @@ def row(model: str, to: str) -> dict[str, Any]:
             source, random_tensors(recipe), {"recipe": recipe.fields(), "classes": []}
         )
         began = time.perf_counter()
-        found = lockstep.convert(source, target, to=to)["certificate"]
+        certificate = lockstep.convert(source, target, to=to)["certificate"]
         seconds = time.perf_counter() - began
     return {
-        "largest difference": float(f"{found['largest_difference']:.1e}"),
-        "mean difference": float(f"{found['mean_difference']:.1e}"),
-        "top-1 agreement": found["top1_agreement"],
-        "equal tensors": f"{found['tensors_equal']} of {found['tensors']}",
-        "computed by": " and ".join(found["engines"].values()),
+        "largest difference": float(f"{certificate['largest_difference']:.1e}"),
+        "mean difference": float(f"{certificate['mean_difference']:.1e}"),
+        "top-1 agreement": certificate["top1_agreement"],
+        "equal tensors": f"{certificate['tensors_equal']} of {certificate['tensors']}",
+        "computed by": " and ".join(certificate["engines"].values()),
         "seconds": round(seconds, 1),
     }
 
@@ -62,7 +62,7 @@ def main() -> None:
                 print(
                     f"{named} to {to}: {rows[f'{named} to {to}']['largest difference']}", flush=True
                 )
-    largest = max(found["largest difference"] for found in rows.values())
+    largest = max(row["largest difference"] for row in rows.values())
     what = (
         "certificates of full-size conversions from Lockstep's safetensors, 8 images, 224 px, fp32"
     )

@@ -21,7 +21,7 @@ from lockstep import backends
 from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores
-from measuring import median, recipe, record, rounded
+from measuring import median, recipe, record, round_all
 
 WHO = ("engine", "NCHW", "NHWC", "NHWC compiled")
 LONG_EPOCH_STEPS = 100_000
@@ -56,7 +56,8 @@ def hand_written_step(who: str, precision: str, size: int, batch: int) -> Callab
     from lockstep.models.architectures import MODELS
 
     layout = torch.contiguous_format if who == "NCHW" else torch.channels_last
-    model = Model(MODELS["resnet50"], recipe()).to(memory_format=layout)  # type: ignore[call-overload]
+    model = Model(MODELS["resnet50"], recipe())
+    model.to(memory_format=layout)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
     images = torch.randn(batch, 3, size, size).contiguous(memory_format=layout)
     labels = torch.randint(0, 1000, (batch,))
@@ -112,15 +113,18 @@ def main() -> None:
     if asked.turn:
         print(json.dumps(turn(asked.turn, asked.precision, asked.size, asked.batch, asked.steps)))
         return
-    found: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
+    turns_by_name: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
     for _ in range(asked.turns):
         for who in WHO:  # alternately, so that other work on the machine affects all of them
             command = [sys.executable, *sys.argv, "--turn", who, "--precision", asked.precision]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found[who].append(json.loads(done.stdout.splitlines()[-1]))
-    rates = {who: [each["images_per_sec"] for each in turns] for who, turns in found.items()}
+            turns_by_name[who].append(json.loads(done.stdout.splitlines()[-1]))
+    rates = {
+        who: [turn["images_per_sec"] for turn in turns] for who, turns in turns_by_name.items()
+    }
     by_processor = {
-        who: [each["images_per_processor_sec"] for each in turns] for who, turns in found.items()
+        who: [turn["images_per_processor_sec"] for turn in turns]
+        for who, turns in turns_by_name.items()
     }
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
     record(
@@ -133,13 +137,13 @@ def main() -> None:
             "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
             "load_average": os.getloadavg()[0],
             "idle_machine": os.getloadavg()[0] < cores() + 1,
-            "images_per_sec": {who: rounded(values) for who, values in rates.items()},
+            "images_per_sec": {who: round_all(values) for who, values in rates.items()},
             "images_per_processor_sec": {
-                who: rounded(values) for who, values in by_processor.items()
+                who: round_all(values) for who, values in by_processor.items()
             },
             "first_step_sec": {
-                who: rounded([each["first_step_sec"] for each in turns])
-                for who, turns in found.items()
+                who: round_all([turn["first_step_sec"] for turn in turns])
+                for who, turns in turns_by_name.items()
             },
             "engine_over_best": _over_best(rates),
             "engine_over_best_by_processor_time": _over_best(by_processor),

@@ -1,5 +1,5 @@
-"""Compare the training loop of a run, with its log, TensorBoard and stop requests, with the same compiled
-step in a bare loop."""
+"""Compare the training loop of a run, with its log, TensorBoard and stop requests, with the same
+compiled step in a bare loop."""
 
 import argparse
 import itertools
@@ -16,7 +16,17 @@ from lockstep.runs.context import RunContext
 from lockstep.runs.loop import TrainingLoop
 from lockstep.runs.recorder import Recorder
 from lockstep.system.signals import StopRequests
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+from measuring import (
+    BATCH,
+    alternate,
+    engine,
+    make_batch,
+    median,
+    recipe,
+    record,
+    round_all,
+    seconds,
+)
 
 STEPS = 6
 ROUNDS = 12
@@ -29,7 +39,7 @@ def main() -> None:
     settings = recipe()
     execution = Execution(backend=backend, log_every_steps=2)
     built, world = engine(settings, execution)
-    batch = held_batch()
+    batch = make_batch()
     built.fetch(built.train([batch] * 4, 0))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -61,7 +71,7 @@ def main() -> None:
         # Both end by reading the state, because the loop returns before the device has finished
         # the last interval.
 
-        full, plain = in_turns(training_loop, bare, ROUNDS)
+        full, plain = alternate(training_loop, bare, ROUNDS)
     record(
         "driver_overhead" if backend == "torch" else f"driver_overhead_{backend}",
         {
@@ -69,8 +79,8 @@ def main() -> None:
                 f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS}"
                 " steps"
             ),
-            "driver_sec": rounded(full),
-            "bare_loop_sec": rounded(plain),
+            "driver_sec": round_all(full),
+            "bare_loop_sec": round_all(plain),
             "driver_over_bare_loop": round(
                 median(a / b for a, b in zip(full, plain, strict=True)), 4
             ),

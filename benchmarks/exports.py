@@ -32,7 +32,7 @@ PRECISIONS = {"savedmodel": ("fp32", "bf16", "fp16")} | dict.fromkeys(
 """The precisions of formats that have others than fp32."""
 
 
-def prepared(model: str, folder: Path) -> Path:
+def prepare(model: str, folder: Path) -> Path:
     """Write random weights, and return the path.
 
     Blocks add little to their inputs, so that activations stay within float16. The largest logit is
@@ -62,14 +62,14 @@ def row(source: Path, to: str, precision: str) -> dict[str, Any]:
             # What random weights classify right is chance.
             how |= {"data": Path(name) / "data", "calibration_images": 32, "tolerance": 100.0}
         began = time.perf_counter()
-        found = lockstep.export(source, Path(name) / "to", to=to, **how)["comparison"]
+        comparison = lockstep.export(source, Path(name) / "to", to=to, **how)["comparison"]
         seconds = time.perf_counter() - began
     return {
-        "largest difference": float(f"{found['largest_difference']:.1e}"),
-        "bound": found["bound"],
-        "top-1 agreement": found["top1_agreement"],
-        "runtime": found["runtime"],
-        "backend": found["backend"],
+        "largest difference": float(f"{comparison['largest_difference']:.1e}"),
+        "bound": comparison["bound"],
+        "top-1 agreement": comparison["top1_agreement"],
+        "runtime": comparison["runtime"],
+        "backend": comparison["backend"],
         "seconds": round(seconds, 1),
     }
 
@@ -80,7 +80,7 @@ def main() -> None:
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with pool, tempfile.TemporaryDirectory(prefix="lockstep-exports-") as folder:
         for model in MODELS:
-            source = pool.submit(prepared, model, Path(folder)).result()
+            source = pool.submit(prepare, model, Path(folder)).result()
             for to, target in TARGETS.items():
                 for precision in PRECISIONS.get(to, ("fp32",)) if target.runtime() else ():
                     name = f"{model} to {to}, {precision}"

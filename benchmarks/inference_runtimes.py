@@ -36,7 +36,7 @@ from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores, peak_memory_bytes
 from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.checkpoint import write_weights
-from measuring import median, recipe, record, rounded
+from measuring import median, recipe, record, round_all
 
 EAGER = "eager NCHW fp32"
 TARGETS = {"bf16": 3.5, "fp32": 1.5}
@@ -131,19 +131,21 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
     }
 
 
-def compared() -> list[str]:
+def computes_in(name: str, precision: str) -> bool:
+    """Return whether a runtime computes in a precision on a CPU."""
+    return name == NATIVE or precision in find_row(name).precisions.get("cpu", ())
+
+
+def list_contenders() -> list[str]:
     """Return what is compared: the eager loop, and all runtimes in the precisions that this
     processor multiplies."""
-    found = [EAGER]
+    contenders = [EAGER]
+    runtimes = list_installed("torch")
     for precision in ("fp32", "bf16"):
         if precision in arithmetic().precisions:
-            names = [
-                name
-                for name in list_installed("torch")
-                if name == NATIVE or precision in find_row(name).precisions.get("cpu", ())
-            ]
-            found += [f"{name} {precision}" for name in names]
-    return found + [f"{name} int8" for name in list_installed("torch") if name in INT8_RUNS_IN]
+            able = [name for name in runtimes if computes_in(name, precision)]
+            contenders += [f"{name} {precision}" for name in able]
+    return contenders + [f"{name} int8" for name in runtimes if name in INT8_RUNS_IN]
 
 
 def main() -> None:
@@ -159,8 +161,8 @@ def main() -> None:
         who, started, int8 = asked.turn
         print(json.dumps(turn(who, asked.batch, asked.iterations, float(started), Path(int8))))
         return
-    names = compared()
-    found: dict[str, list[dict[str, float]]] = {who: [] for who in names}
+    names = list_contenders()
+    turns_by_name: dict[str, list[dict[str, float]]] = {who: [] for who in names}
     with tempfile.TemporaryDirectory() as folder:
         int8 = write_int8(Path(folder))
         for _ in range(asked.turns):
@@ -174,21 +176,25 @@ def main() -> None:
                     str(int8),
                 ]
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                found[who].append(json.loads(done.stdout.splitlines()[-1]))
+                turns_by_name[who].append(json.loads(done.stdout.splitlines()[-1]))
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
-    record(f"inference_runtimes_{kind}", result_of(found, asked.batch, asked.turns))
+    record(f"inference_runtimes_{kind}", summarise(turns_by_name, asked.batch, asked.turns))
 
 
-def result_of(found: dict[str, list[dict[str, float]]], batch: int, turns: int) -> dict[str, Any]:
+def summarise(
+    turns_by_name: dict[str, list[dict[str, float]]], batch: int, turns: int
+) -> dict[str, Any]:
     """Return what is recorded of all turns."""
     by: dict[str, dict[str, list[float]]] = {
-        figure: {who: rounded([each[figure] for each in turns]) for who, turns in found.items()}
+        figure: {
+            who: round_all([turn[figure] for turn in turns]) for who, turns in turns_by_name.items()
+        }
         for figure in ("images_per_sec", "images_per_processor_sec", "first_answer_sec", "peak_mb")
     }
     over = {
         figure: {
             who: round(median(by[figure][who]) / median(by[figure][EAGER]), 3)
-            for who in list(found)[1:]
+            for who in list(turns_by_name)[1:]
         }
         for figure in ("images_per_sec", "images_per_processor_sec")
     }

@@ -8,7 +8,17 @@ from pathlib import Path
 from lockstep.data.index import open_index
 from lockstep.data.loading.host import HostLoader
 from lockstep.recipes.order import training_plans
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+from measuring import (
+    BATCH,
+    alternate,
+    engine,
+    make_batch,
+    median,
+    recipe,
+    record,
+    round_all,
+    seconds,
+)
 
 STEPS = 6
 ROUNDS = 10
@@ -22,21 +32,21 @@ def main() -> None:
     index = open_index(parser.parse_args().data)
     settings = recipe(epochs=1000)
     built, _ = engine(settings)
-    held = held_batch()
+    held = make_batch()
     with HostLoader(index, size=224, antialias=settings.antialias) as loader:
         batches = loader.batches(training_plans(settings, index.sizes, 0))
 
-        def from_jpegs() -> float:
+        def train_on_jpegs() -> float:
             return (
                 seconds(lambda: built.fetch(built.train(itertools.islice(batches, STEPS), 0)))
                 / STEPS
             )
 
-        def from_memory() -> float:
+        def train_in_memory() -> float:
             return seconds(lambda: built.fetch(built.train([held] * STEPS, 0))) / STEPS
 
-        from_jpegs()
-        jpegs, memory = in_turns(from_jpegs, from_memory, ROUNDS)
+        train_on_jpegs()
+        jpegs, memory = alternate(train_on_jpegs, train_in_memory, ROUNDS)
     record(
         "jpeg_training",
         {
@@ -45,8 +55,8 @@ def main() -> None:
                 " steps"
             ),
             "images": len(index),
-            "from_jpegs_sec": rounded(jpegs),
-            "held_batch_sec": rounded(memory),
+            "from_jpegs_sec": round_all(jpegs),
+            "held_batch_sec": round_all(memory),
             "speed_from_jpegs_over_held": round(
                 median(b / a for a, b in zip(jpegs, memory, strict=True)), 4
             ),

@@ -20,13 +20,13 @@ def main() -> None:
         help="Folder of JPEGs by class, in RGB or greyscale, not CMYK.",
     )
     data = parser.parse_args().data
-    found = {
+    results = {
         f"{threads} threads": compare(
             list(CONTENDERS), Work(str(data), threads, 64, 224, SECONDS), TURNS
         )["results"]
         for threads in (1, 2)
     }
-    both = found["2 threads"]
+    both = results["2 threads"]
     rates = {name: result["images_per_sec"] for name, result in both.items()}
     record(
         "loaders",
@@ -35,14 +35,14 @@ def main() -> None:
                 f"images a second, 224 px random crops in batches of 64; medians of {TURNS} turns"
                 f" of {SECONDS:g} s"
             ),
-            **found,
+            **results,
             "host_over": {
                 name: round(rates["host"] / rate, 2)
                 for name, rate in rates.items()
                 if name != "host"
             },
             "host_2_threads_over_1": round(
-                rates["host"] / found["1 threads"]["host"]["images_per_sec"], 2
+                rates["host"] / results["1 threads"]["host"]["images_per_sec"], 2
             ),
         },
     )

@@ -60,7 +60,7 @@ def random_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     return values
 
 
-def held_batch(size: int = 224) -> Batch:
+def make_batch(size: int = 224) -> Batch:
     """Return a batch of random pixels and labels."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (BATCH, size, size, 3), dtype=np.uint8)
@@ -74,7 +74,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def in_turns(
+def alternate(
     first: Callable[[], float], second: Callable[[], float], rounds: int
 ) -> tuple[list[float], list[float]]:
     """Take two measurements alternately, `rounds` times each, and return both lists of values."""
@@ -94,7 +94,7 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
 
 
-def rounded(values: list[float]) -> list[float]:
+def round_all(values: list[float]) -> list[float]:
     """Return the values rounded to four decimal places."""
     return [round(value, 4) for value in values]
 

@@ -18,7 +18,17 @@ import numpy as np
 
 from lockstep.recipes import Execution
 from lockstep.system.machine import cores
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+from measuring import (
+    BATCH,
+    alternate,
+    engine,
+    make_batch,
+    median,
+    recipe,
+    record,
+    round_all,
+    seconds,
+)
 
 ROUNDS = 5
 WARMUP = 3
@@ -31,7 +41,7 @@ def lockstep(precision: str) -> float:
     # The model zoo's resnet50_v1 strides in the first 1x1, and so does this model. v1.5 is 6 % more
     # work.
     built, _ = engine(recipe(precision=precision, model="resnet50-v1"), Execution(backend="mxnet"))
-    batch = replace(held_batch(), is_held=True)  # in MXNet's arrays, as for Gluon
+    batch = replace(make_batch(), is_held=True)  # in MXNet's arrays, as for Gluon
     built.fetch(built.train([batch] * WARMUP, 0))
     return (
         STEPS
@@ -56,7 +66,7 @@ def gluon(precision: str) -> float:
     loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     options = {"learning_rate": 0.001, "momentum": 0.875, "wd": 1 / 32768}
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
-    batch = held_batch()
+    batch = make_batch()
     normalised = (batch.images - np.asarray(recipe().mean)) / np.asarray(recipe().std)
     images = mx.nd.array(normalised.transpose(0, 3, 1, 2))
     labels = mx.nd.array(batch.labels)
@@ -75,7 +85,7 @@ def gluon(precision: str) -> float:
     return STEPS * BATCH / median(seconds(lambda: steps(STEPS)) for _ in range(TIMES))
 
 
-def in_a_process(*what: str) -> float:
+def run_in_process(*what: str) -> float:
     """Run `lockstep` or `gluon` in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
     done = subprocess.run(
@@ -100,13 +110,13 @@ def main() -> None:
         )
     }
     for precision in ("fp32", "bf16"):
-        ours, usual = in_turns(
-            partial(in_a_process, "lockstep", precision),
-            partial(in_a_process, "gluon", precision),
+        ours, usual = alternate(
+            partial(run_in_process, "lockstep", precision),
+            partial(run_in_process, "gluon", precision),
             ROUNDS,
         )
         ratio = round(median(a / b for a, b in zip(ours, usual, strict=True)), 3)
-        result[precision] = {"lockstep": rounded(ours), "gluon": rounded(usual), "ratio": ratio}
+        result[precision] = {"lockstep": round_all(ours), "gluon": round_all(usual), "ratio": ratio}
     record("mxnet_step", result, "mxnet")
 
 

@@ -13,7 +13,7 @@ from subprocess import run
 
 from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FOLDER, FORMATS
-from measuring import median, record, rounded, seconds
+from measuring import median, record, round_all, seconds
 
 ROUNDS = 7
 COPIES = 10
@@ -51,7 +51,7 @@ def main() -> None:
         ratios = {}
         for (source, format, copied), cached in product(CASES, (True, False)):
 
-            def measured(work: Callable[[Path, Path], object], source: Path) -> tuple[float, float]:
+            def measure(work: Callable[[Path, Path], object], source: Path) -> tuple[float, float]:
                 os.sync()
                 bring(source, cached)  # noqa: B023 - called immediately
                 time.sleep(SETTLED_SEC)
@@ -61,7 +61,7 @@ def main() -> None:
                 empty_files(target)
                 return took, with_sync
 
-            def packed(source: Path, target: Path) -> object:
+            def pack(source: Path, target: Path) -> object:
                 return pack(source, target, Packing(format))  # noqa: B023
 
             def copy(source: Path, target: Path) -> object:
@@ -73,7 +73,7 @@ def main() -> None:
                 for first in (turn % 2 == 0, turn % 2 == 1):
                     times = ours if first else cp
                     times.append(
-                        measured(packed, root / source) if first else measured(copy, root / copied)
+                        measure(pack, root / source) if first else measure(copy, root / copied)
                     )
             name = (
                 f"{source} to {format}"
@@ -81,8 +81,8 @@ def main() -> None:
                 + ", not cached" * (not cached)
             )
             ratios[name] = {
-                "seconds": rounded([took for took, _ in ours]),
-                "cp": rounded([took for took, _ in cp]),
+                "seconds": round_all([took for took, _ in ours]),
+                "cp": round_all([took for took, _ in cp]),
             }
             for i, key in enumerate(("ratio", "ratio with sync")):
                 ratios[name][key] = round(

@@ -16,7 +16,17 @@ from lockstep import backends
 from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import cores
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+from measuring import (
+    BATCH,
+    alternate,
+    engine,
+    make_batch,
+    median,
+    recipe,
+    record,
+    round_all,
+    seconds,
+)
 
 ROUNDS = 5
 WARMUP = 1
@@ -37,7 +47,7 @@ def engines(_: str) -> float:
 
 
 def rate(model: Any) -> float:
-    images = held_batch().images
+    images = make_batch().images
     for _ in range(WARMUP):
         model.predict(images)
     return BATCH / median(seconds(lambda: model.predict(images)) for _ in range(TIMED))
@@ -51,7 +61,7 @@ def write_program(folder: Path) -> None:
     export(FP32, initial_state(FP32).tensors, (), folder)
 
 
-def in_a_process(folder: Path, name: str, *how: str) -> float:
+def run_in_process(folder: Path, name: str, *how: str) -> float:
     """Run `predictor` or `engines` in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
     command = [sys.executable, __file__, name, str(folder), *how]
@@ -59,13 +69,13 @@ def in_a_process(folder: Path, name: str, *how: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def compared(folder: Path, ours: tuple[str, ...], other: tuple[str, ...]) -> dict[str, Any]:
+def compare(folder: Path, ours: tuple[str, ...], other: tuple[str, ...]) -> dict[str, Any]:
     """Measure two of these functions alternately, and return their rates and the median ratio."""
-    first, second = in_turns(
-        partial(in_a_process, folder, *ours), partial(in_a_process, folder, *other), ROUNDS
+    first, second = alternate(
+        partial(run_in_process, folder, *ours), partial(run_in_process, folder, *other), ROUNDS
     )
     ratio = round(median(a / b for a, b in zip(first, second, strict=True)), 3)
-    return {" ".join(ours): rounded(first), " ".join(other): rounded(second), "ratio": ratio}
+    return {" ".join(ours): round_all(first), " ".join(other): round_all(second), "ratio": ratio}
 
 
 def main() -> None:
@@ -82,9 +92,9 @@ def main() -> None:
                 f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, one process"
                 " each"
             ),
-            "against Paddle's kernels": compared(folder, onednn, ("predictor", "paddle", "fp32")),
-            "against the engine": compared(folder, onednn, ("engine",)),
-            "bf16 against fp32": compared(folder, ("predictor", "onednn", "bf16"), onednn),
+            "against Paddle's kernels": compare(folder, onednn, ("predictor", "paddle", "fp32")),
+            "against the engine": compare(folder, onednn, ("engine",)),
+            "bf16 against fp32": compare(folder, ("predictor", "onednn", "bf16"), onednn),
         }
     record("paddle_inference", result, backend="paddle")
 

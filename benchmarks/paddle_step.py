@@ -18,7 +18,17 @@ import numpy as np
 
 from lockstep.recipes import Execution
 from lockstep.system.machine import cores
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+from measuring import (
+    BATCH,
+    alternate,
+    engine,
+    make_batch,
+    median,
+    recipe,
+    record,
+    round_all,
+    seconds,
+)
 
 ROUNDS = 3
 WARMUP = 1
@@ -30,7 +40,7 @@ def lockstep_step(compile: str = "auto") -> float:
     built, _ = engine(
         recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile})
     )
-    batch = held_batch()
+    batch = make_batch()
     return rate(lambda: built.fetch(built.train([batch], 0)))
 
 
@@ -44,7 +54,7 @@ def fit() -> float:
     import paddle
 
     paddle.base.core.set_num_threads(cores())
-    batch = held_batch()
+    batch = make_batch()
     images = (
         ((batch.images - np.asarray(recipe().mean)) / np.asarray(recipe().std))
         .astype(np.float32)
@@ -77,7 +87,7 @@ def inference(compile: str) -> float:
     built, _ = engine(
         recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile})
     )
-    images = held_batch().images
+    images = make_batch().images
     return rate(lambda: built.predict(images))
 
 
@@ -87,7 +97,7 @@ def rate(step: Callable[[], object]) -> float:
     return BATCH / median(seconds(step) for _ in range(TIMED))
 
 
-def in_a_process(*what: str) -> float:
+def run_in_process(*what: str) -> float:
     """Run one of the measuring functions in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
     done = subprocess.run(
@@ -100,11 +110,13 @@ def in_a_process(*what: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def compared(ours: tuple[str, ...], usual: tuple[str, ...]) -> dict[str, Any]:
+def compare(ours: tuple[str, ...], usual: tuple[str, ...]) -> dict[str, Any]:
     """Measure two of these functions alternately, and return their rates and the median ratio."""
-    first, second = in_turns(partial(in_a_process, *ours), partial(in_a_process, *usual), ROUNDS)
+    first, second = alternate(
+        partial(run_in_process, *ours), partial(run_in_process, *usual), ROUNDS
+    )
     ratio = round(median(a / b for a, b in zip(first, second, strict=True)), 3)
-    return {" ".join(ours): rounded(first), " ".join(usual): rounded(second), "ratio": ratio}
+    return {" ".join(ours): round_all(first), " ".join(usual): round_all(second), "ratio": ratio}
 
 
 def main() -> None:
@@ -119,9 +131,9 @@ def main() -> None:
                 f"images a second, ResNet-50, fp32, 224 px, batch {BATCH}; {ROUNDS} turns, one"
                 " process each"
             ),
-            "training": compared(("lockstep", "auto"), ("fit",)),
-            "training uncompiled": compared(("lockstep", "off"), ("fit",)),
-            "inference": compared(("inference", "on"), ("inference", "off")),
+            "training": compare(("lockstep", "auto"), ("fit",)),
+            "training uncompiled": compare(("lockstep", "off"), ("fit",)),
+            "inference": compare(("inference", "on"), ("inference", "off")),
         },
         backend="paddle",
     )

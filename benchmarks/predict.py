@@ -19,7 +19,7 @@ from lockstep.models.architectures import ModelSpec
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import evaluation_plans
 from lockstep.weights.checkpoint import write_weights
-from measuring import engine, in_turns, median, recipe, record, rounded
+from measuring import alternate, engine, median, recipe, record, round_all
 
 NARROW = ModelSpec(
     block="bottleneck",
@@ -43,7 +43,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    index, (compared, _) = open_index(arguments.data), engine(RECIPE)
+    index, (computed, _) = open_index(arguments.data), engine(RECIPE)
     paths = [index.path(sample) for sample in range(len(index))]
 
     def benchmark() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
             index, size=RECIPE.eval_crop, **resampling(RECIPE, evaluation=True)
         ) as loader:
             for batch in loader.batches(evaluation_plans(RECIPE, index.sizes, BATCH)):
-                compared.predict(batch.images)
+                computed.predict(batch.images)
 
     def milliseconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
         began = clock()
@@ -72,13 +72,13 @@ def main() -> None:
             benchmark()
             predict()
             for name, clock in (("wall", time.perf_counter), ("processor", time.process_time)):
-                ours, theirs = in_turns(
+                ours, theirs = alternate(
                     lambda clock=clock: milliseconds(predict, clock),
                     lambda clock=clock: milliseconds(benchmark, clock),
                     arguments.rounds,
                 )
-                result[f"predict_{name}_ms_per_image"] = rounded(ours)
-                result[f"benchmark_{name}_ms_per_image"] = rounded(theirs)
+                result[f"predict_{name}_ms_per_image"] = round_all(ours)
+                result[f"benchmark_{name}_ms_per_image"] = round_all(theirs)
                 result[f"{name}_ratio"] = round(
                     median(b / a for a, b in zip(ours, theirs, strict=True)), 3
                 )

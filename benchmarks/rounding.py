@@ -43,7 +43,7 @@ def run(recipe: Recipe, state: State, batches: list[Batch]) -> tuple[list[Arrays
     return velocities, np.array(losses)
 
 
-def changed(state: State, seed: int) -> State:
+def change_weights(state: State, seed: int) -> State:
     """Return the state with every weight changed by up to half a unit in float32's last place."""
     random = np.random.default_rng(seed)
     tensors = {
@@ -80,7 +80,7 @@ def main() -> None:
         )
         state = initial_state(narrow)
         one = run(narrow, state, batches)
-        others = [run(narrow, changed(state, seed), batches) for seed in range(CONTROLS)]
+        others = [run(narrow, change_weights(state, seed), batches) for seed in range(CONTROLS)]
         rows[f"{peak:.0e}"] = {
             "1 - cosine after step": {
                 s: ends([angle(other[0][s], one[0][s]) for other in others]) for s in SHOWN

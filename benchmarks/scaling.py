@@ -134,7 +134,7 @@ def remove_namespaces() -> None:
 
 @contextmanager
 def namespaces(hosts: int, mbit_per_sec: int | None) -> Iterator[list[str]]:
-    """Yield the names of connected namespaces, whose addresses are 10.77.0.1, 10.77.0.2 and so on."""
+    """Yield the names of connected namespaces, with addresses from 10.77.0.1 on."""
     remove_namespaces()
     names = [f"{PREFIX}{host}" for host in range(hosts)]
     try:
@@ -175,7 +175,7 @@ def namespaces(hosts: int, mbit_per_sec: int | None) -> Iterator[list[str]]:
 # Ranks
 
 
-def measured(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
+def measure_row(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     """Return a row of the result."""
     with namespaces(row.hosts, row.mbit_per_sec) as names, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -192,7 +192,7 @@ def measured(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
         execution = {"device": "cpu", "all_reduce_mb": row.all_reduce_mb}
         plan = Plan(row.warmup, row.rounds, 1, changes=changes, execution=execution)
         save_task(folder, cell, plan, plan.make_recipe(cell), plan.make_execution(cell))
-        running = [started(rank, row, names, folder) for rank in range(row.ranks)]
+        running = [start_rank(rank, row, names, folder) for rank in range(row.ranks)]
         try:
             wait(running, folder)
         finally:
@@ -209,7 +209,7 @@ def measured(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def started(rank: int, row: Row, names: list[str], folder: Path) -> "subprocess.Popen[bytes]":
+def start_rank(rank: int, row: Row, names: list[str], folder: Path) -> "subprocess.Popen[bytes]":
     """Start a rank in its namespace. Ranks fill one host after the other."""
     host = rank // -(-row.ranks // row.hosts)
     variables = {
@@ -251,8 +251,8 @@ def wait(running: list["subprocess.Popen[bytes]"], folder: Path) -> None:
             break
         time.sleep(0.1)
     if any(process.returncode != 0 for process in running):
-        said = [json.loads(file.read_text())["reason"] for file in folder.glob("failure-*.json")]
-        sys.exit(f"a rank failed: {' '.join(said) or 'it said nothing'}")
+        reasons = [json.loads(file.read_text())["reason"] for file in folder.glob("failure-*.json")]
+        sys.exit(f"a rank failed: {' '.join(reasons) or 'it said nothing'}")
 
 
 # The campaign
@@ -315,19 +315,19 @@ def campaign(asked: argparse.Namespace) -> None:
     began = time.monotonic()
     for number, row in enumerate(chosen, 1):
         same = [
-            each
-            for each in result["rows"]
-            if all(each[name] == value for name, value in row.key.items())
+            old
+            for old in result["rows"]
+            if all(old[name] == value for name, value in row.key.items())
         ]
-        kept = [each for each in same if each["other_programs_share"] <= MOST_OF_OTHERS]
-        found = kept[0] if kept else measured(row, settings)
+        kept = [old for old in same if old["other_programs_share"] <= MOST_OF_OTHERS]
+        new = kept[0] if kept else measure_row(row, settings)
         if not kept:
-            result["rows"] = [each for each in result["rows"] if each not in same] + [found]
+            result["rows"] = [old for old in result["rows"] if old not in same] + [new]
             result["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}"])
             result["environment"] = describe_environment("torch")
             write_json(asked.out, result)
-        middle = sorted(found["times_sec"])[len(found["times_sec"]) // 2]
-        busy = found["other_programs_share"] > MOST_OF_OTHERS
+        middle = sorted(new["times_sec"])[len(new["times_sec"]) // 2]
+        busy = new["other_programs_share"] > MOST_OF_OTHERS
         note = " (kept)" if kept else " (other programs were running)" if busy else ""
         print(
             f"{number:>2} of {len(chosen)}, {time.monotonic() - began:.0f} s: {row}: {middle:.3f}"
@@ -337,11 +337,11 @@ def campaign(asked: argparse.Namespace) -> None:
     if asked.only is None:
         measured_rows = read_measured(asked.out)
         checks = [
-            each
-            for each in compare_steps(fit_steps(measured_rows), measured_rows)
-            if not each.measured.fitted
+            check
+            for check in compare_steps(fit_steps(measured_rows), measured_rows)
+            if not check.measured.fitted
         ]
-        worst = max(abs(each.difference) for each in checks)
+        worst = max(abs(check.difference) for check in checks)
         print(
             f"the largest difference of a prediction from a step that was not fitted: {worst:.1%},"
             " wanted 10 %"

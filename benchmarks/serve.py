@@ -1,5 +1,5 @@
-"""Compare `lockstep serve` with the runtime that it uses: latency of one image, and throughput under
-16 clients.
+"""Compare `lockstep serve` with the runtime that it uses: latency of one image, and throughput
+under 16 clients.
 
 The server is a separate process. The runtime alone and the server are measured alternately; the one
 that is not measured is idle. Clients keep their connections and send uint8 images in binary, so
@@ -33,7 +33,7 @@ from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores
 from lockstep.weights import open_weights
 from lockstep.weights.checkpoint import write_weights
-from measuring import median, recipe, record, rounded
+from measuring import median, recipe, record, round_all
 
 ADDED_MS = 3.0
 KEPT = 0.9
@@ -64,19 +64,19 @@ class Client:
         `ValueError` unless it is 200."""
         began = time.perf_counter()
         self._socket.sendall(self._request)
-        found = b""
-        while b"\r\n\r\n" not in found:
-            found += self._received()
-        head, _, rest = found.partition(b"\r\n\r\n")
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += self._receive()
+        head, _, rest = data.partition(b"\r\n\r\n")
         length = re.search(rb"\r\ncontent-length: (\d+)", head.lower())
         if not head.startswith(b"HTTP/1.1 200 ") or length is None:
             raise ValueError(head.decode("latin-1"))
         missing = int(length[1]) - len(rest)
         while missing > 0:
-            missing -= len(self._received())
+            missing -= len(self._receive())
         return 1000 * (time.perf_counter() - began)
 
-    def _received(self) -> bytes:
+    def _receive(self) -> bytes:
         data = self._socket.recv(2**18)
         if not data:
             raise ValueError("the server closed the connection")
@@ -128,11 +128,11 @@ def server(weights: Path, runtime: str, log: Path) -> Iterator[tuple[int, int]]:
         )
     assert process.stdout is not None
     try:
-        found = re.search(r":(\d+) ", process.stdout.readline())
-        if found is None:
+        port = re.search(r":(\d+) ", process.stdout.readline())
+        if port is None:
             sys.exit(log.read_text())
-        wait_for(int(found[1]))
-        yield int(found[1]), process.pid
+        wait_for(int(port[1]))
+        yield int(port[1]), process.pid
     finally:
         process.terminate()
         process.wait(60)
@@ -161,7 +161,7 @@ def under_load(clients: list[Client], pid: int, seconds: float) -> dict[str, Any
             errors.append(str(error))
 
     workers = [
-        threading.Thread(target=send, args=each) for each in zip(clients, times, strict=True)
+        threading.Thread(target=send, args=pair) for pair in zip(clients, times, strict=True)
     ]
     began = time.perf_counter()
     spent = processor_ms(pid)
@@ -175,7 +175,7 @@ def under_load(clients: list[Client], pid: int, seconds: float) -> dict[str, Any
     spent = processor_ms(pid) - spent
     for client in clients:
         client.close()
-    whole = [each for own in times for each in own]
+    whole = [sec for client in times for sec in client]
     percentiles = statistics.quantiles(whole, n=100)
     return {
         "images_per_sec": round(len(whole) / took, 2),
@@ -219,7 +219,7 @@ def measure_ms(runtime: Runtime, images: np.ndarray) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure_all(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the figures of a model."""
     weights = folder / "weights.safetensors"
     side = settings.eval_crop
@@ -254,7 +254,7 @@ def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[
             added.append(servers - runtimes)
         before = measure_rate(runtime, many, asked.seconds / 6)
         load = under_load(
-            [tensor_client(port, "model", each[None]) for each in images], pid, asked.seconds
+            [tensor_client(port, "model", image[None]) for image in images], pid, asked.seconds
         )
         after = measure_rate(runtime, many, asked.seconds / 6)
         decoding = under_load(
@@ -263,8 +263,8 @@ def measured(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[
     own = (before[0] + after[0]) / 2
     own_cpu = (before[1] + after[1]) / 2
     return {
-        "engine_batch_1_p50_ms": rounded(alone),
-        "server_batch_1_p50_ms": rounded(served),
+        "engine_batch_1_p50_ms": round_all(alone),
+        "server_batch_1_p50_ms": round_all(served),
         "added_ms": round(median(added), 3),
         "engine_images_per_sec": [round(before[0], 2), round(after[0], 2)],
         "engine_processor_ms_per_image": round(own_cpu, 3),
@@ -304,7 +304,7 @@ def main() -> None:
         base = load_recipe("demo").replace(logits=5) if name == "demo" else recipe()
         settings = base.replace(precision=asked.precision, **MODELS[name])
         with tempfile.TemporaryDirectory() as folder:
-            result[name] = measured(settings, asked, Path(folder))
+            result[name] = measure_all(settings, asked, Path(folder))
     result["targets"] = {"added_ms": ADDED_MS, "throughput_kept": KEPT}
     if asked.no_record:
         print(json.dumps(result, indent=1))

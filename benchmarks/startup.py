@@ -1,7 +1,7 @@
 """Measure how long whole processes take: `lockstep --help`, `import lockstep`, and `lockstep
 predict` of one photo.
 
-`predict` gets a run of ResNet-50 at 224 px with random weights, and every runtime that is installed.
+`predict` gets a run of ResNet-50 at 224 px with random weights, and every installed runtime.
 `nothing` is an interpreter that does nothing. With `--baseline SRC`, the folder src of another
 version, that version is measured too. All of them are measured alternately.
 """
@@ -20,10 +20,10 @@ from lockstep.inference.runtimes import list_installed
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
-from measuring import median, random_tensors, record, rounded, seconds
+from measuring import median, random_tensors, record, round_all, seconds
 
 
-def prepared(folder: Path) -> tuple[Path, Path]:
+def prepare(folder: Path) -> tuple[Path, Path]:
     """Write a run with a checkpoint, and a photo; return their paths."""
     recipe = Recipe(model="resnet50", precision="fp32")
     about = {"recipe": recipe.fields(), "classes": []}
@@ -57,7 +57,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lockstep-startup-") as name:
-        weights, photo = prepared(Path(name))
+        weights, photo = prepare(Path(name))
         commands = {
             "help_sec": ["-m", "lockstep", "--help"],
             "import_sec": ["-c", "import lockstep"],
@@ -74,7 +74,7 @@ def main() -> None:
                 runtime,
             ]
         versions = {"": None} | ({"baseline_": asked.baseline} if asked.baseline else {})
-        found: dict[str, list[float]] = {
+        times_by_name: dict[str, list[float]] = {
             version + name: [] for name in commands for version in versions
         }
         for turn in range(asked.rounds + 1):
@@ -82,9 +82,12 @@ def main() -> None:
                 for version, source in versions.items():
                     took = run(source, *command)
                     if turn:  # the first turn fills the caches of the disk
-                        found[version + name].append(took)
-    medians = {name: round(median(times), 4) for name, times in found.items()}
-    record("startup", medians | {"turns": {name: rounded(times) for name, times in found.items()}})
+                        times_by_name[version + name].append(took)
+    medians = {name: round(median(times), 4) for name, times in times_by_name.items()}
+    record(
+        "startup",
+        medians | {"turns": {name: round_all(times) for name, times in times_by_name.items()}},
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,17 @@ from collections.abc import Callable
 from functools import partial
 
 from lockstep.recipes import Execution
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+from measuring import (
+    BATCH,
+    alternate,
+    engine,
+    make_batch,
+    median,
+    recipe,
+    record,
+    round_all,
+    seconds,
+)
 
 ROUNDS = 5
 WARMUP = 2
@@ -27,7 +37,7 @@ def lockstep_step(precision: str, compile: str = "off") -> float:
     built, _ = engine(
         recipe(precision=precision), Execution.of({"backend": "tensorflow", "compile": compile})
     )
-    batch = held_batch()
+    batch = make_batch()
     return rate(lambda: built.fetch(built.train([batch], 0)))
 
 
@@ -54,7 +64,7 @@ def keras_step(precision: str, compile: str = "off") -> float:
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    batch = held_batch()
+    batch = make_batch()
     return rate(lambda: float(step(tf.constant(batch.images), tf.constant(batch.labels))))
 
 
@@ -64,7 +74,7 @@ def rate(step: Callable[[], object]) -> float:
     return BATCH / median(seconds(step) for _ in range(TIMED))
 
 
-def in_a_process(*what: str) -> float:
+def run_in_process(*what: str) -> float:
     """Run one of the two steps in a separate process and return its result."""
     done = subprocess.run(
         [sys.executable, __file__, *what], capture_output=True, text=True, check=True
@@ -78,20 +88,20 @@ def main() -> None:
         name, *how = sys.argv[1:]
         print(steps[name](*how))
         return
-    found = {}
+    results = {}
     for precision in KERAS:
-        ours, usual = in_turns(
-            partial(in_a_process, "lockstep", precision),
-            partial(in_a_process, "keras", precision),
+        ours, usual = alternate(
+            partial(run_in_process, "lockstep", precision),
+            partial(run_in_process, "keras", precision),
             ROUNDS,
         )
-        found[precision] = {
-            "lockstep": rounded(ours),
-            "keras": rounded(usual),
+        results[precision] = {
+            "lockstep": round_all(ours),
+            "keras": round_all(usual),
             "ratio": round(median(a / b for a, b in zip(ours, usual, strict=True)), 3),
         }
-    found["xla"] = {
-        f"{name} {p}": round(in_a_process(name, p, "on"), 2) for name in steps for p in KERAS
+    results["xla"] = {
+        f"{name} {p}": round(run_in_process(name, p, "on"), 2) for name in steps for p in KERAS
     }
     record(
         "tensorflow_step",
@@ -100,7 +110,7 @@ def main() -> None:
                 f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one"
                 " process each"
             ),
-            **found,
+            **results,
         },
         backend="tensorflow",
     )

@@ -10,7 +10,17 @@ import torch.nn.functional as F
 
 from lockstep.backends.torch.model import Model
 from lockstep.models.architectures import MODELS
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+from measuring import (
+    BATCH,
+    alternate,
+    engine,
+    make_batch,
+    median,
+    recipe,
+    record,
+    round_all,
+    seconds,
+)
 
 ROUNDS = 5
 WARMUP = 2
@@ -20,7 +30,7 @@ TIMED = 6
 def lockstep_step() -> float:
     """Return the engine's images per second."""
     built, _ = engine(recipe())
-    batch = held_batch()
+    batch = make_batch()
     built.fetch(built.train([batch] * WARMUP, 0))
     times = [seconds(lambda: built.fetch(built.train([batch], 0))) for _ in range(TIMED)]
     return BATCH / median(times)
@@ -59,7 +69,7 @@ def product_gflops(dtype: str) -> float:
     return 2 * 2048**3 / median(times) / 1e9
 
 
-def in_a_process(what: str) -> float:
+def run_in_process(what: str) -> float:
     """Run one of the measurements in a separate process and return its result."""
     done = subprocess.run(
         [sys.executable, __file__, what], capture_output=True, text=True, check=True
@@ -76,7 +86,9 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(single[sys.argv[1]]())
         return
-    ours, usual = in_turns(lambda: in_a_process("lockstep"), lambda: in_a_process("usual"), ROUNDS)
+    ours, usual = alternate(
+        lambda: run_in_process("lockstep"), lambda: run_in_process("usual"), ROUNDS
+    )
     record(
         "train_step",
         {
@@ -84,11 +96,11 @@ def main() -> None:
                 f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one"
                 " process each"
             ),
-            "lockstep_bf16": rounded(ours),
-            "eager_fp32_nchw": rounded(usual),
+            "lockstep_bf16": round_all(ours),
+            "eager_fp32_nchw": round_all(usual),
             "ratio": round(median(a / b for a, b in zip(ours, usual, strict=True)), 3),
             "matrix_product_gflops": {
-                name: round(in_a_process(name), 1) for name in ("fp32", "bf16")
+                name: round(run_in_process(name), 1) for name in ("fp32", "bf16")
             },
             "step_gflop_per_image": 24.6,
         },

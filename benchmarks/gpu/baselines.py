@@ -44,8 +44,8 @@ class Network:
         torch.backends.cudnn.allow_tf32 = recipe.precision != "fp32"
         torch.backends.cuda.matmul.allow_tf32 = recipe.precision != "fp32"
         torch.manual_seed(0)
-        model = Model(model_spec(recipe.model), recipe).to(device)
-        self.model: nn.Module = model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.model: nn.Module = Model(model_spec(recipe.model), recipe).to(device).train()
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = recipe.image_size
         images = torch.randn(recipe.global_batch_images, 3, size, size, device=device)
         self.images = images.contiguous(memory_format=torch.channels_last)
