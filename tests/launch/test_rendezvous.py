@@ -173,16 +173,37 @@ def test_a_node_0_that_admits_and_then_says_nothing_is_not_waited_for_without_en
 def test_a_node_that_has_no_place_is_refused_and_the_others_still_meet(
     port: int, node: int, nodes: int, reason: str
 ) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(enter, meeting(0, 2, port))
+    with leading(2, port), meet_after(1, 2, port):
         line = newcomer(port, node, nodes)
         assert reason in receive(line)["refused"]
-        with meet(meeting(1, 2, port), SILENCE_SEC):
-            leading.result(SOON_SEC).close()
 
 
 def enter(place: Meeting) -> Link:
     return meet(place, SILENCE_SEC).__enter__()[0]
+
+
+@contextmanager
+def leading(nodes: int, port: int) -> Iterator[Future[Link]]:
+    """Let node 0 wait for the others in the block; after it they have come, and its link closes."""
+    with ThreadPoolExecutor(1) as pool:
+        link = pool.submit(enter, meeting(0, nodes, port))
+        yield link
+        link.result(SOON_SEC).close()
+
+
+@contextmanager
+def meet_after(node: int, nodes: int, port: int) -> Iterator[None]:
+    """Let a node come after the block."""
+    yield
+    with meet(meeting(node, nodes, port), SILENCE_SEC):
+        pass
+
+
+def refuse(error: type[Exception], message: str, place: Meeting, check: Any = None) -> str:
+    """Check that a node cannot meet the others; return the message."""
+    with pytest.raises(error, match=message) as refused, meet(place, SILENCE_SEC, check):
+        pass
+    return str(refused.value)
 
 
 def newcomer(port: int, node: int, nodes: int) -> Line:
@@ -193,25 +214,17 @@ def newcomer(port: int, node: int, nodes: int) -> Line:
 
 
 def test_of_two_nodes_with_one_number_the_second_is_refused(port: int) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(enter, meeting(0, 3, port))
+    with leading(3, port), meet_after(2, 3, port):
         both: list[Any] = [newcomer(port, 1, 3) for _ in range(2)]
         (refused,) = wait(both, SOON_SEC)
-        assert (
-            receive(refused)["refused"]
-            == "there is already a node 1; give each node another --node-rank"
-        )
-        with meet(meeting(2, 3, port), SILENCE_SEC):
-            leading.result(SOON_SEC).close()
+        assert "already a node 1" in receive(refused)["refused"]
 
 
 def test_a_node_that_ended_may_come_again_also_after_all_others(port: int) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(enter, meeting(0, 3, port))
+    with leading(3, port):
         newcomer(port, 1, 3).close()
         others = [newcomer(port, 2, 3), newcomer(port, 1, 3)]
         assert [receive(line) for line in others] == [{"all": "here"}] * 2
-        leading.result(SOON_SEC).close()
 
 
 def is_open(port: int) -> bool:
@@ -220,21 +233,12 @@ def is_open(port: int) -> bool:
 
 
 def test_who_does_not_know_the_secret_is_refused_and_keeps_nobody_out(port: int) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(enter, meeting(0, 2, port))
+    with leading(2, port), ExitStack() as stack, meet_after(1, 2, port):
         wait_until(lambda: is_open(port))
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
-        with (
-            pytest.raises(BackendError, match="has another secret"),
-            meet(meeting(1, 2, port, SECRET[::-1]), SILENCE_SEC),
-        ):
-            pass
-        nonsense = socket.create_connection(("127.0.0.1", port))
-        nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with meet(meeting(1, 2, port), SILENCE_SEC):
-            leading.result(SOON_SEC).close()
-        for line in [*silent, nonsense]:
-            line.close()
+        for data in (b"", b"", b"", b"GET / HTTP/1.1\r\n\r\n"):
+            line = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            line.sendall(data)
+        refuse(BackendError, "has another secret", meeting(1, 2, port, SECRET[::-1]))
 
 
 def test_nothing_listens_after_all_have_come(port: int) -> None:
@@ -244,42 +248,20 @@ def test_nothing_listens_after_all_have_come(port: int) -> None:
 
 def test_a_node_that_does_not_come_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
-    with (
-        pytest.raises(BackendError, match=r"node 1, 2 did not come"),
-        meet(meeting(0, 3, port), SILENCE_SEC),
-    ):
-        pass
-
-
-def test_a_node_0_that_does_not_come_is_named_with_its_place(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
-    with (
-        pytest.raises(BackendError, match=f"nothing answers at 127.0.0.1:{port}"),
-        meet(meeting(1, 2, port), SILENCE_SEC),
-    ):
-        pass
+    refuse(BackendError, "node 1, 2 did not come", meeting(0, 3, port))
+    refuse(BackendError, f"nothing answers at 127.0.0.1:{port}", meeting(1, 2, port))
 
 
 def test_a_port_that_is_taken_is_refused_with_the_address(port: int) -> None:
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}"),
-        meet(meeting(0, 2, port), SILENCE_SEC),
-    ):
-        pass
+    with socket.create_server(("127.0.0.1", port)):
+        refuse(UserError, f"cannot listen at 127.0.0.1:{port}", meeting(0, 2, port))
 
 
 def test_waiting_ends_when_the_check_fails(port: int) -> None:
     def check() -> None:
         raise LockstepError("it is gone")
 
-    with (
-        pytest.raises(LockstepError, match="it is gone"),
-        meet(meeting(0, 2, port), SILENCE_SEC, check),
-    ):
-        pass
+    refuse(LockstepError, "it is gone", meeting(0, 2, port), check)
 
 
 def test_a_name_that_is_loopback_here_alone_is_refused(
@@ -287,11 +269,7 @@ def test_a_name_that_is_loopback_here_alone_is_refused(
 ) -> None:
     monkeypatch.setattr(rendezvous, "resolve", lambda host: "127.0.1.1")
     place = Meeting(0, 2, "node0", port, SECRET)
-    with (
-        pytest.raises(UserError, match=r"node0 is 127.0.1.1 on this machine.*--bind"),
-        meet(place, SILENCE_SEC),
-    ):
-        pass
+    refuse(UserError, "node0 is 127.0.1.1 on this machine.*--bind", place)
 
 
 # The link
@@ -369,13 +347,9 @@ def test_what_is_no_message_loses_the_sender_and_is_not_unpickled(port: int, tmp
         def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
             return (tmp_path / "touched").touch, ()
 
-    with ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(enter, meeting(0, 2, port))
-        with newcomer(port, 1, 2) as stranger:
-            link = leading.result(SOON_SEC)
-            stranger.send_bytes(pickle.dumps(Touch()))
-            wait_until(lambda: link.lost() == [1])
-            link.close()
+    with leading(2, port) as future, newcomer(port, 1, 2) as stranger:
+        stranger.send_bytes(pickle.dumps(Touch()))
+        wait_until(lambda: future.result(SOON_SEC).lost() == [1])
     assert not (tmp_path / "touched").exists()
 
 
@@ -385,20 +359,10 @@ def test_what_is_no_message_loses_the_sender_and_is_not_unpickled(port: int, tmp
 def test_a_relay_between_two_launchers_is_refused_and_named_on_both_sides(
     port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ThreadPoolExecutor(1) as pool, relay(port) as place:
-        leading = pool.submit(enter, meeting(0, 2, port))
+    with leading(2, port), relay(port) as place, meet_after(1, 2, port):
         wait_until(lambda: is_open(port))
-        with (
-            pytest.raises(BackendError, match="a relay, a proxy or NAT") as refused,
-            meet(meeting(1, 2, place), SILENCE_SEC),
-        ):
-            pass
-        assert re.search(
-            rf"from 127.0.0.1:\d+ to 127.0.0.1:{place} here, and .* to 127.0.0.1:{port} there",
-            str(refused.value),
-        )
-        with meet(meeting(1, 2, port), SILENCE_SEC):
-            leading.result(SOON_SEC).close()
+        message = refuse(BackendError, "a relay, a proxy or NAT", meeting(1, 2, place))
+        assert re.search(rf" to 127.0.0.1:{place} here, and .* to 127.0.0.1:{port} there", message)
     lines: list[str] = []
     wait_until(lambda: lines.extend(capsys.readouterr().err.splitlines()) or lines)
     assert len(lines) == 1
