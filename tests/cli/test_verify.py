@@ -87,7 +87,7 @@ def workers_in(folder: Path) -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             command = path.read_text().split("\0")
-            if "lockstep.verification.engine_process" in command and any(
+            if "lockstep.verification.backend_process" in command and any(
                 str(folder) in word for word in command
             ):
                 found.append(path.parent.name)

@@ -34,7 +34,7 @@ def random_scores(classes: int, images: int, seed: int, accuracy: float = 0.8) -
     )
 
 
-def log_of(steps: int, seed: int, weights: list[str], backend: str) -> list[dict[str, Any]]:
+def build_log(steps: int, seed: int, weights: list[str], backend: str) -> list[dict[str, Any]]:
     random = np.random.default_rng(seed)
     entries: list[dict[str, Any]] = [
         {"kind": "start", "step": 0, "total": STEPS, "damaged": [], "notes": []}
@@ -105,7 +105,7 @@ def write_run(
         "val": {"images": images, "quarantined": []},
     }
     write_json(folder / "environment.json", about)
-    log = log_of(steps, seed, weights, backend)
+    log = build_log(steps, seed, weights, backend)
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     if steps < STEPS:
         return folder

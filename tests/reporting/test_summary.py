@@ -70,7 +70,7 @@ def test_steps_under_a_profiler_are_no_speed(recipe: Recipe, tmp_path: Path) -> 
     [speed] = summary.measure_speeds([run])
     assert speed.intervals == 9
     assert speed.images_per_sec is not None
-    assert speed.images_per_sec > 99  # log_of draws 100 to 110
+    assert speed.images_per_sec > 99  # build_log draws 100 to 110
     assert max(speed.step_ms.values()) < 1000 * 32 / 99
     drawn = {chart.name: chart.curves[0].steps for chart in build_charts([run])}
     assert 35 in drawn["loss"]

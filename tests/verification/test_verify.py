@@ -23,8 +23,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
+from lockstep.verification.backend_process import Worker
 from lockstep.verification.comparison import compare
-from lockstep.verification.engine_process import Worker
 from lockstep.verification.plot import plot
 from lockstep.verification.workload import Workload, build
 
@@ -277,11 +277,11 @@ WRONG_PYTHON = """#!{python}
 import sys
 from pathlib import Path
 from lockstep.data.loading import host
-from lockstep.verification import engine_process
+from lockstep.verification import backend_process
 
 {fault}
 folder, name = sys.argv[-2:]
-engine_process.main(Path(folder), name)
+backend_process.main(Path(folder), name)
 """
 
 

@@ -200,7 +200,7 @@ def _open_engine(
 def _measure_ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, list[str]]:
     """Return the rates of matrix products and copies, and remarks on those that are not known.
 
-    A runtime that is not native has no products of its own, and so no limit.
+    A runtime that is not native has no products to measure, and so no limit.
     """
     world.wait()
     if cell.runtime != NATIVE:

@@ -131,7 +131,7 @@ def build_clusters(name: str = "", loader_images_per_sec: float = 0.0) -> dict[s
 def build_step(
     model: str, rate: float, batch: int, fixed_sec: float = 0.0, wire: str = "fp32"
 ) -> Step:
-    """Return the step of a GPU that trains `rate` images per second alone, as PyTorch's engine
+    """Return the step of a GPU that trains `rate` images per second alone, as the PyTorch backend
     exchanges gradients."""
     spec = MODELS[model]
     megabytes = Execution().all_reduce_mb

@@ -55,7 +55,7 @@ class Line:
 
     def recv_bytes(self, most_bytes: int) -> bytes:
         """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if the other side
-        has not sent it so."""
+        sent another one."""
         received = self._connection.recv_bytes(PROOF_BYTES + most_bytes)
         proof = received[:PROOF_BYTES]
         data = received[PROOF_BYTES:]

@@ -1,7 +1,7 @@
 """The proof of a shared secret when a connection opens, and the keys of the messages that follow.
 
 Both ends prove that they know the secret, with HMAC-SHA256. What is proven includes both addresses,
-as each end sees them: a relay, which has an address of its own, cannot pass the proofs on. All
+as each end sees them: a relay, which has another address, cannot pass the proofs on. All
 parts have a fixed length:
 
     server to client    `GREETING`, the server's nonce

@@ -220,7 +220,7 @@ is used."""
 
 
 def choose_code(codes: Iterable[int | None]) -> int:
-    """Return the exit code of a launch that has not ended well, from those of its ranks or
+    """Return the exit code of a launch that failed or was stopped, from those of its ranks or
     machines."""
     known = set(codes)
     return next((code for code in _EXPLAINING if code in known), 1)

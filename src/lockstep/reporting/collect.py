@@ -14,7 +14,7 @@ def open_runs(folders: list[Path]) -> list[Run]:
 
 def _choose_names(folders: list[Path]) -> list[str]:
     """Return the last parts of the paths, as many as make the names different."""
-    whole = [folder.resolve() for folder in folders]
+    whole = list(map(Path.resolve, folders))
     longest = max(len(path.parts) for path in whole)
     for count in range(1, longest + 1):
         names = ["/".join(path.parts[-count:]) for path in whole]

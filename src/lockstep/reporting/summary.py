@@ -16,7 +16,7 @@ from lockstep.recipes.published_speeds import Measured, Row, read_speeds
 from lockstep.reporting import image_statistics
 from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
-from lockstep.system.event_log import EvaluateEvent, TrainEvent, seconds_of
+from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
 from lockstep.system.strict_json import is_positive
 
 PERCENTILES = (50, 90, 95, 99, 100)
@@ -117,11 +117,13 @@ def _measure_speed(number: int, run: Run) -> Speed:
     times = []
     step_ms = []
     for entry in _select_warm(run):
-        times.append(seconds_of(entry))
+        times.append(compute_seconds(entry))
         images += entry["images"]
         waited_sec += entry["data_wait_share"] * times[-1]
         step_ms.append(1000 * times[-1] / (entry["step"] - entry["first_step"]))
-    speed = Speed(run=number, train_sec=sum(map(seconds_of, run.training)), intervals=len(times))
+    speed = Speed(
+        run=number, train_sec=sum(map(compute_seconds, run.training)), intervals=len(times)
+    )
     if times:
         speed.images_per_sec = images / sum(times)
         speed.data_wait_share = waited_sec / sum(times)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.runs.epochs import Epoch, LoggedRun, count_images
-from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, seconds_of
+from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, compute_seconds
 from lockstep.system.strict_json import to_json
 
 PREFIX = "DLLL "
@@ -220,7 +220,7 @@ def format_run(run: LoggedRun) -> str:
     add(form.describe(run.recipe.fields() | {"ranks": run.environment["ranks"]}))
     for epoch in run.epochs:
         for entry in chain[TrainEvent | EvaluateEvent](epoch.intervals, epoch.evaluations.values()):
-            elapsed += seconds_of(entry)
+            elapsed += compute_seconds(entry)
             add(form.convert(entry))
     add(form.summarise())
     return "".join(lines)
@@ -251,7 +251,10 @@ class Form:
             return []
         keys = self._keys.evaluation if entry["weights"] == "trained" else self._keys.averaged
         speed = _compute_speed(
-            entry["images"], seconds_of(entry), entry.get("batches"), entry.get("data_wait_share")
+            entry["images"],
+            compute_seconds(entry),
+            entry.get("batches"),
+            entry.get("data_wait_share"),
         )
         figures = rename_figures(keys, entry | speed)
         return self._end_epoch(entry["step"] // self._per_epoch - 1, figures)
@@ -268,7 +271,7 @@ class Form:
         if "traced" not in entry:
             steps = entry["step"] - entry["first_step"]
             share = entry["data_wait_share"]
-            figures |= _compute_speed(entry["images"], seconds_of(entry), steps, share)
+            figures |= _compute_speed(entry["images"], compute_seconds(entry), steps, share)
         place = [number, entry["step"] - number * self._per_epoch]
         lines = [make_line(place, rename_figures(self._keys.interval, figures))]
         if entry["step"] % self._per_epoch == 0:
@@ -333,11 +336,11 @@ def _sum_up(epoch: Epoch) -> dict[str, float]:
     figures["lr"] = epoch.lr
     figures["loss_scale"] = epoch.intervals[-1]["loss_scale"]
     intervals = epoch.timed_intervals
-    seconds = sum(map(seconds_of, intervals))
+    seconds = sum(map(compute_seconds, intervals))
     if not seconds:
         return figures
     steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
-    waited_sec = sum(entry["data_wait_share"] * seconds_of(entry) for entry in intervals)
+    waited_sec = sum(entry["data_wait_share"] * compute_seconds(entry) for entry in intervals)
     return figures | _compute_speed(count_images(intervals), seconds, steps, waited_sec / seconds)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lockstep.runs.epochs import Epoch, LoggedRun, count_images
-from lockstep.system.event_log import TrainEvent, seconds_of
+from lockstep.system.event_log import TrainEvent, compute_seconds
 from lockstep.system.strict_json import to_json
 
 
@@ -64,7 +64,7 @@ def _select_training(epoch: Epoch) -> dict[str, float]:
 def _compute_speed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
     if not intervals:
         return {}
-    seconds = sum(seconds_of(entry) for entry in intervals)
+    seconds = sum(compute_seconds(entry) for entry in intervals)
     steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
     return {"train.time": seconds / steps, "train.total_ips": count_images(intervals) / seconds}
 
@@ -77,6 +77,6 @@ def _select_evaluation(epoch: Epoch, batch_images: int) -> dict[str, float]:
         "val.top1": entry["top1_percent"],
         "val.top5": entry["top5_percent"],
         "val.loss": entry["loss"],
-        "val.time": seconds_of(entry) / math.ceil(entry["images"] / batch_images),
+        "val.time": compute_seconds(entry) / math.ceil(entry["images"] / batch_images),
         "val.total_ips": entry["images_per_sec"],
     }

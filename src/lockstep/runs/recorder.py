@@ -13,7 +13,7 @@ from lockstep.runs.events import Event, Listener, PauseEvent
 from lockstep.runs.loggers import Loggers, Opening, Outcome, Picture
 from lockstep.system import heartbeat
 from lockstep.system.errors import Interrupted
-from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log, seconds_of
+from lockstep.system.event_log import EvaluateEvent, LogEvent, compute_seconds, read_log
 from lockstep.system.files import write_text
 from lockstep.system.strict_json import to_json
 
@@ -91,7 +91,7 @@ class Recorder:
         if event["kind"] == "evaluate":
             self.evaluations.append(event)
         if event["kind"] == "train":
-            self.train_sec += seconds_of(event)
+            self.train_sec += compute_seconds(event)
         if event["kind"] == "restart":
             self.restarts += 1
 

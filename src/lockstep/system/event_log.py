@@ -66,7 +66,7 @@ class TrainEvent(Summary):
     loss_scale: float
     images_per_sec: float
     data_wait_share: float
-    """Share of the time in which the engine waited for images."""
+    """Share of the time in which the backend waited for images."""
     traced: NotRequired[bool]
     """Whether the steps ran under the profiler. Their speed does not count then."""
     lr: NotRequired[float]
@@ -86,7 +86,7 @@ class EvaluateEvent(Summary):
     batches: NotRequired[int]
     """Number of batches of a rank."""
     data_wait_share: NotRequired[float]
-    """Share of the time in which the engine of rank 0 waited for images."""
+    """Share of the time in which the backend of rank 0 waited for images."""
     elapsed_sec: NotRequired[float]
 
 
@@ -197,6 +197,6 @@ def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
     return entries
 
 
-def seconds_of(entry: TrainEvent | EvaluateEvent) -> float:
+def compute_seconds(entry: TrainEvent | EvaluateEvent) -> float:
     """Return the wall time of a logged training interval or evaluation, in seconds."""
     return entry["images"] / entry["images_per_sec"]

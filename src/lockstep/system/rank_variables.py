@@ -70,7 +70,7 @@ def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) ->
     claims = []
     if variables.get("RANK", "") in os.environ:
         claims.append(_claim(_Launcher("the framework's launcher", variables), os.environ))
-    if reads_tf_config and (workers := _workers_of_tf_config()):
+    if reads_tf_config and (workers := _read_tf_config()):
         rank, ranks = workers
         values = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
         claims.append(_Claim("TF_CONFIG", values, f"TF_CONFIG with task {rank} of {ranks}"))
@@ -129,7 +129,7 @@ def _refuse_contradiction(claims: list[_Claim]) -> None:
             )
 
 
-def _workers_of_tf_config() -> tuple[int, int] | None:
+def _read_tf_config() -> tuple[int, int] | None:
     """Return this worker's index and the number of workers; None if there is no TF_CONFIG with
     several tasks."""
     text = os.environ.get("TF_CONFIG", "")

@@ -95,7 +95,7 @@ def _run_worker(backend: str, python: Path, folder: Path, recorder: Recorder) ->
     """Run a worker; return what it ran on and how long it took, or its `error`."""
     progress = recorder.progress(backend)
     began = time.perf_counter()
-    worker = ("-P", "-m", "lockstep.verification.engine_process")
+    worker = ("-P", "-m", "lockstep.verification.backend_process")
     command: list[str | Path] = [python, *worker, folder, backend]
     result = folder / f"{backend}.json"
     try:

@@ -74,7 +74,7 @@ BOUNDS: dict[str, Bound] = {
     "quantised direction": Bound(
         0.1, "as the direction, and equal integers share the maximum of a pooling window"
     ),
-    # An engine against itself, with sums in another order:
+    # A backend against itself, with sums in another order:
     "compiled": Bound(1e-2, "as the gradient: the compiler fuses and reorders"),
     "ranks": Bound(1e-5, "weights after 4 small steps"),
 }
