@@ -23,10 +23,10 @@ def test_every_contender_is_measured(answer: Callable[..., Answer], images: Path
     code, output, _ = answer(
         "benchmark", "loader", images, *QUICK, "--loaders", ",".join(CONTENDERS), "--json"
     )
-    found = json.loads(output)
+    content = json.loads(output)
     assert code == 0
-    assert list(found["results"]) == list(CONTENDERS)
-    for name, result in found["results"].items():
+    assert list(content["results"]) == list(CONTENDERS)
+    for name, result in content["results"].items():
         assert result.get("images_per_sec", 0) > 1, f"{name}: {result}"
         assert 0 < result["cpu_ms"] < 1000, name
         assert len(result["turns"]) == 1

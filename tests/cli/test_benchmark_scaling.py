@@ -47,12 +47,12 @@ def test_json_has_what_the_tables_show(answer: Answer) -> None:
     code, output, _ = answer(
         "benchmark", "scaling", "--json", "-n", "8,3", "--global-batch", "1024"
     )
-    found = json.loads(output)
+    content = json.loads(output)
     assert code == 0
-    assert set(found) == {"published", "mlperf", "predicted"}
-    assert found["published"][0]["published_speedup"] == pytest.approx(5391.8 / 1442.6)
-    assert [each["ranks"] for each in found["predicted"][0]["weak"]] == [8, 3]
-    assert [each["ranks"] for each in found["predicted"][0]["strong"]] == [
+    assert set(content) == {"published", "mlperf", "predicted"}
+    assert content["published"][0]["published_speedup"] == pytest.approx(5391.8 / 1442.6)
+    assert [item["ranks"] for item in content["predicted"][0]["weak"]] == [8, 3]
+    assert [item["ranks"] for item in content["predicted"][0]["strong"]] == [
         8
     ]  # 3 does not divide 1,024
 

@@ -51,14 +51,14 @@ def test_a_worker_imports_nothing_from_the_current_folder(full_of_modules: Path)
 
 
 def test_every_python_that_is_started_is_told_to_leave_the_current_folder_out() -> None:
-    found = [place for path in SOURCE.rglob("*.py") for place in starts(path)]
-    assert len(found) >= 8
-    assert [place for place, is_safe in found if not is_safe] == []
+    places = [place for path in SOURCE.rglob("*.py") for place in starts(path)]
+    assert len(places) >= 8
+    assert [place for place, is_safe in places if not is_safe] == []
 
 
 def starts(path: Path) -> list[tuple[str, bool]]:
     """Return the lines of a file where a command has -m or -c, and whether -P comes before it."""
-    found = []
+    commands = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         words = (
             node.elts
@@ -67,10 +67,10 @@ def starts(path: Path) -> list[tuple[str, bool]]:
             if isinstance(node, ast.Call)
             else []
         )
-        said = [word.value if isinstance(word, ast.Constant) else None for word in words]
-        places = [said.index(option) for option in ("-m", "-c") if option in said]
-        found += [
-            (f"{path.name}:{node.lineno}", place > 0 and said[place - 1] == "-P")
+        values = [word.value if isinstance(word, ast.Constant) else None for word in words]
+        places = [values.index(option) for option in ("-m", "-c") if option in values]
+        commands += [
+            (f"{path.name}:{node.lineno}", place > 0 and values[place - 1] == "-P")
             for place in places
         ]  # type: ignore[attr-defined]
-    return found
+    return commands

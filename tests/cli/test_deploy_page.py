@@ -74,7 +74,7 @@ def skip_what_cannot_run(words: list[object]) -> None:
 def places(
     run_folder: Path, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Path]:
-    """What the page's names stand for. FOLDER holds an export, except for commands that write one."""
+    """What the page's names stand for. FOLDER holds an export, unless a command writes one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     photos = next((textures / "val").glob("[!.]*"))
     names = {

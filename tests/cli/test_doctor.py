@@ -30,18 +30,18 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     assert f", {len(os.sched_getaffinity(0))} cores, " in lines[1]
     assert lines[1].endswith(" GiB")
     assert lines[2].startswith("multiplies fp32")
-    found = {name: framework.version() for name, framework in backends.FRAMEWORKS.items()}
-    assert found["reference"] == versions[1]
+    by_backend = {name: framework.version() for name, framework in backends.FRAMEWORKS.items()}
+    assert by_backend["reference"] == versions[1]
     assert f"reference  {versions[1]}: CPU, NumPy on {platform.machine()}" in lines
-    assert found["mxnet"] is None, "it has a separate environment"
-    for (name, version), line in zip(found.items(), lines[3:], strict=False):
+    assert by_backend["mxnet"] is None, "it has a separate environment"
+    for (name, version), line in zip(by_backend.items(), lines[3:], strict=False):
         assert line.startswith(f"{name:<10} {version or '1.9.1'}: ")
         assert "CPU, " in line
         assert line.endswith("/.venv-mxnet/bin/python)") == (version is None)
-    assert [line.split()[0] for line in lines[3 + len(found) : -3]] == list(RUNTIMES)
+    assert [line.split()[0] for line in lines[3 + len(by_backend) : -3]] == list(RUNTIMES)
 
 
-def test_engines_of_inference_are_described_with_what_they_need() -> None:
+def test_runtimes_are_described_with_what_they_need() -> None:
     version = importlib.metadata.version("onnxruntime")
     assert (
         describe_runtime(RUNTIMES["onnxruntime"])
@@ -89,8 +89,8 @@ def test_a_framework_that_does_not_load_is_shown_with_the_reason(
 
 
 def test_any_of_a_frameworks_distributions_will_do() -> None:
-    found = Framework(("no-such-distribution", "numpy"), "").version()
-    assert found == importlib.metadata.version("numpy")
+    version = Framework(("no-such-distribution", "numpy"), "").version()
+    assert version == importlib.metadata.version("numpy")
 
 
 @pytest.mark.parametrize(

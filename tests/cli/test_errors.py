@@ -134,7 +134,7 @@ def places(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     }
 
 
-def filled(line: str, places: dict[str, str]) -> list[str]:
+def fill_places(line: str, places: dict[str, str]) -> list[str]:
     return [
         re.sub("[A-Z]{2,}", lambda word: places[word[0]], argument) for argument in line.split()
     ]
@@ -144,7 +144,7 @@ def filled(line: str, places: dict[str, str]) -> list[str]:
 def test_a_wrong_command_is_answered_with_what_is_wrong(
     line: str, message: str, answer: Run, places: dict[str, str]
 ) -> None:
-    code, output, errors = answer(*filled(line, places))
+    code, output, errors = answer(*fill_places(line, places))
     assert code == 2
     assert output == ""
     assert errors.startswith("lockstep: ")
@@ -170,7 +170,7 @@ def test_a_device_that_is_not_there_is_told_with_where_to_look(
     answer: Run, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, _, errors = answer(*filled(TRAIN, places), "--set", "device=cuda")
+    code, _, errors = answer(*fill_places(TRAIN, places), "--set", "device=cuda")
     assert code == 2
     assert errors.startswith("lockstep: device is cuda, but PyTorch finds no GPU here")
     assert "`lockstep doctor`" in errors

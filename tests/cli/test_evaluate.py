@@ -48,11 +48,11 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
     )
     assert (code, errors) == (0, "")
     expected = lockstep.evaluate(run_folder, textures)
-    found = json.loads(output)
+    content = json.loads(output)
     wanted = json.loads(json.dumps(expected))
-    assert found["speed"].keys() == wanted["speed"].keys()
-    wanted |= {"loss": pytest.approx(expected["loss"], rel=1e-6), "speed": found["speed"]}
-    assert found == wanted
+    assert content["speed"].keys() == wanted["speed"].keys()
+    wanted |= {"loss": pytest.approx(expected["loss"], rel=1e-6), "speed": content["speed"]}
+    assert content == wanted
 
 
 def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
@@ -98,15 +98,15 @@ def test_another_runtime_computes_the_same(answer: Run, run_folder: Path, textur
     code, output, errors = answer(
         "evaluate", run_folder, "--data", textures, "--runtime", "onnxruntime", "--json"
     )
-    found = json.loads(output)
+    content = json.loads(output)
     expected = lockstep.evaluate(run_folder, textures)
     assert (code, errors) == (0, "")
-    assert (found["runtime"], found["precision"], found["per_class"]) == (
+    assert (content["runtime"], content["precision"], content["per_class"]) == (
         "onnxruntime",
         "fp32",
         expected["per_class"],
     )
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert content["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_another_runtime_needs_no_framework(run_folder: Path, textures: Path) -> None:

@@ -41,11 +41,11 @@ def test_the_largest_batch_is_found_in_limited_memory(
     else:
         code, output, _ = answer("find", "batch", *how)
     assert code == 0
-    found = json.loads(output)
-    assert found["memory_bytes"] == gb * 10**9
-    assert {each["fits"] for each in found["tries"]} == {True, False}
-    assert found["tries"][-1]["images"] == 256
-    assert 256 // found["parts"] <= found["largest"]
+    result = json.loads(output)
+    assert result["memory_bytes"] == gb * 10**9
+    assert {attempt["fits"] for attempt in result["tries"]} == {True, False}
+    assert result["tries"][-1]["images"] == 256
+    assert 256 // result["parts"] <= result["largest"]
 
 
 def test_every_try_is_a_line_and_the_last_one_a_command(
@@ -95,10 +95,10 @@ def test_every_try_is_a_line_and_the_last_one_a_command(
 def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
     recipe = Recipe(global_batch_images=256)
     how = Execution(backend="tensorflow", recompute="blocks")
-    said = find.advise(
+    lines = find.advise(
         "r.yaml", recipe, how, Found(98, 4, []), ["precision=bf16", "recompute=blocks"]
     )
-    assert said == [
+    assert lines == [
         "The largest batch that fits: 98 images.",
         "The recipe's 256 images fit in 4 parts of 64:",
         (

@@ -47,7 +47,7 @@ def test_summaries_of_commands_fit_into_80_columns(
     [("lockstep tr", 1, "train"), ("lockstep train --rec", 2, "--recipe")],
 )
 def test_a_shell_completes_commands_and_options(words: str, position: int, completed: str) -> None:
-    asked = {
+    environment = {
         "_LOCKSTEP_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(position),
@@ -55,7 +55,7 @@ def test_a_shell_completes_commands_and_options(words: str, position: int, compl
     code = "import sys; sys.argv = ['lockstep']; from lockstep.cli import run; run()"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | asked,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,

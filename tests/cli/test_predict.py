@@ -24,12 +24,12 @@ def test_a_table_shows_the_likeliest_classes_of_every_image(
     lines = output.splitlines()
     assert (code, errors) == (0, "")
     assert [lines[0], lines[4]] == [str(image) for image in images]
-    for found, rows in zip(
+    for prediction, rows in zip(
         lockstep.predict(run_folder, images, top=3), (lines[1:4], lines[5:8]), strict=True
     ):
         expected = [
             (f"{100 * p:.2f}", "%", name)
-            for p, name in zip(found.probabilities, found.classes, strict=True)
+            for p, name in zip(prediction.probabilities, prediction.classes, strict=True)
         ]
         assert [tuple(row.split()) for row in rows] == expected
 
@@ -37,10 +37,12 @@ def test_a_table_shows_the_likeliest_classes_of_every_image(
 def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) -> None:
     code, output, errors = answer("predict", run_folder, *images, "--json", "--checkpoint", "best")
     assert (code, errors) == (0, "")
-    for row, found in zip(json.loads(output), lockstep.predict(run_folder, images), strict=True):
-        assert row["path"] == str(found.path)
-        assert row["classes"] == list(found.classes)
-        assert row["probabilities"] == pytest.approx(found.probabilities, abs=1e-6)
+    for row, prediction in zip(
+        json.loads(output), lockstep.predict(run_folder, images), strict=True
+    ):
+        assert row["path"] == str(prediction.path)
+        assert row["classes"] == list(prediction.classes)
+        assert row["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-6)
 
 
 def test_five_classes_are_shown_if_no_number_is_asked_for(

@@ -119,8 +119,8 @@ def test_what_is_no_file_is_named_and_the_images_are_predicted(
     os.mkfifo(photos / "pipe.tar")
     (photos / "zero.jpg").symlink_to("/dev/zero")
     shutil.copy(images[0], photos / "photo.jpg")
-    given = ("/dev/zero", tmp_path / "pipe", photos, "/proc/self")
-    code, output, errors = answer("predict", run_folder, *given, "--format", "jsonl")
+    arguments = ("/dev/zero", tmp_path / "pipe", photos, "/proc/self")
+    code, output, errors = answer("predict", run_folder, *arguments, "--format", "jsonl")
     assert code == 1
     assert [json.loads(line)["path"] for line in output.splitlines()] == [str(photos / "photo.jpg")]
     assert errors.splitlines() == [
@@ -178,8 +178,8 @@ def test_a_list_that_never_ends_is_refused(
     with Path("/dev/zero").open() as endless:
         monkeypatch.setattr("sys.stdin", endless)
         answers = [
-            answer("predict", run_folder, given)
-            for given in ("-", "@/dev/zero", f"@{tmp_path}/pipe")
+            answer("predict", run_folder, arguments)
+            for arguments in ("-", "@/dev/zero", f"@{tmp_path}/pipe")
         ]
     assert answers == [
         (2, "", f"lockstep: standard input cannot be read: it goes on; {too_many}\n"),
@@ -234,8 +234,8 @@ def test_images_in_files_of_any_storage_format_are_predicted(
         if path.suffix in ("", ".rec", ".tar") and path.is_file()
     ]
     answers = [
-        answer("predict", run_folder, given, "--format", "csv", "--top", 1)
-        for given in (file, textures / "val")
+        answer("predict", run_folder, arguments, "--format", "csv", "--top", 1)
+        for arguments in (file, textures / "val")
     ]
     packed, loose = (list(csv.DictReader(io.StringIO(output))) for _, output, _ in answers)
     assert [(code, errors) for code, _, errors in answers] == [(0, "")] * 2
@@ -271,7 +271,7 @@ def odd_names(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     return path
 
 
-def test_csv_has_a_line_for_each_class_of_list_images(
+def test_csv_has_a_line_for_each_class_of_every_image(
     answer: Run, odd_names: Path, images: list[Path], tmp_path: Path
 ) -> None:
     odd = tmp_path / "x,y.jpg"
@@ -281,12 +281,12 @@ def test_csv_has_a_line_for_each_class_of_list_images(
             io.StringIO(answer("predict", odd_names, odd, "--format", "csv", "--top", 2)[1])
         )
     )
-    [found] = lockstep.predict(odd_names, odd, top=2)
+    [prediction] = lockstep.predict(odd_names, odd, top=2)
     assert [(row["path"], row["rank"], row["class"]) for row in rows] == [
-        (str(odd), str(rank), name) for rank, name in enumerate(found.classes, start=1)
+        (str(odd), str(rank), name) for rank, name in enumerate(prediction.classes, start=1)
     ]
     assert [float(row["probability"]) for row in rows] == pytest.approx(
-        found.probabilities, abs=1e-6
+        prediction.probabilities, abs=1e-6
     )
 
 
@@ -305,9 +305,9 @@ def test_a_spreadsheet_computes_no_cell_of_the_csv(
     for name in names:
         shutil.copy(images[0], tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    given = [f"./{name}" for name in names]
+    arguments = [f"./{name}" for name in names]
     rows = list(
-        csv.DictReader(io.StringIO(answer("predict", weights, *given, "--format", "csv")[1]))
+        csv.DictReader(io.StringIO(answer("predict", weights, *arguments, "--format", "csv")[1]))
     )
     assert not [
         cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@", "\t"))
@@ -387,15 +387,15 @@ def test_embeddings_are_written_next_to_the_predictions(
     answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "features.npz"
-    given = [images[0], tmp_path / "missing.jpg", images[1]]
-    code, output, errors = answer("predict", run_folder, *given, "--embeddings", path, "--json")
+    arguments = [images[0], tmp_path / "missing.jpg", images[1]]
+    code, output, errors = answer("predict", run_folder, *arguments, "--embeddings", path, "--json")
     assert code == 1
     assert [row["path"] for row in json.loads(output)] == list(map(str, images))
     assert f"wrote {path}: 2 images\n" in errors
-    with lockstep.Predictor(run_folder, features=True) as predictor, np.load(path) as found:
-        assert found["paths"].tolist() == list(map(str, images))
+    with lockstep.Predictor(run_folder, features=True) as predictor, np.load(path) as arrays:
+        assert arrays["paths"].tolist() == list(map(str, images))
         np.testing.assert_array_equal(
-            found["features"], [each.features for each in predictor.predict(images)]
+            arrays["features"], [prediction.features for prediction in predictor.predict(images)]
         )
 
 
@@ -409,7 +409,7 @@ def test_an_explanation_is_a_picture_for_one_image_and_a_folder_for_several(
     names = [f"{number:06d}-{image.stem}.png" for number, image in enumerate(images)]
     assert sorted(path.name for path in folder.iterdir()) == names
     with lockstep.Predictor(run_folder, explain=True) as predictor:
-        first, _ = (found.explanation for found in predictor.predict(images))
+        first, _ = (prediction.explanation for prediction in predictor.predict(images))
     np.testing.assert_array_equal(np.asarray(Image.open(picture)), first)
     np.testing.assert_allclose(np.asarray(Image.open(folder / names[0])).astype(int), first, atol=2)
     code, output, errors = answer("predict", run_folder, *images, "--explain", picture)

@@ -20,13 +20,13 @@ NAME = "\x1b]0;owned\x07\x1b[31m\x9b2J\rred\u202egpj"
 SHOWN = r"\x1b]0;owned\x07\x1b[31m\x9b2J\x0dred\u202egpj"
 
 
-def obeyed(text: str) -> list[str]:
+def list_obeyed(text: str) -> list[str]:
     """Return a text's characters that Unicode calls controls, formats or line separators, except
     newlines."""
     return [
-        each
-        for each in text
-        if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp") and each != "\n"
+        character
+        for character in text
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character != "\n"
     ]
 
 
@@ -48,8 +48,8 @@ def test_every_control_character_and_every_direction_is_obeyed_by_none() -> None
         for code in range(2**16)
         if unicodedata.bidirectional(chr(code))[:3] in BIDIRECTIONAL
     ]
-    for each in {*controls, *directions} - {"\t", "\n"}:
-        assert not obeyed(terminal.escape_text(each)), f"U+{ord(each):04X}"
+    for character in {*controls, *directions} - {"\t", "\n"}:
+        assert not list_obeyed(terminal.escape_text(character)), f"U+{ord(character):04X}"
 
 
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -60,7 +60,7 @@ def test_json_is_read_back_as_it_was_and_obeyed_by_no_terminal(
 ) -> None:
     terminal.print_json({NAME: ["käse\n", "\udcff"]})
     output = capsys.readouterr().out
-    assert not obeyed(output)
+    assert not list_obeyed(output)
     assert json.loads(output) == {NAME: ["käse\n", "\udcff"]}
 
 
@@ -101,7 +101,7 @@ def test_names_of_images_classes_and_folders_command_no_terminal(
         {f"{name}/a.jpg": jpeg(40, 40), f"b/{name}\nc.jpg": b"no image", "b/x.jpg": jpeg(50, 50)},
     )
     _, output, errors = answer(*command, root)
-    assert not obeyed(output + errors)
+    assert not list_obeyed(output + errors)
     assert "owned" in output
 
 
@@ -111,5 +111,5 @@ def test_names_of_images_classes_and_folders_command_no_terminal(
 def test_arguments_in_complaints_command_no_terminal(line: list[str], answer: Run) -> None:
     code, output, errors = answer(*line)
     assert (code, output) == (2, "")
-    assert not obeyed(errors)
+    assert not list_obeyed(errors)
     assert r"\x1b" in errors

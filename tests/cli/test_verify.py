@@ -40,7 +40,7 @@ def test_four_frameworks_in_two_environments_agree(answer: Callable[..., Answer]
     assert code == 0, output
     report = json.loads(output)
     assert report["passed"]
-    assert {name for name, found in report["engines"].items() if found["passed"]} == set(
+    assert {name for name, result in report["engines"].items() if result["passed"]} == set(
         backends.split(",")
     )
     assert set(report["losses"]) == {"reference", *backends.split(",")}
@@ -83,15 +83,15 @@ def test_wrong_use_is_one_message_and_exit_code_2(
 
 def workers_in(folder: Path) -> list[str]:
     """Return the processes whose command names a folder."""
-    found = []
+    workers = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             command = path.read_text().split("\0")
             if "lockstep.verification.backend_process" in command and any(
                 str(folder) in word for word in command
             ):
-                found.append(path.parent.name)
-    return found
+                workers.append(path.parent.name)
+    return workers
 
 
 @pytest.mark.slow

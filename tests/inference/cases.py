@@ -51,7 +51,7 @@ def image_file(folder: Path, height: int, width: int, suffix: str = ".png") -> P
     return path
 
 
-def prepared(path: Path, recipe: Recipe) -> np.ndarray:
+def prepare_photo(path: Path, recipe: Recipe) -> np.ndarray:
     """Return float32 [1, 3, H, W] as the recipe describes it: resize the shorter side, crop the
     centre, normalise."""
     picture = Image.open(path).convert("RGB")
@@ -76,7 +76,7 @@ def prepared(path: Path, recipe: Recipe) -> np.ndarray:
     return normalised.transpose(2, 0, 1)[None].astype(np.float32)
 
 
-def saved(recipe: Recipe, folder: Path, scales: dict[str, float] | None = None) -> Path:
+def save_random(recipe: Recipe, folder: Path, scales: dict[str, float] | None = None) -> Path:
     """Write random weights whose probabilities are not near 1, since those would hide differences;
     return the path."""
     tensors = random_tensors(recipe, 1)
@@ -94,7 +94,7 @@ def pictures(height: int, width: int) -> np.ndarray:
     return spots[:, rows][:, :, columns]
 
 
-def squares_of(images: np.ndarray, recipe: Recipe) -> np.ndarray:
+def read_squares(images: np.ndarray, recipe: Recipe) -> np.ndarray:
     """Return what `predict` makes of photos, uint8 [N, H, W, 3]: uint8 [N, S, S, 3]."""
     squares = np.empty((len(images), recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
     for image, square in zip(images, squares, strict=True):
@@ -102,7 +102,7 @@ def squares_of(images: np.ndarray, recipe: Recipe) -> np.ndarray:
     return squares
 
 
-def of_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:
+def read_as_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:
     """Return what NVIDIA's TensorFlow code evaluates of an image, in whole numbers: uint8 [crop,
     crop, 3]."""
     import tensorflow as tf

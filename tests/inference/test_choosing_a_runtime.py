@@ -41,35 +41,35 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
     """The differences of runtimes from the native one, as shares of the largest logit, and their
     images per second."""
-    found: dict[str, tuple[Any, float]] = {
+    measurements: dict[str, tuple[Any, float]] = {
         NATIVE: (0.0, 10.0),
         "onnxruntime": (9e-5, 20.0),
         "openvino": (1.1e-4, 30.0),
     }
 
-    def tried(name: str, *others: Any) -> tuple[np.ndarray, float]:
-        difference, rate = found[name]
+    def measure(name: str, *others: Any) -> tuple[np.ndarray, float]:
+        difference, rate = measurements[name]
         if isinstance(difference, Exception):
             raise difference
         return LOGITS + difference * 2.0, rate
 
-    monkeypatch.setattr(choosing, "_measure_one", tried)
+    monkeypatch.setattr(choosing, "_measure_one", measure)
     for name in (
         "onnxruntime",
         "openvino",
     ):  # nothing is computed, so their packages need not be there
         monkeypatch.setitem(RUNTIMES, name, replace(RUNTIMES[name], distributions=("numpy",)))
-    return found
+    return measurements
 
 
 @pytest.fixture
 def choose(weights: Weights, file: Path, rates: dict[str, Any]) -> Choose:
     """Return a function that returns the choice and the notes."""
 
-    def run(given: Weights = weights) -> tuple[str, list[str]]:
+    def run(chosen_weights: Weights = weights) -> tuple[str, list[str]]:
         notes: list[str] = []
         chosen = choose_fastest(
-            given, EXECUTION, Recorder(lambda event: notes.append(event["message"]))
+            chosen_weights, EXECUTION, Recorder(lambda event: notes.append(event["message"]))
         )  # type: ignore[typeddict-item]
         return chosen, notes
 
@@ -159,10 +159,10 @@ def test_an_evaluation_uses_the_choice(
         data_digest="",
         about={"recipe": tiny_recipe.fields(), "classes": names},
     )
-    found = lockstep.evaluate(source, textures, runtime="auto", execution=EXECUTION)
+    result = lockstep.evaluate(source, textures, runtime="auto", execution=EXECUTION)
     expected = lockstep.evaluate(source, textures, execution=EXECUTION)
-    assert (found["runtime"], expected["runtime"]) == ("onnxruntime", NATIVE)
-    assert found["per_class"] == expected["per_class"]
+    assert (result["runtime"], expected["runtime"]) == ("onnxruntime", NATIVE)
+    assert result["per_class"] == expected["per_class"]
 
 
 def test_runtimes_are_measured_for_real(weights: Weights, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exports are run by their own runtime and compared with the weights before they get their names."""
+"""Exports are run by their own runtime and compared with the weights before they are named."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import open_weights
 from tests.backends import oracle
-from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, saved
+from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, save_random
 
 FORMATS = [
     ("onnx", {}, 1e-4),
@@ -38,7 +38,7 @@ them."""
 
 @pytest.fixture(scope="module")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
+    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 def logarithms(logits: np.ndarray) -> np.ndarray:
@@ -49,10 +49,10 @@ def logarithms(logits: np.ndarray) -> np.ndarray:
 def test_an_export_is_within_the_bound_of_its_precision(
     weights: Path, to: str, options: dict[str, Any], bound: float, tmp_path: Path
 ) -> None:
-    found = lockstep.export(weights, tmp_path / "model", to=to, **options)["comparison"]
-    assert (found["bound"], found["images"], found["top1_agreement"]) == (bound, 8, 1.0)
-    assert 0 < found["largest_difference"] < bound
-    shorter = [min(size) for size in found["sizes"]]
+    result = lockstep.export(weights, tmp_path / "model", to=to, **options)["comparison"]
+    assert (result["bound"], result["images"], result["top1_agreement"]) == (bound, 8, 1.0)
+    assert 0 < result["largest_difference"] < bound
+    shorter = [min(size) for size in result["sizes"]]
     assert options.get("bare") or (min(shorter) < 32 and max(shorter) >= 3 * 32)
 
 
@@ -121,9 +121,9 @@ def test_without_its_runtime_an_export_is_written_and_a_remark_says_what_to_inst
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Target, "runtime", lambda self: None)
-    found = lockstep.export(weights, tmp_path / "model", to="onnx")
-    assert found["comparison"] is None
-    [remark] = found["remarks"]
+    result = lockstep.export(weights, tmp_path / "model", to="onnx")
+    assert result["comparison"] is None
+    [remark] = result["remarks"]
     assert re.fullmatch(
         r"not compared with the weights; that needs onnxruntime: pip install onnxruntime==\S+",
         remark,
@@ -133,7 +133,7 @@ def test_without_its_runtime_an_export_is_written_and_a_remark_says_what_to_inst
 def test_logits_that_are_no_numbers_are_not_exported(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(std=(1e-38, 1.0, 1.0))
     with pytest.raises(CheckpointError, match="computes logits that are not finite numbers"):
-        lockstep.export(saved(recipe, tmp_path / "run"), tmp_path / "model", to="onnx")
+        lockstep.export(save_random(recipe, tmp_path / "run"), tmp_path / "model", to="onnx")
     assert not (tmp_path / "model").exists()
 
 
@@ -141,7 +141,7 @@ def test_quantised_weights_are_compared_with_an_engine_that_quantises(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
-    weights = saved(
+    weights = save_random(
         recipe, tmp_path / "run", dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
     )
     rounded = lockstep.export(weights, tmp_path / "int8", to="onnx")["comparison"]
@@ -161,8 +161,12 @@ def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns
     session = onnxruntime.InferenceSession(
         str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
     )
-    [taken], [returned] = session.get_inputs(), session.get_outputs()
-    assert (taken.name, taken.type, taken.shape) == ("input", "tensor(float)", [3, 3, 32, 32])
+    [input_value], [returned] = session.get_inputs(), session.get_outputs()
+    assert (input_value.name, input_value.type, input_value.shape) == (
+        "input",
+        "tensor(float)",
+        [3, 3, 32, 32],
+    )
     assert (returned.name, returned.shape) == ("logits", [3, 10])
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
     [logits] = session.run(None, {"input": x.astype(np.float32)})
@@ -206,11 +210,11 @@ def test_photos_of_any_size_have_the_answers_of_predict(
 
 def test_a_bare_model_is_read_back_with_its_preprocessing(weights: Path, tmp_path: Path) -> None:
     lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, compare=False)
-    found = open_weights(tmp_path / "model")
-    assert (found.recipe.mean, found.recipe.std, found.remarks) == (MEAN, STD, ())
+    opened = open_weights(tmp_path / "model")
+    assert (opened.recipe.mean, opened.recipe.std, opened.remarks) == (MEAN, STD, ())
     source = open_weights(weights).tensors
-    assert found.tensors.keys() == source.keys()
-    assert all(np.array_equal(value, source[name]) for name, value in found.tensors.items())
+    assert opened.tensors.keys() == source.keys()
+    assert all(np.array_equal(value, source[name]) for name, value in opened.tensors.items())
 
 
 @pytest.mark.parametrize(

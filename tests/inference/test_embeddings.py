@@ -1,4 +1,4 @@
-"""Features before the classifier, compared with those of the PyTorch module without its classifier."""
+"""Features before the classifier, compared with the PyTorch module without its classifier."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lockstep.inference.embeddings import write_embeddings
 from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
-from tests.inference.cases import image_file, prepared, saved
+from tests.inference.cases import image_file, prepare_photo, save_random
 
 
 @pytest.fixture
@@ -23,23 +23,23 @@ def images(tmp_path: Path) -> list[Path]:
 def test_every_engine_gives_the_features_that_its_classifier_receives(
     backend: str, tiny_recipe: Recipe, images: list[Path], tmp_path: Path
 ) -> None:
-    source = saved(tiny_recipe, tmp_path)
+    source = save_random(tiny_recipe, tmp_path)
     how = Execution(backend=backend)
     with lockstep.Predictor(source, features=True, execution=how) as predictor:
-        found = list(predictor.predict(images, top=3))
+        predictions = list(predictor.predict(images, top=3))
         logits = list(predictor.logits(images))
     module = lockstep.load(source)
     module.fc = torch.nn.Identity()
     with torch.inference_mode():
         expected = module(
-            torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in images]))
+            torch.from_numpy(np.concatenate([prepare_photo(path, tiny_recipe) for path in images]))
         ).numpy()
-    for prediction, row in zip(found, expected, strict=True):
+    for prediction, row in zip(predictions, expected, strict=True):
         assert prediction.features is not None
         assert prediction.features.dtype == np.float32
         np.testing.assert_allclose(prediction.features, row, rtol=1e-4, atol=1e-5)
     plain = lockstep.predict(source, images, top=3, execution=how)
-    assert [each.classes for each in found] == [each.classes for each in plain]
+    assert [item.classes for item in predictions] == [item.classes for item in plain]
     with lockstep.Predictor(source, execution=how) as predictor:
         np.testing.assert_allclose(logits, list(predictor.logits(images)), rtol=1e-5, atol=1e-6)
 
@@ -48,11 +48,11 @@ def test_features_of_quantised_weights_are_multiples_of_the_classifiers_scale(
     tiny_recipe: Recipe, images: list[Path], tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
-    source = saved(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 0.05))
+    source = save_random(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 0.05))
     with lockstep.Predictor(source, features=True) as predictor:
-        for found in predictor.predict(images):
-            assert found.features is not None
-            steps = found.features / 0.05
+        for prediction in predictor.predict(images):
+            assert prediction.features is not None
+            steps = prediction.features / 0.05
             assert np.abs(steps - np.rint(steps)).max() < 1e-4
             assert np.abs(steps).max() > 1
 
@@ -65,19 +65,19 @@ def test_a_file_of_embeddings_is_read_by_numpy(tmp_path: Path) -> None:
         for name, row in zip(names, rows, strict=True):
             file.add(name, row)
         assert not path.exists()
-    with np.load(path) as found:
-        assert sorted(found.files) == ["features", "paths"]
-        np.testing.assert_array_equal(found["features"], rows)
-        assert found["features"].dtype == np.float32
-        assert found["paths"].tolist() == names
-    assert [each.name for each in tmp_path.iterdir()] == ["out.npz"]
+    with np.load(path) as arrays:
+        assert sorted(arrays.files) == ["features", "paths"]
+        np.testing.assert_array_equal(arrays["features"], rows)
+        assert arrays["features"].dtype == np.float32
+        assert arrays["paths"].tolist() == names
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
 
 
 def test_a_file_of_no_embeddings_has_no_rows(tmp_path: Path) -> None:
     with write_embeddings(tmp_path / "out.npz", 7):
         pass
-    with np.load(tmp_path / "out.npz") as found:
-        assert (found["features"].shape, found["paths"].shape) == ((0, 7), (0,))
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert (arrays["features"].shape, arrays["paths"].shape) == ((0, 7), (0,))
 
 
 def test_after_an_error_there_is_no_file_of_embeddings(tmp_path: Path) -> None:

@@ -64,10 +64,10 @@ def test_an_export_has_the_accuracy_of_its_weights(
 ) -> None:
     expected = lockstep.evaluate(weights, textures, execution=REFERENCE)
     for source in (exported, exported / "model.onnx"):
-        found = lockstep.evaluate(source, textures, runtime=name)
-        assert (found["runtime"], found["source"]) == (name, str(exported / "model.onnx"))
-        assert found["per_class"] == expected["per_class"]
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        result = lockstep.evaluate(source, textures, runtime=name)
+        assert (result["runtime"], result["source"]) == (name, str(exported / "model.onnx"))
+        assert result["per_class"] == expected["per_class"]
+        assert result["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_an_export_turns_photos_as_its_weights_do(
@@ -79,9 +79,9 @@ def test_an_export_turns_photos_as_its_weights_do(
     Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
     expected = lockstep.predict(weights, np.rot90(pixels, -1), execution=REFERENCE)
     for source, how in ((exported, {}), (weights, {"execution": REFERENCE})):
-        [found] = lockstep.predict(source, tmp_path / "stored.png", **how)
-        assert found.classes == expected[0].classes
-        assert found.probabilities == pytest.approx(expected[0].probabilities, abs=2e-6)
+        [prediction] = lockstep.predict(source, tmp_path / "stored.png", **how)
+        assert prediction.classes == expected[0].classes
+        assert prediction.probabilities == pytest.approx(expected[0].probabilities, abs=2e-6)
 
 
 def test_the_file_itself_is_run_unless_a_backend_is_named(
@@ -102,10 +102,10 @@ def test_the_file_itself_is_run_unless_a_backend_is_named(
 
     of_weights = lockstep.evaluate(weights, textures, execution=REFERENCE)
     exported = changed(favour_the_last)
-    found = lockstep.evaluate(exported, textures)
-    assert found["runtime"] == "onnxruntime"
-    assert found["top1_percent"] == 10.0, "the two of 20 images that are of the last class"
-    assert found["loss"] > 1000
+    result = lockstep.evaluate(exported, textures)
+    assert result["runtime"] == "onnxruntime"
+    assert result["top1_percent"] == 10.0, "the two of 20 images that are of the last class"
+    assert result["loss"] > 1000
     for by in ({"runtime": "native"}, {}):
         assert lockstep.evaluate(exported, textures, execution=REFERENCE, **by)[
             "loss"
@@ -129,11 +129,11 @@ def test_a_model_that_another_program_quantised_is_evaluated(
     side = open_weights(weights).recipe.eval_crop
     file = exported / "model.onnx"
     quantize_static(file, file, Calibration(side), quant_format=QuantFormat.QDQ)
-    found, expected = (
+    result, expected = (
         lockstep.evaluate(source, textures, runtime=name) for source in (exported, weights)
     )
-    assert found["loss"] != expected["loss"]
-    assert found["loss"] == pytest.approx(expected["loss"], rel=0.1)
+    assert result["loss"] != expected["loss"]
+    assert result["loss"] == pytest.approx(expected["loss"], rel=0.1)
 
 
 def without_preprocessing(model: Any) -> None:
@@ -146,10 +146,10 @@ def without_softmax(model: Any) -> None:
         node.op_type = "Sigmoid" if node.op_type == "Softmax" else node.op_type
 
 
-def with_other_metadata(model: Any) -> None:
-    for each in model.metadata_props:
-        if each.key == "lockstep_preprocessing":
-            each.value = '{"mean": [1, 2]}'
+def replace_metadata(model: Any) -> None:
+    for entry in model.metadata_props:
+        if entry.key == "lockstep_preprocessing":
+            entry.value = '{"mean": [1, 2]}'
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def with_other_metadata(model: Any) -> None:
     [
         (without_preprocessing, "takes pixels; expected `images`"),
         (without_softmax, "its probabilities come from Sigmoid, expected Softmax"),
-        (with_other_metadata, "model.onnx cannot be evaluated as an export"),
+        (replace_metadata, "model.onnx cannot be evaluated as an export"),
     ],
 )
 def test_an_export_that_is_none_is_refused(

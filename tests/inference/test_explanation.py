@@ -12,7 +12,7 @@ from lockstep.inference.explanation import make_explainer, overlay
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.weights import open_weights
-from tests.inference.cases import MEAN, STD, image_file, pictures, saved
+from tests.inference.cases import MEAN, STD, image_file, pictures, save_random
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
@@ -20,12 +20,12 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     padding: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     weights = open_weights(
-        saved(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding), tmp_path)
+        save_random(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding), tmp_path)
     )
     images = pictures(64, 96)
     classes = np.array([3, 0, 9])
     world = backends.load("torch").world(Execution())
-    found = make_explainer(weights, "torch", world).heat(images, classes)
+    heat = make_explainer(weights, "torch", world).heat(images, classes)
 
     kept: list[torch.Tensor] = []
     module = lockstep.load(weights.source)
@@ -41,7 +41,7 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     assert (expected > 0).any()
     assert (expected < 0).any()
     np.testing.assert_allclose(
-        found, np.maximum(expected, 0), rtol=1e-4, atol=1e-6 * np.abs(expected).max()
+        heat, np.maximum(expected, 0), rtol=1e-4, atol=1e-6 * np.abs(expected).max()
     )
 
 
@@ -62,19 +62,21 @@ def test_an_engine_without_gradients_says_which_has_them(
         BackendError, match="backend reference computes no Grad-CAM; use --backend torch"
     ):
         lockstep.Predictor(
-            saved(tiny_recipe, tmp_path), explain=True, execution=Execution(backend="reference")
+            save_random(tiny_recipe, tmp_path),
+            explain=True,
+            execution=Execution(backend="reference"),
         )
 
 
 def test_a_prediction_with_an_explanation_is_otherwise_the_same(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    source = saved(tiny_recipe, tmp_path)
+    source = save_random(tiny_recipe, tmp_path)
     path = image_file(tmp_path, 50, 50)
     with lockstep.Predictor(source, explain=True, features=True) as predictor:
-        [found] = predictor.predict(path)
+        [prediction] = predictor.predict(path)
     [plain] = lockstep.predict(source, path)
-    assert found.classes == plain.classes
-    assert found.probabilities == pytest.approx(plain.probabilities, rel=1e-5)
-    assert found.explanation is not None
-    assert (found.explanation.dtype, found.explanation.shape) == (np.uint8, (32, 32, 3))
+    assert prediction.classes == plain.classes
+    assert prediction.probabilities == pytest.approx(plain.probabilities, rel=1e-5)
+    assert prediction.explanation is not None
+    assert (prediction.explanation.dtype, prediction.explanation.shape) == (np.uint8, (32, 32, 3))

@@ -1,4 +1,4 @@
-"""Exported models, loaded by their framework, compared with `lockstep.predict` of the same weights."""
+"""Exported models, loaded by their framework, compared with `lockstep.predict`."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.machine import arithmetic
 from lockstep.weights import checkpoint, open_weights
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.cases import CLASSES, of_tensorflow_1, random_tensors, squares_of
+from tests.inference.cases import CLASSES, random_tensors, read_as_tensorflow_1, read_squares
 from tests.soak import in_a_soak
 
 MEAN = (100.0, 110.0, 120.0)
@@ -50,7 +50,8 @@ predictor = inference.create_predictor(inference.Config(program, weights))
 for path in batches:
     predictor.get_input_handle("images").copy_from_cpu(np.load(path))
     predictor.run()
-    outputs = [predictor.get_output_handle(name).copy_to_cpu() for name in predictor.get_output_names()]
+    names = predictor.get_output_names()
+    outputs = [predictor.get_output_handle(name).copy_to_cpu() for name in names]
     assert "lockstep" not in sys.modules
     np.savez(path + ".npz", classes=outputs[0], probabilities=outputs[1])
 """
@@ -122,7 +123,7 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
     recipe = published.replace(model=tiny_recipe.model, logits=10, precision="fp32")
     pixels = np.random.default_rng(shape[0]).integers(0, 256, (*shape, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png", compress_level=1)
-    expected = of_tensorflow_1(pixels, 256, 224).astype(int)
+    expected = read_as_tensorflow_1(pixels, 256, 224).astype(int)
     square = np.empty((224, 224, 3), np.uint8)
     read_square(tmp_path / "image.png", recipe, square)
     assert np.abs(square - expected).max() <= 1
@@ -191,7 +192,7 @@ def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -
 def expected(weights: Path, images: np.ndarray) -> np.ndarray:
     """Return the Paddle engine's probabilities of photos, prepared as `predict` does."""
     opened = open_weights(weights)
-    powers = np.exp(logits(opened.recipe, opened.tensors, squares_of(images, opened.recipe)))
+    powers = np.exp(logits(opened.recipe, opened.tensors, read_squares(images, opened.recipe)))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
@@ -231,10 +232,10 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path)
     )
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     batches = [random_images(1, 61, seed=1), random_images(3, 40, seed=3)]
-    for batch, found in zip(
+    for batch, answer in zip(
         batches, infer_alone(tmp_path / "model", batches, tmp_path), strict=True
     ):
-        assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
+        assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
 
 
 @pytest.mark.slow
@@ -243,8 +244,8 @@ def test_paddle_alone_answers_as_the_engine_for_resnet50(tmp_path: Path) -> None
     weights = save_undecided(RECIPES["resnet50-paddle-90ep"]().replace(precision="fp32"), tmp_path)
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     batch = random_images(2, 224)
-    [found] = infer_alone(tmp_path / "model", [batch], tmp_path)
-    assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
+    [answer] = infer_alone(tmp_path / "model", [batch], tmp_path)
+    assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
 
 
 @pytest.mark.parametrize("onednn", [True, False])

@@ -21,7 +21,7 @@ from lockstep.system.errors import BackendError
 from lockstep.weights import open_weights
 from tests.backends import oracle
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.cases import CLASSES, MEAN, STD, pictures, saved, squares_of
+from tests.inference.cases import CLASSES, MEAN, STD, pictures, read_squares, save_random
 
 SIZES = [(40, 40), (32, 57), (71, 33)]
 
@@ -35,7 +35,7 @@ def answers(model: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def expected(weights: Path, images: np.ndarray) -> np.ndarray:
     """Return the reference's probabilities of photos as `predict` prepares them, float64."""
-    images = squares_of(images, open_weights(weights).recipe)
+    images = read_squares(images, open_weights(weights).recipe)
     x = ((images.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
     return softmax(lockstep.load(weights, backend="reference")(x))
 
@@ -50,7 +50,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def test_onnx_runtime_has_the_probabilities_of_float64(
     tiny_recipe: Recipe, changes: dict[str, Any], padding: str, tmp_path: Path
 ) -> None:
-    weights = saved(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding, **changes), tmp_path)
+    weights = save_random(
+        tiny_recipe.replace(mean=MEAN, std=STD, padding=padding, **changes), tmp_path
+    )
     lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)
     for height, width in SIZES:
         images = pictures(height, width)
@@ -70,12 +72,12 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD, padding=padding)
     # Many inputs are beyond the limits of these scales. Dark pixels reach -128.
     scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
-    weights = saved(recipe, tmp_path, scales)
+    weights = save_random(recipe, tmp_path, scales)
     assert lockstep.export(weights, tmp_path / "model", to="onnx")["remarks"] == []
     images = pictures(32, 32)
     engine: Any = oracle.make_engine(recipe, [0.0])
     engine.write(State(0, open_weights(weights).tensors, zero_momentum(recipe)))
-    squares = squares_of(images, recipe)
+    squares = read_squares(images, recipe)
     in_float = softmax(engine.predict(squares))
     engine.quantise(scales)
     wanted = softmax(engine.predict(squares))
@@ -90,27 +92,29 @@ def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     names = layers(model_spec(recipe.model))
-    weights = saved(recipe, tmp_path, {name: 2.0**-number for number, name in enumerate(names)})
+    weights = save_random(
+        recipe, tmp_path, {name: 2.0**-number for number, name in enumerate(names)}
+    )
     lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)
     graph = onnx.load(str(tmp_path / "model" / "model.onnx")).graph
     made_by = {node.output[0]: node for node in graph.node}
-    values = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
-    found = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]
-    assert len(found) == len(names)
+    values = {largest.name: onnx.numpy_helper.to_array(largest) for largest in graph.initializer}
+    layers_in_int8 = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]
+    assert len(layers_in_int8) == len(names)
     tensors = open_weights(weights).tensors
-    for node in found:
+    for node in layers_in_int8:
         name = node.name if node.op_type == "Conv" else "fc"
         dequantize = made_by[node.input[0]]
         quantize = made_by[dequantize.input[0]]
         assert (quantize.op_type, dequantize.op_type) == ("QuantizeLinear", "DequantizeLinear")
         assert list(quantize.input[1:]) == list(dequantize.input[1:])
-        scale, zero = (values[each] for each in quantize.input[1:])
+        scale, zero = (values[largest] for largest in quantize.input[1:])
         assert (scale, zero, zero.dtype) == (2.0 ** -names.index(name), 0, np.int8)
-        integers, scales, zeros = (values[each] for each in made_by[node.input[1]].input)
+        integers, scales, zeros = (values[largest] for largest in made_by[node.input[1]].input)
         trained = tensors[f"{name}.weight"]
-        each = np.abs(trained).reshape(len(trained), -1).max(axis=1) / 127
-        rounded = np.rint(trained / each.reshape(-1, *(1,) * (trained.ndim - 1)))
-        assert (integers.dtype, zeros.dtype, scales.shape) == (np.int8, np.int8, each.shape)
+        largest = np.abs(trained).reshape(len(trained), -1).max(axis=1) / 127
+        rounded = np.rint(trained / largest.reshape(-1, *(1,) * (trained.ndim - 1)))
+        assert (integers.dtype, zeros.dtype, scales.shape) == (np.int8, np.int8, largest.shape)
         assert (integers == rounded).all()
 
 
@@ -118,7 +122,7 @@ def test_other_formats_say_that_they_compute_without_quantisation(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
-    weights = saved(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 1.0))
+    weights = save_random(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 1.0))
     exported = lockstep.export(weights, tmp_path / "model", to="torchscript", compare=False)
     assert exported["remarks"] == [
         "torchscript computes in float, but the weights were trained for int8; --to onnx quantises"
@@ -126,7 +130,7 @@ def test_other_formats_say_that_they_compute_without_quantisation(
     images = pictures(32, 32)
     module = torch.jit.load(str(tmp_path / "model" / "model.pt"))
     in_float = softmax(
-        oracle.logits(recipe, open_weights(weights).tensors, squares_of(images, recipe))
+        oracle.logits(recipe, open_weights(weights).tensors, read_squares(images, recipe))
     )
     assert module(torch.tensor(images))["probabilities"].numpy() == pytest.approx(
         in_float, abs=1e-5
@@ -141,7 +145,7 @@ def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
     recipe = lockstep.load_recipe("resnet50-mxnet-90ep").replace(
         model="resnet18", logits=len(CLASSES)
     )
-    weights = saved(recipe, tmp_path)
+    weights = save_random(recipe, tmp_path)
     lockstep.convert(weights, tmp_path / "model-0090.params", to="nvidia-mxnet", certificate=False)
     images = random_images(2, 64)
     for name, source in (("own", weights), ("mxnet", tmp_path / "model-0090.params")):
@@ -153,11 +157,13 @@ def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
 
 
 def test_the_names_of_the_classes_are_in_the_model(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False)
-    model = onnx.load(str(tmp_path / "model" / "model.onnx"))
-    assert json.loads({each.key: each.value for each in model.metadata_props}["classes"]) == list(
-        CLASSES
+    lockstep.export(
+        save_random(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False
     )
+    model = onnx.load(str(tmp_path / "model" / "model.onnx"))
+    assert json.loads(
+        {entry.key: entry.value for entry in model.metadata_props}["classes"]
+    ) == list(CLASSES)
 
 
 def test_without_the_package_it_is_told_how_to_get_it(
@@ -165,7 +171,9 @@ def test_without_the_package_it_is_told_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(BackendError, match="pip install onnx=="):
-        lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False)
+        lockstep.export(
+            save_random(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False
+        )
     assert not (tmp_path / "model").exists()
 
 
@@ -174,7 +182,9 @@ def test_a_folder_of_the_user_next_to_the_export_stays_as_it_is(
 ) -> None:
     (tmp_path / "unfinished-model").mkdir()
     (tmp_path / "unfinished-model" / "thesis.txt").write_text("mine")
-    lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False)
+    lockstep.export(
+        save_random(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False
+    )
     assert (tmp_path / "unfinished-model" / "thesis.txt").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoints",

@@ -1,6 +1,7 @@
 """Predictions of other runtimes, and of exported models, compared with the reference."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,14 +10,16 @@ import lockstep
 from lockstep.inference.computation import list_export_runtimes
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from tests.inference.cases import MEAN, STD, image_file, saved
+from tests.inference.cases import MEAN, STD, image_file, save_random
 
 REFERENCE = Execution(backend="reference", reference_dtype="float32")
 
 
 @pytest.fixture
 def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    return saved(tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True), tmp_path)
+    return save_random(
+        tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True), tmp_path
+    )
 
 
 @pytest.mark.parametrize("name", list_export_runtimes())
@@ -24,13 +27,14 @@ def test_another_runtime_has_the_logits_and_features_of_the_reference(
     name: str, weights: Path, tmp_path: Path
 ) -> None:
     path = image_file(tmp_path, 50, 70)
-    found = []
+    results = []
     for how in ({"execution": REFERENCE}, {"runtime": name}):
-        with lockstep.Predictor(weights, features=True, **how) as predictor:  # type: ignore[arg-type]
+        options: Any = how
+        with lockstep.Predictor(weights, features=True, **options) as predictor:
             [prediction], [logits] = predictor.predict(path), predictor.logits(path)
-            found.append((prediction, logits))
+            results.append((prediction, logits))
         assert predictor.runtime == how.get("runtime", "native")
-    (expected, logits), (other, others_logits) = found
+    (expected, logits), (other, others_logits) = results
     assert others_logits == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
     assert other.features == pytest.approx(
         expected.features, abs=1e-4 * float(expected.features.max())
@@ -46,10 +50,10 @@ def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> Non
         with lockstep.Predictor(
             tmp_path / "model", runtime=runtime, execution=Execution()
         ) as predictor:
-            [found] = predictor.predict(path)
+            [prediction] = predictor.predict(path)
         assert predictor.runtime == runs
-        assert found.classes == expected.classes
-        assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
+        assert prediction.classes == expected.classes
+        assert prediction.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
 
 
 def test_grad_cam_needs_the_runtime_of_a_framework(weights: Path) -> None:

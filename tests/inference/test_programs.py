@@ -1,4 +1,4 @@
-"""`evaluate` runs exported programs as they are deployed, in their own runtimes, on whole photos."""
+"""`evaluate` runs exported programs as they are deployed, on whole photos."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from lockstep.inference.photo_batches import group_photos
 from lockstep.inference.programs import FILE
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from tests.inference.cases import CLASSES, MEAN, STD, image_file, saved
+from tests.inference.cases import CLASSES, MEAN, STD, image_file, save_random
 
 TARGETS = [
     "torchscript",
@@ -35,7 +35,7 @@ SIZES = ((32, 32), (97, 61), (97, 61), (120, 200), (33, 50))
 
 @pytest.fixture(scope="module")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
+    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,20 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, open_weights
-from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, prepared, saved
+from tests.inference.cases import (
+    CLASSES,
+    MEAN,
+    STD,
+    image_file,
+    pictures,
+    prepare_photo,
+    save_random,
+)
 
 
 @pytest.fixture(scope="module")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
+    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +43,7 @@ def data(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = open_weights(weights).recipe
     for number in range(24):
         path = image_file(root, 40 + number, 57)
-        label = int(reference(prepared(path, recipe).astype(np.float64)).argmax())
+        label = int(reference(prepare_photo(path, recipe).astype(np.float64)).argmax())
         folder = root / ("train" if number % 2 else "val") / CLASSES[label]
         folder.mkdir(parents=True, exist_ok=True)
         path.rename(folder / path.name)
@@ -53,8 +61,8 @@ def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
     weights: Path, data: Path, method: str, tmp_path: Path
 ) -> None:
     how: dict[str, Any] = {"precision": "int8", "data": data, "method": method, "tolerance": 10}
-    found = lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, **how)
-    loss = found["int8"]
+    result = lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, **how)
+    loss = result["int8"]
     assert loss["top1_before"] == 100
     assert loss["top1_after"] >= 90
     assert (loss["method"], loss["calibration_images"], loss["validation_images"]) == (
@@ -64,7 +72,8 @@ def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
     )
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
     assert (
-        json.loads({each.key: each.value for each in model.metadata_props}["lockstep_int8"]) == loss
+        json.loads({entry.key: entry.value for entry in model.metadata_props}["lockstep_int8"])
+        == loss
     )
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
     wanted = lockstep.load(weights, backend="reference")(x)
@@ -111,7 +120,7 @@ def test_weights_have_seven_bits_so_that_no_processor_overflows(
     lockstep.export(weights, tmp_path / "model", to="onnx", **how)
     graph = onnx.load(str(tmp_path / "model" / "model.onnx")).graph
     kernels = [
-        onnx.numpy_helper.to_array(each) for each in graph.initializer if len(each.dims) == 4
+        onnx.numpy_helper.to_array(array) for array in graph.initializer if len(array.dims) == 4
     ]
     assert len(kernels) == len(layers(model_spec(open_weights(weights).recipe.model))) - 1
     assert {kernel.dtype for kernel in kernels} == {np.dtype(np.int8)}
@@ -142,7 +151,7 @@ def test_a_model_to_measure_int8_with_computes_every_layer_in_it(
     assert 1e-4 < np.abs(logits - wanted).max() / np.abs(wanted).max() < 0.1
 
 
-def with_an_outlier(weights: Path, folder: Path) -> Path:
+def add_outlier(weights: Path, folder: Path) -> Path:
     """Write the same function, but one channel of the stem is 10,000 times as large: its layers
     divide by that."""
     opened = open_weights(weights)
@@ -161,7 +170,7 @@ def with_an_outlier(weights: Path, folder: Path) -> Path:
 def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
     weights: Path, data: Path, tmp_path: Path
 ) -> None:
-    source = with_an_outlier(weights, tmp_path / "run")
+    source = add_outlier(weights, tmp_path / "run")
     with pytest.raises(
         CheckpointError,
         match=r"int8 loses \d\S+ points of top-1: 100.00 % before and \d\S+ % after, of 12",
@@ -186,7 +195,11 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
 def test_int8_without_what_it_needs_is_refused(
     weights: Path, data: Path, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    given = {name: data if value == "DATA" else value for name, value in options.items()}
+    options_with_data = {
+        name: data if value == "DATA" else value for name, value in options.items()
+    }
     with pytest.raises(CheckpointError, match=message):
-        lockstep.export(weights, tmp_path / "model", to="onnx", precision="int8", **given)
+        lockstep.export(
+            weights, tmp_path / "model", to="onnx", precision="int8", **options_with_data
+        )
     assert not (tmp_path / "model").exists()

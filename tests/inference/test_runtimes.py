@@ -36,7 +36,7 @@ HERE = [
 QUANTISING = [name for name in HERE if name != NATIVE and RUNTIMES[name].quantises]
 
 
-def opened(recipe: Recipe, **others: Any) -> Weights:
+def make_weights(recipe: Recipe, **others: Any) -> Weights:
     return Weights(
         recipe, State(0, random_tensors(recipe, 1), {}), (), Path("weights"), "Lockstep", **others
     )
@@ -47,7 +47,7 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.fixture
-def as_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretend_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package of OpenVINO seem to be there, for what is refused before it is imported."""
     monkeypatch.setitem(
         RUNTIMES, "openvino", replace(RUNTIMES["openvino"], distributions=("numpy",))
@@ -68,7 +68,7 @@ def test_logits_are_those_of_float64_for_batches_of_any_size(
     tiny_recipe: Recipe, name: str, changes: dict[str, Any]
 ) -> None:
     recipe = tiny_recipe.replace(mean=MEAN, std=STD, **changes)
-    weights = opened(recipe)
+    weights = make_weights(recipe)
     with open_runtime(name, weights, CPU, most_images=5) as runtime:
         assert (runtime.name, runtime.precision, runtime.on_gpu) == (name, "fp32", False)
         for count in (1, 5):
@@ -83,7 +83,7 @@ def test_logits_are_those_of_float64_for_batches_of_any_size(
 def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name: str) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
     scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
-    weights = opened(recipe, scales=scales)
+    weights = make_weights(recipe, scales=scales)
     images = random_images(4, recipe.eval_crop)
     reference: Any = oracle.make_engine(recipe, [0.0])
     reference.write(State(0, weights.tensors, zero_momentum(recipe)))
@@ -91,12 +91,12 @@ def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name:
     reference.quantise(scales)
     wanted = reference.predict(images)
     with open_runtime(name, weights, CPU) as runtime:
-        found = runtime.predict(images)
-    assert distance(found, wanted) < distance(found, in_float) / 3
+        logits = runtime.predict(images)
+    assert distance(logits, wanted) < distance(logits, in_float) / 3
 
 
 def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
-    weights = opened(tiny_recipe)
+    weights = make_weights(tiny_recipe)
     images = random_images(3, tiny_recipe.eval_crop)
     recipe = tiny_recipe.replace(precision="fp16")
     wanted = oracle.logits(tiny_recipe, weights.tensors, images)
@@ -110,12 +110,12 @@ def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
 def test_large_weights_go_to_a_runtime_without_being_copied(
     tiny_recipe: Recipe, as_inputs: bool
 ) -> None:
-    tensors = opened(tiny_recipe).tensors
+    tensors = make_weights(tiny_recipe).tensors
     model, apart = onnx_model.logits_model_apart(tiny_recipe, tensors, as_inputs=as_inputs)
     assert {name for name, value in tensors.items() if value.nbytes >= 1024} == {*apart}
     assert all(np.shares_memory(value, tensors[name]) for name, value in apart.items())
     graph = onnx.load_from_string(model).graph
-    stored = {each.name for each in graph.initializer if each.raw_data}
+    stored = {array.name for array in graph.initializer if array.raw_data}
     assert stored | {*apart} == {*tensors, "mean", "std"} - {
         name for name in tensors if name.endswith("num_batches_tracked")
     }
@@ -131,13 +131,13 @@ def test_images_of_another_size_or_type_are_refused(
     tiny_recipe: Recipe, name: str, images: np.ndarray
 ) -> None:
     with (
-        open_runtime(name, opened(tiny_recipe), CPU) as runtime,
+        open_runtime(name, make_weights(tiny_recipe), CPU) as runtime,
         pytest.raises(ValueError, match=r"expected uint8 \(N, 32, 32, 3\)"),
     ):
         runtime.predict(images)
 
 
-@pytest.mark.usefixtures("as_if_installed")
+@pytest.mark.usefixtures("pretend_installed")
 @pytest.mark.parametrize(
     ("name", "changes", "device", "message"),
     [
@@ -166,14 +166,14 @@ def test_images_of_another_size_or_type_are_refused(
 def test_what_a_runtime_cannot_do_is_said(
     tiny_recipe: Recipe, name: str, changes: dict[str, Any], device: str, message: str
 ) -> None:
-    weights = opened(
+    weights = make_weights(
         tiny_recipe.replace(**changes), scales={"conv1": 1.0} if "quantisation" in changes else {}
     )
     with pytest.raises(BackendError, match=message):
         open_runtime(name, weights, Execution.of({"device": device}))
 
 
-@pytest.mark.usefixtures("as_if_installed")
+@pytest.mark.usefixtures("pretend_installed")
 def test_bf16_is_refused_on_processors_without_it(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +181,7 @@ def test_bf16_is_refused_on_processors_without_it(
     with pytest.raises(
         BackendError, match="openvino computes in bf16 only on processors that multiply it"
     ):
-        open_runtime("openvino", opened(tiny_recipe.replace(precision="bf16")), CPU)
+        open_runtime("openvino", make_weights(tiny_recipe.replace(precision="bf16")), CPU)
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(
@@ -194,13 +194,13 @@ def test_a_missing_package_is_named_with_how_to_install_it(
     with pytest.raises(
         BackendError, match="openvino needs no-such-distribution: pip install openvino=="
     ):
-        open_runtime("openvino", opened(tiny_recipe), CPU)
+        open_runtime("openvino", make_weights(tiny_recipe), CPU)
 
 
 def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = opened(tiny_recipe)
+    weights = make_weights(tiny_recipe)
     with pytest.raises(
         BackendError, match=r"tensorrt needs tensorrt or .*: pip install tensorrt=="
     ):
@@ -259,7 +259,7 @@ def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
 
 
 def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
-    weights = opened(tiny_recipe)
+    weights = make_weights(tiny_recipe)
     batch = random_batch(tiny_recipe)
     batch = replace(
         batch, labels=np.where(np.arange(len(batch.labels)) < 6, batch.labels, -1)
@@ -268,14 +268,14 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
     reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
     wanted: Scores = reference.evaluate([batch])
     with open_runtime("onnxruntime", weights, CPU) as runtime:
-        found = compute_scores(runtime, [batch])
-    assert (found.labels.tolist(), found.ranks.tolist()) == (
+        scores = compute_scores(runtime, [batch])
+    assert (scores.labels.tolist(), scores.ranks.tolist()) == (
         wanted.labels.tolist(),
         wanted.ranks.tolist(),
     )
-    assert found.predictions.tolist() == wanted.predictions.tolist()
-    assert found.losses == pytest.approx(wanted.losses, rel=1e-4)
-    assert found.confidences == pytest.approx(wanted.confidences, rel=1e-4)
+    assert scores.predictions.tolist() == wanted.predictions.tolist()
+    assert scores.losses == pytest.approx(wanted.losses, rel=1e-4)
+    assert scores.confidences == pytest.approx(wanted.confidences, rel=1e-4)
 
 
 def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
@@ -291,12 +291,12 @@ def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
         SimpleNamespace(perf_counter=lambda: next(clock)),
     )
     assert len(list(pace.watch([batch] * 3))) == 3
-    found = pace.describe_speed(batch_images=8, on_gpu=False)
-    assert found["images_per_sec"] == 2 * len(batch.labels) / 20
-    assert found["latency_ms"] is not None
+    speed = pace.describe_speed(batch_images=8, on_gpu=False)
+    assert speed["images_per_sec"] == 2 * len(batch.labels) / 20
+    assert speed["latency_ms"] is not None
     assert (
-        found["latency_ms"]["mean"],
-        found["latency_ms"]["p50"],
-        found["latency_ms"]["p99"],
+        speed["latency_ms"]["mean"],
+        speed["latency_ms"]["p50"],
+        speed["latency_ms"]["p99"],
     ) == (4000, 2000, 6000)
     assert pace.describe_speed(batch_images=8, on_gpu=True)["latency_ms"] is None

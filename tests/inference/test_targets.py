@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 import lockstep
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
-from tests.inference.cases import CLASSES, MEAN, STD, pictures, saved
+from tests.inference.cases import CLASSES, MEAN, STD, pictures, save_random
 
 FIELDS = {
     "Reshape": [("shape", 1, "int64", "repeated")],
@@ -75,15 +75,15 @@ def config_class() -> Any:
 
 @pytest.fixture(scope="module")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
+    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_tritons_configuration_describes_the_model(
     weights: Path, bare: bool, tmp_path: Path
 ) -> None:
-    found = lockstep.export(weights, tmp_path / "models", to="triton", batch=5, bare=bare)
-    assert found["comparison"]["runtime"].startswith("onnxruntime ")
+    result = lockstep.export(weights, tmp_path / "models", to="triton", batch=5, bare=bare)
+    assert result["comparison"]["runtime"].startswith("onnxruntime ")
     model = tmp_path / "models" / "model"
     config = text_format.Parse((model / "config.pbtxt").read_text(), config_class()())
     assert (config.name, config.platform, config.max_batch_size) == (
@@ -100,11 +100,11 @@ def test_tritons_configuration_describes_the_model(
         "tensor(int64)": "TYPE_INT64",
         "tensor(float)": "TYPE_FP32",
     }
-    for given, there in (
+    for configured, there in (
         (config.input, session.get_inputs()),
         (config.output, session.get_outputs()),
     ):
-        for described, node in zip(given, there, strict=True):
+        for described, node in zip(configured, there, strict=True):
             assert (described.name, described.data_type) == (node.name, TYPES[kinds[node.type]])
             dims = described.reshape.shape if described.HasField("reshape") else described.dims
             assert not isinstance(node.shape[0], int), "Triton makes batches of several sizes"
@@ -113,7 +113,7 @@ def test_tritons_configuration_describes_the_model(
                 isinstance(size, str) or size == wanted
                 for wanted, size in zip(dims, node.shape[1:], strict=True)
             )
-    labels = {each.name: each.label_filename for each in config.output if each.label_filename}
+    labels = {entry.name: entry.label_filename for entry in config.output if entry.label_filename}
     assert labels == {"logits" if bare else "probabilities": "labels.txt"}
     assert (model / "labels.txt").read_text().splitlines() == list(CLASSES)
 
@@ -131,8 +131,8 @@ def test_openvino_has_the_probabilities_of_float64(
 ) -> None:
     import openvino
 
-    found = lockstep.export(weights, tmp_path / "model", to="openvino", **options)["comparison"]
-    assert found["largest_difference"] < found["bound"]
+    result = lockstep.export(weights, tmp_path / "model", to="openvino", **options)["comparison"]
+    assert result["largest_difference"] < result["bound"]
     assert (tmp_path / "model" / "classes.txt").read_text().splitlines() == list(CLASSES)
     # Without this, processors that multiply bf16 compute in it.
     how = {"INFERENCE_PRECISION_HINT": "f32"}

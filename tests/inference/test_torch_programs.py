@@ -24,9 +24,9 @@ from tests.inference.cases import (
     STD,
     image_file,
     pictures,
-    prepared,
-    saved,
-    squares_of,
+    prepare_photo,
+    read_squares,
+    save_random,
 )
 
 SIZES = {"eval_resize": 47, "eval_crop": 40, "mean": MEAN, "std": STD}
@@ -60,7 +60,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def expected(weights: Path, photos: np.ndarray) -> np.ndarray:
     """Return the reference's probabilities of photos as `predict` prepares them, float64."""
-    squares = squares_of(photos, open_weights(weights).recipe)
+    squares = read_squares(photos, open_weights(weights).recipe)
     x = ((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
     return softmax(lockstep.load(weights, backend="reference")(x))
 
@@ -90,13 +90,13 @@ def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndar
 def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
     tiny_recipe: Recipe, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    weights = saved(tiny_recipe.replace(**SIZES, **changes), tmp_path)
+    weights = save_random(tiny_recipe.replace(**SIZES, **changes), tmp_path)
     program = exported(weights, tmp_path / "model")
     for count in (1, 3):
         squares = random_images(count, 40, seed=count)
-        found = program(torch.from_numpy(squares))
+        answer = program(torch.from_numpy(squares))
         assert_equal(
-            found["classes"].numpy(), found["probabilities"].numpy(), expected(weights, squares)
+            answer["classes"].numpy(), answer["probabilities"].numpy(), expected(weights, squares)
         )
 
 
@@ -104,7 +104,7 @@ def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
 def test_pytorch_alone_answers_as_float64_with_both_programs(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    weights = saved(tiny_recipe.replace(**SIZES, padding="same"), tmp_path)
+    weights = save_random(tiny_recipe.replace(**SIZES, padding="same"), tmp_path)
     batches = [
         random_images(1, 40, seed=1),
         random_images(3, 40, seed=3),
@@ -130,8 +130,8 @@ def test_pytorch_alone_answers_as_float64_with_both_programs(
         for path in paths
     }
     for path, batch in zip(paths, batches, strict=True):
-        for found in outputs[path].values():
-            assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
+        for answer in outputs[path].values():
+            assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_images_of_any_size_are_resized_and_cropped_as_pillow_and_opencv_do(
     tiny_recipe: Recipe, interpolation: str, antialias: bool, tolerance: float, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(**SIZES, interpolation=interpolation, antialias=antialias)
-    weights = saved(recipe, tmp_path)
+    weights = save_random(recipe, tmp_path)
     program = exported(weights, tmp_path / "model")
     reference = lockstep.load(weights, backend="reference")
     for height, width in ((96, 131), (71, 33), (40, 57)):
         path = image_file(tmp_path, height, width)
-        found = program(torch.from_numpy(np.array(Image.open(path)))[None])
-        wanted = softmax(reference(prepared(path, recipe).astype(np.float64)))
-        assert found["probabilities"].numpy() == pytest.approx(wanted, abs=tolerance)
+        answer = program(torch.from_numpy(np.array(Image.open(path)))[None])
+        wanted = softmax(reference(prepare_photo(path, recipe).astype(np.float64)))
+        assert answer["probabilities"].numpy() == pytest.approx(wanted, abs=tolerance)
 
 
 DALI = {
@@ -170,7 +170,7 @@ TF1 = {
 }
 
 
-def by_hand(pixels: np.ndarray, geometry: dict[str, str]) -> np.ndarray:
+def compute_by_hand(pixels: np.ndarray, geometry: dict[str, str]) -> np.ndarray:
     """Return the square of 40 pixels of an image whose shorter side becomes 47, in the geometry of
     DALI or TensorFlow 1."""
     shorter = min(pixels.shape[:2])
@@ -200,13 +200,13 @@ def test_images_of_any_size_are_sampled_in_the_geometry_of_an_original(
             .permute(1, 2, 0)
             .numpy()
         )
-        difference = np.abs(square - by_hand(pixels, geometry))
+        difference = np.abs(square - compute_by_hand(pixels, geometry))
         assert difference.max() <= 1
         assert (difference > 0).mean() < 0.01
 
 
 def test_what_is_not_bytes_of_rgb_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    program = exported(saved(tiny_recipe, tmp_path), tmp_path / "model")
+    program = exported(save_random(tiny_recipe, tmp_path), tmp_path / "model")
     for images in (torch.zeros(1, 32, 32, 3), torch.zeros(1, 3, 32, 32, dtype=torch.uint8)):
         with pytest.raises(torch.jit.Error, match=r"expected uint8 RGB \[N, height, width, 3\]"):
             program(images)

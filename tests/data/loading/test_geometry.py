@@ -19,7 +19,7 @@ from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published import RECIPES
-from tests.inference.cases import of_tensorflow_1
+from tests.inference.cases import read_as_tensorflow_1
 
 SIZES = ((354, 500), (500, 354), (375, 500), (301, 307), (97, 131))
 """Sides after the resize of 361.6 and 341.3, a half in the crop's place, and an image that is
@@ -125,5 +125,5 @@ def test_the_dali_loader_evaluates_by_the_tensorflow_recipe_as_the_host_loader(
 def test_evaluation_by_the_tensorflow_recipe_is_that_of_tensorflow_1(photos: Index) -> None:
     found = evaluated(photos, RECIPES["resnet50-tensorflow-90ep"](), "host")
     for number, image in enumerate(found):
-        expected = of_tensorflow_1(decode(photos.read(number)).copy(), 256, 224)
+        expected = read_as_tensorflow_1(decode(photos.read(number)).copy(), 256, 224)
         assert np.abs(image - expected.astype(np.float32)).max() <= 1

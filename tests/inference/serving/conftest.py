@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.recipes import Recipe
-from tests.inference.cases import MEAN, STD, image_file, saved
+from tests.inference.cases import MEAN, STD, image_file, save_random
 from tests.inference.serving.cases import ENGINE, Server, serving
 
 
@@ -14,7 +14,7 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
     recipe = tiny_recipe.replace(
         mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True
     )
-    return saved(recipe, tmp_path_factory.mktemp("weights"))
+    return save_random(recipe, tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from lockstep.inference.decoding.forms import MOST_PARTS, BadForm, image_in
 from lockstep.inference.decoding.pool import Decoders, _Forker
 from lockstep.inference.decoding.process import Settings
 from lockstep.recipes import Recipe
-from tests.inference.cases import MEAN, STD, image_file, saved
+from tests.inference.cases import MEAN, STD, image_file, save_random
 from tests.inference.serving.cases import ENGINE, PATIENCE_SEC, Server, head, serving, session
 from tests.processes import is_running, wait_until
 
@@ -75,7 +75,7 @@ def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(
 ) -> None:
     """Also: a full queue answers 429, clients that leave free their places, and decoders end with a
     killed server."""
-    large = saved(
+    large = save_random(
         tiny_recipe.replace(mean=MEAN, std=STD, image_size=256, eval_resize=256, eval_crop=256),
         tmp_path,
     )

@@ -272,7 +272,7 @@ def test_a_command_becomes_a_recipe_of_its_own_example(command: str, name: str) 
     assert translated(command).recipe == name
 
 
-def test_quantisation_is_carried_to_pytorchs_engine() -> None:
+def test_quantisation_is_carried_to_the_pytorch_backend() -> None:
     found = translated("bash scripts/training/train_resnet50_AMP_QAT_10E_DGXA100.sh W P")
     assert (found.recipe, found.changes) == ("resnet50-paddle-qat-10ep", {})
     assert shlex.join(found.command).endswith(
@@ -290,8 +290,8 @@ def test_quantisation_is_carried_to_pytorchs_engine() -> None:
     assert (found.not_carried, "--backend" in found.command) == (
         (),
         False,
-    )  # the default engine is PyTorch's
-    assert "PyTorch's engine quantises, so the command trains with it" in found.notes
+    )  # the default backend is PyTorch
+    assert "the PyTorch backend quantises, so the command trains with it" in found.notes
 
 
 def test_a_command_without_quantisation_has_no_quantised_recipe() -> None:

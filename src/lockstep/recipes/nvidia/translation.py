@@ -210,7 +210,7 @@ def _write_notes(parsed: ParsedCommand, request: Request, words: list[str]) -> l
         )
     backend = request.slots.get("backend")
     if words and "train" in words and backend not in (None, parsed.system.backend):
-        notes.append("PyTorch's engine quantises, so the command trains with it")
+        notes.append("the PyTorch backend quantises, so the command trains with it")
     variables = dict.fromkeys(word for word in words if "$" in word)
     if variables:
         notes.append(

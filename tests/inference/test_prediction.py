@@ -1,8 +1,5 @@
-"""Predict, evaluate and load known weights; compare the results with pixels and sums computed by
-hand."""
+"""Predict with known weights and load them; compare with pixels and sums computed by hand."""
 
-import math
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,53 +11,21 @@ from PIL import Image
 
 import lockstep
 from lockstep.inference.images import Encoded, list_images, read_square
-from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError, UserError
 from lockstep.weights import checkpoint
 from tests.data.pictures import progressive_jpeg
-from tests.inference.cases import CLASSES, image_file, prepared, random_tensors
+from tests.inference.cases import CLASSES, image_file, prepare_photo, random_tensors
 
 SaveWeights = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread: such a small model is slower on several threads, many times slower on a busy
-    machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def save_weights(tiny_recipe: Recipe, tmp_path: Path) -> SaveWeights:
-    """A function that saves random weights of the tiny recipe with some changed fields, and returns
-    the checkpoint."""
-
-    def save(
-        seed: int = 1,
-        classes: tuple[str, ...] = CLASSES,
-        favourite: int | None = None,
-        **changes: object,
-    ) -> Path:
-        recipe = tiny_recipe.replace(**changes)
-        averages = random_tensors(recipe, seed + 1) if recipe.ema_decay else {}
-        state = State(seed, random_tensors(recipe, seed), {}, averages)
-        if favourite is not None:
-            state.tensors["fc.bias"][favourite] = 100
-        about = {"recipe": recipe.fields(), "classes": classes}
-        return checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
-
-    return save
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) -> np.ndarray:
     """Return the probabilities of one image: float64 [logits]."""
     with torch.inference_mode():
         logits = (
-            lockstep.load(source, ema=ema)(torch.from_numpy(prepared(path, recipe)))[0]
+            lockstep.load(source, ema=ema)(torch.from_numpy(prepare_photo(path, recipe)))[0]
             .double()
             .numpy()
         )
@@ -90,19 +55,19 @@ def test_a_prediction_is_the_softmax_of_the_module_on_the_preprocessed_image(
     source = save_weights(**changes)
     path = image_file(tmp_path, *shape)
     expected = likelihoods(source, path, tiny_recipe.replace(**changes))
-    [found] = lockstep.predict(source, [path], top=10)
+    [prediction] = lockstep.predict(source, [path], top=10)
     order = np.argsort(-expected)
-    assert found.path == path
-    assert found.classes == tuple(CLASSES[i] for i in order)
-    np.testing.assert_allclose(found.probabilities, expected[order], rtol=1e-4, atol=1e-6)
+    assert prediction.path == path
+    assert prediction.classes == tuple(CLASSES[i] for i in order)
+    np.testing.assert_allclose(prediction.probabilities, expected[order], rtol=1e-4, atol=1e-6)
 
 
 def test_probabilities_fall_and_sum_to_one(save_weights: SaveWeights, textures: Path) -> None:
     images = sorted((textures / "val").rglob("*.jpg"))
-    for found in lockstep.predict(save_weights(), images, top=10):
-        assert list(found.probabilities) == sorted(found.probabilities, reverse=True)
-        assert sum(found.probabilities) == pytest.approx(1, abs=1e-12)
-        assert sorted(found.classes) == sorted(CLASSES)
+    for prediction in lockstep.predict(save_weights(), images, top=10):
+        assert list(prediction.probabilities) == sorted(prediction.probabilities, reverse=True)
+        assert sum(prediction.probabilities) == pytest.approx(1, abs=1e-12)
+        assert sorted(prediction.classes) == sorted(CLASSES)
 
 
 def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
@@ -111,9 +76,9 @@ def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
     source = save_weights()
     sizes = ((40, 50, ".png"), (90, 60, ".jpg"), (33, 33, ".bmp"))
     paths = [image_file(tmp_path, height, width, suffix) for height, width, suffix in sizes]
-    found = lockstep.predict(source, paths, top=1)
-    assert [prediction.path for prediction in found] == paths
-    for prediction, path in zip(found, paths, strict=True):
+    predictions = lockstep.predict(source, paths, top=1)
+    assert [prediction.path for prediction in predictions] == paths
+    for prediction, path in zip(predictions, paths, strict=True):
         # Two JPEG decoders may round a pixel differently.
         assert prediction.probabilities[0] == pytest.approx(
             likelihoods(source, path, tiny_recipe).max(), rel=0.02
@@ -124,16 +89,16 @@ def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
 def test_no_more_classes_are_given_than_asked_for_or_there_are(
     top: int, count: int, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
-    [found] = lockstep.predict(save_weights(), [image_file(tmp_path, 50, 50)], top=top)
-    assert len(found.classes) == len(found.probabilities) == count
+    [prediction] = lockstep.predict(save_weights(), [image_file(tmp_path, 50, 50)], top=top)
+    assert len(prediction.classes) == len(prediction.probabilities) == count
 
 
 def test_outputs_beyond_the_classes_are_called_by_their_number(
     save_weights: SaveWeights, tmp_path: Path
 ) -> None:
-    [found] = lockstep.predict(save_weights(logits=13), [image_file(tmp_path, 50, 50)], top=99)
-    assert sorted(found.classes) == sorted([*CLASSES, "10", "11", "12"])
-    assert sum(found.probabilities) == pytest.approx(1)
+    [prediction] = lockstep.predict(save_weights(logits=13), [image_file(tmp_path, 50, 50)], top=99)
+    assert sorted(prediction.classes) == sorted([*CLASSES, "10", "11", "12"])
+    assert sum(prediction.probabilities) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +120,8 @@ def test_outputs_without_names_have_those_of_imagenet_where_they_may_be_its_clas
     changes: dict[str, Any], number: int, name: str, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
     source = save_weights(classes=(), favourite=number, **changes)
-    [found] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1)
-    assert found.classes == (name,)
+    [prediction] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1)
+    assert prediction.classes == (name,)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +151,10 @@ def test_names_that_are_assumed_are_noted(
 def test_1000_classes_of_a_user_keep_their_names(save_weights: SaveWeights, tmp_path: Path) -> None:
     source = save_weights(classes=tuple(map(str, range(1000))), favourite=281, logits=1000)
     heard = []
-    [found] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1, listener=heard.append)
-    assert (found.classes, heard) == (("281",), [])
+    [prediction] = lockstep.predict(
+        source, [image_file(tmp_path, 50, 50)], top=1, listener=heard.append
+    )
+    assert (prediction.classes, heard) == (("281",), [])
 
 
 def test_given_names_replace_those_of_the_weights(
@@ -196,8 +163,8 @@ def test_given_names_replace_those_of_the_weights(
     image = image_file(tmp_path, 50, 50)
     names = [name.upper() for name in CLASSES]
     source = save_weights(favourite=3)
-    [found] = lockstep.predict(source, [image], top=1, classes=names)
-    assert found.classes == ("DOTS",)
+    [prediction] = lockstep.predict(source, [image], top=1, classes=names)
+    assert prediction.classes == ("DOTS",)
     with pytest.raises(
         DataError, match="the list of classes has 9 names, but the weights have 10 outputs"
     ):
@@ -210,10 +177,10 @@ def test_given_names_are_not_replaced_by_those_of_imagenet(
     source = save_weights(classes=(), favourite=281, logits=1000)
     heard = []
     names = [f"product {i}" for i in range(1000)]
-    [found] = lockstep.predict(
+    [prediction] = lockstep.predict(
         source, [image_file(tmp_path, 50, 50)], top=1, classes=names, listener=heard.append
     )
-    assert (found.classes, heard) == (("product 281",), [])
+    assert (prediction.classes, heard) == (("product 281",), [])
 
 
 def test_the_moving_average_predicts_when_asked_for(
@@ -241,12 +208,12 @@ def test_a_loaded_model_is_an_ordinary_module_with_these_weights_ready_for_infer
     assert isinstance(module, torch.nn.Module)
     assert not module.training
     expected, _ = checkpoint.read_weights(source / "model.safetensors")
-    found = {
+    state = {
         name: value
         for name, value in module.state_dict().items()
         if not name.endswith("num_batches_tracked")
     }
-    assert {name: value.numpy().tobytes() for name, value in found.items()} == {
+    assert {name: value.numpy().tobytes() for name, value in state.items()} == {
         n: v.tobytes() for n, v in expected.items()
     }
 
@@ -305,16 +272,16 @@ def test_an_image_of_any_kind_has_the_prediction_of_its_file(
     source = save_weights()
     [expected] = lockstep.predict(source, [path], top=10)
     with lockstep.Predictor(source) as predictor:
-        for kind, given in KINDS.items():
-            for images in (given(path), [given(path)]):
-                [found] = predictor.predict(images, top=10)
-                assert (found.classes, found.probabilities) == (
+        for kind, convert in KINDS.items():
+            for images in (convert(path), [convert(path)]):
+                [prediction] = predictor.predict(images, top=10)
+                assert (prediction.classes, prediction.probabilities) == (
                     expected.classes,
                     expected.probabilities,
                 ), kind
-                assert found.path == (path if kind in ("text", "path") else None)
+                assert prediction.path == (path if kind in ("text", "path") else None)
         batch = np.stack([np.asarray(Image.open(path))] * 3)
-        assert [found.classes for found in predictor.predict(batch, top=10)] == [
+        assert [prediction.classes for prediction in predictor.predict(batch, top=10)] == [
             expected.classes
         ] * 3
 
@@ -337,13 +304,13 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
     expected = np.rot90(np.asarray(image), -1) if turns else np.asarray(image)
     data = path.read_bytes()
     images = (expected, path, data, memoryview(data), Encoded(path, path.read_bytes), image)
-    for square, given in zip(squares, images, strict=True):
-        read_square(given, recipe, square)
+    for square, source in zip(squares, images, strict=True):
+        read_square(source, recipe, square)
     assert not (squares != squares[0]).any()
 
 
 @pytest.mark.parametrize(
-    ("image", "found"),
+    ("image", "kind"),
     [
         (7, "int"),
         (None, "NoneType"),
@@ -353,10 +320,10 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
         (np.zeros((0, 4, 3), np.uint8), r"uint8 array \[0, 4, 3\]"),
     ],
 )
-def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, found: str) -> None:
+def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, kind: str) -> None:
     with pytest.raises(
         DataError,
-        match=rf"given as {found}; expected a path, the bytes .* a uint8 RGB array .* Pillow",
+        match=rf"given as {kind}; expected a path, the bytes .* a uint8 RGB array .* Pillow",
     ):
         list(list_images(image))
 
@@ -365,17 +332,17 @@ def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(
     save_weights: SaveWeights, tmp_path: Path
 ) -> None:
     path = image_file(tmp_path, 40, 40)
-    taken = []
+    consumed = []
 
     def endless() -> Iterator[Path]:
         while True:
-            taken.append(path)
+            consumed.append(path)
             yield path
 
     with lockstep.Predictor(save_weights(), batch=4) as predictor:
         results = predictor.predict(endless())
         assert [next(results).path for _ in range(5)] == [path] * 5
-    assert len(taken) <= 4 * 4
+    assert len(consumed) <= 4 * 4
 
 
 def test_a_predictor_gives_the_modules_logits(
@@ -384,19 +351,19 @@ def test_a_predictor_gives_the_modules_logits(
     paths = [image_file(tmp_path, 40, 30 + i) for i in range(5)]
     source = save_weights()
     with lockstep.Predictor(source, batch=2) as predictor, torch.inference_mode():
-        found = np.stack(list(predictor.logits(paths)))
+        logits = np.stack(list(predictor.logits(paths)))
         expected = lockstep.load(source)(
-            torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in paths]))
+            torch.from_numpy(np.concatenate([prepare_photo(path, tiny_recipe) for path in paths]))
         )
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
     save_weights: SaveWeights, tmp_path: Path
 ) -> None:
     good = [image_file(tmp_path, 40, 40 + i) for i in range(3)]
-    told: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     (tmp_path / "scans.jpg").write_bytes(progressive_jpeg(repeated=1000))
     images = [
         good[0],
@@ -407,11 +374,11 @@ def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
         good[2],
     ]
     with lockstep.Predictor(save_weights(), batch=2) as predictor:
-        found = list(
-            predictor.predict(images, on_error=lambda name, reason: told.append((name, reason)))
+        predictions = list(
+            predictor.predict(images, on_error=lambda name, reason: problems.append((name, reason)))
         )
-    assert [each.path for each in found] == good
-    assert told == [
+    assert [prediction.path for prediction in predictions] == good
+    assert problems == [
         ("images[1]", "not an image that can be read: not an image in a known format"),
         (str(tmp_path / "missing.jpg"), "No such file or directory"),
         (
@@ -437,144 +404,3 @@ def test_a_batch_has_at_least_one_image(save_weights: SaveWeights, tmp_path: Pat
 def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Is a directory"):
         lockstep.predict(save_weights(), [tmp_path])
-
-
-def test_an_evaluation_agrees_with_predictions_one_by_one(
-    save_weights: SaveWeights, textures: Path
-) -> None:
-    # Evaluation resizes otherwise than training.
-    source = save_weights(
-        antialias=True, eval_antialias=False, eval_sampling="asymmetric", eval_offset_rounding="up"
-    )
-    images = sorted((textures / "val").rglob("*.jpg"))
-    result = lockstep.evaluate(source, textures)
-    losses = []
-    ranks = []
-    for found in lockstep.predict(source, images, top=10):
-        place = found.classes.index(found.path.parent.name)
-        losses.append(-math.log(found.probabilities[place]))
-        ranks.append(place)
-    assert result["images"] == len(images) == 20
-    assert result["loss"] == pytest.approx(sum(losses) / 20, rel=1e-4)
-    assert result["top1_percent"] == 5 * sum(rank == 0 for rank in ranks)
-    assert result["top5_percent"] == 5 * sum(rank < 5 for rank in ranks)
-    assert result["classes"] == CLASSES
-    by_class = {
-        name: [r for r, image in zip(ranks, images, strict=True) if image.parent.name == name]
-        for name in CLASSES
-    }
-    assert result["per_class"] == {
-        "images": [2] * 10,
-        "top1": [sum(rank == 0 for rank in by_class[name]) for name in CLASSES],
-        "top5": [sum(rank < 5 for rank in by_class[name]) for name in CLASSES],
-    }
-
-
-@pytest.mark.parametrize("batch", [1, 7, 19, 20, 21, 64])
-def test_every_image_counts_once_whatever_the_batch(
-    batch: int, save_weights: SaveWeights, textures: Path
-) -> None:
-    source = save_weights()
-    whole, parts = (lockstep.evaluate(source, textures, batch=images) for images in (20, batch))
-    assert parts["images"] == 20
-    assert parts["per_class"] == whole["per_class"]
-    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)
-
-
-def test_a_folder_of_classes_is_evaluated_like_the_val_folder_of_a_data_set(
-    save_weights: SaveWeights, textures: Path
-) -> None:
-    source = save_weights()
-    classes = lockstep.evaluate(source, textures / "val")
-    whole = lockstep.evaluate(source, textures)
-    assert classes | {"speed": None} == whole | {"speed": None}
-
-
-def test_labels_follow_the_names_of_the_weights_where_only_some_classes_are_there(
-    save_weights: SaveWeights, textures: Path, tmp_path: Path
-) -> None:
-    for name in ("stripes", "dots"):
-        shutil.copytree(textures / "val" / name, tmp_path / "some" / name)
-    source = save_weights()
-    whole = lockstep.evaluate(source, textures)["per_class"]
-    some = lockstep.evaluate(source, tmp_path / "some")
-    assert some["images"] == 4
-    for name in ("images", "top1", "top5"):
-        kept = [
-            count if CLASSES[i] in ("stripes", "dots") else 0 for i, count in enumerate(whole[name])
-        ]
-        assert some["per_class"][name] == kept
-
-
-def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
-    save_weights: SaveWeights, textures: Path, tmp_path: Path
-) -> None:
-    for name, synset in (
-        ("stripes", "n02123045"),
-        ("dots", "n01443537"),
-    ):  # tabby, 281, and goldfish, 1
-        shutil.copytree(textures / "val" / name, tmp_path / "some" / synset)
-    result = lockstep.evaluate(
-        save_weights(classes=(), logits=1000, favourite=281), tmp_path / "some"
-    )
-    assert [(i, n) for i, n in enumerate(result["per_class"]["images"]) if n] == [(1, 2), (281, 2)]
-    assert result["per_class"]["top1"][281] == 2
-    assert any("ImageNet" in remark for remark in result["remarks"])
-
-
-def test_folders_without_names_of_outputs_are_counted_aloud(
-    save_weights: SaveWeights, textures: Path
-) -> None:
-    remarks = lockstep.evaluate(save_weights(classes=(), logits=12), textures)["remarks"]
-    assert any(
-        "10 folders, in alphabetical order, are taken for the first of 12 outputs" in remark
-        for remark in remarks
-    )
-
-
-def test_bad_images_are_left_out_and_reported(
-    save_weights: SaveWeights, textures: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
-    (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"no image")
-    result = lockstep.evaluate(save_weights(), tmp_path)
-    assert result["images"] == 20
-    assert [bad["file"] for bad in result["quarantined"]] == ["dots/broken.jpg"]
-    assert result["quarantined"][0]["reason"]
-
-
-def test_an_output_beyond_the_classes_is_never_right(
-    save_weights: SaveWeights, textures: Path
-) -> None:
-    result = lockstep.evaluate(save_weights(logits=12, favourite=11), textures)
-    assert result["per_class"]["images"] == [2] * 10
-    assert result["per_class"]["top1"] == [0] * 10
-    assert result["top5_percent"] > 0
-
-
-def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textures: Path) -> None:
-    with pytest.raises(DataError, match="val has 10 classes, but the model has 4 logits"):
-        lockstep.evaluate(save_weights(classes=(), logits=4), textures)
-
-
-def test_classes_the_weights_do_not_know_are_refused(
-    save_weights: SaveWeights, textures: Path
-) -> None:
-    with pytest.raises(DataError, match="classes that the training images do not have: blobs"):
-        lockstep.evaluate(save_weights(classes=("cat", *CLASSES[1:])), textures)
-
-
-def test_labels_follow_given_names(save_weights: SaveWeights, textures: Path) -> None:
-    """Other programs' weights may list the classes in another order than that of the folders."""
-    source = save_weights(classes=(), favourite=0)
-    expected = {"images": [2] * 10, "top1": [2, *[0] * 9]}
-    result = lockstep.evaluate(source, textures, classes=CLASSES[::-1])
-    assert result["classes"] == CLASSES[::-1]
-    assert {name: result["per_class"][name] for name in expected} == expected
-
-
-def test_progress_of_an_evaluation_is_told(save_weights: SaveWeights, textures: Path) -> None:
-    heard: list[dict[str, object]] = []
-    lockstep.evaluate(save_weights(), textures, batch=8, listener=heard.append)
-    told = [(event["done"], event["total"]) for event in heard if event["what"] == "evaluating"]
-    assert told == [(1, 3), (2, 3), (3, 3)]

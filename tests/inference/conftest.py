@@ -1,0 +1,46 @@
+"""Random weights of the tiny recipe, and a thread for them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.weights import checkpoint
+from tests.inference.cases import CLASSES, random_tensors
+
+SaveWeights = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Use one thread: such a small model is slower on several threads, many times slower on a busy
+    machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def save_weights(tiny_recipe: Recipe, tmp_path: Path) -> SaveWeights:
+    """A function that saves random weights of the tiny recipe with some changed fields, and returns
+    the checkpoint."""
+
+    def save(
+        seed: int = 1,
+        classes: tuple[str, ...] = CLASSES,
+        favourite: int | None = None,
+        **changes: object,
+    ) -> Path:
+        recipe = tiny_recipe.replace(**changes)
+        averages = random_tensors(recipe, seed + 1) if recipe.ema_decay else {}
+        state = State(seed, random_tensors(recipe, seed), {}, averages)
+        if favourite is not None:
+            state.tensors["fc.bias"][favourite] = 100
+        about = {"recipe": recipe.fields(), "classes": classes}
+        return checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
+
+    return save

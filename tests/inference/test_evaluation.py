@@ -1,0 +1,156 @@
+"""Evaluate known weights; compare the results with predictions and counts by hand."""
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.system.errors import DataError
+from tests.inference.cases import CLASSES
+
+SaveWeights = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_an_evaluation_agrees_with_predictions_one_by_one(
+    save_weights: SaveWeights, textures: Path
+) -> None:
+    # Evaluation resizes otherwise than training.
+    source = save_weights(
+        antialias=True, eval_antialias=False, eval_sampling="asymmetric", eval_offset_rounding="up"
+    )
+    images = sorted((textures / "val").rglob("*.jpg"))
+    result = lockstep.evaluate(source, textures)
+    losses = []
+    ranks = []
+    for prediction in lockstep.predict(source, images, top=10):
+        place = prediction.classes.index(prediction.path.parent.name)
+        losses.append(-math.log(prediction.probabilities[place]))
+        ranks.append(place)
+    assert result["images"] == len(images) == 20
+    assert result["loss"] == pytest.approx(sum(losses) / 20, rel=1e-4)
+    assert result["top1_percent"] == 5 * sum(rank == 0 for rank in ranks)
+    assert result["top5_percent"] == 5 * sum(rank < 5 for rank in ranks)
+    assert result["classes"] == CLASSES
+    by_class = {
+        name: [r for r, image in zip(ranks, images, strict=True) if image.parent.name == name]
+        for name in CLASSES
+    }
+    assert result["per_class"] == {
+        "images": [2] * 10,
+        "top1": [sum(rank == 0 for rank in by_class[name]) for name in CLASSES],
+        "top5": [sum(rank < 5 for rank in by_class[name]) for name in CLASSES],
+    }
+
+
+@pytest.mark.parametrize("batch", [1, 7, 19, 20, 21, 64])
+def test_every_image_counts_once_whatever_the_batch(
+    batch: int, save_weights: SaveWeights, textures: Path
+) -> None:
+    source = save_weights()
+    whole, parts = (lockstep.evaluate(source, textures, batch=images) for images in (20, batch))
+    assert parts["images"] == 20
+    assert parts["per_class"] == whole["per_class"]
+    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+
+
+def test_a_folder_of_classes_is_evaluated_like_the_val_folder_of_a_data_set(
+    save_weights: SaveWeights, textures: Path
+) -> None:
+    source = save_weights()
+    classes = lockstep.evaluate(source, textures / "val")
+    whole = lockstep.evaluate(source, textures)
+    assert classes | {"speed": None} == whole | {"speed": None}
+
+
+def test_labels_follow_the_names_of_the_weights_where_only_some_classes_are_there(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
+    for name in ("stripes", "dots"):
+        shutil.copytree(textures / "val" / name, tmp_path / "some" / name)
+    source = save_weights()
+    whole = lockstep.evaluate(source, textures)["per_class"]
+    some = lockstep.evaluate(source, tmp_path / "some")
+    assert some["images"] == 4
+    for name in ("images", "top1", "top5"):
+        kept = [
+            count if CLASSES[i] in ("stripes", "dots") else 0 for i, count in enumerate(whole[name])
+        ]
+        assert some["per_class"][name] == kept
+
+
+def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
+    for name, synset in (
+        ("stripes", "n02123045"),
+        ("dots", "n01443537"),
+    ):  # tabby, 281, and goldfish, 1
+        shutil.copytree(textures / "val" / name, tmp_path / "some" / synset)
+    result = lockstep.evaluate(
+        save_weights(classes=(), logits=1000, favourite=281), tmp_path / "some"
+    )
+    assert [(i, n) for i, n in enumerate(result["per_class"]["images"]) if n] == [(1, 2), (281, 2)]
+    assert result["per_class"]["top1"][281] == 2
+    assert any("ImageNet" in remark for remark in result["remarks"])
+
+
+def test_folders_without_names_of_outputs_are_counted_aloud(
+    save_weights: SaveWeights, textures: Path
+) -> None:
+    remarks = lockstep.evaluate(save_weights(classes=(), logits=12), textures)["remarks"]
+    assert any(
+        "10 folders, in alphabetical order, are taken for the first of 12 outputs" in remark
+        for remark in remarks
+    )
+
+
+def test_bad_images_are_left_out_and_reported(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
+    (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"no image")
+    result = lockstep.evaluate(save_weights(), tmp_path)
+    assert result["images"] == 20
+    assert [bad["file"] for bad in result["quarantined"]] == ["dots/broken.jpg"]
+    assert result["quarantined"][0]["reason"]
+
+
+def test_an_output_beyond_the_classes_is_never_right(
+    save_weights: SaveWeights, textures: Path
+) -> None:
+    result = lockstep.evaluate(save_weights(logits=12, favourite=11), textures)
+    assert result["per_class"]["images"] == [2] * 10
+    assert result["per_class"]["top1"] == [0] * 10
+    assert result["top5_percent"] > 0
+
+
+def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textures: Path) -> None:
+    with pytest.raises(DataError, match="val has 10 classes, but the model has 4 logits"):
+        lockstep.evaluate(save_weights(classes=(), logits=4), textures)
+
+
+def test_classes_the_weights_do_not_know_are_refused(
+    save_weights: SaveWeights, textures: Path
+) -> None:
+    with pytest.raises(DataError, match="classes that the training images do not have: blobs"):
+        lockstep.evaluate(save_weights(classes=("cat", *CLASSES[1:])), textures)
+
+
+def test_labels_follow_given_names(save_weights: SaveWeights, textures: Path) -> None:
+    """Other programs' weights may list the classes in another order than that of the folders."""
+    source = save_weights(classes=(), favourite=0)
+    expected = {"images": [2] * 10, "top1": [2, *[0] * 9]}
+    result = lockstep.evaluate(source, textures, classes=CLASSES[::-1])
+    assert result["classes"] == CLASSES[::-1]
+    assert {name: result["per_class"][name] for name in expected} == expected
+
+
+def test_progress_of_an_evaluation_is_told(save_weights: SaveWeights, textures: Path) -> None:
+    heard: list[dict[str, object]] = []
+    lockstep.evaluate(save_weights(), textures, batch=8, listener=heard.append)
+    progress = [(event["done"], event["total"]) for event in heard if event["what"] == "evaluating"]
+    assert progress == [(1, 3), (2, 3), (3, 3)]
