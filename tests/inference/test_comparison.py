@@ -85,9 +85,7 @@ def test_a_wrong_export_is_refused_with_both_figures_and_leaves_nothing(
     difference = (
         np.abs(logarithms(logits + wrong / 8) - logarithms(logits)).max() / np.abs(logits).max()
     )
-    with pytest.raises(
-        CheckpointError, match=r"expected at most 1e-04. Nothing is written; --no-compare"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"1e-04.* --no-compare") as caught:
         lockstep.export(weights, tmp_path / "model", to="onnx")
     [figure] = re.findall(r"differ by (\S+) of the largest logit", str(caught.value))
     assert float(figure) == pytest.approx(difference, rel=0.05)
@@ -101,9 +99,7 @@ def test_an_export_that_resizes_otherwise_is_refused(
     monkeypatch.setattr(
         targets, "take_photos", lambda model, recipe: right(model, recipe.replace(eval_resize=40))
     )
-    with pytest.raises(
-        CheckpointError, match=r"the export differs from the weights: .* expected at most 1e-04"
-    ):
+    with pytest.raises(CheckpointError, match=r"differs .* 1e-04"):
         lockstep.export(weights, tmp_path / "model", to="onnx")
 
 
@@ -228,7 +224,5 @@ def test_a_bare_model_is_read_back_with_its_preprocessing(weights: Path, tmp_pat
 def test_options_of_onnx_are_refused_for_other_formats(
     weights: Path, options: dict[str, Any], refused: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        CheckpointError, match=f"torchscript has no {refused}; leave it out, or export to onnx"
-    ):
+    with pytest.raises(CheckpointError, match=f"torchscript .* {refused}.* onnx"):
         lockstep.export(weights, tmp_path / "model", to="torchscript", **options)

@@ -158,7 +158,7 @@ def test_nothing_is_overwritten(weights: Path, to: str, tmp_path: Path) -> None:
 def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"there is no format 'saved-model' to export to. Did you mean savedmodel",
+        match=r"'saved-model' .* savedmodel",
     ):
         lockstep.export(weights, tmp_path / "model", to="saved-model", compare=False)
 
@@ -313,9 +313,7 @@ def test_the_predictor_refuses_options_in_words(
 def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> None:
     from lockstep.backends.paddle.predictor import open_predictor
 
-    with pytest.raises(
-        CheckpointError, match=r"there is no .*model.json; expected a folder of `lockstep export"
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.json"):
         open_predictor(tmp_path)
 
 
@@ -323,6 +321,6 @@ def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> Non
 def test_what_is_fp32_alone_refuses_other_precisions(
     weights: Path, to: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"in fp32.*, not in bf16; leave out precision"):
+    with pytest.raises(CheckpointError, match=r"fp32.* bf16"):
         lockstep.export(weights, tmp_path / "model", to=to, precision="bf16", compare=False)
     assert not (tmp_path / "model").exists()

@@ -57,7 +57,5 @@ def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> Non
 
 
 def test_grad_cam_needs_the_runtime_of_a_framework(weights: Path) -> None:
-    with pytest.raises(
-        BackendError, match="only a framework computes Grad-CAM; leave out --runtime"
-    ):
+    with pytest.raises(BackendError, match=r"Grad-CAM.* --runtime"):
         lockstep.Predictor(weights, explain=True, runtime=list_export_runtimes()[0])

@@ -165,9 +165,7 @@ def test_given_names_replace_those_of_the_weights(
     source = save_weights(favourite=3)
     [prediction] = lockstep.predict(source, [image], top=1, classes=names)
     assert prediction.classes == ("DOTS",)
-    with pytest.raises(
-        DataError, match="the list of classes has 9 names, but the weights have 10 outputs"
-    ):
+    with pytest.raises(DataError, match=r"9 names.* 10 outputs"):
         lockstep.predict(source, [image], classes=names[1:])
 
 
@@ -323,7 +321,7 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
 def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, kind: str) -> None:
     with pytest.raises(
         DataError,
-        match=rf"given as {kind}; expected a path, the bytes .* a uint8 RGB array .* Pillow",
+        match=rf"given as {kind}; expected",
     ):
         list(list_images(image))
 
@@ -390,9 +388,7 @@ def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
 
 def test_a_strip_that_would_become_a_huge_image_is_refused(save_weights: SaveWeights) -> None:
     strip = np.zeros((1, 13_000, 3), np.uint8)
-    with pytest.raises(
-        DataError, match=r"13000 x 1 pixels are too narrow: resized for the model, 468000 x 36"
-    ):
+    with pytest.raises(DataError, match=r"13000 x 1 .* 468000 x 36"):
         lockstep.predict(save_weights(), strip)
 
 

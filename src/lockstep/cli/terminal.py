@@ -61,6 +61,11 @@ def format_json(value: Any, *, indent: int | None = None) -> str:
     return _OBEYED.sub(escape, to_json(value, indent=indent))
 
 
+def format_number(value: float | None, form: str) -> str:
+    """Return a number in a form such as ".2f", or a dash for None."""
+    return "-" if value is None else format(value, form)
+
+
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     builtins.print(format_json(value, indent=1))  # noqa: T201

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import make_console, print, print_json
+from lockstep.cli.terminal import format_number, make_console, print, print_json
 
 Backends = Annotated[
     str | None, typer.Option(metavar="A,B", help="Frameworks; by default all that are installed.")
@@ -110,14 +110,10 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _format_cells(row: dict[str, Any]) -> list[str]:
-    largest = _format_difference(row["largest"])
-    relative = _format_difference(row["relative"])
+    largest = format_number(row["largest"], ".1e")
+    relative = format_number(row["relative"], ".1e")
     verdict = "ok" if row["passed"] else "FAILED"
     return [row["quantity"], largest, relative, f"{row['bound']:.0e}", verdict]
-
-
-def _format_difference(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
 
 
 def _summarise(result: dict[str, Any]) -> str:
