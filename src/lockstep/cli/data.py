@@ -196,7 +196,8 @@ def _report_lines(report: "Report") -> Iterator[str]:
             where = f"{finding.split}/{finding.place}" if finding.split else finding.place
             if finding.name not in ("", finding.place):
                 where += f" ({finding.name})"
-            yield f"         {escape_line(printable(where))}: {escape_line(printable(finding.detail))}"
+            detail = escape_line(printable(finding.detail))
+            yield f"         {escape_line(printable(where))}: {detail}"
         if len(findings) > _SHOWN:
             yield f"         ... and {len(findings) - _SHOWN} more; --json lists all"
         yield f"         -> {about.remedy}"

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 def interrupt_on_signals() -> None:
-    """Make SIGTERM and SIGHUP end the command as Ctrl-C does: workers stop, and results are kept."""
+    """Make SIGTERM and SIGHUP act as Ctrl-C does: workers stop, and results are kept."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 
