@@ -233,17 +233,17 @@ def test_info_as_json_is_the_same_in_every_format_but_for_files(
     format: str, folder: Path, tmp_path: Path, answer: Run
 ) -> None:
     pack_as(folder, tmp_path / "target", format)
-    found = []
+    options = []
     for data in (folder, tmp_path / "target"):
         answer("data", "index", data)
         code, output, errors = answer("data", "info", data, "--json")
         assert (code, errors) == (0, "")
-        found.append(json.loads(output))
-    assert list(found[0]) == ["train", "val"]
-    for split in found[0]:
-        assert found[1][split]["format"] == format
+        options.append(json.loads(output))
+    assert list(options[0]) == ["train", "val"]
+    for split in options[0]:
+        assert options[1][split]["format"] == format
         for name in ("images", "bytes", "quarantined", "shorter_side", "images_by_class", "digest"):
-            assert found[0][split][name] == found[1][split][name]
+            assert options[0][split][name] == options[1][split][name]
 
 
 def test_names_that_are_not_utf8_are_printed_with_replacements(tmp_path: Path) -> None:

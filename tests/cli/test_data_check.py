@@ -23,7 +23,7 @@ def data(textures: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def damaged(data: Path) -> Path:
+def broken_data(data: Path) -> Path:
     """A data set with a truncated image, a file that is not an image, and a training image that is
     also in val."""
     images = sorted((data / "train" / "dots").iterdir())
@@ -33,8 +33,8 @@ def damaged(data: Path) -> Path:
     return data
 
 
-def names(damaged: Path) -> list[str]:
-    return [f"dots/{path.name}" for path in sorted((damaged / "train" / "dots").iterdir())[:3]]
+def names(broken_data: Path) -> list[str]:
+    return [f"dots/{path.name}" for path in sorted((broken_data / "train" / "dots").iterdir())[:3]]
 
 
 def test_a_sound_data_set_gives_exit_code_0(answer: Callable[..., Answer], data: Path) -> None:
@@ -46,11 +46,11 @@ def test_a_sound_data_set_gives_exit_code_0(answer: Callable[..., Answer], data:
 
 
 def test_a_table_names_every_finding_and_what_to_do(
-    answer: Callable[..., Answer], damaged: Path
+    answer: Callable[..., Answer], broken_data: Path
 ) -> None:
-    code, output, _ = answer("data", "check", damaged)
+    code, output, _ = answer("data", "check", broken_data)
     assert code == 1
-    cut, no_image, copied = names(damaged)
+    cut, no_image, copied = names(broken_data)
     lines = [line.split() for line in output.splitlines()]
     for kind in ("truncated", "not-an-image", "in-train-and-val"):
         assert ["error", kind, "1"] in [line[:3] for line in lines]
@@ -58,29 +58,37 @@ def test_a_table_names_every_finding_and_what_to_do(
     assert f"train/{no_image}: " in output
     assert f"train/{copied}: " in output
     assert output.splitlines()[-1] == "3 findings"
-    assert not list(damaged.rglob("quarantine.json"))
+    assert not list(broken_data.rglob("quarantine.json"))
 
 
-def test_json_has_the_same_findings(answer: Callable[..., Answer], damaged: Path) -> None:
-    code, output, _ = answer("data", "check", damaged, "--json")
+def test_json_has_the_same_findings(answer: Callable[..., Answer], broken_data: Path) -> None:
+    code, output, _ = answer("data", "check", broken_data, "--json")
     report = json.loads(output)
     assert code == 1
     assert {finding["kind"]: finding["place"] for finding in report["findings"]} == dict(
-        zip(("truncated", "not-an-image", "in-train-and-val"), names(damaged), strict=True)
+        zip(("truncated", "not-an-image", "in-train-and-val"), names(broken_data), strict=True)
     )
 
 
 def test_what_is_in_quarantine_is_left_out_of_training(
-    answer: Callable[..., Answer], damaged: Path, tiny_recipe: Recipe, tmp_path: Path
+    answer: Callable[..., Answer], broken_data: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    code, output, _ = answer("data", "check", damaged, "--quarantine")
+    code, output, _ = answer("data", "check", broken_data, "--quarantine")
     assert code == 1
-    assert f"wrote {damaged / 'train' / 'quarantine.json'}" in output
-    assert {bad.file for bad in open_index(damaged / "train").quarantined} == set(names(damaged))
-    assert answer("data", "check", damaged)[0] == 0
+    assert f"wrote {broken_data / 'train' / 'quarantine.json'}" in output
+    assert {bad.file for bad in open_index(broken_data / "train").quarantined} == set(
+        names(broken_data)
+    )
+    assert answer("data", "check", broken_data)[0] == 0
     (tmp_path / "tiny.yaml").write_text(tiny_recipe.replace(epochs=1).format_yaml())
     code, output, _ = answer(
-        "train", "--recipe", tmp_path / "tiny.yaml", "--data", damaged, "--out", tmp_path / "run"
+        "train",
+        "--recipe",
+        tmp_path / "tiny.yaml",
+        "--data",
+        broken_data,
+        "--out",
+        tmp_path / "run",
     )
     assert code == 0
     assert "57 training and 21 validation images" in output

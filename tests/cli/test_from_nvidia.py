@@ -32,7 +32,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "from-nvidia.md"
 ROOT: Any = typer.main.get_command(app)
 
 
-def parsed(words: list[str]) -> dict[str, Any]:
+def parse(words: list[str]) -> dict[str, Any]:
     """Return what Lockstep's own parser makes of a command line. Nothing is run."""
     command = ROOT
     name = ""
@@ -40,7 +40,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
         name, *words = words
         command = command.commands[name]
     context = command.make_context(name, list(words))
-    return parsed(context.args) if name == "launch" else context.params
+    return parse(context.args) if name == "launch" else context.params
 
 
 def templates(option: Option) -> Iterator[tuple[str, str]]:
@@ -81,21 +81,21 @@ def options_of(script: Script | None) -> set[str]:
 
 
 def test_every_equivalent_is_a_field_with_a_valid_value_or_an_option_that_exists() -> None:
-    found = [
+    translation = [
         (option.names[0], script, name, text)
         for _, script, option in rows()
         for template, value in templates(option)
         for name, text in fill_template(template, value, 2)
     ]
-    assert {name[1:] for _, _, name, _ in found if name.startswith("@")} <= set(SLOTS)
+    assert {name[1:] for _, _, name, _ in translation if name.startswith("@")} <= set(SLOTS)
     options = [
         (known, name, options_of(script))
-        for known, script, name, _ in found
+        for known, script, name, _ in translation
         if name.startswith("-")
     ]
     assert [(known, name) for known, name, ours in options if name not in ours] == []
     recipe = Recipe().replace(lr_step_epochs=[30])
-    settings = {(name, text) for _, _, name, text in found if name[0] not in "@-"}
+    settings = {(name, text) for _, _, name, text in translation if name[0] not in "@-"}
     for name, text in settings:
         ours, how = parse_settings([f"{name}={text}"])
         assert recipe.replace(**ours) if ours else Execution.of(how)
@@ -119,16 +119,16 @@ def test_a_command_with_all_options_of_a_script_becomes_one_that_can_be_typed(na
                     if option.positional
                     else [option.names[0], *[str(value)] * option.takes]
                 )
-        found = translate(words, name, script.revision or None)
-        assert found.unknown == ()
-        assert parsed(list(found.command))
+        translation = translate(words, name, script.revision or None)
+        assert translation.unknown == ()
+        assert parse(list(translation.command))
 
 
 def test_every_shell_script_is_found_by_the_name_that_the_page_shows() -> None:
     for system in systems().values():
         for shell in system.shells:
             assert re.fullmatch(shell.pattern, shell.shown.split()[0].rpartition("/")[2])
-            assert parsed(list(translate(shell.shown.split(), system.name).command))
+            assert parse(list(translate(shell.shown.split(), system.name).command))
 
 
 def test_every_option_is_named_once_in_a_script() -> None:
@@ -136,7 +136,7 @@ def test_every_option_is_named_once_in_a_script() -> None:
         for script in system.scripts:
             names = [name for option in script.options for name in option.names]
             assert len(names) == len(set(names)), f"{system.name} {script.name}"
-            assert set(script.also) <= {each.name for each in system.scripts}
+            assert set(script.also) <= {row.name for row in system.scripts}
             assert isinstance(system.start(script), Recipe)
 
 
@@ -158,11 +158,11 @@ def test_json_has_the_words_of_the_command(answer: Run) -> None:
     code, output, errors = answer(
         "from-nvidia", "--json", "--", "python", "main.py", "--optimizer", "rmsprop", "D 1"
     )
-    found = json.loads(output)
+    translation = json.loads(output)
     assert (code, errors) == (0, "")
-    assert found["command"][:2] == ["lockstep", "train"]
-    assert parsed(found["command"][1:])["data"] == Path("D 1")
-    assert [each["words"] for each in found["not_carried"]] == ["--optimizer rmsprop"]
+    assert translation["command"][:2] == ["lockstep", "train"]
+    assert parse(translation["command"][1:])["data"] == Path("D 1")
+    assert [row["words"] for row in translation["not_carried"]] == ["--optimizer rmsprop"]
 
 
 def test_a_script_without_equivalent_is_answered_with_the_reason_alone(answer: Run) -> None:

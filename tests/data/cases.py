@@ -59,7 +59,7 @@ def write(format: str, path: Path, samples: list[Sample]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with WRITERS[format](path) as writer:
         writer.extend(map(writer.record, samples))
-        if format == "recordio" and any(each.name for each in samples):
-            writer.describe((each.number, each.label, each.name) for each in samples)
+        if format == "recordio" and any(item.name for item in samples):
+            writer.describe((item.number, item.label, item.name) for item in samples)
         writer.finish()
     return path

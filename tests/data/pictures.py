@@ -22,7 +22,7 @@ def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     return np.clip(patches + rng.integers(-20, 21, (height, width, 3)), 0, 255).astype(np.uint8)
 
 
-def encoded(pixels: np.ndarray, sampling: str, quality: int = 90) -> bytes:
+def encode(pixels: np.ndarray, sampling: str, quality: int = 90) -> bytes:
     if sampling == "Gray":
         return simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), quality, colorspace="Gray")
     return simplejpeg.encode_jpeg(pixels, quality, colorsubsampling=sampling)

@@ -16,7 +16,7 @@ FORMATS = ("folder", "recordio", "tfrecord", "webdataset")
 CONTAINERS = FORMATS[1:]
 
 
-def drawn(kind: str, mode: str = "RGB", size: tuple[int, int] = (40, 30)) -> bytes:
+def encode_blank(kind: str, mode: str = "RGB", size: tuple[int, int] = (40, 30)) -> bytes:
     """Return an image in one of Pillow's formats and modes."""
     file = io.BytesIO()
     Image.new(mode, size).save(file, kind)
@@ -34,10 +34,10 @@ TRAIN = {
     "a/Käuzchen 3.jpg": jpeg(31, 41, 3),
     "a/\ue000.jpg": jpeg(32, 42, 4),
     f"a/{NOT_UTF8[0]}": jpeg(33, 43, 5),
-    "\ue000/grey.jpg": drawn("JPEG", "L"),
-    "a b/cmyk.jpg": drawn("JPEG", "CMYK"),
-    "a b/image.png": drawn("PNG", "P"),
-    "a b/no ending": drawn("PNG", "RGBA"),
+    "\ue000/grey.jpg": encode_blank("JPEG", "L"),
+    "a b/cmyk.jpg": encode_blank("JPEG", "CMYK"),
+    "a b/image.png": encode_blank("PNG", "P"),
+    "a b/no ending": encode_blank("PNG", "RGBA"),
     "a-b/half.jpg": jpeg(60, 80)[:500],
     "a-b/magic.jpg": jpeg(50, 51) + b"\0" * (-len(jpeg(50, 51)) % 4) + MAGIC * 3,
     "a-b/text.jpg": b"<html>404</html>",
@@ -50,7 +50,7 @@ SPLITS = {"train": TRAIN, "val": VAL}
 CLASSES = ("Vögel", "a", "a b", "a-b", "\ue000", NOT_UTF8[1])
 
 
-def in_order(
+def sort_images(
     files: dict[str, bytes], classes: tuple[str, ...] = CLASSES
 ) -> list[tuple[str, str, bytes]]:
     """Return class, name and bytes of the images of a folder, sorted by class, then by the bytes of
@@ -70,7 +70,7 @@ def pack_as(source: Path, target: Path, format: str, **how: int) -> Path:
     return target
 
 
-def held(listing: Listing) -> list[tuple[str, str, bytes]]:
+def read_all(listing: Listing) -> list[tuple[str, str, bytes]]:
     """Return class, name without folders, and bytes of every image."""
     return [
         (listing.classes[label], listing.name(i).rpartition("/")[2], listing.read_encoded(i))

@@ -38,7 +38,7 @@ def paths(index: Index) -> list[str]:
     return [Path(index.path(i)).relative_to(index.root).as_posix() for i in range(len(index))]
 
 
-def by_path(index: Index, column: str) -> dict[str, int]:
+def key_by_path(index: Index, column: str) -> dict[str, int]:
     return dict(zip(paths(index), index.rows[column].tolist(), strict=True))
 
 
@@ -51,7 +51,7 @@ def test_classes_are_the_sorted_folders(root: Path) -> None:
 
 
 def test_labels_are_positions_in_the_list_of_classes(root: Path) -> None:
-    assert by_path(open_index(root), "label") == {
+    assert key_by_path(open_index(root), "label") == {
         "cat/z.jpg": 0,
         "newt/i.jpg": 1,
         "owl/a.jpg": 2,
@@ -61,7 +61,7 @@ def test_labels_are_positions_in_the_list_of_classes(root: Path) -> None:
 
 def test_labels_follow_the_classes_of_training_where_some_are_missing(root: Path) -> None:
     index = open_index(root, classes=("ant", "cat", "dog", "newt", "owl"))
-    assert by_path(index, "label") == {
+    assert key_by_path(index, "label") == {
         "cat/z.jpg": 1,
         "newt/i.jpg": 3,
         "owl/a.jpg": 4,
@@ -241,12 +241,12 @@ def test_a_folder_laid_out_otherwise_is_refused(
         open_index(tmp_path / "images")
 
 
-def stored_arrays(index: Index) -> tuple[np.ndarray, ...]:
+def list_arrays(index: Index) -> tuple[np.ndarray, ...]:
     return index.rows, index.names.text, index.names.ends, index.times, index.orientations
 
 
 def same(a: Index, b: Index) -> bool:
-    arrays = zip(stored_arrays(a), stored_arrays(b), strict=True)
+    arrays = zip(list_arrays(a), list_arrays(b), strict=True)
     about = [(index.classes, index.quarantined, index.digest) for index in (a, b)]
     return all(np.array_equal(x, y) for x, y in arrays) and about[0] == about[1]
 
@@ -383,23 +383,23 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
 
 
-def emptied(file: Path) -> None:
+def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def zeroed(file: Path) -> None:
+def zero(file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
 
 
-def flipped(file: Path) -> None:
+def flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
 
 
 DAMAGES = [
-    *product(["index.json", "rows"], [cut, emptied, zeroed, flipped, Path.unlink]),
-    *product(["names", "name_ends", "times", "orientations"], [flipped, Path.unlink]),
+    *product(["index.json", "rows"], [cut, empty, zero, flip, Path.unlink]),
+    *product(["names", "name_ends", "times", "orientations"], [flip, Path.unlink]),
 ]
 
 
@@ -553,7 +553,7 @@ def test_an_index_of_imagenets_names_takes_less_than_64_bytes_an_image(tmp_path:
         image_folder(tmp_path, {f"{longest[:14]}{i:011d}.JPEG": jpeg(8, 8) for i in range(100)})
     )
     assert len(index.name(0)) == len(longest)
-    assert sum(array.nbytes for array in stored_arrays(index)) <= 100 * 64
+    assert sum(array.nbytes for array in list_arrays(index)) <= 100 * 64
 
 
 def test_what_is_cached_about_an_index_can_be_read_by_people(partly_bad: Path) -> None:

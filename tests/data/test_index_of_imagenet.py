@@ -86,13 +86,13 @@ def test_an_index_of_imagenets_size_is_opened_and_planned_from(tmp_path: Path) -
         [sys.executable, "-c", OPENED, str(tmp_path), json.dumps(model)],
         stdout=subprocess.PIPE, text=True, check=True,
     ).stdout  # fmt: skip
-    found = json.loads(output)
-    assert (found["digest"], found["images"]) == (made.stdout.strip(), IMAGENET)
-    assert found["mapped"]
+    facts = json.loads(output)
+    assert (facts["digest"], facts["images"]) == (made.stdout.strip(), IMAGENET)
+    assert facts["mapped"]
     # The rows alone take 24 bytes for each image. They are mapped, so the system can drop the parts
     # that were read.
-    assert found["added"] < 8 * IMAGENET
-    assert len(set(found["samples"])) == 256
-    assert found["labels"] == [i * 1000 // IMAGENET for i in found["samples"]]
-    assert found["inside"]
-    assert found["name"] == "n01440764/n01440764_10026.JPEG"
+    assert facts["added"] < 8 * IMAGENET
+    assert len(set(facts["samples"])) == 256
+    assert facts["labels"] == [i * 1000 // IMAGENET for i in facts["samples"]]
+    assert facts["inside"]
+    assert facts["name"] == "n01440764/n01440764_10026.JPEG"

@@ -264,8 +264,8 @@ def test_damaged_images_and_damaged_records_are_listed_and_the_rest_is_kept(tmp_
     index = open_index(tmp_path)
     # The record before the damage is not trusted either: its length may be wrong.
     assert heights(index) == [0, 4, 5]
-    listed = {bad.file: bad.reason for bad in index.quarantined}
-    assert listed.keys() == {
+    write_list = {bad.file: bad.reason for bad in index.quarantined}
+    assert write_list.keys() == {
         f"train.rec@{data.find(images[1])}",
         f"train.rec@{data.find(images[2]) - frame}",
     }
@@ -284,7 +284,7 @@ def test_an_image_in_quarantine_is_left_out_by_its_place(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def list_decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The images that were decoded to build an index."""
     seen: list[bytes] = []
     check = indexing.check
@@ -309,11 +309,11 @@ def one_less(path: Path) -> None:
     path.unlink()
 
 
-def renamed(path: Path) -> None:
+def rename(path: Path) -> None:
     path.rename(path.with_name("train-000005.tar"))
 
 
-def listed(path: Path) -> None:
+def write_list(path: Path) -> None:
     path.with_name("classes.txt").write_text("a\nb\nc\n")
 
 
@@ -323,11 +323,11 @@ def left_out(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [longer, later, one_more, one_less, renamed, listed, left_out],
+    [longer, later, one_more, one_less, rename, write_list, left_out],
     ids=lambda change: change.__name__,
 )
 def test_a_change_of_the_files_is_noticed_and_only_that_split_is_indexed_again(
-    change: Callable[[Path], None], tmp_path: Path, decoded: list[bytes]
+    change: Callable[[Path], None], tmp_path: Path, list_decoded: list[bytes]
 ) -> None:
     for i in range(2):
         write(
@@ -335,22 +335,22 @@ def test_a_change_of_the_files_is_noticed_and_only_that_split_is_indexed_again(
         )
     write("webdataset", tmp_path / "val-000000.tar", [sample(0, 1)])
 
-    def opened() -> list[Index]:
+    def open_both() -> list[Index]:
         training = open_index(find_split(tmp_path, "train"))
         return [training, open_index(find_split(tmp_path, "val"), classes=training.classes)]
 
-    opened()
-    assert len(decoded) == 5
-    decoded.clear()
-    opened()
-    assert decoded == []
+    open_both()
+    assert len(list_decoded) == 5
+    list_decoded.clear()
+    open_both()
+    assert list_decoded == []
     change(tmp_path / "train-000000.tar")
-    training, _ = opened()
-    of_val = 1 if change in (listed, left_out) else 0
-    assert len(decoded) == len(training) + of_val
-    decoded.clear()
-    opened()
-    assert decoded == []
+    training, _ = open_both()
+    of_val = 1 if change in (write_list, left_out) else 0
+    assert len(list_decoded) == len(training) + of_val
+    list_decoded.clear()
+    open_both()
+    assert list_decoded == []
 
 
 def test_both_splits_keep_an_index_beside_their_files(tmp_path: Path) -> None:
@@ -509,13 +509,13 @@ def test_listing_tells_its_progress_and_can_be_stopped(
     write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
     slow = listing_module.SCANNERS["tfrecord"]
     waiting = threading.Event()
-    listed = []
+    write_list = []
 
     def slowly(path: Path) -> Iterator[object]:
-        for each in slow(path):
+        for number in slow(path):
             waiting.wait(0.1)
-            listed.append(each)
-            yield each
+            write_list.append(number)
+            yield number
 
     monkeypatch.setitem(listing_module.SCANNERS, "tfrecord", slowly)
     monkeypatch.setattr(listing_module, "_AT_ONCE", 1)
@@ -526,4 +526,4 @@ def test_listing_tells_its_progress_and_can_be_stopped(
 
     with pytest.raises(KeyboardInterrupt):
         open_index(tmp_path, progress=stop)
-    assert len(listed) < 20
+    assert len(write_list) < 20

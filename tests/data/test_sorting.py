@@ -41,7 +41,7 @@ def labels(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def found(folder: Path) -> dict[str, bytes]:
+def find_classes(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -54,13 +54,13 @@ def test_every_image_goes_to_its_class_whatever_the_labels_look_like(
     kind: str, flat: Path, tmp_path: Path
 ) -> None:
     assert sort_into_classes(flat, labels(tmp_path, LABELS[kind])) == 4
-    assert found(flat) == SORTED
+    assert find_classes(flat) == SORTED
     assert open_index(flat).classes == ("n01", "n02", "n03")
 
 
 def test_numbers_become_folders_that_sort_as_numbers_do(flat: Path, tmp_path: Path) -> None:
     sort_into_classes(flat, labels(tmp_path, "2\n10\n1\n10\n"))
-    assert sorted(path.split("/")[0] for path in found(flat)) == ["01", "02", "10", "10"]
+    assert sorted(path.split("/")[0] for path in find_classes(flat)) == ["01", "02", "10", "10"]
     assert open_index(flat).classes == ("01", "02", "10")
 
 
@@ -70,13 +70,13 @@ def test_an_exact_name_counts_before_one_with_another_ending(tmp_path: Path) -> 
     for name in ("x.jpg", "x.png"):
         (folder / name).write_text(name)
     sort_into_classes(folder, labels(tmp_path, "x.png cat\nx.jpg dog\n"))
-    assert found(folder) == {"cat/x.png": b"x.png", "dog/x.jpg": b"x.jpg"}
+    assert find_classes(folder) == {"cat/x.png": b"x.png", "dog/x.jpg": b"x.jpg"}
 
 
 def test_other_files_stay(flat: Path, tmp_path: Path) -> None:
     (flat / "readme.txt").write_text("about")
     sort_into_classes(flat, labels(tmp_path, LABELS["class alone"]))
-    assert found(flat) == SORTED | {"readme.txt": b"about"}
+    assert find_classes(flat) == SORTED | {"readme.txt": b"about"}
 
 
 @pytest.mark.parametrize("kind", LABELS)
@@ -84,7 +84,7 @@ def test_run_twice_it_moves_nothing_more(kind: str, flat: Path, tmp_path: Path) 
     file = labels(tmp_path, LABELS[kind])
     sort_into_classes(flat, file)
     assert sort_into_classes(flat, file) == 0
-    assert found(flat) == SORTED
+    assert find_classes(flat) == SORTED
 
 
 @pytest.mark.parametrize("kind", LABELS)
@@ -107,7 +107,7 @@ def test_interrupted_anywhere_it_moves_the_rest_when_run_again(
         with pytest.raises(KeyboardInterrupt):
             sort_into_classes(flat, file)
     assert sort_into_classes(flat, file) == 4 - after
-    assert found(flat) == SORTED
+    assert find_classes(flat) == SORTED
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_labels_that_do_not_fit_move_nothing(
 ) -> None:
     with pytest.raises(DataError, match=message):
         sort_into_classes(flat, labels(tmp_path, text))
-    assert found(flat) == IMAGES
+    assert find_classes(flat) == IMAGES
     assert not [path for path in flat.iterdir() if path.is_dir()]
 
 

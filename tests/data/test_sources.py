@@ -9,7 +9,7 @@ from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.system.errors import DataError
 
 
-def touched(root: Path, *names: str) -> Path:
+def touch_files(root: Path, *names: str) -> Path:
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ LAYOUTS = {
 def test_the_training_images_are_found_in_every_layout(file: str, tmp_path: Path) -> None:
     format, root, files = LAYOUTS[file]
     source = find_split(
-        touched(tmp_path, file, "README.md", "classes.txt", ".hidden-train.rec"), "train"
+        touch_files(tmp_path, file, "README.md", "classes.txt", ".hidden-train.rec"), "train"
     )
     assert (source.format, source.root, source.files) == (format, tmp_path / root, files)
     assert holds_split(tmp_path, "train")
@@ -60,7 +60,7 @@ def test_the_training_images_are_found_in_every_layout(file: str, tmp_path: Path
     ],
 )
 def test_validation_images_go_by_two_words(file: str, tmp_path: Path) -> None:
-    source = find_split(touched(tmp_path, file, "train.rec"), "val")
+    source = find_split(touch_files(tmp_path, file, "train.rec"), "val")
     assert file in (f"{source.root.name}/a/1.jpg", *source.files)
 
 
@@ -76,7 +76,7 @@ def test_validation_images_go_by_two_words(file: str, tmp_path: Path) -> None:
     ],
 )
 def test_other_words_and_other_files_are_no_split(file: str, tmp_path: Path) -> None:
-    touched(tmp_path, file)
+    touch_files(tmp_path, file)
     assert not holds_split(tmp_path, "train")
     assert not holds_split(tmp_path, "val")
 
@@ -85,25 +85,25 @@ def test_files_come_in_the_order_of_their_names_and_those_of_the_other_split_sta
     tmp_path: Path,
 ) -> None:
     names = [f"train-{i:05d}-of-00012" for i in range(12)]
-    touched(tmp_path, *reversed(names), "validation-00000-of-00001", "idx/train-00000-of-00012")
+    touch_files(tmp_path, *reversed(names), "validation-00000-of-00001", "idx/train-00000-of-00012")
     assert find_split(tmp_path, "train").files == tuple(names)
     assert find_source(tmp_path).files == (*names, "validation-00000-of-00001")
 
 
 def test_files_whose_names_tell_no_order_of_splits_are_found_as_a_whole(tmp_path: Path) -> None:
-    source = find_source(touched(tmp_path, "b.tar", "a.tar"))
+    source = find_source(touch_files(tmp_path, "b.tar", "a.tar"))
     assert (source.format, source.files) == ("webdataset", ("a.tar", "b.tar"))
 
 
 def test_files_beside_class_folders_do_not_make_a_format(tmp_path: Path) -> None:
-    assert find_source(touched(tmp_path, "cat/1.jpg", "old.tar", "old.rec")).format == "folder"
+    assert find_source(touch_files(tmp_path, "cat/1.jpg", "old.tar", "old.rec")).format == "folder"
 
 
 @pytest.mark.parametrize(
     "names", [("train.rec", "train-000000.tar"), ("train.tfrecord", "train.rec")]
 )
 def test_two_formats_for_one_split_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
-    touched(tmp_path, *names)
+    touch_files(tmp_path, *names)
     with pytest.raises(
         DataError, match=r"more than one format: .*Put each format in a separate folder"
     ) as error:
@@ -112,7 +112,7 @@ def test_two_formats_for_one_split_are_refused(names: tuple[str, str], tmp_path:
 
 
 def test_the_splits_may_have_different_formats(tmp_path: Path) -> None:
-    touched(tmp_path, "train.rec", "val-000000.tar")
+    touch_files(tmp_path, "train.rec", "val-000000.tar")
     assert [find_split(tmp_path, split).format for split in ("train", "val")] == [
         "recordio",
         "webdataset",
@@ -125,7 +125,7 @@ def test_the_splits_may_have_different_formats(tmp_path: Path) -> None:
      ("train-{}-of-00006.rec", (2, 3))],
 )  # fmt: skip
 def test_a_missing_file_is_named(pattern: str, missing: tuple[int, ...], tmp_path: Path) -> None:
-    touched(tmp_path, *(pattern.format(f"{i:05d}") for i in range(6) if i not in missing))
+    touch_files(tmp_path, *(pattern.format(f"{i:05d}") for i in range(6) if i not in missing))
     with pytest.raises(
         DataError, match=rf"lacks {len(missing)} of 6 files: .*Put them back"
     ) as error:
@@ -143,7 +143,7 @@ def test_where_nothing_is_found_every_layout_is_named(tmp_path: Path) -> None:
 
 
 def test_a_flat_folder_of_images_is_named_with_the_command_that_sorts_it(tmp_path: Path) -> None:
-    touched(tmp_path, "val/ILSVRC2012_val_00000001.JPEG", "val/ILSVRC2012_val_00000002.JPEG")
+    touch_files(tmp_path, "val/ILSVRC2012_val_00000001.JPEG", "val/ILSVRC2012_val_00000002.JPEG")
     with pytest.raises(
         DataError, match=r"2 files and no folders.* lockstep data sort-val .*/val --labels FILE"
     ):
@@ -151,7 +151,7 @@ def test_a_flat_folder_of_images_is_named_with_the_command_that_sorts_it(tmp_pat
 
 
 def test_a_folder_that_is_being_written_is_no_data_set_yet(tmp_path: Path) -> None:
-    touched(tmp_path, "train-000000.tar", "val/a/1.jpg", ".lockstep/pack.unfinished")
+    touch_files(tmp_path, "train-000000.tar", "val/a/1.jpg", ".lockstep/pack.unfinished")
     for split in ("train", "val"):
         with pytest.raises(
             DataError, match=r"is not complete: lockstep data pack .* Run the same command again"

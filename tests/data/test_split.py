@@ -39,11 +39,11 @@ def within_the_share(name: str) -> bool:
 
 
 def test_images_are_set_apart_by_the_hash_of_class_and_name(tmp_path: Path) -> None:
-    given = images(40, 30)
-    training, validation = divide_index(open_index(image_folder(tmp_path / "all", given)), SHARE)
-    assert names(validation) == set(filter(within_the_share, given))
+    files = images(40, 30)
+    training, validation = divide_index(open_index(image_folder(tmp_path / "all", files)), SHARE)
+    assert names(validation) == set(filter(within_the_share, files))
     assert 10 < len(validation) < 32
-    assert names(training) == set(given) - names(validation)
+    assert names(training) == set(files) - names(validation)
     assert training.classes == validation.classes == ("a", "b")
     assert [training.read(0), validation.read(3)] == [IMAGE, IMAGE]
     assert training.digest != validation.digest
@@ -60,8 +60,8 @@ def test_images_keep_their_part_when_others_are_added(tmp_path: Path) -> None:
 def test_a_class_of_two_images_or_more_has_one_on_either_side(
     count: int, share: float, tmp_path: Path
 ) -> None:
-    given = {f"{name}/{i}.jpg": IMAGE for name in "abc" for i in range(count)}
-    training, validation = divide_index(open_index(image_folder(tmp_path, given)), share)
+    files = {f"{name}/{i}.jpg": IMAGE for name in "abc" for i in range(count)}
+    training, validation = divide_index(open_index(image_folder(tmp_path, files)), share)
     smaller = validation if share < 0.5 else training
     assert [smaller.rows["label"].tolist().count(label) for label in range(3)] == [1, 1, 1]
 
@@ -78,27 +78,27 @@ def test_the_only_image_of_a_class_is_trained_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_of_the_same_images_is_split_alike(format: str, tmp_path: Path) -> None:
-    given = {name: jpeg(8, 9 + seed) for seed, name in enumerate(images(20, 20))}
-    image_folder(tmp_path / "source" / "train", given)
+    files = {name: jpeg(8, 9 + seed) for seed, name in enumerate(images(20, 20))}
+    image_folder(tmp_path / "source" / "train", files)
     data = (
         tmp_path / "source"
         if format == "folder"
         else pack_as(tmp_path / "source", tmp_path / format, format)
     )
     training, validation, _, _ = open_sets(data, SHARE, silent)
-    found = [{index.read(i) for i in range(len(index))} for index in (training, validation)]
-    assert found[1] == {data for name, data in given.items() if within_the_share(name)}
-    assert found[0] == set(given.values()) - found[1]
+    parts = [{index.read(i) for i in range(len(index))} for index in (training, validation)]
+    assert parts[1] == {data for name, data in files.items() if within_the_share(name)}
+    assert parts[0] == set(files.values()) - parts[1]
 
 
 @pytest.mark.parametrize("folder", ["", "train"])
 def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(
     folder: str, tmp_path: Path
 ) -> None:
-    given = images(20, 20)
-    image_folder(tmp_path / folder, given)
+    files = images(20, 20)
+    image_folder(tmp_path / folder, files)
     sets = open_sets(tmp_path, SHARE, silent)
-    assert names(sets.validation) == set(filter(within_the_share, given))
+    assert names(sets.validation) == set(filter(within_the_share, files))
     stored = find_validation_index(tmp_path, SHARE, ("a", "b"))
     assert stored is not None
     assert stored.digest == sets.validation.digest
@@ -131,16 +131,16 @@ def test_a_part_of_a_data_set_stands_for_the_data_set(
 
 
 @pytest.mark.parametrize(
-    ("folder", "given"),
+    ("folder", "part"),
     [("", ""), ("train", ""), ("train", "train")],
     ids=["classes", "no val", "train alone"],
 )
 def test_without_validation_images_the_option_that_makes_them_is_named(
-    folder: str, given: str, tmp_path: Path
+    folder: str, part: str, tmp_path: Path
 ) -> None:
     image_folder(tmp_path / folder, images(4, 4))
     with pytest.raises(DataError, match=r"apart for validation, use --split 0\.1$"):
-        open_sets(tmp_path / given, 0.0, silent)
+        open_sets(tmp_path / part, 0.0, silent)
 
 
 @pytest.mark.parametrize("folder", ["nothing", "a"])

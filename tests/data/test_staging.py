@@ -31,11 +31,11 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def indexed(data: Path) -> dict[str, tuple[str, list[str]]]:
-    found = {split: open_index(source) for split, source in find_sources(data).items()}
+def index_splits(data: Path) -> dict[str, tuple[str, list[str]]]:
+    staged = {split: open_index(source) for split, source in find_sources(data).items()}
     return {
         split: (index.digest, [index.name(i) for i in range(len(index))])
-        for split, index in found.items()
+        for split, index in staged.items()
     }
 
 
@@ -54,15 +54,15 @@ def test_a_copy_has_the_files_and_the_index_of_the_data_set(
     source = tmp_path / "source"
     target = tmp_path / "local disk" / "copy"
     pack(data, source, Packing(format), None, None)
-    found = stage(source, target)
-    assert (found.files, found.copied) == (len(files(source)),) * 2
-    assert found.copied_bytes == sum((source / name).stat().st_size for name in files(source))
+    staged = stage(source, target)
+    assert (staged.files, staged.copied) == (len(files(source)),) * 2
+    assert staged.copied_bytes == sum((source / name).stat().st_size for name in files(source))
     assert files(target) == files(source)
     assert filecmp.cmpfiles(source, target, files(source), shallow=False)[0] == files(source)
     monkeypatch.setattr(
         "lockstep.data.index.check", lambda data: pytest.fail("an image is decoded again")
     )
-    assert indexed(target) == indexed(source)
+    assert index_splits(target) == index_splits(source)
 
 
 def test_only_what_differs_is_copied_again(data: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ staging.stage(Path(sys.argv[1]), Path(sys.argv[2]))
     done = subprocess.run([sys.executable, "-c", code, str(data), str(tmp_path / "copy")])
     assert done.returncode == -signal.SIGKILL
     assert stage(data, tmp_path / "copy").copied == len(files(data)) - 9
-    assert indexed(tmp_path / "copy") == indexed(data)
+    assert index_splits(tmp_path / "copy") == index_splits(data)
 
 
 def test_of_two_processes_one_copies_and_the_other_waits(data: Path, tmp_path: Path) -> None:
@@ -132,20 +132,20 @@ def test_links_are_copied_as_what_they_lead_to(data: Path, tmp_path: Path) -> No
         (linked / split).symlink_to(data / split)
     stage(linked, tmp_path / "copy")
     assert not (tmp_path / "copy/train").is_symlink()
-    assert indexed(tmp_path / "copy") == indexed(data)
+    assert index_splits(tmp_path / "copy") == index_splits(data)
 
 
 def test_the_copy_is_of_the_moment_when_it_began(data: Path, tmp_path: Path) -> None:
-    before = indexed(data)
+    before = index_splits(data)
 
-    def added(done: int, total: int) -> None:
+    def add_file(done: int, total: int) -> None:
         path = data / "train/a b/new.jpg"
         if done == total and not path.exists():
             path.write_bytes(jpeg(8, 8))
             os.utime(path.parent, ns=(time.time_ns() + 10**9,) * 2)
 
-    stage(data, tmp_path / "copy", added)
-    assert indexed(tmp_path / "copy") == before != indexed(data)
+    stage(data, tmp_path / "copy", add_file)
+    assert index_splits(tmp_path / "copy") == before != index_splits(data)
     assert stage(data, tmp_path / "copy").copied == 7  # the image, and the six files of the index
 
 
@@ -154,11 +154,11 @@ def test_a_file_that_changes_while_it_is_copied_is_an_error(
 ) -> None:
     real = staging.shutil.copyfileobj
 
-    def copied(source: BinaryIO, target: BinaryIO, part: int) -> None:
+    def copy_file(source: BinaryIO, target: BinaryIO, part: int) -> None:
         real(source, target, part)
         target.write(b"more")  # as if the source had grown
 
-    monkeypatch.setattr(staging.shutil, "copyfileobj", copied)
+    monkeypatch.setattr(staging.shutil, "copyfileobj", copy_file)
     with pytest.raises(DataError, match=r"has changed while it was copied; copy it again"):
         stage(data, tmp_path / "copy")
 

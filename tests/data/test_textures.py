@@ -59,9 +59,9 @@ def sizes(folder: Path) -> list[tuple[int, int]]:
 
 
 def test_the_shorter_side_is_96_pixels_and_the_longer_at_most_144(textures: Path) -> None:
-    found = sizes(textures)
-    assert {min(size) for size in found} == {96}
-    assert 130 < max(max(size) for size in found) <= 144
+    actual = sizes(textures)
+    assert {min(size) for size in actual} == {96}
+    assert 130 < max(max(size) for size in actual) <= 144
 
 
 def test_some_images_are_upright_and_some_lie(textures: Path) -> None:
@@ -69,14 +69,14 @@ def test_some_images_are_upright_and_some_lie(textures: Path) -> None:
     assert 0.25 < upright / 80 < 0.75
 
 
-@pytest.mark.parametrize(("split", "each"), [("train", 6), ("val", 2)])
-def test_every_class_has_its_share_of_the_images(split: str, each: int, textures: Path) -> None:
+@pytest.mark.parametrize(("split", "count"), [("train", 6), ("val", 2)])
+def test_every_class_has_its_share_of_the_images(split: str, count: int, textures: Path) -> None:
     counts = {
         folder.name: len(list(folder.glob("*.jpg")))
         for folder in (textures / split).iterdir()
         if folder.name[0] != "."
     }
-    assert counts == dict.fromkeys(PATTERNS, each)
+    assert counts == dict.fromkeys(PATTERNS, count)
 
 
 def test_no_image_is_both_in_training_and_in_validation(textures: Path) -> None:

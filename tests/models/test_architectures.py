@@ -113,11 +113,11 @@ def test_a_model_has_its_published_number_of_convolutions(name: str, count: int)
 
 
 def test_resnet50_has_161_trained_tensors_and_statistics_beside_them() -> None:
-    found = list(tensors(MODELS["resnet50"], 1000))
+    resnet50 = list(tensors(MODELS["resnet50"], 1000))
 
-    assert sum(tensor.is_trained for tensor in found) == 161
-    assert sum(tensor.role in ("bn_mean", "bn_var") for tensor in found) == 2 * 53
-    assert len(found) == 161 + 2 * 53
+    assert sum(tensor.is_trained for tensor in resnet50) == 161
+    assert sum(tensor.role in ("bn_mean", "bn_var") for tensor in resnet50) == 2 * 53
+    assert len(resnet50) == 161 + 2 * 53
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -128,7 +128,7 @@ def test_no_name_of_a_tensor_occurs_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "tensor", "shape"),
+    ("model", "name", "shape"),
     [
         ("resnet18", "layer1.1.conv2.weight", (64, 64, 3, 3)),
         ("resnet18", "layer2.0.conv1.weight", (128, 64, 3, 3)),
@@ -153,10 +153,10 @@ def test_no_name_of_a_tensor_occurs_twice(name: str) -> None:
         ("resnext101-32x4d", "layer4.2.conv3.weight", (2048, 1024, 1, 1)),
     ],
 )
-def test_names_and_shapes_are_torchvisions(model: str, tensor: str, shape: tuple[int, ...]) -> None:
-    shapes = {found.name: found.shape for found in tensors(MODELS[model], 1000)}
+def test_names_and_shapes_are_torchvisions(model: str, name: str, shape: tuple[int, ...]) -> None:
+    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
 
-    assert shapes[tensor] == shape
+    assert shapes[name] == shape
 
 
 def test_tensors_come_in_torchvisions_order() -> None:

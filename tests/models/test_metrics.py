@@ -19,17 +19,17 @@ def scores() -> Scores:
     )
 
 
-def reordered(scores: Scores, order: np.ndarray) -> Scores:
+def reorder(scores: Scores, order: np.ndarray) -> Scores:
     return Scores(*(column[order] for column in vars(scores).values()))
 
 
 def test_scores_of_a_table_leave_out_its_padding(scores: Scores) -> None:
     table = np.stack([column.astype(np.float64) for column in vars(scores).values()], axis=1)
     padding = np.array([[9.0, 1, 2, -1, 0.5]])
-    found = Scores.unpack_table(np.concatenate([padding, table[:7], padding, table[7:]]))
+    actual = Scores.unpack_table(np.concatenate([padding, table[:7], padding, table[7:]]))
     for name, column in vars(scores).items():
-        assert getattr(found, name).dtype == column.dtype
-        np.testing.assert_array_equal(getattr(found, name), column)
+        assert getattr(actual, name).dtype == column.dtype
+        np.testing.assert_array_equal(getattr(actual, name), column)
 
 
 def test_placed_scores_stand_where_the_index_has_their_images(scores: Scores) -> None:
@@ -71,7 +71,7 @@ def test_the_loss_sum_does_not_depend_on_the_order_of_the_images(scores: Scores)
     assert (
         len({float(scores.losses[order].astype(np.float64).cumsum()[-1]) for order in orders}) > 1
     )
-    assert len({reordered(scores, order).counts().loss_sum for order in orders}) == 1
+    assert len({reorder(scores, order).counts().loss_sum for order in orders}) == 1
 
 
 def test_counts_per_class_agree_with_a_count_by_hand(scores: Scores) -> None:

@@ -144,5 +144,5 @@ def test_a_run_that_has_begun_is_not_settled_again(recipe: str | None, tmp_path:
 
 
 def test_another_recipe_is_what_it_is(tmp_path: Path) -> None:
-    asked = complete_settings(tmp_path, TINY, "data", changes={"image_size": 64})
-    assert asked.recipe == TINY.replace(image_size=64, eval_resize=73, eval_crop=64)
+    settings = complete_settings(tmp_path, TINY, "data", changes={"image_size": 64})
+    assert settings.recipe == TINY.replace(image_size=64, eval_resize=73, eval_crop=64)

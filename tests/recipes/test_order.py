@@ -167,8 +167,8 @@ def test_the_steps_of_an_epoch_follow_its_order() -> None:
     plans = list(training_plans(RECIPE, SIZES, 0))
 
     for epoch in range(3):
-        taken = np.concatenate([plan.samples for plan in plans[2 * epoch : 2 * epoch + 2]])
-        np.testing.assert_array_equal(taken, epoch_order(5, epoch, 40)[:32])
+        samples = np.concatenate([plan.samples for plan in plans[2 * epoch : 2 * epoch + 2]])
+        np.testing.assert_array_equal(samples, epoch_order(5, epoch, 40)[:32])
 
 
 DIVISIONS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (8, 1), (16, 1)]
@@ -206,13 +206,13 @@ def test_a_step_has_the_same_images_crops_flips_and_coefficients_for_any_number_
 
 def partners_of(plans: Iterable[BatchPlan], parts: int) -> dict[int, int]:
     """Return the image with which each image of a step is mixed."""
-    found = {}
+    pairs = {}
     for plan in plans:
         for samples, partners in zip(
             np.split(plan.samples, parts), np.split(plan.partners, parts), strict=True
         ):
-            found |= dict(zip(samples.tolist(), samples[partners].tolist(), strict=True))
-    return found
+            pairs |= dict(zip(samples.tolist(), samples[partners].tolist(), strict=True))
+    return pairs
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_evaluation_filters_as_training_where_only_that_is_set(tmp_path: Path) -
     file = tmp_path / "filtered.yaml"
     file.write_text("base: resnet50-paddle-90ep\nantialias: true\n")
     made = [Recipe(antialias=True), load_recipe("demo").replace(antialias=True), load_recipe(file)]
-    assert [each.eval_antialias for each in made] == [True, True, True]
+    assert [recipe.eval_antialias for recipe in made] == [True, True, True]
     assert not Recipe(antialias=True, eval_antialias=False).eval_antialias
     assert not Recipe(antialias=True, eval_antialias=False).replace(epochs=1).eval_antialias
     assert not Recipe(eval_antialias=True).antialias
@@ -180,6 +180,6 @@ def test_a_run_of_a_recipe_without_a_geometry_of_evaluation_has_torchvisions(
     (tmp_path / "recipe.yaml").write_text(
         yaml.safe_dump(fields | {"eval_resize": 232, "eval_crop": 200})
     )
-    found = load_recipe(tmp_path)
-    assert (found.eval_antialias, found.eval_resize, found.eval_crop) == (antialias, 232, 200)
-    assert own_geometry(found) == {}
+    recipe = load_recipe(tmp_path)
+    assert (recipe.eval_antialias, recipe.eval_resize, recipe.eval_crop) == (antialias, 232, 200)
+    assert own_geometry(recipe) == {}

@@ -43,11 +43,11 @@ def test_the_rows_are_those_of_the_documents() -> None:
         name: count for name, (count, _) in DOCUMENTS.items()
     }
     for name, (_, expected) in DOCUMENTS.items():
-        found = [
+        comparison = [
             (row.precision, row.accelerator, row.accelerators, row.figure(), row.hours)
             for row in find_accuracies(name)
         ]
-        assert expected in found
+        assert expected in comparison
 
 
 def test_every_row_has_the_epochs_of_its_recipe_and_a_line_with_its_figure() -> None:
@@ -78,9 +78,9 @@ def test_a_wrong_table_is_refused_by_name(
 
 
 def beside(top1: float, recipe: Recipe = PADDLE, **how: Any) -> dict[str, Any]:
-    found = compare_top1(recipe, top1_percent=top1, **IMAGENET | how)
-    assert found is not None
-    return dict(found)
+    comparison = compare_top1(recipe, top1_percent=top1, **IMAGENET | how)
+    assert comparison is not None
+    return dict(comparison)
 
 
 def test_a_run_has_the_interval_that_scipy_computes() -> None:
@@ -119,14 +119,16 @@ def test_a_run_stands_beside_rows_of_its_kind_of_precision(
 def test_a_variant_in_another_precision_stands_beside_its_own_rows(
     name: str, published: list[tuple[str, float]]
 ) -> None:
-    found = beside(76, load_recipe(name).rename(""))
-    assert found["recipe"] == name
-    assert [(row["precision"], row["top1_percent"]) for row in found["accuracies"]] == published
+    comparison = beside(76, load_recipe(name).rename(""))
+    assert comparison["recipe"] == name
+    assert [
+        (row["precision"], row["top1_percent"]) for row in comparison["accuracies"]
+    ] == published
 
 
 def test_a_precision_that_nobody_published_stands_beside_all_rows() -> None:
-    found = beside(76, load_recipe("resnet50-paddle-asp-90ep"), precision="fp32")
-    assert [row["top1_percent"] for row in found["accuracies"]] == [76.72]
+    comparison = beside(76, load_recipe("resnet50-paddle-asp-90ep"), precision="fp32")
+    assert [row["top1_percent"] for row in comparison["accuracies"]] == [76.72]
 
 
 @pytest.mark.parametrize(
@@ -143,11 +145,11 @@ def test_a_precision_that_nobody_published_stands_beside_all_rows() -> None:
 def test_other_data_and_unfinished_weights_are_not_compared_and_it_is_said(
     how: dict[str, int], reason: str
 ) -> None:
-    found = beside(76.93, **how)
-    assert (found["accuracies"], found["interval_percent"]) == ([], [])
-    assert reason in found["not_compared"]
-    [(_, text)] = describe_comparison(found)  # type: ignore[arg-type]
-    assert text == f"not compared: {found['not_compared']}"
+    comparison = beside(76.93, **how)
+    assert (comparison["accuracies"], comparison["interval_percent"]) == ([], [])
+    assert reason in comparison["not_compared"]
+    [(_, text)] = describe_comparison(comparison)  # type: ignore[arg-type]
+    assert text == f"not compared: {comparison['not_compared']}"
 
 
 def test_a_recipe_without_published_accuracy_has_no_comparison() -> None:
@@ -164,8 +166,8 @@ def test_a_recipe_without_a_name_is_known_by_its_fields() -> None:
 
 
 def test_a_comparison_is_told_in_words_with_the_fields_that_were_changed() -> None:
-    found = beside(76.8, PADDLE.replace(epochs=100, seed=1), precision="tf32")
-    assert describe_comparison(found) == [  # type: ignore[arg-type]
+    comparison = beside(76.8, PADDLE.replace(epochs=100, seed=1), precision="tf32")
+    assert describe_comparison(comparison) == [  # type: ignore[arg-type]
         ("95 % interval", "76.43 to 77.17 % (Wilson, of top-1)"),
         (
             "published",

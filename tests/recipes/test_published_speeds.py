@@ -16,13 +16,13 @@ PADDLE = "NVIDIA/DeepLearningExamples PaddlePaddle/Classification/RN50v1.5/READM
 
 def row(**fields: object) -> Row:
     """Return the one row with these fields."""
-    found = [
+    rows = [
         row
         for row in read_speeds()
         if all(getattr(row, name) == value for name, value in fields.items())
     ]
-    assert len(found) == 1, found
-    return found[0]
+    assert len(rows) == 1, rows
+    return rows[0]
 
 
 # Copied from the documents by hand: a first, a middle and a last row of tables.
@@ -171,38 +171,38 @@ def test_every_row_of_every_document_is_there() -> None:
 
 def test_printed_quotients_are_those_of_the_printed_speeds_or_it_is_said() -> None:
     tables: dict[tuple[str, str], dict[tuple[str | None, int | None], Row]] = {}
-    for each in read_speeds():
-        if each.printed_weak_scaling:
-            tables.setdefault((each.document, each.table), {})[
-                each.precision, each.accelerators
-            ] = each
+    for published in read_speeds():
+        if published.printed_weak_scaling:
+            tables.setdefault((published.document, published.table), {})[
+                published.precision, published.accelerators
+            ] = published
     assert len(tables) == 6
     odd = set()
     for rows in tables.values():
         full = next(precision for precision, _ in rows if precision in ("fp32", "tf32"))
-        for (precision, count), each in rows.items():
-            assert each.images_per_sec
+        for (precision, count), published in rows.items():
+            assert published.images_per_sec
             scaling, speedup = (
-                each.images_per_sec / rows[at].images_per_sec
+                published.images_per_sec / rows[at].images_per_sec
                 for at in ((precision, 1), (full, count))
             )
-            agrees = each.printed_weak_scaling == pytest.approx(scaling, abs=0.0101)
-            if each.printed_speedup:
-                agrees = agrees and each.printed_speedup == pytest.approx(speedup, abs=0.0101)
-            assert agrees == (each.remark is None), each
-            odd |= set() if agrees else {(each.accelerator, precision, count)}
+            agrees = published.printed_weak_scaling == pytest.approx(scaling, abs=0.0101)
+            if published.printed_speedup:
+                agrees = agrees and published.printed_speedup == pytest.approx(speedup, abs=0.0101)
+            assert agrees == (published.remark is None), published
+            odd |= set() if agrees else {(published.accelerator, precision, count)}
     assert odd == {(A100, "mixed", 1), (A100, "mixed", 4), ("Tesla V100-SXM3-32GB", "fp32", 4)}
 
 
 def test_speed_and_mean_latency_of_a_row_agree_or_it_is_said() -> None:
     checked = 0
-    for each in read_speeds():
-        if each.mean_ms and each.images_per_sec and each.batch_images:
+    for published in read_speeds():
+        if published.mean_ms and published.images_per_sec and published.batch_images:
             checked += 1
-            agrees = each.images_per_sec == pytest.approx(
-                each.batch_images / each.mean_ms * 1000, rel=0.06
+            agrees = published.images_per_sec == pytest.approx(
+                published.batch_images / published.mean_ms * 1000, rel=0.06
             )
-            assert agrees or each.remark, each
+            assert agrees or published.remark, published
     assert checked == 283 + 54 + 20 + 8
 
 

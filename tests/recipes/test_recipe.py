@@ -203,15 +203,15 @@ def test_a_model_beyond_memory_is_refused_before_its_tensors_are_listed(
 
 def test_every_whole_number_has_an_upper_bound() -> None:
     names = [
-        (each, name)
-        for each in (Recipe, Execution)
-        for name, value in each().fields().items()
+        (settings, name)
+        for settings in (Recipe, Execution)
+        for name, value in settings().fields().items()
         if type(value) is int
     ]
     assert len(names) > 15
-    for each, name in names:
+    for settings, name in names:
         with pytest.raises(RecipeError, match=f"^{name}"):
-            each.of({name: 10**20})
+            settings.of({name: 10**20})
 
 
 def test_of_many_problems_the_first_are_named_and_the_rest_counted() -> None:
@@ -546,9 +546,9 @@ def test_evaluation_follows_the_size_of_training_in_the_published_ratio(
         load_recipe("demo").replace(image_size=size),
         load_recipe(file),
     ]
-    assert [(each.image_size, each.eval_resize, each.eval_crop) for each in made] == [
-        (size, resize, size)
-    ] * 3
+    assert [
+        (settings.image_size, settings.eval_resize, settings.eval_crop) for settings in made
+    ] == [(size, resize, size)] * 3
 
 
 def test_evaluation_keeps_the_sizes_that_are_set_and_those_of_another_change() -> None:

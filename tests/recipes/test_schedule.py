@@ -117,9 +117,9 @@ def test_the_same_words_in_the_documents_mean_these_different_rates(
     recipe = RECIPES[name]().replace(global_batch_images=2048, warmup_epochs=5)
     per_epoch = 1_281_167 // 2048
 
-    found = learning_rates(recipe, per_epoch)[[0, 5 * per_epoch, 60 * per_epoch]]
+    actual = learning_rates(recipe, per_epoch)[[0, 5 * per_epoch, 60 * per_epoch]]
 
-    assert found == pytest.approx(rates, abs=5e-4)
+    assert actual == pytest.approx(rates, abs=5e-4)
 
 
 def test_a_rate_by_epoch_stays_through_the_epoch() -> None:

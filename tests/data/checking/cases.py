@@ -41,7 +41,7 @@ def picture(
     return file.getvalue()
 
 
-def rotated(orientation: int, format: str = "JPEG") -> bytes:
+def write_rotated(orientation: int, format: str = "JPEG") -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return picture(50, format, exif=exif)
@@ -74,7 +74,7 @@ def write_file(format: str, path: Path, samples: list[Sample]) -> Path:
 
 
 def samples_of(images: Images, split: str) -> list[Sample]:
-    named = {
+    map_kinds = {
         name.partition("/")[2]: data
         for name, data in sorted(images.items())
         if name.startswith(f"{split}/")
@@ -82,7 +82,7 @@ def samples_of(images: Images, split: str) -> list[Sample]:
     classes = sorted({name.split("/")[1] for name in images})
     return [
         Sample(i, name, classes.index(name.partition("/")[0]), name.partition("/")[0], data, 40, 48)
-        for i, (name, data) in enumerate(named.items())
+        for i, (name, data) in enumerate(map_kinds.items())
     ]
 
 
@@ -95,7 +95,7 @@ def write(format: str, data: Path, images: Images) -> Path:
     return data
 
 
-def labelled(format: str, data: Path, labels: dict[str, list[int]]) -> Path:
+def write_labelled(format: str, data: Path, labels: dict[str, list[int]]) -> Path:
     """Write a data set of images without class names, with these labels."""
     for split, of_split in labels.items():
         start = 1000 * len(split)
@@ -107,7 +107,7 @@ def labelled(format: str, data: Path, labels: dict[str, list[int]]) -> Path:
     return data
 
 
-def opened(data: Path) -> dict[str, Index]:
+def count_openings(data: Path) -> dict[str, Index]:
     indexes: dict[str, Index] = {}
     for split in ALIASES:
         classes = indexes["train"].classes if indexes else None
@@ -134,6 +134,6 @@ def only(report: Report, kind: str) -> Finding:
     return report.findings[0]
 
 
-def named(report: Report) -> dict[str, str]:
+def map_kinds(report: Report) -> dict[str, str]:
     """Return the details of the findings by split and kind."""
     return {f"{finding.split} {finding.kind}": finding.detail for finding in report.findings}

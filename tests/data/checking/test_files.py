@@ -11,11 +11,11 @@ from tests.data.checking.cases import (
     SOUND,
     STORED,
     WRITERS,
-    labelled,
     only,
     picture,
     write,
     write_file,
+    write_labelled,
 )
 
 
@@ -72,7 +72,7 @@ INDEX = "0\t{0}\n1\t{1}\n2\t{2}\n"
 def test_an_index_that_does_not_match_its_records_is_found(
     text: str, detail: str, tmp_path: Path
 ) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 2]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 2]})
     offsets = [offset for _, offset in recordio.read_index(tmp_path / "train.idx")]
     assert (tmp_path / "train.idx").read_text() == INDEX.format(*offsets)
     (tmp_path / "train.idx").write_text(text.format(*offsets))
@@ -85,14 +85,14 @@ def test_an_index_that_does_not_match_its_records_is_found(
 
 
 def test_records_need_no_index_and_no_list(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 2]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 2]})
     for name in ("train.idx", "train.lst"):
         (tmp_path / name).unlink()
     assert examine(tmp_path).findings == ()
 
 
 def test_an_index_is_not_blamed_for_damage_it_points_to(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 2, 0, 1, 2]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 0, 1, 2]})
     places = recordio.read_index(tmp_path / "train.idx")
     with (tmp_path / "train.rec").open("r+b") as file:
         file.seek(places[3][1])
@@ -102,7 +102,7 @@ def test_an_index_is_not_blamed_for_damage_it_points_to(tmp_path: Path) -> None:
 
 
 def test_a_list_of_another_length_is_found(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 2]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 2]})
     with (tmp_path / "train.lst").open("a") as file:
         file.write("3\t1.000000\tunreadable.jpg\n")
     finding = only(examine(tmp_path), "lst")

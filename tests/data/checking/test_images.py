@@ -16,9 +16,9 @@ from tests.data.checking.cases import (
     only,
     picture,
     place_of,
-    rotated,
     write,
     write_folder,
+    write_rotated,
 )
 from tests.data.pictures import progressive_jpeg
 
@@ -40,7 +40,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     ),
     "cmyk": ("x.jpg", picture(50, mode="CMYK"), "CMYK"),
     "another-format": ("x.JPEG", picture(50, "PNG"), "PNG named .JPEG"),
-    "rotated": ("x.jpg", rotated(6), "orientation 6"),
+    "rotated": ("x.jpg", write_rotated(6), "orientation 6"),
     "tiny": ("x.jpg", picture(50, size=(31, 80)), "31 x 80 pixels"),
 }
 
@@ -59,7 +59,8 @@ def test_a_bad_image_is_found_at_its_place(what: str, format: str, tmp_path: Pat
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_every_orientation_but_the_upright_one_is_found(orientation: int, tmp_path: Path) -> None:
     write_folder(
-        tmp_path, {"cat/a.jpg": rotated(orientation), "cat/b.webp": rotated(orientation, "WEBP")}
+        tmp_path,
+        {"cat/a.jpg": write_rotated(orientation), "cat/b.webp": write_rotated(orientation, "WEBP")},
     )
     assert examine(tmp_path).count_kinds() == {"rotated": 2}
 
@@ -104,11 +105,11 @@ def test_links_to_nothing_and_in_a_circle_and_a_pipe_are_unreadable(tmp_path: Pa
     (tmp_path / "val/bee/loop.jpg").symlink_to("loop.jpg")
     (tmp_path / "val/loop").symlink_to("loop")
     os.mkfifo(tmp_path / "val/bee/pipe.jpg")
-    found = [
+    problems = [
         (finding.kind, finding.split, finding.place, finding.detail)
         for finding in examine(tmp_path).findings
     ]
-    assert found == [
+    assert problems == [
         ("unreadable", "val", "bee/loop.jpg", "Too many levels of symbolic links"),
         ("unreadable", "val", "ant/gone.jpg", "No such file or directory"),
         ("unreadable", "val", "bee/pipe.jpg", "it is a pipe, not a regular file"),
@@ -157,11 +158,11 @@ def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
     }
     val = {"val/bee/x.jpg": one, "val/bee/y.jpg": one, "val/cat/z.jpg": one}
     write_folder(tmp_path, SOUND | train | val)
-    found = [
+    problems = [
         (finding.split, finding.kind, finding.place, finding.detail)
         for finding in examine(tmp_path).findings
     ]
-    assert found == [
+    assert problems == [
         ("train", "in-train-and-val", "ant/a.jpg", "bee/x.jpg"),
         ("train", "in-train-and-val", "ant/b.jpg", "bee/x.jpg"),
         ("train", "in-train-and-val", "bee/c.jpg", "bee/x.jpg"),

@@ -17,28 +17,30 @@ from tests.data.checking.cases import (
     FORMATS,
     SOUND,
     kinds,
-    labelled,
-    named,
+    map_kinds,
     only,
     picture,
     samples_of,
     write,
     write_file,
     write_folder,
+    write_labelled,
 )
 
 
 def test_classes_that_only_one_of_train_and_val_has_are_found(tmp_path: Path) -> None:
     write_folder(tmp_path, SOUND | {"train/dog/x.jpg": picture(90), "val/eel/x.jpg": picture(91)})
-    assert named(examine(tmp_path)) == {
+    assert map_kinds(examine(tmp_path)) == {
         "val unknown-classes": "1 classes: eel",
         "val classes-without-val": "1 classes: dog",
     }
 
 
 def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path) -> None:
-    report = examine(labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [0, 1, 2, 5]}))
-    assert named(report) == {
+    report = examine(
+        write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [0, 1, 2, 5]})
+    )
+    assert map_kinds(report) == {
         "val unknown-classes": "1 classes: 5",
         "val classes-without-val": "1 classes: 3",
     }
@@ -49,7 +51,7 @@ def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path
 def test_labels_from_1_are_one_finding_for_a_split(
     format: str, logits: int | None, tmp_path: Path
 ) -> None:
-    labelled(format, tmp_path, {"train": [1, 2, 3, 4, 4], "val": [2, 1, 4]})
+    write_labelled(format, tmp_path, {"train": [1, 2, 3, 4, 4], "val": [2, 1, 4]})
     report = examine(tmp_path, logits=logits)
     assert [(finding.split, finding.kind) for finding in report.findings] == [
         ("train", "labels-from-1"),
@@ -63,7 +65,9 @@ def test_labels_from_1_are_one_finding_for_a_split(
 def test_labels_from_1_are_found_in_val_alone(tmp_path: Path) -> None:
     assert (
         only(
-            examine(labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [1, 2, 4]})),
+            examine(
+                write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [1, 2, 4]})
+            ),
             "labels-from-1",
         ).split
         == "val"
@@ -71,7 +75,7 @@ def test_labels_from_1_are_found_in_val_alone(tmp_path: Path) -> None:
 
 
 def test_labels_from_1_are_found_by_the_list_of_classes(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [1, 3, 2], "val": [3, 2]})
+    write_labelled("recordio", tmp_path, {"train": [1, 3, 2], "val": [3, 2]})
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     with pytest.raises(DataError, match="--first-label 1"):
         open_index(find_split(tmp_path, "train"))
@@ -79,12 +83,12 @@ def test_labels_from_1_are_found_by_the_list_of_classes(tmp_path: Path) -> None:
 
 
 def test_the_models_outputs_count_before_the_classes_of_train(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 2], "val": [1, 2, 4]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 2], "val": [1, 2, 4]})
     assert only(examine(tmp_path, logits=4), "labels-from-1").split == "val"
 
 
 def test_a_list_of_classes_says_that_the_first_one_has_no_images(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [1, 2]})
+    write_labelled("recordio", tmp_path, {"train": [1, 2]})
     assert only(examine(tmp_path), "labels-from-1").split == "train"
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     assert examine(tmp_path).findings == ()
@@ -92,19 +96,19 @@ def test_a_list_of_classes_says_that_the_first_one_has_no_images(tmp_path: Path)
 
 def test_numbers_of_val_are_positions_in_the_named_classes_of_train(tmp_path: Path) -> None:
     write_file("webdataset", tmp_path / "train-000000.tar", samples_of(SOUND, "train"))
-    labelled("recordio", tmp_path, {"val": [0, 1, 2]})
+    write_labelled("recordio", tmp_path, {"val": [0, 1, 2]})
     assert examine(tmp_path).findings == ()
 
 
 def test_the_words_for_the_splits_may_be_in_capitals(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"TRAIN": [0, 1], "Val": [0, 1]})
+    write_labelled("recordio", tmp_path, {"TRAIN": [0, 1], "Val": [0, 1]})
     report = examine(tmp_path)
     assert report.findings == ()
     assert [split.name for split in report.splits] == ["train", "val"]
 
 
 def test_a_class_without_images_is_no_sign_of_labels_from_1(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [1, 2, 3]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [1, 2, 3]})
     assert only(examine(tmp_path, logits=4), "classes-without-val").detail == "1 classes: 0"
 
 
@@ -112,7 +116,7 @@ def test_a_class_without_images_is_no_sign_of_labels_from_1(tmp_path: Path) -> N
 def test_more_classes_than_outputs_are_one_finding_for_a_split(format: str, tmp_path: Path) -> None:
     report = examine(write(format, tmp_path, SOUND), logits=2)
     beyond = {"train": 3, "val": 2}
-    assert named(report) == {
+    assert map_kinds(report) == {
         f"{split} too-many-classes": f"3 classes, {count} images outside; the model has 2 outputs"
         for split, count in beyond.items()
     }
@@ -132,7 +136,7 @@ def test_1001_classes_do_not_fit_1000_outputs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["recordio", "webdataset", "tfrecord"])
 def test_labels_far_from_the_others_are_found_image_by_image(format: str, tmp_path: Path) -> None:
-    labelled(format, tmp_path, {"train": [0, 1, 2, 77, 1, 50], "val": [0, 1, 2]})
+    write_labelled(format, tmp_path, {"train": [0, 1, 2, 77, 1, 50], "val": [0, 1, 2]})
     report = examine(tmp_path, logits=3)
     listing = list_images(find_split(tmp_path, "train"))
     places = {int(label): listing.place(i) for i, label in enumerate(listing.rows["label"])}
@@ -143,7 +147,7 @@ def test_labels_far_from_the_others_are_found_image_by_image(format: str, tmp_pa
 
 
 def test_more_lines_in_the_list_of_classes_than_outputs_are_found(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 2]})
+    write_labelled("recordio", tmp_path, {"train": [0, 2]})
     (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n")
     detail = "5 classes, 0 images outside; the model has 3 outputs"
     assert only(examine(tmp_path, logits=3), "too-many-classes").detail == detail
@@ -164,7 +168,7 @@ def test_an_image_with_a_wrong_label_is_no_first_copy_and_is_left_out_by_a_quara
 
 
 def test_absurd_labels_are_found_though_loaders_refuse_others(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 9, 2**21]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 9, 2**21]})
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     details = [finding.detail for finding in examine(tmp_path).findings]
     assert details == ["its label is 2097152", "its label is 9; classes.txt has 3 lines"]
@@ -187,7 +191,7 @@ def test_a_record_in_parts_is_read(lines: str, tmp_path: Path) -> None:
 def test_labels_beyond_the_list_of_classes_are_found_though_loaders_refuse_them(
     tmp_path: Path,
 ) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 9]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 9]})
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     assert (
         only(examine(tmp_path), "label-out-of-range").detail
@@ -196,7 +200,7 @@ def test_labels_beyond_the_list_of_classes_are_found_though_loaders_refuse_them(
 
 
 def test_a_label_that_is_no_number_of_a_class_is_found(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 0, 1, 2], "val": [0, 1, 2]})
+    write_labelled("recordio", tmp_path, {"train": [0, 0, 1, 2], "val": [0, 1, 2]})
     data = (tmp_path / "train.rec").read_bytes()
     (tmp_path / "train.rec").write_bytes(data[:12] + np.float32(0.5).tobytes() + data[16:])
     finding = only(examine(tmp_path), "label-out-of-range")
@@ -227,7 +231,7 @@ def test_folders_and_numbers_as_classes_are_found_and_the_images_examined(tmp_pa
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    assert named(examine(tmp_path)) == {
+    assert map_kinds(examine(tmp_path)) == {
         "val mixed-labels": "1 images have a number as their class, 1 a folder",
         "val not-an-image": "not an image in a known format",
     }

@@ -16,14 +16,14 @@ from tests.data.checking.cases import (
     FORMATS,
     SOUND,
     kinds,
-    labelled,
-    named,
+    map_kinds,
     only,
     picture,
     samples_of,
     write,
     write_file,
     write_folder,
+    write_labelled,
 )
 
 
@@ -37,7 +37,7 @@ def test_a_flat_folder_of_validation_images_is_found_and_its_images_examined(
         | {"val/a.jpg": picture(90), "val/b.jpg": b"", "val/c.jpg": SOUND["train/cat/train1.jpg"]},
     )
     report = examine(tmp_path)
-    assert named(report) == {
+    assert map_kinds(report) == {
         "val flat": "3 files and no class folders",
         "val empty": "empty file",
         "train in-train-and-val": "c.jpg",
@@ -64,8 +64,8 @@ def test_empty_and_nested_class_folders_are_found_and_the_rest_examined(tmp_path
         | {"train/bee/more/x.jpg": picture(90), "train/cat/x.jpg": b"", "train/dog/.keep": b""},
     )
     write_folder(tmp_path, {"train/cat/y.jpg": SOUND["train/bee/train0.jpg"]})
-    found = [(finding.kind, finding.place) for finding in examine(tmp_path).findings]
-    assert found == [
+    problems = [(finding.kind, finding.place) for finding in examine(tmp_path).findings]
+    assert problems == [
         ("nested-folder", "bee/more"),
         ("empty-class", "dog"),
         ("empty", "cat/x.jpg"),
@@ -131,8 +131,10 @@ def test_a_class_folder_that_cannot_be_read_is_found(
     scandir = os.scandir
     write_folder(tmp_path, SOUND)
     monkeypatch.setattr(os, "scandir", refuse)
-    found = [(finding.kind, finding.split, finding.place) for finding in examine(tmp_path).findings]
-    assert found == [("unreadable-file", "train", "bee"), ("unreadable-file", "val", "bee")]
+    problems = [
+        (finding.kind, finding.split, finding.place) for finding in examine(tmp_path).findings
+    ]
+    assert problems == [("unreadable-file", "train", "bee"), ("unreadable-file", "val", "bee")]
 
 
 def shards(data: Path, format: str, split: str, counts: list[int], pattern: str) -> Path:
@@ -252,5 +254,5 @@ def test_what_loaders_refuse_for_another_reason_is_found_in_their_words(
 
     monkeypatch.setattr(parts, "list_images", refuse)
     assert only(
-        examine(labelled("recordio", tmp_path, {"train": [0, 1]})), "refused"
+        examine(write_labelled("recordio", tmp_path, {"train": [0, 1]})), "refused"
     ).detail.startswith("the names of 9")

@@ -16,16 +16,16 @@ from lockstep.system.errors import DataError
 from tests.data.checking.cases import (
     FORMATS,
     SOUND,
-    labelled,
+    count_openings,
     only,
-    opened,
     picture,
     place_of,
-    rotated,
     samples_of,
     write,
     write_file,
     write_folder,
+    write_labelled,
+    write_rotated,
 )
 
 
@@ -82,8 +82,8 @@ def test_a_name_may_have_its_ending_in_capitals_or_none(tmp_path: Path) -> None:
         "a.JPEG": picture(1),
         "b": picture(2),
         "c.PNG": picture(3, "PNG", "L"),
-        "d.jpg": rotated(1),
-        "e.tif": rotated(6, "TIFF"),
+        "d.jpg": write_rotated(1),
+        "e.tif": write_rotated(6, "TIFF"),
     }
     assert (
         examine(
@@ -123,7 +123,7 @@ def test_loaders_leave_out_exactly_what_the_quarantine_lists(format: str, tmp_pa
     )
     listed = [json.loads(path.read_text())["images"] for path in written]
     assert {place for images in listed for place in images} == {place for _, place in expected}
-    indexes = opened(tmp_path)
+    indexes = count_openings(tmp_path)
     left = {
         f"{split}/{index.name(i)}": index.read(i)
         for split, index in indexes.items()
@@ -179,7 +179,7 @@ def test_a_quarantine_that_is_none_is_found_and_left_as_it_is(tmp_path: Path) ->
 
 
 def test_every_error_of_an_image_is_among_the_reasons(tmp_path: Path) -> None:
-    labelled("recordio", tmp_path, {"train": [0, 1, 9, 2]})
+    write_labelled("recordio", tmp_path, {"train": [0, 1, 9, 2]})
     place = place_of(tmp_path, "train/2.jpg")
     offset = int(place.partition("@")[2])
     with (tmp_path / "train.rec").open("r+b") as file:

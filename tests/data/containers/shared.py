@@ -43,7 +43,7 @@ def five(separator: bytes = b"\x01\x02\x03\x04") -> list[Sample]:
 
 
 def rows(samples: Sequence[Sample]) -> list[tuple[int, int, str]]:
-    return [(each.number, each.label, each.name) for each in samples]
+    return [(item.number, item.label, item.name) for item in samples]
 
 
 def write(format: ModuleType, path: Path, samples: Sequence[Sample]) -> Path:
@@ -66,13 +66,13 @@ def read(format: ModuleType, path: Path, item: Stored) -> bytes:
     )
 
 
-def listed(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
+def list_images(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
     """Return image and label of all images in a file, which must have no damage."""
-    found = list(format.scan_images(path))
-    assert not [item for item in found if isinstance(item, Damage)]
-    images = [read(format, path, item) for item in found]
-    assert [len(image) for image in images] == [item.length for item in found]
-    return [(image, item.label) for image, item in zip(images, found, strict=True)]
+    items = list(format.scan_images(path))
+    assert not [item for item in items if isinstance(item, Damage)]
+    images = [read(format, path, item) for item in items]
+    assert [len(image) for image in images] == [item.length for item in items]
+    return [(image, item.label) for image, item in zip(images, items, strict=True)]
 
 
 def check_damaged(
@@ -83,15 +83,15 @@ def check_damaged(
     Every listed image must be one of the samples, with its label, once and in their order. All
     damage must lie in the file, and its reason must name a byte.
     """
-    found = list(format.scan_images(path))
+    items = list(format.scan_images(path))
     size = path.stat().st_size
-    damages = [item for item in found if isinstance(item, Damage)]
+    damages = [item for item in items if isinstance(item, Damage)]
     for damage in damages:
         assert 0 <= damage.begin < damage.end <= size
         assert re.search(r"\bbyte \d+", damage.reason)
-    known = {(each.data, each.label): each.number for each in samples}
+    known = {(item.data, item.label): item.number for item in samples}
     numbers = [
-        known[read(format, path, item), item.label] for item in found if isinstance(item, Stored)
+        known[read(format, path, item), item.label] for item in items if isinstance(item, Stored)
     ]
     assert numbers == sorted(set(numbers))
     return numbers, damages
@@ -102,7 +102,7 @@ def flips(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield every `stride`-th place outside `skipped`, and the file with one, several or all bits
     of that byte flipped."""
-    within = {i for each in skipped for i in each}
+    within = {i for item in skipped for i in item}
     for i in range(0, len(data), stride):
         if i not in within:
             mask = (1 << i % 8, 0x5A, 0xFF)[i // stride % 3]
@@ -119,7 +119,7 @@ def shifts(data: bytes, amounts: Sequence[int], stride: int) -> Iterator[tuple[r
             yield range(i, i + 1), data[:i] + unlike(amount, i) + data[i:]
 
 
-def killed(
+def continue_cut(
     format: ModuleType, folder: Path, samples: Sequence[Sample], stride: int = 1
 ) -> Iterator[tuple[Path, Path]]:
     """Write samples; then, for every `stride`-th byte, continue a file that is cut there. Yield the

@@ -23,7 +23,7 @@ EDITS = st.lists(
 )
 
 
-def edited(data: bytes, edits: list[Edit]) -> bytes:
+def edit(data: bytes, edits: list[Edit]) -> bytes:
     for where, amount, added in edits:
         begin = round(where * len(data))
         data = data[:begin] + added + data[begin + amount :]
@@ -61,7 +61,7 @@ def check_listed(format: ModuleType, path: Path) -> None:
 @given(edits=EDITS)
 def test_any_damage_can_be_listed(whole: tuple[ModuleType, Path, bytes], edits: list[Edit]) -> None:
     format, path, data = whole
-    path.write_bytes(edited(data, edits))
+    path.write_bytes(edit(data, edits))
     check_listed(format, path)
 
 
@@ -83,11 +83,11 @@ def test_whatever_happens_to_a_tfrecord_its_images_are_right_or_not_listed(
     edits: list[Edit], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = write(tfrecord, tmp_path_factory.mktemp("damaged") / "any", five())
-    damaged = edited(path.read_bytes(), edits)
+    damaged = edit(path.read_bytes(), edits)
     path.write_bytes(damaged)
-    found = {
+    items = {
         read(tfrecord, path, item): item.label
         for item in tfrecord.scan_images(path)
         if isinstance(item, Stored)
     }
-    assert found.items() <= {each.data: each.label for each in five()}.items()
+    assert items.items() <= {item.data: item.label for item in five()}.items()

@@ -19,7 +19,7 @@ from PIL import Image
 
 from lockstep.data.containers import Sample, Stored, recordio, tfrecord, webdataset
 from lockstep.data.containers.recordio import Header, frame_record, pack_header
-from tests.data.containers.shared import MAGIC, listed, write
+from tests.data.containers.shared import MAGIC, list_images, write
 from tests.processes import mxnet_python
 
 PEERS = Path(__file__).parent / "peers"
@@ -37,7 +37,7 @@ def jpeg(seed: int, comment: bytes) -> bytes:
     return data[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + data[2:]
 
 
-def drawn() -> list[Sample]:
+def draw_image() -> list[Sample]:
     """Return seven images of three classes. Two have RecordIO's magic number at a multiple of 4,
     one has it elsewhere."""
     comments = {1: b"ab" + MAGIC, 3: b"ab" + MAGIC * 2 + b"cdef" + MAGIC, 4: b"a" + MAGIC}
@@ -50,17 +50,17 @@ def drawn() -> list[Sample]:
     labels = [sorted(set(folders)).index(folder) for folder in folders]
     images = [jpeg(i, comments.get(i, bytes(i))) for i in range(len(names))]
     return [
-        Sample(i, *each, HEIGHT, WIDTH)
-        for i, each in enumerate(zip(names, labels, folders, images, strict=True))
+        Sample(i, *item, HEIGHT, WIDTH)
+        for i, item in enumerate(zip(names, labels, folders, images, strict=True))
     ]
 
 
-SAMPLES = drawn()
-DIGESTS = [hashlib.sha256(each.data).hexdigest() for each in SAMPLES]
-LABELS = [each.label for each in SAMPLES]
+SAMPLES = draw_image()
+DIGESTS = [hashlib.sha256(item.data).hexdigest() for item in SAMPLES]
+LABELS = [item.label for item in SAMPLES]
 
 
-def asked(python: Path | str, script: str, *arguments: object) -> Any:
+def ask_peer(python: Path | str, script: str, *arguments: object) -> Any:
     """Run a script; return the JSON of its last line."""
     # TensorFlow prints the processor's instructions on standard error.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -79,12 +79,12 @@ def asked(python: Path | str, script: str, *arguments: object) -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the images as files and in all formats."""
     folder = tmp_path_factory.mktemp("peers")
-    for each in SAMPLES:
-        path = folder / "images" / each.name
+    for item in SAMPLES:
+        path = folder / "images" / item.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(each.data)
+        path.write_bytes(item.data)
     (folder / "samples.json").write_text(
-        json.dumps([[each.number, each.label, each.name] for each in SAMPLES])
+        json.dumps([[item.number, item.label, item.name] for item in SAMPLES])
     )
     write(recordio, folder / "ours.rec", SAMPLES)
     write(tfrecord, folder / "ours.tfrecord", SAMPLES)
@@ -93,45 +93,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_mxnet(folder: Path) -> Any:
-    return asked(mxnet_python(), "with_mxnet.py", folder)
+def mxnet_output(folder: Path) -> Any:
+    return ask_peer(mxnet_python(), "with_mxnet.py", folder)
 
 
 @pytest.fixture(scope="module")
-def of_tensorflow(folder: Path) -> Any:
-    return asked(sys.executable, "with_tensorflow.py", folder)
+def tensorflow_output(folder: Path) -> Any:
+    return ask_peer(sys.executable, "with_tensorflow.py", folder)
 
 
 @pytest.fixture(scope="module")
-def of_dali(folder: Path) -> Any:
-    return asked(sys.executable, "with_dali.py", folder, len(SAMPLES))
+def dali_output(folder: Path) -> Any:
+    return ask_peer(sys.executable, "with_dali.py", folder, len(SAMPLES))
 
 
-def test_mxnet_reads_every_record_by_its_index(of_mxnet: Any) -> None:
+def test_mxnet_reads_every_record_by_its_index(mxnet_output: Any) -> None:
     expected = {
-        str(each.number): [0, each.label, each.number, 0, DIGESTS[i]]
-        for i, each in enumerate(SAMPLES)
+        str(item.number): [0, item.label, item.number, 0, DIGESTS[i]]
+        for i, item in enumerate(SAMPLES)
     }
-    assert of_mxnet["by index"] == expected
+    assert mxnet_output["by index"] == expected
 
 
-def test_mxnet_reads_all_records_in_order(of_mxnet: Any) -> None:
-    assert of_mxnet["in order"] == DIGESTS
+def test_mxnet_reads_all_records_in_order(mxnet_output: Any) -> None:
+    assert mxnet_output["in order"] == DIGESTS
 
 
-def test_mxnets_iterator_decodes_every_image_with_its_label(of_mxnet: Any) -> None:
-    assert of_mxnet["batches"] == {"labels": LABELS, "images": len(SAMPLES)}
+def test_mxnets_iterator_decodes_every_image_with_its_label(mxnet_output: Any) -> None:
+    assert mxnet_output["batches"] == {"labels": LABELS, "images": len(SAMPLES)}
 
 
-def test_mxnet_writes_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
+def test_mxnet_writes_the_same_bytes(mxnet_output: Any, folder: Path) -> None:
     for ending in (".rec", ".idx"):
         assert (folder / f"theirs{ending}").read_bytes() == (folder / f"ours{ending}").read_bytes()
 
 
-def test_mxnet_writes_several_labels_in_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
+def test_mxnet_writes_several_labels_in_the_same_bytes(mxnet_output: Any, folder: Path) -> None:
     records = [
-        frame_record(pack_header(Header((float(each.label), 0.5, 7.0), each.number)) + each.data)
-        for each in SAMPLES
+        frame_record(pack_header(Header((float(item.label), 0.5, 7.0), item.number)) + item.data)
+        for item in SAMPLES
     ]
     assert (folder / "several.rec").read_bytes() == b"".join(
         piece for record in records for piece in record
@@ -139,10 +139,12 @@ def test_mxnet_writes_several_labels_in_the_same_bytes(of_mxnet: Any, folder: Pa
 
 
 @pytest.mark.parametrize("name", ["theirs", "several"])
-def test_files_of_mxnet_are_read(name: str, of_mxnet: Any, folder: Path) -> None:
-    assert listed(recordio, folder / f"{name}.rec") == [(each.data, each.label) for each in SAMPLES]
+def test_files_of_mxnet_are_read(name: str, mxnet_output: Any, folder: Path) -> None:
+    assert list_images(recordio, folder / f"{name}.rec") == [
+        (item.data, item.label) for item in SAMPLES
+    ]
     places = recordio.read_index(folder / f"{name}.idx")
-    assert [number for number, _ in places] == [each.number for each in SAMPLES]
+    assert [number for number, _ in places] == [item.number for item in SAMPLES]
 
 
 def im2rec(images: Path, folder: Path, *options: str) -> Path:
@@ -174,60 +176,60 @@ def test_a_shuffled_file_of_im2rec_names_and_numbers_every_image(
     """Users make such files: the numbers are those of the sorted folder, and the records have
     another order."""
     path = im2rec(folder / "images", tmp_path)
-    found = [item for item in recordio.scan_images(path) if isinstance(item, Stored)]
-    assert [item.number for item in found] != [each.number for each in SAMPLES]
-    assert sorted((item.number, item.name, item.label) for item in found) == [
-        (each.number, each.name, each.label) for each in SAMPLES
+    items = [item for item in recordio.scan_images(path) if isinstance(item, Stored)]
+    assert [item.number for item in items] != [item.number for item in SAMPLES]
+    assert sorted((item.number, item.name, item.label) for item in items) == [
+        (item.number, item.name, item.label) for item in SAMPLES
     ]
 
 
 @pytest.mark.slow
-def test_tensorflow_reads_every_key(of_tensorflow: Any) -> None:
-    assert of_tensorflow["ours"] == [
+def test_tensorflow_reads_every_key(tensorflow_output: Any) -> None:
+    assert tensorflow_output["ours"] == [
         {
             "image": digest,
             "shape": [HEIGHT, WIDTH, 3],
-            "image/filename": each.name,
-            "image/class/synset": each.class_name,
-            "image/class/text": each.class_name,
-            "image/class/label": each.label + 1,
+            "image/filename": item.name,
+            "image/class/synset": item.class_name,
+            "image/class/text": item.class_name,
+            "image/class/label": item.label + 1,
             "image/colorspace": "RGB",
             "image/format": "JPEG",
             "image/height": HEIGHT,
             "image/width": WIDTH,
             "image/channels": 3,
         }
-        for each, digest in zip(SAMPLES, DIGESTS, strict=True)
+        for item, digest in zip(SAMPLES, DIGESTS, strict=True)
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["theirs", "shuffled"])
-def test_files_of_tensorflow_are_read(name: str, of_tensorflow: Any, folder: Path) -> None:
+def test_files_of_tensorflow_are_read(name: str, tensorflow_output: Any, folder: Path) -> None:
     path = folder / f"{name}.tfrecord"
-    assert listed(tfrecord, path) == [(each.data, each.label) for each in SAMPLES]
-    found = [
+    assert list_images(tfrecord, path) == [(item.data, item.label) for item in SAMPLES]
+    items = [
         (item.name, item.class_name)
         for item in tfrecord.scan_images(path)
         if isinstance(item, Stored)
     ]
-    assert found == [(each.name, each.class_name) for each in SAMPLES]
+    assert items == [(item.name, item.class_name) for item in SAMPLES]
 
 
 @pytest.mark.slow
-def test_the_shuffled_file_is_a_file_to_tensorflow_too(of_tensorflow: Any) -> None:
-    assert [item["image"] for item in of_tensorflow["shuffled"]] == DIGESTS
+def test_the_shuffled_file_is_a_file_to_tensorflow_too(tensorflow_output: Any) -> None:
+    assert [item["image"] for item in tensorflow_output["shuffled"]] == DIGESTS
 
 
 @pytest.mark.parametrize(("format", "first"), [("recordio", 0), ("tfrecord", 1)])
-def test_dali_reads_images_and_labels(format: str, first: int, of_dali: Any) -> None:
-    assert of_dali[format] == [
+def test_dali_reads_images_and_labels(format: str, first: int, dali_output: Any) -> None:
+    assert dali_output[format] == [
         [digest, [label + first]] for digest, label in zip(DIGESTS, LABELS, strict=True)
     ]
 
 
-def test_dali_reads_a_tar(of_dali: Any) -> None:
+def test_dali_reads_a_tar(dali_output: Any) -> None:
     """The class is read as the characters of its number."""
-    assert of_dali["webdataset"] == [
+    assert dali_output["webdataset"] == [
         [digest, list(b"%d" % label)] for digest, label in zip(DIGESTS, LABELS, strict=True)
     ]

@@ -23,9 +23,9 @@ from tests.data.containers.shared import (
     MAGIC,
     PAYLOADS,
     check_damaged,
+    continue_cut,
     five,
-    killed,
-    listed,
+    list_images,
     sample,
     shifts,
     unlike,
@@ -33,7 +33,7 @@ from tests.data.containers.shared import (
 )
 
 
-def joined(payload: bytes) -> bytes:
+def join_record(payload: bytes) -> bytes:
     return b"".join(frame_record(payload))
 
 
@@ -42,9 +42,9 @@ def frame(flag: int, length: int) -> bytes:
 
 
 def records_of(path: Path) -> list[Record]:
-    found = list(recordio.records(Places(path)))
-    assert all(isinstance(record, Record) for record in found)
-    return found  # type: ignore[return-value]
+    items = list(recordio.records(Places(path)))
+    assert all(isinstance(record, Record) for record in items)
+    return items  # type: ignore[return-value]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def damages(path: Path) -> list[Damage]:
 def test_a_frame_is_magic_length_payload_and_zeros(payload: bytes) -> None:
     zeros = {0: 0, 1: 3, 2: 2, 3: 1}[len(payload) % 4]
     assert (
-        joined(payload)
+        join_record(payload)
         == bytes.fromhex("0a23d7ce") + bytes([len(payload), 0, 0, 0]) + payload + b"\0" * zeros
     )
 
@@ -90,13 +90,13 @@ def test_a_frame_is_magic_length_payload_and_zeros(payload: bytes) -> None:
 def test_a_payload_is_split_where_the_magic_number_stands_at_a_multiple_of_4(
     payload: bytes, expected: bytes
 ) -> None:
-    assert joined(payload) == expected
+    assert join_record(payload) == expected
 
 
 @pytest.mark.parametrize("front", [MAGIC, MAGIC + b"abcd" + MAGIC, b"\0\0" + MAGIC + b"\0\0"])
 @pytest.mark.parametrize("back", [b"", MAGIC, b"ab" + MAGIC, b"abcd" + MAGIC + b"e"])
 def test_a_payload_in_pieces_is_framed_as_it_is_in_one(front: bytes, back: bytes) -> None:
-    assert b"".join(frame_record(front, memoryview(back))) == joined(front + back)
+    assert b"".join(frame_record(front, memoryview(back))) == join_record(front + back)
 
 
 def test_a_header_is_flag_label_and_two_numbers() -> None:
@@ -125,7 +125,7 @@ def test_a_payload_too_short_for_its_header_is_refused(payload: bytes) -> None:
 def test_a_part_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recordio.MOST_BYTES == 0x1FFFFFFF
     monkeypatch.setattr(recordio, "MOST_BYTES", 7)
-    assert joined(bytes(7))
+    assert join_record(bytes(7))
     with pytest.raises(
         ValueError, match="a part of the record has 8 bytes; a part can have at most 7"
     ):
@@ -202,7 +202,7 @@ def test_payloads_are_read_as_they_were_written(
     payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("written") / "any.rec"
-    path.write_bytes(b"".join(map(joined, payloads)))
+    path.write_bytes(b"".join(map(join_record, payloads)))
     assert [recordio.read_payload(Places(path), record) for record in records_of(path)] == payloads
 
 
@@ -213,7 +213,7 @@ def test_images_are_read_as_they_were_written(
 ) -> None:
     samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
     path = write(recordio, tmp_path_factory.mktemp("written") / "any.rec", samples)
-    assert listed(recordio, path) == [(each.data, each.label) for each in samples]
+    assert list_images(recordio, path) == [(item.data, item.label) for item in samples]
 
 
 @pytest.mark.parametrize("labels", [(7.0,), (7.0, 3.5), (7.0, 0.0, 1.0)], ids=len)
@@ -222,8 +222,8 @@ def test_of_several_labels_the_first_counts(
     labels: tuple[float, ...], image: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(pack_header(Header(labels, 5)) + image))
-    assert listed(recordio, path) == [(image, 7)]
+    path.write_bytes(join_record(pack_header(Header(labels, 5)) + image))
+    assert list_images(recordio, path) == [(image, 7)]
 
 
 @pytest.mark.parametrize("label", [3.5, -1.0, float("nan"), float("inf")])
@@ -231,7 +231,7 @@ def test_of_several_labels_the_first_counts(
 def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
     path.write_bytes(
-        joined(bytes(24)) + joined(pack_header(Header((label,) * count, 0)) + b"image")
+        join_record(bytes(24)) + join_record(pack_header(Header((label,) * count, 0)) + b"image")
     )
     [good, bad] = recordio.scan_images(path)
     assert good == Stored(32, 0, 0, number=0)
@@ -245,7 +245,7 @@ def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: 
 
 def test_a_record_too_short_for_a_header_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(b"short") + joined(bytes(24)))
+    path.write_bytes(join_record(b"short") + join_record(bytes(24)))
     assert [type(item) for item in recordio.scan_images(path)] == [Damage, Stored]
     assert damages(path) == [
         Damage(0, 16, "the record at byte 0: a record of 5 bytes has no room for a header of 24")
@@ -258,9 +258,9 @@ NUMBERS = st.sampled_from([0, 1, 2, 2**63 - 1, 2**63, 2**64 - 1])
 HEADERS = st.tuples(LABELS, NUMBERS).map(lambda fields: pack_header(Header(*fields)))
 HEADED = st.builds(bytes.__add__, HEADERS, st.binary(max_size=9))
 DAMAGED = st.binary(max_size=40) | st.just(frame(0, 2**20)) | st.just(frame(2, 4) + bytes(4))
-ALIKE = NUMBERS.map(lambda number: joined(pack_header(Header((7.0,), number)) + b"image"))
+ALIKE = NUMBERS.map(lambda number: join_record(pack_header(Header((7.0,), number)) + b"image"))
 ONE_EACH = b"".join(
-    joined(pack_header(Header((label,), 5)) + b"image")
+    join_record(pack_header(Header((label,), 5)) + b"image")
     for kind in KINDS
     for label in (7.0, 7.0, kind)
 )
@@ -268,10 +268,11 @@ ONE_EACH = b"".join(
 
 @EXAMPLES
 @example(records=ONE_EACH, cut=0)
-@example(records=joined(bytes(8)) * 4, cut=0)
+@example(records=join_record(bytes(8)) * 4, cut=0)
 @given(
     records=st.lists(
-        ALIKE | HEADED.map(joined) | PAYLOADS.map(b"".join).map(joined) | DAMAGED, max_size=12
+        ALIKE | HEADED.map(join_record) | PAYLOADS.map(b"".join).map(join_record) | DAMAGED,
+        max_size=12,
     ).map(b"".join),
     cut=st.integers(0, 40),
 )
@@ -311,7 +312,7 @@ def test_a_file_is_listed_with_reading_ahead(file: Path, monkeypatch: pytest.Mon
 
 def test_a_number_that_no_order_can_have_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(pack_header(Header((0.0,), 2**64 - 1)) + b"image"))
+    path.write_bytes(join_record(pack_header(Header((0.0,), 2**64 - 1)) + b"image"))
     assert [item.number for item in recordio.scan_images(path) if isinstance(item, Stored)] == [-1]
 
 
@@ -328,10 +329,10 @@ def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
     assert list(recordio.scan_images(tmp_path / "any.rec")) == []
 
 
-def touched(records: Sequence[Record], bytes_: range) -> set[int]:
+def find_touched(records: Sequence[Record], bytes_: range) -> set[int]:
     """Return the records in which bytes were changed, and those before them."""
     hit = {
-        i for i, each in enumerate(records) if each.offset < bytes_.stop and bytes_.start < each.end
+        i for i, item in enumerate(records) if item.offset < bytes_.stop and bytes_.start < item.end
     }
     return hit | {i - 1 for i in hit}
 
@@ -357,9 +358,9 @@ def test_a_flipped_byte_of_a_frame_costs_that_record_and_the_one_in_front_of_it_
     for i in sorted(frames):
         for bit in range(8):
             file.write_bytes(data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :])
-            left, found = check_damaged(recordio, file, five(MAGIC))
-            assert found
-            assert set(range(5)) - set(left) <= touched(records, range(i, i + 1))
+            left, damages = check_damaged(recordio, file, five(MAGIC))
+            assert damages
+            assert set(range(5)) - set(left) <= find_touched(records, range(i, i + 1))
 
 
 def test_a_length_that_is_wrong_by_4_or_more_costs_that_record_alone(file: Path) -> None:
@@ -371,8 +372,8 @@ def test_a_length_that_is_wrong_by_4_or_more_costs_that_record_alone(file: Path)
                 file.write_bytes(
                     data[: begin - 4] + bytes([data[begin - 4] ^ 1 << bit]) + data[begin - 3 :]
                 )
-                left, found = check_damaged(recordio, file, five(MAGIC))
-                assert found
+                left, damages = check_damaged(recordio, file, five(MAGIC))
+                assert damages
                 assert left == [i for i in range(5) if i != number]
 
 
@@ -391,7 +392,7 @@ def test_a_length_that_reaches_over_the_next_records_does_not_lose_them(file: Pa
 def test_a_part_that_swallowed_the_next_is_damage(file: Path) -> None:
     """All of its frames are valid, but a part must not contain the magic number."""
     image = b"abcd" + MAGIC + b"efgh" + MAGIC + b"ijkl"
-    data = bytearray(joined(pack_header(Header((0.0,), 0)) + image))
+    data = bytearray(join_record(pack_header(Header((0.0,), 0)) + image))
     struct.pack_into("<I", data, 4, 1 << 29 | 24 + 4 + 8 + 4)
     file.write_bytes(data)
     assert damages(file) == [
@@ -410,9 +411,9 @@ def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_
     records = records_of(file)
     for bytes_, damaged in shifts(data, (1, 2, 4, 8, 600), stride=29):
         file.write_bytes(damaged)
-        left, found = check_damaged(recordio, file, five(MAGIC))
-        assert found or damaged == data[: len(damaged)]
-        assert set(range(5)) - set(left) <= touched(records, bytes_)
+        left, damages = check_damaged(recordio, file, five(MAGIC))
+        assert damages or damaged == data[: len(damaged)]
+        assert set(range(5)) - set(left) <= find_touched(records, bytes_)
 
 
 def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
@@ -420,9 +421,9 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
     records = records_of(file)
     for size in range(len(data)):
         file.write_bytes(data[:size])
-        left, found = check_damaged(recordio, file, five(MAGIC))
+        left, damages = check_damaged(recordio, file, five(MAGIC))
         assert left == [i for i, record in enumerate(records) if record.end <= size]
-        assert bool(found) == (size not in {0, *(record.end for record in records)})
+        assert bool(damages) == (size not in {0, *(record.end for record in records)})
 
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
@@ -442,7 +443,7 @@ def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
         sample(i, i, data)
         for i, data in enumerate((b"", b"a", b"ab", b"abcd" + MAGIC + b"e", b"abcde"))
     ]
-    for whole, continued in killed(recordio, tmp_path, samples):
+    for whole, continued in continue_cut(recordio, tmp_path, samples):
         for ending in ("", ".idx", ".lst"):
             assert (
                 continued.with_suffix(ending).read_bytes() == whole.with_suffix(ending).read_bytes()

@@ -13,10 +13,10 @@ from tests.data.containers.shared import (
     EXAMPLES,
     PAYLOADS,
     check_damaged,
+    continue_cut,
     five,
     flips,
-    killed,
-    listed,
+    list_images,
     sample,
     shifts,
     unlike,
@@ -24,7 +24,7 @@ from tests.data.containers.shared import (
 )
 
 
-def joined(payload: bytes) -> bytes:
+def join_record(payload: bytes) -> bytes:
     return b"".join(frame_record(payload))
 
 
@@ -51,7 +51,7 @@ def example(features: dict[str, bytes | int | float | list[bytes]]) -> bytes:
             kind = field(
                 1,
                 b"".join(
-                    field(1, each) for each in ([value] if isinstance(value, bytes) else value)
+                    field(1, item) for item in ([value] if isinstance(value, bytes) else value)
                 ),
             )
         entries += field(1, field(1, key.encode()) + field(2, kind))
@@ -81,7 +81,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def only(path: Path, *payloads: bytes) -> list[Stored | Damage]:
-    path.write_bytes(b"".join(map(joined, payloads)))
+    path.write_bytes(b"".join(map(join_record, payloads)))
     return list(tfrecord.scan_images(path))
 
 
@@ -105,12 +105,12 @@ def test_checksums_are_those_published_turned_by_15_bits_and_moved(data: bytes, 
 def test_a_record_is_length_checksum_payload_checksum() -> None:
     length = bytes.fromhex("0900000000000000")
     # The published e3069283, rotated by 15 bits, is 2507c60d; plus a282ead8, it is c78ab0e5.
-    assert joined(b"123456789") == length + by_definition(length) + b"123456789" + bytes.fromhex(
-        "e5b08ac7"
-    )
+    assert join_record(b"123456789") == length + encode_by_definition(
+        length
+    ) + b"123456789" + bytes.fromhex("e5b08ac7")
 
 
-def by_definition(data: bytes) -> bytes:
+def encode_by_definition(data: bytes) -> bytes:
     """Return the masked CRC-32C in little endian, computed bit by bit with the reflected polynomial
     0x1EDC6F41."""
     crc = 0xFFFFFFFF
@@ -153,10 +153,10 @@ def test_a_file_and_its_index(tmp_path: Path) -> None:
     path = tmp_path / "train-00000-of-00001"
     write(tfrecord, path, [sample(0, 3, b"the image"), sample(1, 3, b"")])
     second = example(NVIDIA | {"image/encoded": b"", "image/filename": b"class 3/1.JPEG"})
-    assert path.read_bytes() == joined(example(NVIDIA)) + joined(second)
+    assert path.read_bytes() == join_record(example(NVIDIA)) + join_record(second)
     sizes = [len(example(NVIDIA)) + 16, len(second) + 16]
     assert (tmp_path / "idx" / path.name).read_text() == f"0 {sizes[0]}\n{sizes[0]} {sizes[1]}\n"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["idx", path.name]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["idx", path.name]
 
 
 def test_places_labels_and_names_are_listed(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_record_without_one_image_and_its_class_is_damage(
     assert isinstance(first, Stored)
     assert isinstance(last, Stored)
     assert isinstance(damage, Damage)
-    begin = len(joined(good))
+    begin = len(join_record(good))
     assert (damage.begin, damage.end) == (begin, begin + len(payload) + 16)
     with pytest.raises(ValueError, match=f"^the record at byte {begin}: {reason}"):
         raise ValueError(damage.reason)
@@ -262,11 +262,11 @@ def test_payloads_are_read_as_they_were_written(
     payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("written") / "any"
-    path.write_bytes(b"".join(map(joined, payloads)))
+    path.write_bytes(b"".join(map(join_record, payloads)))
     file = Places(path)
-    found = [item for item in tfrecord.records(file) if not isinstance(item, Damage)]
-    assert [length for _, length in found] == [len(payload) for payload in payloads]
-    assert [tfrecord.payload_at(file, offset) for offset, _ in found] == payloads
+    items = [item for item in tfrecord.records(file) if not isinstance(item, Damage)]
+    assert [length for _, length in items] == [len(payload) for payload in payloads]
+    assert [tfrecord.payload_at(file, offset) for offset, _ in items] == payloads
 
 
 @EXAMPLES
@@ -276,16 +276,16 @@ def test_images_are_read_as_they_were_written(
 ) -> None:
     samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
     path = write(tfrecord, tmp_path_factory.mktemp("written") / "any", samples)
-    assert listed(tfrecord, path) == [(each.data, each.label) for each in samples]
+    assert list_images(tfrecord, path) == [(item.data, item.label) for item in samples]
 
 
 def places_of(file: Path) -> list[tuple[int, int]]:
     """Return begin and end of every record."""
-    found = [item for item in tfrecord.records(Places(file)) if not isinstance(item, Damage)]
-    return [(offset, offset + length + 16) for offset, length in found]
+    items = [item for item in tfrecord.records(Places(file)) if not isinstance(item, Damage)]
+    return [(offset, offset + length + 16) for offset, length in items]
 
 
-def touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
+def find_touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
     return {i for i, (begin, end) in enumerate(file) if begin < bytes_.stop and bytes_.start < end}
 
 
@@ -294,9 +294,9 @@ def test_a_flipped_byte_costs_its_record_alone(file: Path) -> None:
     places = places_of(file)
     for i, damaged in flips(file.read_bytes(), stride=2):
         file.write_bytes(damaged)
-        left, found = check_damaged(tfrecord, file, five())
-        assert found
-        assert set(range(5)) - set(left) == touched(places, range(i, i + 1))
+        left, damages = check_damaged(tfrecord, file, five())
+        assert damages
+        assert set(range(5)) - set(left) == find_touched(places, range(i, i + 1))
 
 
 def test_missing_and_added_bytes_cost_the_records_they_touch_alone(file: Path) -> None:
@@ -305,7 +305,7 @@ def test_missing_and_added_bytes_cost_the_records_they_touch_alone(file: Path) -
     for bytes_, damaged in shifts(data, (1, 3, 500), stride=19):
         file.write_bytes(damaged)
         left, _ = check_damaged(tfrecord, file, five())
-        assert set(range(5)) - set(left) <= touched(places, bytes_)
+        assert set(range(5)) - set(left) <= find_touched(places, bytes_)
 
 
 def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
@@ -313,9 +313,9 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
     places = places_of(file)
     for size in range(0, len(data), 3):
         file.write_bytes(data[:size])
-        left, found = check_damaged(tfrecord, file, five())
+        left, damages = check_damaged(tfrecord, file, five())
         assert left == [i for i, (_, end) in enumerate(places) if end <= size]
-        assert bool(found) == (size not in {0, *(end for _, end in places)})
+        assert bool(damages) == (size not in {0, *(end for _, end in places)})
 
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
@@ -349,7 +349,7 @@ def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
 
 def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
     samples = [sample(i, i, data) for i, data in enumerate((b"", b"a", b"abc", b"abcde"))]
-    for whole, continued in killed(tfrecord, tmp_path, samples):
+    for whole, continued in continue_cut(tfrecord, tmp_path, samples):
         assert continued.read_bytes() == whole.read_bytes()
         assert (tmp_path / "idx" / continued.name).read_bytes() == (
             tmp_path / "idx" / whole.name

@@ -14,10 +14,10 @@ from tests.data.containers.shared import (
     EXAMPLES,
     PAYLOADS,
     check_damaged,
+    continue_cut,
     five,
     flips,
-    killed,
-    listed,
+    list_images,
     sample,
     shifts,
     unlike,
@@ -94,7 +94,7 @@ def test_images_are_read_as_they_were_written(
 ) -> None:
     samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
     path = write(webdataset, tmp_path_factory.mktemp("written") / "any.tar", samples)
-    assert listed(webdataset, path) == [(each.data, each.label) for each in samples]
+    assert list_images(webdataset, path) == [(item.data, item.label) for item in samples]
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "train/"])
@@ -105,9 +105,9 @@ def test_without_a_number_the_folder_is_the_class(prefix: str, tmp_path: Path) -
         (f"{prefix}owl/a.b.png", b"2"),
         (f"{prefix}owl/c.JPEG", b"3"),
     )
-    found = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
+    items = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
     # The kind is all after the first dot of a name: `b.png` is not the kind of an image.
-    assert [(item.label, item.class_name, item.name) for item in found] == [
+    assert [(item.label, item.class_name, item.name) for item in items] == [
         (NO_LABEL, "cat", f"{prefix}cat/a.jpg"),
         (NO_LABEL, "owl", f"{prefix}owl/c.JPEG"),
     ]
@@ -121,7 +121,7 @@ def test_a_number_counts_before_the_folder(tmp_path: Path) -> None:
         ("b.json", b'{"label": 6}'),
         ("b.jpg", b"2"),
     )
-    assert listed(webdataset, path) == [(b"1", 5), (b"2", 6)]
+    assert list_images(webdataset, path) == [(b"1", 5), (b"2", 6)]
 
 
 def test_members_that_are_no_part_of_an_image_are_left_out(tmp_path: Path) -> None:
@@ -132,7 +132,9 @@ def test_members_that_are_no_part_of_an_image_are_left_out(tmp_path: Path) -> No
         ("cat/a.jpg", b"1"),
         ("x.cls", b"1"),
     ]
-    assert [image for image, _ in listed(webdataset, tar(tmp_path / "any.tar", *files))] == [b"1"]
+    assert [image for image, _ in list_images(webdataset, tar(tmp_path / "any.tar", *files))] == [
+        b"1"
+    ]
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
@@ -150,7 +152,11 @@ def test_folders_links_and_long_names_are_read(format: int, tmp_path: Path) -> N
         link.type = tarfile.SYMTYPE
         link.linkname = "a.jpg"
         opened.addfile(link)
-    assert [image for image, _ in listed(webdataset, tmp_path / "any.tar")] == [b"i", b"im", b"ima"]
+    assert [image for image, _ in list_images(webdataset, tmp_path / "any.tar")] == [
+        b"i",
+        b"im",
+        b"ima",
+    ]
     assert [
         item.name
         for item in webdataset.scan_images(tmp_path / "any.tar")
@@ -265,16 +271,16 @@ def test_a_size_that_no_file_has_is_damage(kind: bytes, size: int, tmp_path: Pat
         + member("cat/d.jpg", b"3")
         + bytes(1024)
     )
-    found = list(webdataset.scan_images(path))
+    items = list(webdataset.scan_images(path))
     before = (
         ["cat/a.jpg"] if kind == tarfile.REGTYPE else []
     )  # a member without a header after it counts as damaged
-    assert [item.name for item in found if isinstance(item, Stored)] == [
+    assert [item.name for item in items if isinstance(item, Stored)] == [
         *before,
         "cat/c.jpg",
         "cat/d.jpg",
     ]
-    assert [(item.begin, item.end) for item in found if isinstance(item, Damage)] == [
+    assert [(item.begin, item.end) for item in items if isinstance(item, Damage)] == [
         (1024 if before else 0, 1536)
     ]
 
@@ -282,7 +288,7 @@ def test_a_size_that_no_file_has_is_damage(kind: bytes, size: int, tmp_path: Pat
 def spans(path: Path) -> list[tuple[int, int]]:
     """Return begin and end of every sample."""
     with tarfile.open(path) as opened:
-        begins = [each.offset for each in opened.getmembers() if each.name.endswith(".cls")]
+        begins = [item.offset for item in opened.getmembers() if item.name.endswith(".cls")]
         last = opened.getmembers()[-1]
     return list(
         zip(begins, [*begins[1:], last.offset_data + -(-last.size // 512) * 512], strict=True)
@@ -292,11 +298,11 @@ def spans(path: Path) -> list[tuple[int, int]]:
 def contents(path: Path) -> list[range]:
     with tarfile.open(path) as opened:
         return [
-            range(each.offset_data, each.offset_data + each.size) for each in opened.getmembers()
+            range(item.offset_data, item.offset_data + item.size) for item in opened.getmembers()
         ]
 
 
-def touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
+def find_touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
     return {i for i, (begin, end) in enumerate(file) if begin < bytes_.stop and bytes_.start < end}
 
 
@@ -306,10 +312,10 @@ def test_a_flipped_byte_costs_its_sample_and_the_one_in_front_of_it_at_most(file
     places = spans(file)
     for i, damaged in flips(file.read_bytes(), contents(file), stride=5):
         file.write_bytes(damaged)
-        left, found = check_damaged(webdataset, file, SAMPLES)
-        hit = touched(places, range(i, i + 1)) or {len(places)}
-        assert set(range(3)) - set(left) <= hit | {each - 1 for each in hit}
-        assert found or len(left) == 3
+        left, damages = check_damaged(webdataset, file, SAMPLES)
+        hit = find_touched(places, range(i, i + 1)) or {len(places)}
+        assert set(range(3)) - set(left) <= hit | {item - 1 for item in hit}
+        assert damages or len(left) == 3
 
 
 def test_a_flip_in_a_class_or_in_names_raises_nothing_and_moves_nothing(file: Path) -> None:
@@ -319,13 +325,13 @@ def test_a_flip_in_a_class_or_in_names_raises_nothing_and_moves_nothing(file: Pa
         for item in webdataset.scan_images(file)
         if isinstance(item, Stored)
     ]
-    for span in (each for i, each in enumerate(contents(file)) if i % 3 < 2):
+    for span in (item for i, item in enumerate(contents(file)) if i % 3 < 2):
         for i, damaged in flips(data[span.start : span.stop]):
             file.write_bytes(data[: span.start] + damaged + data[span.stop :])
-            found = list(webdataset.scan_images(file))
-            assert len(found) == 3, i
+            items = list(webdataset.scan_images(file))
+            assert len(items) == 3, i
             assert {
-                (item.offset, item.length) for item in found if isinstance(item, Stored)
+                (item.offset, item.length) for item in items if isinstance(item, Stored)
             } <= set(places)
 
 
@@ -342,7 +348,7 @@ def test_missing_and_added_bytes_cost_the_samples_they_touch_and_those_in_front_
     for bytes_, damaged in (*shifts(data, (1, 7, 300, 1500), stride=37), *blocks):
         file.write_bytes(damaged)
         left, _ = check_damaged(webdataset, file, SAMPLES)
-        hit = touched(places, bytes_) or {len(places)}
+        hit = find_touched(places, bytes_) or {len(places)}
         assert set(range(3)) - set(left) <= hit | {i - 1 for i in hit}
 
 
@@ -350,15 +356,15 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
     data = file.read_bytes()
     places = spans(file)
     with tarfile.open(file) as opened:
-        begins = {each.offset for each in opened.getmembers()}
+        begins = {item.offset for item in opened.getmembers()}
     for size in [*range(0, len(data), 13), *range(0, len(data), 512)]:
         file.write_bytes(data[:size])
-        left, found = check_damaged(webdataset, file, SAMPLES)
+        left, damages = check_damaged(webdataset, file, SAMPLES)
         whole = [i for i, (_, end) in enumerate(places) if end <= size]
         # If a file ends between blocks, its last member may also be incomplete.
         assert left in (whole, whole[:-1])
         assert left == whole or size % 512
-        assert bool(found) == bool(size % 512 or (size < places[-1][1] and size not in begins))
+        assert bool(damages) == bool(size % 512 or (size < places[-1][1] and size not in begins))
 
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
@@ -368,9 +374,9 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
     file.write_bytes(
         data[: places[0][0] + 600] + bytes(places[1][1] - places[0][0] - 600) + data[places[1][1] :]
     )
-    left, found = check_damaged(webdataset, file, SAMPLES)
+    left, damages = check_damaged(webdataset, file, SAMPLES)
     assert left == [2]
-    assert found[-1].end == places[2][0]
+    assert damages[-1].end == places[2][0]
 
 
 @pytest.mark.parametrize("order", [("cls", "jpg"), ("jpg", "cls")])
@@ -389,11 +395,11 @@ def test_an_image_whose_class_is_lost_is_not_taken_for_one_of_its_folder(
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.cls\0".encode())] ^= 1
     path.write_bytes(data)
-    found = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
+    items = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
     gone = (
         {lost, lost - 1} if order[0] == "cls" else {lost}
     )  # the member before the damage counts as damaged too
-    assert [(item.label, item.name) for item in found] == [
+    assert [(item.label, item.name) for item in items] == [
         (5, f"cat/{key}.jpg") for i, key in enumerate("abcd") if i not in gone
     ]
 
@@ -406,8 +412,8 @@ def test_in_a_tar_without_numbers_an_image_beside_damage_is_taken(
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.jpg\0".encode())] ^= 1
     path.write_bytes(data)
-    found = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
-    assert [item.name for item in found] == [
+    items = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
+    assert [item.name for item in items] == [
         f"cat/{key}.jpg" for i, key in enumerate("abcd") if i not in (lost, lost - 1)
     ]
 
@@ -416,7 +422,7 @@ def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
     samples = [sample(i, i, data) for i, data in enumerate((b"", b"a" * 512, b"ab"))]
     # There are only zeros between members, so most positions are equal. A stride of 31 reaches
     # every position in a block.
-    for whole, continued in killed(webdataset, tmp_path, samples, stride=31):
+    for whole, continued in continue_cut(webdataset, tmp_path, samples, stride=31):
         assert continued.read_bytes() == whole.read_bytes()
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 
 from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.jpeg import Window
-from tests.data.pictures import any_window, encoded, picture
+from tests.data.pictures import any_window, encode, picture
 
 SAMPLINGS = ("444", "422", "420", "Gray")
 
@@ -39,14 +39,14 @@ def module_of(path: Path | None) -> Any:
     return module
 
 
-def drawn(rng: np.random.Generator) -> bytes:
+def draw_case(rng: np.random.Generator) -> bytes:
     """Return a whole JPEG of a kind that the decoder answers for."""
     height = int(rng.integers(1, 150))
     width = int(rng.integers(16, 150))
     pixels = picture(rng, height, width)
     quality = int(rng.integers(1, 101))
     if rng.random() < 0.5:
-        return encoded(pixels, SAMPLINGS[rng.integers(4)], quality)
+        return encode(pixels, SAMPLINGS[rng.integers(4)], quality)
     options: list[dict[str, Any]] = [
         {"optimize": True},
         {"restart_marker_blocks": 3},
@@ -61,33 +61,35 @@ def drawn(rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def damaged(rng: np.random.Generator, data: bytes) -> bytes:
+def damage(rng: np.random.Generator, data: bytes) -> bytes:
     """Return a JPEG with bytes changed, removed, inserted or doubled; headers are hit as often as
     the codes."""
-    found = bytearray(data)
+    outcome = bytearray(data)
     scan = max(data.find(b"\xff\xda"), 4)
     for _ in range(int(rng.integers(1, 5))):
-        at = int(rng.integers(2, scan if rng.random() < 0.5 else len(found)))
+        at = int(rng.integers(2, scan if rng.random() < 0.5 else len(outcome)))
         length = int(rng.integers(1, 9))
         match rng.integers(6):
             case 0:
-                found[at] = int(rng.integers(256))
+                outcome[at] = int(rng.integers(256))
             case 1:
-                found[at] ^= 1 << int(rng.integers(8))
+                outcome[at] ^= 1 << int(rng.integers(8))
             case 2:
-                del found[at : at + length]
+                del outcome[at : at + length]
             case 3:
-                found[at:at] = rng.bytes(length)
+                outcome[at:at] = rng.bytes(length)
             case 4:
-                found[at:at] = found[at : at + 10 * length]
+                outcome[at:at] = outcome[at : at + 10 * length]
             case _:
-                del found[max(at, scan) :]
-        if len(found) < scan + 2:
+                del outcome[max(at, scan) :]
+        if len(outcome) < scan + 2:
             break
-    return bytes(found)
+    return bytes(outcome)
 
 
-def answered(module: Any, data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
+def run_decoder(
+    module: Any, data: bytes, size: tuple[int, int], window: Window
+) -> np.ndarray | None:
     """Return the decoder's answer, from buffers of exactly the size it asks for."""
     _, _, height, width = window
     room, pixels = module.sizes(len(data), height, width)
@@ -98,7 +100,7 @@ def answered(module: Any, data: bytes, size: tuple[int, int], window: Window) ->
     return out[: height * width * 3].reshape(height, width, 3)
 
 
-def judged(module: Any, rng: np.random.Generator, data: bytes) -> str:
+def judge(module: Any, rng: np.random.Generator, data: bytes) -> str:
     """Decode a window of a file; return what came of it: "no answer", "right", "wrong", or
     "libjpeg-turbo refuses it".
 
@@ -113,8 +115,8 @@ def judged(module: Any, rng: np.random.Generator, data: bytes) -> str:
         height = 64
         width = 64
     window = any_window(rng, height, width)
-    found = answered(module, data, (height, width), window)
-    if found is None:
+    outcome = run_decoder(module, data, (height, width), window)
+    if outcome is None:
         return "no answer"
     try:
         whole = simplejpeg.decode_jpeg(data, strict=False)
@@ -123,7 +125,7 @@ def judged(module: Any, rng: np.random.Generator, data: bytes) -> str:
     top, left, rows, columns = window
     return (
         "right"
-        if np.array_equal(found, whole[top : top + rows, left : left + columns])
+        if np.array_equal(outcome, whole[top : top + rows, left : left + columns])
         else "wrong"
     )
 
@@ -141,22 +143,22 @@ def main() -> None:
         default=Path("build/fuzz"),
         help="Where files with a wrong answer are written.",
     )
-    asked = parser.parse_args()
-    module = module_of(asked.module)
+    options = parser.parse_args()
+    module = module_of(options.module)
     counts = Counter[str]()
     if module is None:
         sys.exit("the decoder is not compiled here; see `lockstep doctor`")
-    end = time.monotonic() + 60 * asked.minutes
+    end = time.monotonic() + 60 * options.minutes
     number = 0
     while time.monotonic() < end:
-        rng = np.random.default_rng([asked.seed, number])
-        data = drawn(rng)
-        data = data if rng.random() < 0.2 else damaged(rng, data)
-        verdict = judged(module, rng, data)
+        rng = np.random.default_rng([options.seed, number])
+        data = draw_case(rng)
+        data = data if rng.random() < 0.2 else damage(rng, data)
+        verdict = judge(module, rng, data)
         counts[verdict] += 1
         if verdict == "wrong":
-            asked.keep.mkdir(parents=True, exist_ok=True)
-            (asked.keep / f"wrong-{asked.seed}-{number}.jpg").write_bytes(data)
+            options.keep.mkdir(parents=True, exist_ok=True)
+            (options.keep / f"wrong-{options.seed}-{number}.jpg").write_bytes(data)
         number += 1
     print(json.dumps({"files": number, **counts}))
     sys.exit(1 if counts["wrong"] else 0)

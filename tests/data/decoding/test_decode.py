@@ -29,25 +29,25 @@ def photo(height: int, width: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.clip(np.asarray(soft) + noise, 0, 255).astype(np.uint8))
 
 
-def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
+def encode_image(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
 
 
-def with_adobe_transform(jpeg: bytes, transform: int) -> bytes:
+def set_adobe_transform(jpeg: bytes, transform: int) -> bytes:
     place = jpeg.index(b"Adobe") + 11
     return jpeg[:place] + bytes([transform]) + jpeg[place + 1 :]
 
 
-def by_pillow(data: bytes) -> np.ndarray:
+def decode_by_pillow(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 PHOTO = photo(75, 101)
 PIXELS = np.asarray(PHOTO)
-JPEG = encoded(PHOTO)
-CMYK = encoded(PHOTO.convert("CMYK"))
+JPEG = encode_image(PHOTO)
+CMYK = encode_image(PHOTO.convert("CMYK"))
 MIDDLE = len(JPEG) // 2
 
 
@@ -65,12 +65,12 @@ MIDDLE = len(JPEG) // 2
     ids=str,
 )
 def test_a_jpeg_has_exactly_the_pixels_that_pillow_decodes(options: dict[str, object]) -> None:
-    data = encoded(PHOTO, **options)
-    np.testing.assert_array_equal(decode(data), by_pillow(data))
+    data = encode_image(PHOTO, **options)
+    np.testing.assert_array_equal(decode(data), decode_by_pillow(data))
 
 
 def test_a_grey_jpeg_becomes_three_equal_channels() -> None:
-    data = encoded(PHOTO.convert("L"))
+    data = encode_image(PHOTO.convert("L"))
     grey = np.asarray(Image.open(io.BytesIO(data)))
     np.testing.assert_array_equal(decode(data), np.stack([grey] * 3, axis=2))
 
@@ -79,13 +79,13 @@ def test_a_grey_jpeg_becomes_three_equal_channels() -> None:
 def test_a_jpeg_in_four_colours_has_the_pixels_that_pillow_converts(
     adobe_transform: int, colours: str
 ) -> None:
-    data = with_adobe_transform(CMYK, adobe_transform)
+    data = set_adobe_transform(CMYK, adobe_transform)
     assert simplejpeg.decode_jpeg_header(data)[2] == colours
-    np.testing.assert_array_equal(decode(data), by_pillow(data))
+    np.testing.assert_array_equal(decode(data), decode_by_pillow(data))
 
 
 def test_a_jpeg_of_pure_magenta_and_yellow_ink_is_red() -> None:
-    data = encoded(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), quality=100)
+    data = encode_image(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), quality=100)
     np.testing.assert_allclose(decode(data), np.broadcast_to([255, 0, 0], (16, 16, 3)), atol=2)
 
 
@@ -107,7 +107,7 @@ def test_a_cmyk_jpeg_is_not_decoded_by_simplejpeg(
 def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(
     factors: tuple[int, int, int],
 ) -> None:
-    plain = encoded(Image.new("RGB", (32, 16), (128, 128, 128)), subsampling="4:4:4")
+    plain = encode_image(Image.new("RGB", (32, 16), (128, 128, 128)), subsampling="4:4:4")
     header = bytearray(plain[: plain.index(b"\xff\xda") + 14])
     frame = header.index(b"\xff\xc0")
     for component, factor in enumerate(factors):
@@ -135,7 +135,7 @@ def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(
 def test_an_image_without_loss_keeps_its_pixels_whatever_its_file_is_called(
     kind: str, options: dict[str, object]
 ) -> None:
-    np.testing.assert_array_equal(decode(encoded(PHOTO, kind, **options)), PIXELS)
+    np.testing.assert_array_equal(decode(encode_image(PHOTO, kind, **options)), PIXELS)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG"])
@@ -144,31 +144,31 @@ def test_a_palette_is_looked_up(kind: str) -> None:
     numbers = np.random.default_rng(2).integers(0, 256, (20, 30), np.uint8)
     image = Image.fromarray(numbers, "P")
     image.putpalette(colours.tobytes())
-    np.testing.assert_array_equal(decode(encoded(image, kind)), colours[numbers])
+    np.testing.assert_array_equal(decode(encode_image(image, kind)), colours[numbers])
 
 
 def test_only_the_first_picture_of_an_animation_is_taken() -> None:
     flat = [Image.new("RGB", (8, 6), colour) for colour in ((255, 0, 0), (0, 0, 255))]
-    data = encoded(flat[0], "GIF", save_all=True, append_images=flat[1:])
+    data = encode_image(flat[0], "GIF", save_all=True, append_images=flat[1:])
     np.testing.assert_array_equal(decode(data), np.broadcast_to([255, 0, 0], (6, 8, 3)))
 
 
 def test_transparency_is_dropped_and_the_colours_below_it_stay() -> None:
     alpha = np.random.default_rng(3).integers(0, 256, PIXELS.shape[:2], np.uint8)
     image = Image.fromarray(np.dstack([PIXELS, alpha]))
-    np.testing.assert_array_equal(decode(encoded(image, "PNG")), PIXELS)
+    np.testing.assert_array_equal(decode(encode_image(image, "PNG")), PIXELS)
 
 
 @pytest.mark.parametrize("transparency", [7, bytes(range(256))], ids=["one colour", "every colour"])
 def test_transparency_in_a_palette_raises_no_warning(transparency: int | bytes) -> None:
     image = PHOTO.quantize(256)
-    data = encoded(image, "PNG", transparency=transparency)
+    data = encode_image(image, "PNG", transparency=transparency)
     np.testing.assert_array_equal(decode(data), np.asarray(image.convert("RGB")))
 
 
 def test_a_png_of_16_bits_of_grey_is_scaled_to_8_bits() -> None:
     grey = np.arange(256, dtype=np.uint16).reshape(16, 16)
-    data = encoded(Image.fromarray(grey * 257), "PNG")
+    data = encode_image(Image.fromarray(grey * 257), "PNG")
     np.testing.assert_array_equal(decode(data), np.stack([grey] * 3, axis=2))
 
 
@@ -181,7 +181,7 @@ def test_a_png_of_16_bits_a_colour_is_scaled_to_8_bits() -> None:
 def test_a_photo_taken_on_its_side_stays_as_it_is_stored(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(PHOTO, exif=exif)
+    data = encode_image(PHOTO, exif=exif)
     assert Image.open(io.BytesIO(data)).getexif()[0x0112] == orientation
     assert check(data) == (75, 101)
     np.testing.assert_array_equal(decode(data), decode(JPEG))
@@ -191,12 +191,12 @@ def test_a_photo_taken_on_its_side_stays_as_it_is_stored(orientation: int) -> No
     "data",
     [
         JPEG,
-        encoded(PHOTO, progressive=True),
-        encoded(PHOTO.convert("L")),
+        encode_image(PHOTO, progressive=True),
+        encode_image(PHOTO.convert("L")),
         CMYK,
-        encoded(PHOTO, "PNG"),
-        encoded(PHOTO, "GIF"),
-        encoded(PHOTO, "WEBP"),
+        encode_image(PHOTO, "PNG"),
+        encode_image(PHOTO, "GIF"),
+        encode_image(PHOTO, "WEBP"),
     ],
     ids=["JPEG", "progressive", "grey", "CMYK", "PNG", "GIF", "WebP"],
 )
@@ -204,7 +204,7 @@ def test_check_returns_height_and_width(data: bytes) -> None:
     assert check(data) == (75, 101)
 
 
-PNG = encoded(PHOTO, "PNG")
+PNG = encode_image(PHOTO, "PNG")
 BROKEN = {
     "empty": (b"", "empty file"),
     "text": (b"404: not found\n" * 50, "not an image"),
@@ -219,7 +219,10 @@ BROKEN = {
     "a JPEG without its last two bytes": (JPEG[:-2], "Premature end"),
     "a JPEG with a hole": (JPEG[:MIDDLE] + bytes(400) + JPEG[MIDDLE + 400 :], "Corrupt JPEG data"),
     "a JPEG with a piece missing": (JPEG[:MIDDLE] + JPEG[MIDDLE + 400 :], "Corrupt JPEG data"),
-    "a progressive JPEG cut in half": (encoded(PHOTO, progressive=True)[:MIDDLE], "Premature end"),
+    "a progressive JPEG cut in half": (
+        encode_image(PHOTO, progressive=True)[:MIDDLE],
+        "Premature end",
+    ),
     "a CMYK JPEG cut in half": (CMYK[: len(CMYK) // 2], "truncated"),
     "a PNG cut in half": (PNG[: len(PNG) // 2], "truncated"),
     "a PNG with a hole": (PNG[:2000] + bytes(400) + PNG[2400:], "data stream"),
@@ -254,11 +257,11 @@ def test_a_jpeg_that_only_breaks_the_rules_is_whole(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [JPEG, encoded(PHOTO, progressive=True), CMYK, PNG],
+    [JPEG, encode_image(PHOTO, progressive=True), CMYK, PNG],
     ids=["JPEG", "progressive", "CMYK", "PNG"],
 )
 def test_an_undamaged_image_has_the_pixels_that_pillow_decodes(data: bytes) -> None:
-    difference = decode_undamaged(data).astype(int) - by_pillow(data)
+    difference = decode_undamaged(data).astype(int) - decode_by_pillow(data)
     assert np.abs(difference).max() <= 1  # Pillow may link another version of libjpeg
 
 
@@ -302,7 +305,7 @@ def test_a_jpeg_of_120_megapixels_is_decoded() -> None:
 def test_a_few_bytes_that_claim_millions_of_pixels_are_refused_before_they_are_decoded(
     use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = encoded(Image.new("RGB", (16, 16)), "WEBP", lossless=True)
+    data = encode_image(Image.new("RGB", (16, 16)), "WEBP", lossless=True)
 
     def fail(*_: object) -> None:
         raise AssertionError
@@ -317,7 +320,7 @@ def test_a_few_bytes_that_claim_millions_of_pixels_are_refused_before_they_are_d
 
 
 def test_a_blank_page_of_one_bit_a_pixel_is_decoded() -> None:
-    page = encoded(Image.new("1", (4960, 7016)), "PNG", optimize=True)
+    page = encode_image(Image.new("1", (4960, 7016)), "PNG", optimize=True)
     assert len(page) < 6_000
     assert check(page) == (7016, 4960)
 
@@ -340,11 +343,11 @@ def test_whatever_pillow_raises_is_a_value_error(
 
 
 FUZZED = {
-    "JPEG": encoded(photo(40, 56)),
-    "progressive JPEG": encoded(photo(40, 56), progressive=True),
-    "CMYK JPEG": encoded(photo(40, 56).convert("CMYK")),
-    "PNG": encoded(photo(40, 56), "PNG"),
-    "WebP": encoded(photo(40, 56), "WEBP"),
+    "JPEG": encode_image(photo(40, 56)),
+    "progressive JPEG": encode_image(photo(40, 56), progressive=True),
+    "CMYK JPEG": encode_image(photo(40, 56).convert("CMYK")),
+    "PNG": encode_image(photo(40, 56), "PNG"),
+    "WebP": encode_image(photo(40, 56), "WEBP"),
 }
 
 
@@ -358,13 +361,13 @@ def test_a_damaged_file_is_an_image_of_one_size_or_a_value_error(data: bytes) ->
             damaged[place] = random.integers(256)
         if case % 3 == 0:
             damaged = damaged[: random.integers(len(damaged))]
-        found = []
+        shapes = []
         for use in (check, decode):
             try:
-                found.append(use(bytes(damaged)))
+                shapes.append(use(bytes(damaged)))
             except ValueError:
-                found.append(None)
-        size, image = found
+                shapes.append(None)
+        size, image = shapes
         assert size is None or (image is not None and image.shape == (*size, 3)), f"case {case}"
 
 
@@ -396,7 +399,7 @@ CUTS = {
 }
 
 
-def transformed(*, flip: bool = False, antialias: bool = False, cut: str) -> np.ndarray:
+def transform(*, flip: bool = False, antialias: bool = False, cut: str) -> np.ndarray:
     window, resized, offset = CUTS[cut]
     out = np.full((32, 32, 3), 77, np.uint8)
     file = io.BytesIO()
@@ -419,7 +422,7 @@ def test_without_antialias_the_window_is_resized_by_the_bilinear_formula(cut: st
     expected = bilinear(
         PIXELS[top : top + height, left : left + width].astype(np.float64), *resized
     )
-    np.testing.assert_allclose(transformed(cut=cut), square(expected, cut), atol=1)
+    np.testing.assert_allclose(transform(cut=cut), square(expected, cut), atol=1)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -427,14 +430,12 @@ def test_with_antialias_the_window_is_resized_as_pillow_does(cut: str) -> None:
     (top, left, height, width), resized, _ = CUTS[cut]
     window = PHOTO.crop((left, top, left + width, top + height))
     expected = np.asarray(window.resize(resized[::-1], Image.Resampling.BILINEAR))
-    np.testing.assert_array_equal(transformed(cut=cut, antialias=True), square(expected, cut))
+    np.testing.assert_array_equal(transform(cut=cut, antialias=True), square(expected, cut))
 
 
 def test_antialias_changes_an_image_that_shrinks() -> None:
     assert (
-        np.abs(
-            transformed(cut="shrunk").astype(int) - transformed(cut="shrunk", antialias=True)
-        ).max()
+        np.abs(transform(cut="shrunk").astype(int) - transform(cut="shrunk", antialias=True)).max()
         > 3
     )
 
@@ -442,7 +443,7 @@ def test_antialias_changes_an_image_that_shrinks() -> None:
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("cut", ["shrunk", "the centre"])
 def test_a_flip_mirrors_the_finished_square(cut: str, antialias: bool) -> None:
-    plain = transformed(cut=cut, antialias=antialias)
+    plain = transform(cut=cut, antialias=antialias)
     np.testing.assert_array_equal(
-        transformed(cut=cut, antialias=antialias, flip=True), plain[:, ::-1]
+        transform(cut=cut, antialias=antialias, flip=True), plain[:, ::-1]
     )

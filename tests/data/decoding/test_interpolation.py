@@ -8,7 +8,7 @@ from PIL import Image
 
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.jpeg import Window
-from tests.data.pictures import encoded, picture
+from tests.data.pictures import encode, picture
 
 PIXELS = picture(np.random.default_rng(8), 75, 101)
 CUTS: dict[str, tuple[Window, tuple[int, int]]] = {
@@ -21,7 +21,7 @@ CUTS: dict[str, tuple[Window, tuple[int, int]]] = {
 }
 
 
-def transformed(
+def transform(
     data: bytes, cut: str, *, antialias: bool, interpolation: str = "bicubic", **more: str
 ) -> np.ndarray:
     window, resized = CUTS[cut]
@@ -67,7 +67,7 @@ def test_with_antialias_bicubic_is_pillows(cut: str) -> None:
     (top, left, height, width), resized = CUTS[cut]
     window = Image.fromarray(PIXELS).crop((left, top, left + width, top + height))
     expected = np.asarray(window.resize(resized[::-1], Image.Resampling.BICUBIC))
-    np.testing.assert_array_equal(transformed(png(), cut, antialias=True), square(expected, cut))
+    np.testing.assert_array_equal(transform(png(), cut, antialias=True), square(expected, cut))
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -80,7 +80,7 @@ def test_without_antialias_bicubic_is_the_cubic_of_sixteen_pixels(cut: str) -> N
     )
     expected = np.clip(np.einsum("ih,hwc,jw->ijc", rows, part, columns), 0, 255)
     np.testing.assert_allclose(
-        transformed(png(), cut, antialias=False), square(expected, cut), atol=1
+        transform(png(), cut, antialias=False), square(expected, cut), atol=1
     )
 
 
@@ -92,15 +92,15 @@ def test_bicubic_samples_at_whole_multiples_of_the_scale_where_the_recipe_says_s
         cubic_matrix(*counts, -0.75, 0) for counts in zip((height, width), resized, strict=True)
     )
     expected = np.clip(np.einsum("ih,hwc,jw->ijc", rows, part, columns), 0, 255)
-    found = transformed(png(), cut, antialias=False, sampling="asymmetric")
-    np.testing.assert_allclose(found, square(expected, cut), atol=0.51)
+    actual = transform(png(), cut, antialias=False, sampling="asymmetric")
+    np.testing.assert_allclose(actual, square(expected, cut), atol=0.51)
 
 
 @pytest.mark.parametrize("sampling", ["420", "444"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_decoded_window_gets_the_pixels_of_the_cropped_image(cut: str, sampling: str) -> None:
-    data = encoded(PIXELS, sampling)
+    data = encode(PIXELS, sampling)
     (top, left, height, width), resized = CUTS[cut]
     window = Image.open(io.BytesIO(data)).crop((left, top, left + width, top + height))
     expected = np.asarray(window.resize(resized[::-1], Image.Resampling.BICUBIC))
-    np.testing.assert_array_equal(transformed(data, cut, antialias=True), square(expected, cut))
+    np.testing.assert_array_equal(transform(data, cut, antialias=True), square(expected, cut))

@@ -14,15 +14,15 @@ from lockstep.data.decoding import _jpeg, jpeg
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window, decode_window
-from tests.data.decoding.fuzz_jpeg import damaged, drawn, judged
-from tests.data.pictures import any_window, encoded, picture, wrong_in_threads
+from tests.data.decoding.fuzz_jpeg import damage, draw_case, judge
+from tests.data.pictures import any_window, encode, picture, wrong_in_threads
 
 SAMPLINGS = ("444", "422", "420", "Gray")
 WIDE = 32
 """The minimum width of images that our decoder decodes."""
 
 
-def by_pillow(pixels: np.ndarray, **options: object) -> bytes:
+def decode_by_pillow(pixels: np.ndarray, **options: object) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", **options)
     return file.getvalue()
@@ -31,9 +31,9 @@ def by_pillow(pixels: np.ndarray, **options: object) -> bytes:
 def assert_same(data: bytes, window: Window, case: str = "") -> None:
     whole = simplejpeg.decode_jpeg(data)
     top, left, height, width = window
-    found = decode_window(data, whole.shape[:2], window)
-    assert found is not None, case
-    assert np.array_equal(found, whole[top : top + height, left : left + width]), case
+    part = decode_window(data, whole.shape[:2], window)
+    assert part is not None, case
+    assert np.array_equal(part, whole[top : top + height, left : left + width]), case
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -44,7 +44,7 @@ def test_a_window_has_the_pixels_of_libjpeg_turbo(sampling: str) -> None:
         width = int(rng.integers(WIDE, 140))
         quality = int(rng.integers(5, 99))
         window = any_window(rng, height, width)
-        data = encoded(picture(rng, height, width), sampling, quality)
+        data = encode(picture(rng, height, width), sampling, quality)
         assert_same(
             data, window, f"case {case}: {height} x {width}, quality {quality}, window {window}"
         )
@@ -52,7 +52,7 @@ def test_a_window_has_the_pixels_of_libjpeg_turbo(sampling: str) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_window_of_a_small_image(sampling: str) -> None:
-    data = encoded(picture(np.random.default_rng(1), 35, 37), sampling)
+    data = encode(picture(np.random.default_rng(1), 35, 37), sampling)
     for top in range(35):
         for left in range(0, 37, 4):
             assert_same(data, (top, left, 35 - top, 37 - left), f"from {top}, {left}")
@@ -71,7 +71,7 @@ def test_codes_of_its_own_and_restarts_make_no_difference(
     rng = np.random.default_rng(subsampling)
     for case in range(40):
         height, width = rng.integers(WIDE, 140, 2).tolist()
-        data = by_pillow(
+        data = decode_by_pillow(
             picture(rng, height, width),
             quality=int(rng.integers(30, 99)),
             subsampling=subsampling,
@@ -96,37 +96,35 @@ def test_codes_of_sixteen_bits_are_read() -> None:
     )
 
 
-PLAIN = encoded(picture(np.random.default_rng(3), 40, 40), "420")
-GREY = encoded(picture(np.random.default_rng(3), 40, 40), "Gray")
+PLAIN = encode(picture(np.random.default_rng(3), 40, 40), "420")
+GREY = encode(picture(np.random.default_rng(3), 40, 40), "Gray")
 
 
-def with_sampling(jpeg: bytes, factors: int) -> bytes:
+def set_sampling(jpeg: bytes, factors: int) -> bytes:
     place = jpeg.index(b"\xff\xc0") + 11
     return jpeg[:place] + bytes([factors]) + jpeg[place + 1 :]
 
 
-def with_a_code_of_ones(jpeg: bytes) -> bytes:
+def add_code_of_ones(jpeg: bytes) -> bytes:
     """Add a table with the codes 0 and 1, which no scan uses."""
     place = jpeg.index(b"\xff\xda")
     return jpeg[:place] + b"\xff\xc4" + bytes([0, 21, 0x03, 2, *[0] * 15, 0, 1]) + jpeg[place:]
 
 
 def test_a_table_that_no_scan_uses_makes_no_difference() -> None:
-    other = with_a_code_of_ones(PLAIN).replace(
-        bytes([0, 21, 0x03, 2, 0]), bytes([0, 21, 0x03, 0, 2])
-    )
+    other = add_code_of_ones(PLAIN).replace(bytes([0, 21, 0x03, 2, 0]), bytes([0, 21, 0x03, 0, 2]))
     assert_same(other, (0, 0, 40, 40))
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        by_pillow(picture(np.random.default_rng(3), 40, 40), progressive=True),
-        by_pillow(picture(np.random.default_rng(3), 40, 40), keep_rgb=True),
-        encoded(picture(np.random.default_rng(3), 40, 40), "440"),
-        encoded(picture(np.random.default_rng(3), 40, 40), "411"),
-        with_sampling(GREY, 0x51),
-        with_a_code_of_ones(PLAIN),
+        decode_by_pillow(picture(np.random.default_rng(3), 40, 40), progressive=True),
+        decode_by_pillow(picture(np.random.default_rng(3), 40, 40), keep_rgb=True),
+        encode(picture(np.random.default_rng(3), 40, 40), "440"),
+        encode(picture(np.random.default_rng(3), 40, 40), "411"),
+        set_sampling(GREY, 0x51),
+        add_code_of_ones(PLAIN),
         PLAIN[:-300],
         b"\xff\xd8\xff",
         b"",
@@ -150,7 +148,7 @@ def test_what_is_rare_or_damaged_is_left_to_libjpeg_turbo(data: bytes) -> None:
 
 
 def test_a_narrow_image_is_left_to_libjpeg_turbo() -> None:
-    narrow = encoded(picture(np.random.default_rng(3), 40, WIDE - 1), "420")
+    narrow = encode(picture(np.random.default_rng(3), 40, WIDE - 1), "420")
     assert decode_window(narrow, (40, WIDE - 1), (0, 0, 40, 30)) is None
 
 
@@ -159,7 +157,7 @@ def test_an_image_of_another_size_is_left_to_libjpeg_turbo() -> None:
 
 
 def test_coefficients_that_no_image_has_are_left_to_libjpeg_turbo() -> None:
-    plain = encoded(picture(np.random.default_rng(3), 40, 40), "444", 50)
+    plain = encode(picture(np.random.default_rng(3), 40, 40), "444", 50)
     table = plain.index(b"\xff\xdb") + 5
     # The quantizer says that every luma coefficient was divided by 255.
     assert (
@@ -171,7 +169,7 @@ def test_coefficients_that_no_image_has_are_left_to_libjpeg_turbo() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_of_a_damaged_file_there_are_the_pixels_of_libjpeg_turbo_or_none(sampling: str) -> None:
     rng = np.random.default_rng(10 + SAMPLINGS.index(sampling))
-    data = encoded(picture(rng, 60, 70), sampling)
+    data = encode(picture(rng, 60, 70), sampling)
     answered = 0
     for case in range(1500):
         damaged = bytearray(data)
@@ -183,8 +181,8 @@ def test_of_a_damaged_file_there_are_the_pixels_of_libjpeg_turbo_or_none(samplin
         if case % 5 == 0:
             del damaged[rng.integers(20, len(damaged)) :]
         window = any_window(rng, 60, 70)
-        found = decode_window(bytes(damaged), (60, 70), window)
-        if found is None:
+        part = decode_window(bytes(damaged), (60, 70), window)
+        if part is None:
             continue
         try:
             whole = decode(bytes(damaged))
@@ -193,16 +191,16 @@ def test_of_a_damaged_file_there_are_the_pixels_of_libjpeg_turbo_or_none(samplin
             continue
         answered += 1
         top, left, height, width = window
-        assert np.array_equal(found, whole[top : top + height, left : left + width]), case
+        assert np.array_equal(part, whole[top : top + height, left : left + width]), case
     assert answered > 100
 
 
 def test_a_file_cut_anywhere_is_read_within_its_bytes() -> None:
-    data = encoded(picture(np.random.default_rng(5), 33, 35), "420")
+    data = encode(picture(np.random.default_rng(5), 33, 35), "420")
     whole = simplejpeg.decode_jpeg(data)
     for length in range(len(data)):
-        found = decode_window(data[:length], (33, 35), (0, 0, 33, 35))
-        assert found is None or np.array_equal(found, whole), length
+        part = decode_window(data[:length], (33, 35), (0, 0, 33, 35))
+        assert part is None or np.array_equal(part, whole), length
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ def test_a_file_cut_anywhere_is_read_within_its_bytes() -> None:
     ],
 )
 def test_a_window_that_is_not_within_the_image_is_refused(window: Window) -> None:
-    data = encoded(picture(np.random.default_rng(3), 40, 40), "420")
+    data = encode(picture(np.random.default_rng(3), 40, 40), "420")
     with pytest.raises(ValueError, match=r"is not within an image of 40 x 40 pixels|no window has"):
         decode_window(data, (40, 40), window)
 
@@ -235,7 +233,7 @@ def test_an_image_larger_than_a_jpeg_can_be_is_refused(side: int) -> None:
 
 @pytest.mark.parametrize("short", ["room", "out"])
 def test_a_buffer_that_is_too_small_is_refused(short: str) -> None:
-    data = encoded(picture(np.random.default_rng(3), 40, 40), "420")
+    data = encode(picture(np.random.default_rng(3), 40, 40), "420")
     sizes = dict(zip(("room", "out"), _jpeg.sizes(len(data), 40, 40), strict=True))
     sizes[short] -= 1
     room, out = (np.zeros(size, np.uint8) for size in sizes.values())
@@ -244,7 +242,7 @@ def test_a_buffer_that_is_too_small_is_refused(short: str) -> None:
 
 
 def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = encoded(picture(np.random.default_rng(4), 130, 170), "420")
+    data = encode(picture(np.random.default_rng(4), 130, 170), "420")
 
     def crop() -> np.ndarray:
         out = np.zeros((32, 32, 3), np.uint8)
@@ -270,14 +268,14 @@ def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.Monk
 @settings(max_examples=300)
 def test_whatever_is_damaged_has_the_pixels_of_libjpeg_turbo_or_no_answer(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    assert judged(_jpeg, rng, damaged(rng, drawn(rng))) != "wrong"
+    assert judge(_jpeg, rng, damage(rng, draw_case(rng))) != "wrong"
 
 
 def test_threads_do_not_share_buffers() -> None:
     rng = np.random.default_rng(5)
     assert (
         wrong_in_threads(
-            decode_window, [encoded(picture(rng, 100, 120), sampling) for sampling in SAMPLINGS]
+            decode_window, [encode(picture(rng, 100, 120), sampling) for sampling in SAMPLINGS]
         )
         == []
     )

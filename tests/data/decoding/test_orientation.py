@@ -18,7 +18,7 @@ from lockstep.data.decoding.orientation import (
     shown_size,
     turn_image,
 )
-from tests.data.pictures import any_window, encoded, picture
+from tests.data.pictures import any_window, encode, picture
 
 ORIENTATIONS = range(1, 9)
 HEIGHT = 75
@@ -54,9 +54,9 @@ def test_the_orientation_is_the_one_that_was_written(format: str, orientation: i
     assert read_orientation(data) == orientation
 
 
-def with_exif(exif: bytes, before: bytes = b"") -> bytes:
+def add_exif(exif: bytes, before: bytes = b"") -> bytes:
     """Return a JPEG with EXIF data, and something before its segment."""
-    jpeg = encoded(PIXELS, "420")
+    jpeg = encode(PIXELS, "420")
     segment = b"Exif\0\0" + exif
     return (
         jpeg[:2] + before + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
@@ -81,7 +81,7 @@ def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
 def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
     before: bytes, kind: int, order: str
 ) -> None:
-    assert read_orientation(with_exif(tiff(order, kind, 6), before)) == 6
+    assert read_orientation(add_exif(tiff(order, kind, 6), before)) == 6
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
     [
         b"",
         b"no image",
-        encoded(PIXELS, "420"),
-        with_exif(b""),
-        with_exif(b"II*\0"),
-        with_exif(b"II*\0\xff\xff\xff\xff"),
-        with_exif(tiff("<", 3, 0)),
-        with_exif(tiff("<", 3, 9)),
-        with_exif(tiff("<", 4, 6)),
-        with_exif(tiff("<", 3, 6)[:-8]),
-        with_exif(tiff("<", 3, 6).replace(b"\x12\x01", b"\x13\x01")),
-        with_exif(struct.pack("<4sIH", b"II*\0", 8, 65535)),
-        with_exif(tiff("<", 3, 6), b"\xff\xd9"),
-        b"\xff\xd8" + b"\xff\xe0\0\x02" * 5000 + with_exif(tiff("<", 3, 6))[2:],
+        encode(PIXELS, "420"),
+        add_exif(b""),
+        add_exif(b"II*\0"),
+        add_exif(b"II*\0\xff\xff\xff\xff"),
+        add_exif(tiff("<", 3, 0)),
+        add_exif(tiff("<", 3, 9)),
+        add_exif(tiff("<", 4, 6)),
+        add_exif(tiff("<", 3, 6)[:-8]),
+        add_exif(tiff("<", 3, 6).replace(b"\x12\x01", b"\x13\x01")),
+        add_exif(struct.pack("<4sIH", b"II*\0", 8, 65535)),
+        add_exif(tiff("<", 3, 6), b"\xff\xd9"),
+        b"\xff\xd8" + b"\xff\xe0\0\x02" * 5000 + add_exif(tiff("<", 3, 6))[2:],
         photo(6)[:10],
         photo(6, "TIFF"),
         b"\x89PNG\r\n\x1a\neXIf",
@@ -196,7 +196,7 @@ def test_a_crop_in_reduced_size_is_that_of_the_reduced_image_turned_before(
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_an_orientation_can_be_given_to_a_jpeg(orientation: int) -> None:
-    plain = encoded(PIXELS, "420")
+    plain = encode(PIXELS, "420")
     image = Image.open(io.BytesIO(add_orientation(plain, orientation)))
     assert image.getexif().get(0x0112, 1) == orientation
     np.testing.assert_array_equal(

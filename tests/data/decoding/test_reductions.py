@@ -9,14 +9,14 @@ from PIL import Image
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window
-from tests.data.pictures import encoded, picture
+from tests.data.pictures import encode, picture
 
 
 def test_a_reduced_image_is_the_mean_of_its_blocks() -> None:
     # The image is a grey ramp, which quantisation does not change.
     ramp = np.tile(np.arange(0, 192, 3, dtype=np.uint8)[:, None, None], (1, 64, 3))
     means = ramp[..., 0].reshape(16, 4, 16, 4).mean(axis=(1, 3))
-    assert np.abs(decode(encoded(ramp, "444", 100), 4)[..., 0] - means).max() <= 2
+    assert np.abs(decode(encode(ramp, "444", 100), 4)[..., 0] - means).max() <= 2
 
 
 WINDOWS = {
@@ -32,7 +32,7 @@ WINDOWS = {
 def test_with_dct_scaling_a_large_window_is_taken_from_a_reduced_image(
     window: Window, reduction: int, antialias: bool, sampling: str
 ) -> None:
-    data = encoded(picture(np.random.default_rng(6), 150, 170), "420")
+    data = encode(picture(np.random.default_rng(6), 150, 170), "420")
     outs = np.zeros((2, 32, 32, 3), np.uint8)
     how = {"flip": False, "antialias": antialias, "sampling": sampling}
     decode_into(data, (150, 170), window, (32, 32), (0, 0), **how, dct_scaling=True, out=outs[0])

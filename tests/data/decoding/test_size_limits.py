@@ -64,12 +64,12 @@ def second(pixels: int, order: list[str]) -> threading.Thread:
 def test_a_large_image_waits_until_there_is_room_for_it(
     first: int, other: int, order: list[str]
 ) -> None:
-    found: list[str] = []
+    events: list[str] = []
     with decoding(first):
-        thread = second(other, found)
-        found.append("first")
+        thread = second(other, events)
+        events.append("first")
     thread.join()
-    assert found == order
+    assert events == order
 
 
 def test_room_is_given_back_by_what_cannot_be_decoded() -> None:

@@ -37,8 +37,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
     """JPEGs with smooth colours, edges and grain, or the first 200 photos of LOCKSTEP_PHOTOS."""
     if folder := os.environ.get("LOCKSTEP_PHOTOS"):
-        found = open_index(folder)
-        return subset(found, np.arange(min(len(found), 200)))
+        index = open_index(folder)
+        return subset(index, np.arange(min(len(index), 200)))
     root = tmp_path_factory.mktemp("photos")
     (root / "images").mkdir()
     for number, (height, width) in enumerate(SIZES):
@@ -54,40 +54,40 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.fixture(scope="module")
-def of_dali(photos: Index) -> dict[str, np.ndarray]:
+def measure_dali(photos: Index) -> dict[str, np.ndarray]:
     """What the Paddle and MXNet originals evaluate, as in `CHANGES`: float32 [images, 224, 224, 3]."""
     fn, _, pipeline_def = import_dali()
     images = [decode(photos.read(i)) for i in range(len(photos))]
 
     @pipeline_def(batch_size=len(images), num_threads=1, device_id=None)
     def original() -> Any:
-        given = fn.external_source(source=[images])
+        external = fn.external_source(source=[images])
         arguments = [
             (how.get("eval_resize", 256), how.get("eval_antialias", False))
             for how in CHANGES.values()
         ]
         resized = [
-            fn.resize(given, resize_shorter=shorter, antialias=antialias)
+            fn.resize(external, resize_shorter=shorter, antialias=antialias)
             for shorter, antialias in arguments
         ]
         how = {"crop": (224, 224), "mean": 0.0, "std": 1.0, "output_layout": "HWC"}
-        return tuple(fn.crop_mirror_normalize(each, **how) for each in resized)
+        return tuple(fn.crop_mirror_normalize(images_, **how) for images_ in resized)
 
     pipeline = original()
     pipeline.build()
     return {
-        name: np.asarray(each.as_tensor())
-        for name, each in zip(CHANGES, pipeline.run(), strict=True)
+        name: np.asarray(images_.as_tensor())
+        for name, images_ in zip(CHANGES, pipeline.run(), strict=True)
     }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("loader", ["host", "dali"])
 def test_evaluation_by_the_paddle_recipe_is_that_of_dalis_operators(
-    loader: str, name: str, photos: Index, of_dali: dict[str, np.ndarray]
+    loader: str, name: str, photos: Index, measure_dali: dict[str, np.ndarray]
 ) -> None:
     recipe = RECIPES["resnet50-paddle-90ep"]().replace(**CHANGES[name])
-    assert np.abs(evaluated(photos, recipe, loader) - of_dali[name]).max() <= 1
+    assert np.abs(evaluate(photos, recipe, loader) - measure_dali[name]).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_evaluation_by_the_paddle_recipe_is_that_of_dalis_operators(
     ids=str,
 )
 def test_without_one_of_its_fields_it_is_another(
-    changes: dict[str, Any], photos: Index, of_dali: dict[str, np.ndarray]
+    changes: dict[str, Any], photos: Index, measure_dali: dict[str, np.ndarray]
 ) -> None:
     recipe = RECIPES["resnet50-mxnet-90ep"]().replace(**changes)
-    assert np.abs(evaluated(photos, recipe, "host") - of_dali["as published"]).max() > 5
+    assert np.abs(evaluate(photos, recipe, "host") - measure_dali["as published"]).max() > 5
 
 
-def evaluated(index: Index, recipe: Any, loader: str) -> np.ndarray:
+def evaluate(index: Index, recipe: Any, loader: str) -> np.ndarray:
     """Return the images of an evaluation: float32 [images, 224, 224, 3]."""
     plans = evaluation_plans(recipe, index.sizes, len(index))
     execution = Execution(loader=loader, loader_threads=1)
@@ -119,11 +119,11 @@ def test_the_dali_loader_evaluates_by_the_tensorflow_recipe_as_the_host_loader(
     photos: Index,
 ) -> None:
     recipe = RECIPES["resnet50-tensorflow-90ep"]()
-    assert np.abs(evaluated(photos, recipe, "dali") - evaluated(photos, recipe, "host")).max() <= 1
+    assert np.abs(evaluate(photos, recipe, "dali") - evaluate(photos, recipe, "host")).max() <= 1
 
 
 def test_evaluation_by_the_tensorflow_recipe_is_that_of_tensorflow_1(photos: Index) -> None:
-    found = evaluated(photos, RECIPES["resnet50-tensorflow-90ep"](), "host")
-    for number, image in enumerate(found):
+    images = evaluate(photos, RECIPES["resnet50-tensorflow-90ep"](), "host")
+    for number, image in enumerate(images):
         expected = read_as_tensorflow_1(decode(photos.read(number)).copy(), 256, 224)
         assert np.abs(image - expected.astype(np.float32)).max() <= 1

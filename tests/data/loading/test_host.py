@@ -67,12 +67,12 @@ def loader(index: Index, *, threads: int = 2, ahead: int = 2, **how: Any) -> Hos
     return HostLoader(index, size=SIZE, threads=threads, ahead=ahead, **{"antialias": False} | how)
 
 
-def loaded(index: Index, plans: Iterable[BatchPlan], **settings: Any) -> list[Batch]:
+def load_batches(index: Index, plans: Iterable[BatchPlan], **settings: Any) -> list[Batch]:
     with loader(index, **settings) as one:
         return list(one.batches(plans))
 
 
-def by_hand(
+def load_by_hand(
     index: Index, plan: BatchPlan, antialias: bool, interpolation: str = "bilinear"
 ) -> np.ndarray:
     filtering, sampling = {
@@ -111,63 +111,67 @@ def test_a_batch_is_what_its_plan_says_done_by_hand(
     index: Index, plans: list[BatchPlan], antialias: bool, interpolation: str
 ) -> None:
     assert any(plan.flips.any() for plan in plans)
-    made = loaded(index, plans, antialias=antialias, interpolation=interpolation)
+    made = load_batches(index, plans, antialias=antialias, interpolation=interpolation)
     for batch, plan in zip(made, plans, strict=True):
-        np.testing.assert_array_equal(batch.images, by_hand(index, plan, antialias, interpolation))
+        np.testing.assert_array_equal(
+            batch.images, load_by_hand(index, plan, antialias, interpolation)
+        )
 
 
 @pytest.mark.parametrize(("threads", "ahead"), list(product([1, 2, 5], [1, 2, 7])))
 def test_batches_do_not_depend_on_threads_or_on_how_far_ahead(
     index: Index, plans: list[BatchPlan], threads: int, ahead: int
 ) -> None:
-    for batch, plan in zip(loaded(index, plans, threads=threads, ahead=ahead), plans, strict=True):
-        np.testing.assert_array_equal(batch.images, by_hand(index, plan, False))
+    for batch, plan in zip(
+        load_batches(index, plans, threads=threads, ahead=ahead), plans, strict=True
+    ):
+        np.testing.assert_array_equal(batch.images, load_by_hand(index, plan, False))
 
 
 def test_images_and_labels_have_the_types_that_cross_into_an_engine(
     index: Index, plans: list[BatchPlan]
 ) -> None:
-    batch = loaded(index, plans[:1])[0]
+    batch = load_batches(index, plans[:1])[0]
     assert (batch.images.dtype, batch.images.shape) == (np.uint8, (8, SIZE, SIZE, 3))
     assert (batch.labels.dtype, batch.labels.shape) == (np.int64, (8,))
 
 
 def test_labels_are_those_of_the_class_folders(index: Index, plans: list[BatchPlan]) -> None:
-    batch = loaded(index, plans[:1])[0]
+    batch = load_batches(index, plans[:1])[0]
     folders = [Path(index.path(sample)).parent.name for sample in plans[0].samples.tolist()]
     assert [index.classes[label] for label in batch.labels] == folders
 
 
 def test_padding_is_black_and_labelled_minus_one(few: Index) -> None:
-    batch = loaded(few, [whole(2, -1, 3, -1)])[0]
+    batch = load_batches(few, [whole(2, -1, 3, -1)])[0]
     assert batch.labels.tolist() == [2, -1, 3, -1]
     assert not batch.images[[1, 3]].any()
     assert batch.images[[0, 2]].all()
 
 
 def test_the_last_batch_of_an_evaluation_is_padded(index: Index, plans: list[BatchPlan]) -> None:
-    assert (loaded(index, plans)[-1].labels == -1).tolist() == [False] * 12 + [True] * 4
+    assert (load_batches(index, plans)[-1].labels == -1).tolist() == [False] * 12 + [True] * 4
 
 
 def test_mixup_passes_through(index: Index, plans: list[BatchPlan]) -> None:
-    for batch, plan in zip(loaded(index, plans), plans, strict=True):
+    for batch, plan in zip(load_batches(index, plans), plans, strict=True):
         assert batch.coefficients is plan.coefficients
         assert batch.partners is plan.partners
 
 
 def test_batches_come_in_the_order_of_the_plans(few: Index) -> None:
     order = np.random.default_rng(0).integers(0, 4, 40).tolist()
-    batches = loaded(few, [whole(sample) for sample in order], threads=5, ahead=7)
+    batches = load_batches(few, [whole(sample) for sample in order], threads=5, ahead=7)
     assert [batch.labels.tolist() for batch in batches] == [[sample] for sample in order]
 
 
 def test_every_batch_has_pixels_of_its_own(few: Index) -> None:
-    batches = loaded(few, [whole(0), whole(3), whole(0)])
+    batches = load_batches(few, [whole(0), whole(3), whole(0)])
     assert [batch.images[0, 0, 0, 0] // 50 for batch in batches] == [0, 3, 0]
 
 
 def test_no_plans_give_no_batches(few: Index) -> None:
-    assert loaded(few, []) == []
+    assert load_batches(few, []) == []
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
@@ -269,13 +273,13 @@ def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(
     with pytest.raises(
         DataError, match=rf"2/image\.jpg is not the image that was indexed: {reason}"
     ):
-        loaded(few, [whole(0), whole(1), whole(2), whole(3)])
+        load_batches(few, [whole(0), whole(1), whole(2), whole(3)])
 
 
 def test_an_image_that_is_gone_is_named(few: Index) -> None:
     Path(few.path(1)).unlink()
     with pytest.raises(DataError, match=r"1/image\.jpg .* No such file"):
-        loaded(few, [whole(0, 1, 2, 3)])
+        load_batches(few, [whole(0, 1, 2, 3)])
 
 
 def test_batches_before_a_bad_image_are_handed_out(few: Index) -> None:
@@ -291,7 +295,7 @@ def test_batches_before_a_bad_image_are_handed_out(few: Index) -> None:
 def test_a_bad_image_leaves_no_thread_behind(few: Index) -> None:
     Path(few.path(2)).unlink()
     with pytest.raises(DataError):
-        loaded(few, [whole(0, 1, 2, 3)] * 50, threads=3)
+        load_batches(few, [whole(0, 1, 2, 3)] * 50, threads=3)
     assert threads_of_loaders() == []
 
 
@@ -299,7 +303,7 @@ def test_a_grey_and_a_cmyk_image_make_a_batch_with_others(few: Index) -> None:
     Image.new("L", (40, 40), 99).save(few.root / "0" / "grey.jpg")
     Image.new("CMYK", (40, 40), (0, 255, 255, 0)).save(few.root / "0" / "ink.jpg")
     index = open_index(few.root)
-    images = loaded(index, [whole(0, 1, 2)])[0].images
+    images = load_batches(index, [whole(0, 1, 2)])[0].images
     np.testing.assert_allclose(images[0], 99, atol=1)
     np.testing.assert_allclose(images[1], np.broadcast_to(20, images[1].shape), atol=1)
     np.testing.assert_allclose(images[2], np.broadcast_to([254, 0, 0], images[2].shape), atol=3)
@@ -316,4 +320,4 @@ def test_all_cores_are_used_unless_a_number_is_given(
 
 def test_a_batch_cannot_be_exchanged_after_it_was_made(few: Index) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        loaded(few, [whole(0)])[0].labels = np.zeros(1)
+        load_batches(few, [whole(0)])[0].labels = np.zeros(1)

@@ -38,7 +38,7 @@ def index(textures: Path) -> Index:
 
 
 @pytest.fixture(scope="module")
-def mixed(tiny_recipe: Recipe) -> Recipe:
+def mixup_recipe(tiny_recipe: Recipe) -> Recipe:
     return tiny_recipe.replace(mixup_alpha=0.2)
 
 
@@ -66,25 +66,27 @@ def host(index: Index, *, antialias: bool = False) -> HostLoader:
     return HostLoader(index, size=SIZE, antialias=antialias, threads=2)
 
 
-def test_dali_cuts_and_mirrors_what_the_host_loader_does(index: Index, mixed: Recipe) -> None:
-    plans = training(mixed, index)
+def test_dali_cuts_and_mirrors_what_the_host_loader_does(
+    index: Index, mixup_recipe: Recipe
+) -> None:
+    plans = training(mixup_recipe, index)
     assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
 
 
 def test_images_that_dali_lends_are_the_same_and_stay_while_they_are_kept(
-    index: Index, mixed: Recipe
+    index: Index, mixup_recipe: Recipe
 ) -> None:
     # On a CPU. Where DALI decodes on a GPU, images are lent in the same way.
-    plans = training(mixed, index)
+    plans = training(mixup_recipe, index)
     lent = batches(DaliLoader(index, size=SIZE, antialias=False, threads=2, lends=True), plans)
     assert {type(batch.images) for batch in lent} == {Lent}
     borrowed = [torch.from_dlpack(batch.images) for batch in lent]
-    assert [batch.images.shape for batch in lent] == [tuple(each.shape) for each in borrowed]
+    assert [batch.images.shape for batch in lent] == [tuple(image.shape) for image in borrowed]
     assert [len(batch.images) for batch in lent] == [len(plan.samples) for plan in plans]
     pixels = [batch.pixels for batch in lent]
-    for expected, image, each in zip(batches(dali(index), plans), pixels, borrowed, strict=True):
-        assert np.array_equal(image, expected.pixels)
-        assert np.array_equal(each.numpy(), expected.pixels)
+    for expected, copy, image in zip(batches(dali(index), plans), pixels, borrowed, strict=True):
+        assert np.array_equal(copy, expected.pixels)
+        assert np.array_equal(image.numpy(), expected.pixels)
 
 
 def test_padded_batches_are_not_lent(index: Index, tiny_recipe: Recipe) -> None:
@@ -94,8 +96,8 @@ def test_padded_batches_are_not_lent(index: Index, tiny_recipe: Recipe) -> None:
     assert [type(batch.images) for batch in lent] == [Lent] * (len(plans) - 1) + [np.ndarray]
 
 
-def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixed: Recipe) -> None:
-    plans = training(mixed, index)
+def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixup_recipe: Recipe) -> None:
+    plans = training(mixup_recipe, index)
     smooth = batches(dali(index, antialias=True), plans)
     expected = batches(host(index, antialias=True), plans)
     assert apart(inner(smooth), inner(expected)).max() <= ROUNDING
@@ -104,7 +106,7 @@ def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixed: Recipe) 
 
 
 def test_dali_filters_bicubically_where_the_recipe_says_so(
-    index: Index, mixed: Recipe, tmp_path: Path
+    index: Index, mixup_recipe: Recipe, tmp_path: Path
 ) -> None:
     # Half the contrast: a cubic overshoots, and Pillow clips after each direction, where DALI clips
     # once.
@@ -113,9 +115,9 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(
         pixels = np.asarray(Image.open(index.path(i)).convert("RGB"))
         Image.fromarray(pixels // 2 + 64).save(tmp_path / "images" / f"{i}.png")
     grey = open_index(tmp_path)
-    recipe = mixed.replace(interpolation="bicubic", antialias=True)
+    recipe = mixup_recipe.replace(interpolation="bicubic", antialias=True)
     plans = training(recipe, grey)
-    smooth, found, expected = (
+    smooth, actual, expected = (
         inner(
             batches(
                 make_loader(grey, recipe.replace(**how), Execution(loader=name), size=SIZE), plans
@@ -124,16 +126,19 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(
         )
         for name, how in (("dali", {"interpolation": "bilinear"}), ("dali", {}), ("host", {}))
     )
-    assert apart(found, expected).max() <= ROUNDING
+    assert apart(actual, expected).max() <= ROUNDING
     assert apart(smooth, expected).max() > 5 * ROUNDING
 
 
 def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(
-    index: Index, mixed: Recipe
+    index: Index, mixup_recipe: Recipe
 ) -> None:
     with pytest.raises(RecipeError, match="set antialias: true, or use the host loader"):
         make_loader(
-            index, mixed.replace(interpolation="bicubic"), Execution(loader="dali"), size=SIZE
+            index,
+            mixup_recipe.replace(interpolation="bicubic"),
+            Execution(loader="dali"),
+            size=SIZE,
         )
 
 
@@ -166,12 +171,12 @@ def test_dali_evaluates_every_image_and_pads_with_black(
     # With 60 images in batches of 50 over three ranks, the last rank gets none and the second gets
     # ten.
     plans = list(evaluation_plans(tiny_recipe, index.sizes, batch, rank=rank, ranks=3))
-    found = batches(dali(index), plans)
+    actual = batches(dali(index), plans)
     expected = batches(host(index), plans)
-    assert [batch.labels.tolist() for batch in found] == [
+    assert [batch.labels.tolist() for batch in actual] == [
         batch.labels.tolist() for batch in expected
     ]
-    assert apart(found, expected).max() <= ROUNDING
+    assert apart(actual, expected).max() <= ROUNDING
 
 
 def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) -> None:
@@ -186,8 +191,10 @@ def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) 
     [dali, host, lambda index: SyntheticLoader(index, size=SIZE)],
     ids=["dali", "host", "synthetic"],
 )
-def test_labels_and_mixup_are_those_of_the_plan(make: object, index: Index, mixed: Recipe) -> None:
-    plans = training(mixed, index)
+def test_labels_and_mixup_are_those_of_the_plan(
+    make: object, index: Index, mixup_recipe: Recipe
+) -> None:
+    plans = training(mixup_recipe, index)
     for plan, batch in zip(plans, batches(make(index), plans), strict=True):
         assert batch.labels.tolist() == index.rows["label"][plan.samples].tolist()
         assert batch.labels.dtype == np.int64
@@ -199,18 +206,18 @@ def test_labels_and_mixup_are_those_of_the_plan(make: object, index: Index, mixe
 def test_dali_takes_plans_no_further_ahead_than_asked(
     ahead: int, index: Index, tiny_recipe: Recipe
 ) -> None:
-    taken: list[int] = []
+    samples: list[int] = []
 
     def plans() -> Iterator[BatchPlan]:
         for number, plan in enumerate(training_plans(tiny_recipe, index.sizes, 0)):
-            taken.append(number)
+            samples.append(number)
             yield plan
 
     with dali(index, ahead=ahead) as loader:
         made = loader.batches(plans())
         for count in range(1, 5):
             next(made)
-            assert len(taken) <= count + ahead + 1
+            assert len(samples) <= count + ahead + 1
         made.close()
 
 

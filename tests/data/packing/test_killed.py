@@ -69,7 +69,7 @@ MOMENTS = {
 }
 
 
-def killed(source: Path, target: Path, format: str, how: str, when: int) -> bool:
+def is_complete(source: Path, target: Path, format: str, how: str, when: int) -> bool:
     """Pack in a process that is killed at a given moment; return whether it was not killed before
     its end."""
     command = [sys.executable, "-B", "-c", KILLED, *map(str, (source, target, format, how, when))]
@@ -97,7 +97,7 @@ def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
 ) -> None:
     whole = files_of(pack_as(two_splits, tmp_path / "whole", format, shards=2))
     target = tmp_path / "target"
-    assert not killed(two_splits, target, format, how, when)
+    assert not is_complete(two_splits, target, format, how, when)
     check_unfinished(target, whole)
     pack_as(two_splits, target, format, shards=2)
     assert files_of(target) == whole
@@ -115,7 +115,7 @@ def test_a_pack_killed_again_and_again_comes_to_an_end(
     each_time = {"folder": 60, "recordio": 6, "webdataset": 3}.get(format, 4)
     ended = []
     while not any(ended):
-        ended.append(killed(two_splits, target, format, "names", each_time))
+        ended.append(is_complete(two_splits, target, format, "names", each_time))
         if not ended[-1]:
             check_unfinished(target, whole)
         assert len(ended) < 10
@@ -170,8 +170,8 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
 def check_unfinished(target: Path, whole: dict[str, bytes]) -> None:
     """Check that files with their final names are complete, and that the target is not accepted as
     a data set."""
-    found = {name: data for name, data in files_of(target).items() if not name.endswith(".partial")}
-    assert found == {name: whole[name] for name in found}
+    files = {name: data for name, data in files_of(target).items() if not name.endswith(".partial")}
+    assert files == {name: whole[name] for name in files}
     if (target / ".lockstep" / "pack.json").exists():
         with pytest.raises(
             DataError,
@@ -179,4 +179,4 @@ def check_unfinished(target: Path, whole: dict[str, bytes]) -> None:
         ):
             find_split(target, "train")
     else:
-        assert found == {}
+        assert files == {}

@@ -43,11 +43,14 @@ def test_no_name_of_an_image_leads_out_of_the_target(
     write_samples(
         format,
         source,
-        [Sample(i, name, i, each, data, 8, 8) for i, (each, data) in enumerate(images.items())],
+        [
+            Sample(i, name, i, class_name, data, 8, 8)
+            for i, (class_name, data) in enumerate(images.items())
+        ],
     )
     target = pack_as(source, tmp_path / "out/deep/target", "folder")
-    for each, data in images.items():
-        assert [path.read_bytes() for path in (target / each).iterdir()] == [data]
+    for class_name, data in images.items():
+        assert [path.read_bytes() for path in (target / class_name).iterdir()] == [data]
     everything = {
         path for path in tmp_path.rglob("*") if path.is_file() and source not in path.parents
     }

@@ -24,12 +24,12 @@ from tests.data.sets import (
     FORMATS,
     SPLITS,
     TRAIN,
-    drawn,
+    encode_blank,
     files_of,
-    held,
-    in_order,
     listings,
     pack_as,
+    read_all,
+    sort_images,
 )
 
 MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
@@ -41,13 +41,13 @@ def test_images_names_classes_and_order_survive_from_any_format_to_any(
     source: str, format: str, sets: dict[str, Path], tmp_path: Path
 ) -> None:
     target = pack_as(sets[source], tmp_path / "target", format, shards=2)
-    found = listings(target)
+    splits = listings(target)
     for split, files in SPLITS.items():
-        assert held(found[split]) == in_order(files)
-        assert found[split].classes == CLASSES
-        assert found[split].source.format == format
+        assert read_all(splits[split]) == sort_images(files)
+        assert splits[split].classes == CLASSES
+        assert splits[split].source.format == format
         expected = open_index(find_split(sets["folder"], split), classes=CLASSES)
-        index = open_index(found[split].source, classes=CLASSES)
+        index = open_index(splits[split].source, classes=CLASSES)
         assert index.digest == expected.digest
         assert len(index) + len(index.quarantined) == len(files)
     assert {name: data for name, data in files_of(target).items() if name != "classes.txt"} == {
@@ -199,7 +199,7 @@ def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_p
     target = pack_as(source, tmp_path / "target", format)
     listing = list_images(find_source(target))
     assert listing.classes == classes
-    assert held(listing) == in_order(files, classes)
+    assert read_all(listing) == sort_images(files, classes)
     assert open_index(target).digest == open_index(source).digest
 
 
@@ -219,10 +219,10 @@ def test_images_whose_names_cannot_keep_their_order_are_numbered(
             source / "x.rec", [(i, i // 4, image, names[i]) for i, image in enumerate(images)]
         )
         target = pack_as(source, tmp_path / f"{case} packed", format)
-        found = held(list_images(find_source(target)))
-        assert [data for _, _, data in found] == images
+        splits = read_all(list_images(find_source(target)))
+        assert [data for _, _, data in splits] == images
         if format != "recordio" or case == "no names":
-            assert [name for _, name, _ in found] == [f"{i:08d}.jpg" for i in range(12)]
+            assert [name for _, name, _ in splits] == [f"{i:08d}.jpg" for i in range(12)]
         assert open_index(target).digest == open_index(source).digest
 
 
@@ -240,7 +240,7 @@ def write_recordio(path: Path, images: list[tuple[int, int, bytes, str]]) -> Non
 def test_a_name_may_be_as_long_as_the_file_system_allows(format: str, tmp_path: Path) -> None:
     files = {f"a/{'x' * 251}.jpg": jpeg()}
     target = pack_as(image_folder(tmp_path / "source", files), tmp_path / "target", format)
-    assert held(list_images(find_source(target))) == in_order(files, ("a",))
+    assert read_all(list_images(find_source(target))) == sort_images(files, ("a",))
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
@@ -251,13 +251,13 @@ def test_a_source_without_splits_becomes_files_called_images(
     assert counts == {"images": len(TRAIN)}
     source = find_source(tmp_path / "target")
     assert source.files[0].startswith("images")
-    assert held(list_images(source)) == in_order(TRAIN)
+    assert read_all(list_images(source)) == sort_images(TRAIN)
 
 
 def test_a_source_without_splits_becomes_class_folders(folder: Path, tmp_path: Path) -> None:
-    assert held(
+    assert read_all(
         list_images(find_source(pack_as(folder / "train", tmp_path / "target", "folder")))
-    ) == in_order(TRAIN)
+    ) == sort_images(TRAIN)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -267,7 +267,7 @@ def test_images_in_quarantine_are_left_behind(format: str, folder: Path, tmp_pat
     target = tmp_path / "target"
     assert pack(folder, target, Packing(format)) == {"train": len(TRAIN) - 2, "val": 3}
     kept = {name: data for name, data in TRAIN.items() if name not in out}
-    assert held(listings(target)["train"]) == in_order(kept)
+    assert read_all(listings(target)["train"]) == sort_images(kept)
 
 
 def test_the_quarantine_of_a_file_names_first_bytes(sets: dict[str, Path], tmp_path: Path) -> None:
@@ -275,8 +275,8 @@ def test_the_quarantine_of_a_file_names_first_bytes(sets: dict[str, Path], tmp_p
     place = list_images(find_split(source, "train")).place(2)
     (source / "quarantine.json").write_text(json.dumps({"images": {place: "bad"}}))
     target = pack_as(source, tmp_path / "target", "folder")
-    assert held(listings(target)["train"]) == [
-        image for i, image in enumerate(in_order(TRAIN)) if i != 2
+    assert read_all(listings(target)["train"]) == [
+        image for i, image in enumerate(sort_images(TRAIN)) if i != 2
     ]
 
 
@@ -295,7 +295,7 @@ def test_labels_that_begin_with_one_are_counted_from_nought_when_it_is_said(tmp_
             pack_as(tmp_path / "source", tmp_path / "target", "tfrecord", first_label=1), "train"
         )
     )
-    assert [name for name, _, _ in held(listing)] == ["ant", "newt", "owl"]
+    assert [name for name, _, _ in read_all(listing)] == ["ant", "newt", "owl"]
 
 
 @pytest.mark.parametrize("resize", [0, 12])
@@ -308,7 +308,7 @@ def test_a_finished_pack_started_again_changes_no_file(
     nameless.mkdir()
     write_recordio(
         nameless / "x.rec",
-        [(i, 0, data, "") for i, data in enumerate([jpeg(), drawn("PNG"), b"text"])],
+        [(i, 0, data, "") for i, data in enumerate([jpeg(), encode_blank("PNG"), b"text"])],
     )
     for number, source in enumerate((sets["folder"], nameless)):
         target = tmp_path / str(number)
@@ -371,13 +371,13 @@ def test_progress_after_an_interruption_begins_with_what_is_written(
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_looping_link_is_named_and_left_out(format: str, folder: Path, tmp_path: Path) -> None:
     (folder / "val" / "a" / "loop.jpg").symlink_to("loop.jpg")
-    told: list[tuple[str, Quarantined]] = []
+    left_out: list[tuple[str, Quarantined]] = []
     pack(
         folder,
         tmp_path / "target",
         Packing(format),
-        left_out=lambda split, bad: told.append((split, bad)),
+        left_out=lambda split, bad: left_out.append((split, bad)),
     )
-    assert told == [("val", Quarantined("a/loop.jpg", "Too many levels of symbolic links"))]
+    assert left_out == [("val", Quarantined("a/loop.jpg", "Too many levels of symbolic links"))]
     (folder / "val" / "a" / "loop.jpg").unlink()
     assert files_of(tmp_path / "target") == files_of(pack_as(folder, tmp_path / "without", format))

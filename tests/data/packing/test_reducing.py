@@ -16,16 +16,16 @@ from tests.data.cases import image_folder, jpeg
 from tests.data.pictures import progressive_jpeg
 from tests.data.sets import (
     FORMATS,
-    drawn,
-    held,
+    encode_blank,
     pack_as,
+    read_all,
 )
 
 LARGE = {
     "a/larger.jpg": jpeg(200, 300, 77),
     "a/upright.jpg": jpeg(301, 100, 77),
-    "a/png.png": drawn("PNG", "RGBA", (400, 200)),
-    "a/cmyk.jpg": drawn("JPEG", "CMYK", (150, 90)),
+    "a/png.png": encode_blank("PNG", "RGBA", (400, 200)),
+    "a/cmyk.jpg": encode_blank("JPEG", "CMYK", (150, 90)),
 }
 
 
@@ -49,13 +49,13 @@ SIZES = {
 def test_only_images_with_a_longer_shorter_side_are_reduced(format: str, tmp_path: Path) -> None:
     source = image_folder(tmp_path / "source", LARGE | LEFT)
     target = pack_as(source, tmp_path / "target", format, resize=64, quality=90)
-    found = {name: data for _, name, data in held(list_images(find_source(target)))}
-    assert found.keys() == {name.split("/")[1] for name in LEFT} | SIZES.keys()
+    images = {name: data for _, name, data in read_all(list_images(find_source(target)))}
+    assert images.keys() == {name.split("/")[1] for name in LEFT} | SIZES.keys()
     for name, data in LEFT.items():
-        assert found[name.split("/")[1]] == data
+        assert images[name.split("/")[1]] == data
     for name, size in SIZES.items():
-        assert found[name][:2] == b"\xff\xd8"
-        assert decode(found[name]).shape == (*size, 3)
+        assert images[name][:2] == b"\xff\xd8"
+        assert decode(images[name]).shape == (*size, 3)
 
 
 def test_an_image_that_is_beyond_the_budget_is_packed_as_it_is() -> None:

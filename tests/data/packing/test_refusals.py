@@ -14,10 +14,10 @@ from tests.data.sets import (
     SPLITS,
     TRAIN,
     files_of,
-    held,
-    in_order,
     listings,
     pack_as,
+    read_all,
+    sort_images,
 )
 
 
@@ -31,7 +31,7 @@ def test_a_second_pack_is_refused_while_the_first_one_runs(folder: Path, tmp_pat
 
     pack(folder, tmp_path / "target", Packing("recordio"), again)
     assert refused
-    assert held(listings(tmp_path / "target")["train"]) == in_order(TRAIN)
+    assert read_all(listings(tmp_path / "target")["train"]) == sort_images(TRAIN)
 
 
 def another_image(source: Path) -> dict[str, int]:
@@ -91,7 +91,7 @@ def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Pa
         DataError, match=r"packed is inside .*images, where its files would be taken for images"
     ):
         pack_as(images, images / "packed", "folder")
-    assert held(listings(pack_as(folder, folder / "packed", "recordio"))["val"]) == in_order(
+    assert read_all(listings(pack_as(folder, folder / "packed", "recordio"))["val"]) == sort_images(
         SPLITS["val"]
     )
 

@@ -34,28 +34,28 @@ def groups(script: dict[str, Any]) -> list[list[str]]:
         for row in system.options(system.script(script["script"], script.get("revision", "")))
         for name in row.names
     }
-    found = []
+    translation = []
     for name, following in pairwise([*script["options"].split(), ""]):
         row = rows.get(name)
         values = [*row.values, row.default, row.example] if row else []
-        value = next((each for each in reversed(values) if each), "7")
+        value = next((remark for remark in reversed(values) if remark), "7")
         if name != "V":
-            found.append([name, value] if following == "V" else [name])
-    return found
+            translation.append([name, value] if following == "V" else [name])
+    return translation
 
 
-def accounted(found: Translation) -> list[str]:
+def list_accounted(translation: Translation) -> list[str]:
     """Return the texts in which a translation names words of the original command."""
-    remarks = (*found.carried, *found.not_carried, *found.not_needed)
-    return [*(remark.words for remark in remarks), *found.unknown]
+    remarks = (*translation.carried, *translation.not_carried, *translation.not_needed)
+    return [*(remark.words for remark in remarks), *translation.unknown]
 
 
-def missing(words: list[list[str]], found: Translation) -> list[str]:
-    texts = accounted(found)
+def missing(words: list[list[str]], translation: Translation) -> list[str]:
+    texts = list_accounted(translation)
     return [
         " ".join(group)
         for group in words
-        if not ({" ".join(group)} & set(texts) or set(group) <= set(found.unknown))
+        if not ({" ".join(group)} & set(texts) or set(group) <= set(translation.unknown))
     ]
 
 
@@ -76,16 +76,16 @@ def test_every_option_is_carried_or_named_and_known(
         *(word for group in words for word in group),
         *arguments,
     ]
-    found = translate(command, script["system"], script.get("revision"))
-    assert missing([*words, *([argument] for argument in arguments)], found) == []
-    texts = " ".join(accounted(found)).replace("=", " ").split()
+    translation = translate(command, script["system"], script.get("revision"))
+    assert missing([*words, *([argument] for argument in arguments)], translation) == []
+    texts = " ".join(list_accounted(translation)).replace("=", " ").split()
     assert [
         word
         for word in (launcher + " " + mode).replace("=", " ").split()
         if word[0] == "-" and word not in ("-m", *texts)
     ] == []
-    assert set(found.unknown) <= {"--unheard-of", "5"}
-    assert all(remark.reason for remark in (*found.not_carried, *found.not_needed))
+    assert set(translation.unknown) <= {"--unheard-of", "5"}
+    assert all(remark.reason for remark in (*translation.not_carried, *translation.not_needed))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script["script"])
@@ -97,20 +97,20 @@ def test_what_is_carried_is_in_the_command(script: dict[str, Any]) -> None:
             *group,
             *script.get("arguments", []),
         ]
-        found = translate(command, script["system"], script.get("revision"))
+        translation = translate(command, script["system"], script.get("revision"))
         becomes = [
             text
-            for carried in found.carried
+            for carried in translation.carried
             if carried.words == " ".join(group)
             for text in carried.becomes
         ]
-        assert [text for text in becomes if not holds(found, text)] == [], group
+        assert [text for text in becomes if not holds(translation, text)] == [], group
 
 
-def holds(found: Translation, text: str) -> bool:
+def holds(translation: Translation, text: str) -> bool:
     """Return whether a command has what an option became: a field with this value, or the value as
     a part of a word."""
-    words = list(found.command)
+    words = list(translation.command)
     name, _, value = text.partition("=")
     ours, how = parse_settings([word for flag, word in pairwise(words) if flag == "--set"])
     if text == "backend torch":

@@ -95,13 +95,13 @@ PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def translated(command: str, **how: str) -> Translation:
+def translate_text(command: str, **how: str) -> Translation:
     return translate(shlex.split(command), **how)
 
 
-def trained(found: Translation) -> Recipe:
+def build_recipe(translation: Translation) -> Recipe:
     """Return the recipe that the printed command trains, read from its words alone."""
-    words = found.command
+    words = translation.command
     settings = [value for word, value in pairwise(words) if word == "--set"]
     return load_recipe(words[words.index("--recipe") + 1]).replace(**parse_settings(settings)[0])
 
@@ -110,16 +110,16 @@ def trained(found: Translation) -> Recipe:
 def test_a_published_command_is_the_published_recipe(
     command: str, name: str, expected: dict[str, Any]
 ) -> None:
-    found = translated(command)
-    assert (found.not_carried, found.unknown) == ((), ())
+    translation = translate_text(command)
+    assert (translation.not_carried, translation.unknown) == ((), ())
     if expected:
-        assert find_changes(trained(found), RECIPES[name]().replace(**expected)) == {}
+        assert find_changes(build_recipe(translation), RECIPES[name]().replace(**expected)) == {}
     else:
-        assert (found.recipe, found.changes) == (name, {})
+        assert (translation.recipe, translation.changes) == (name, {})
 
 
 def test_options_that_are_left_out_have_the_defaults_of_the_script() -> None:
-    recipe = trained(translated("python main.py /imagenet"))
+    recipe = build_recipe(translate_text("python main.py /imagenet"))
     rates = learning_rates(recipe, steps_per_epoch=1)
     np.testing.assert_allclose(rates, np.repeat([0.1, 0.01, 0.001, 1e-4], [30, 30, 20, 10]))
     assert (recipe.model, recipe.global_batch_images, recipe.precision) == ("resnet50", 256, "tf32")
@@ -128,7 +128,7 @@ def test_options_that_are_left_out_have_the_defaults_of_the_script() -> None:
 
 def test_the_later_runner_of_mxnet_has_its_own_schedule() -> None:
     options = "--arch resnetv1 --mixup 0.2 --lr-schedule multistep --lr-steps 30,60 -e 90"
-    recipe = trained(translated(f"runner --ngpus 4 -b 128 {options}"))
+    recipe = build_recipe(translate_text(f"runner --ngpus 4 -b 128 {options}"))
     rates = learning_rates(recipe, steps_per_epoch=1)
     np.testing.assert_allclose(rates[:5], 0.512 * np.arange(5) / 5)  # 0.256 at 256 images
     np.testing.assert_allclose(rates[5:], 0.512 * np.repeat([1, 0.256, 0.256**2], [25, 30, 30]))
@@ -153,14 +153,14 @@ def test_the_later_runner_of_mxnet_has_its_own_schedule() -> None:
     ],
 )
 def test_the_stem_has_the_channels_of_the_images(command: str, channels: int) -> None:
-    assert trained(translated(command)).stem_channels == channels
+    assert build_recipe(translate_text(command)).stem_channels == channels
 
 
 @pytest.mark.parametrize(
     "command", ["python main.py --batch_size 8 --dali", "runner --ngpus 8 -b 192"]
 )
 def test_images_that_dali_evaluates_have_its_geometry(command: str) -> None:
-    recipe = trained(translated(command))
+    recipe = build_recipe(translate_text(command))
     assert {name: getattr(recipe, name) for name in DALI} == DALI
 
 
@@ -169,13 +169,13 @@ def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
         "python main.py --mode=train --iter_unit=batch --num_iter=1000 --batch_size=256"
         " --data_dir=D"
     )
-    found = translated(command)
-    assert (found.not_carried, trained(found).epochs) == ((), 90)
-    assert "stop_after_steps=1000" in found.command
-    words = shlex.join(translated(f"{command} --run_iter 300").command)
+    translation = translate_text(command)
+    assert (translation.not_carried, build_recipe(translation).epochs) == ((), 90)
+    assert "stop_after_steps=1000" in translation.command
+    words = shlex.join(translate_text(f"{command} --run_iter 300").command)
     assert "stop_after_steps=300" in words
     assert "stop_after_epochs" not in words
-    (dropped,) = translated(command.replace("train", "evaluate")).not_carried
+    (dropped,) = translate_text(command.replace("train", "evaluate")).not_carried
     assert (dropped.words, dropped.reason) == ("--iter_unit batch", "all images are evaluated")
 
 
@@ -234,22 +234,25 @@ def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
     ],
 )
 def test_no_option_vanishes(command: str, words: str, reason: str) -> None:
-    found = translated(command)
-    answers = {remark.words: remark.reason for remark in (*found.not_carried, *found.not_needed)}
-    answers |= {carried.words: " ".join(carried.becomes) for carried in found.carried}
+    translation = translate_text(command)
+    answers = {
+        remark.words: remark.reason
+        for remark in (*translation.not_carried, *translation.not_needed)
+    }
+    answers |= {carried.words: " ".join(carried.becomes) for carried in translation.carried}
     assert answers[words].startswith(reason)
 
 
 def test_several_machines_are_carried() -> None:
-    found = translated(
+    translation = translate_text(
         "torchrun --nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr node0 main.py -b 32 D"
     )
     assert (
-        shlex.join(found.command[:9])
+        shlex.join(translation.command[:9])
         == "launch --nodes 2 --node-rank 1 --rendezvous node0:29500 -n 8"
     )
-    assert trained(found).global_batch_images == 2 * 8 * 32
-    assert any("--secret-file" in note for note in found.notes)
+    assert build_recipe(translation).global_batch_images == 2 * 8 * 32
+    assert any("--secret-file" in note for note in translation.notes)
 
 
 @pytest.mark.parametrize(
@@ -269,44 +272,46 @@ def test_several_machines_are_carried() -> None:
     ],
 )
 def test_a_command_becomes_a_recipe_of_its_own_example(command: str, name: str) -> None:
-    assert translated(command).recipe == name
+    assert translate_text(command).recipe == name
 
 
 def test_quantisation_is_carried_to_the_pytorch_backend() -> None:
-    found = translated("bash scripts/training/train_resnet50_AMP_QAT_10E_DGXA100.sh W P")
-    assert (found.recipe, found.changes) == ("resnet50-paddle-qat-10ep", {})
-    assert shlex.join(found.command).endswith(
+    translation = translate_text("bash scripts/training/train_resnet50_AMP_QAT_10E_DGXA100.sh W P")
+    assert (translation.recipe, found.changes) == ("resnet50-paddle-qat-10ep", {})
+    assert shlex.join(translation.command).endswith(
         "train --recipe resnet50-paddle-qat-10ep --data DATA --out RUN --weights W"
     )
-    assert [each.words for each in found.not_carried] == ["--inference-dir ./inference_qat"]
-    found = translated("bash GPU1_RN50_QAT.sh W D R")
-    recipe = trained(found)
+    assert [remark.words for remark in translation.not_carried] == [
+        "--inference-dir ./inference_qat"
+    ]
+    translation = translate_text("bash GPU1_RN50_QAT.sh W D R")
+    recipe = build_recipe(translation)
     assert (recipe.quantisation, recipe.epochs, recipe.logits, recipe.global_batch_images) == (
         "int8",
         10,
         1001,
         32,
     )
-    assert (found.not_carried, "--backend" in found.command) == (
+    assert (translation.not_carried, "--backend" in translation.command) == (
         (),
         False,
     )  # the default backend is PyTorch
-    assert "the PyTorch backend quantises, so the command trains with it" in found.notes
+    assert "the PyTorch backend quantises, so the command trains with it" in translation.notes
 
 
 def test_a_command_without_quantisation_has_no_quantised_recipe() -> None:
-    found = translated("python train.py --epochs 10 --lr 0.00005 --amp --asp")
-    assert found.recipe != "resnet50-paddle-qat-10ep"  # the one with the fewest fields to set
-    assert trained(found).quantisation == "none"
+    translation = translate_text("python train.py --epochs 10 --lr 0.00005 --amp --asp")
+    assert translation.recipe != "resnet50-paddle-qat-10ep"  # the one with the fewest fields to set
+    assert build_recipe(translation).quantisation == "none"
 
 
 def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
-    found = translated(
+    translation = translate_text(
         "python launch.py --model resnet50 --precision AMP --mode convergence --platform DGXA100 D"
     )
-    assert trained(found).global_batch_images == 2048
-    assert "accumulation_steps=8" in found.command  # 2048 images on one GPU that takes 256
-    assert found.command[0] == "train"
+    assert build_recipe(translation).global_batch_images == 2048
+    assert "accumulation_steps=8" in translation.command  # 2048 images on one GPU that takes 256
+    assert translation.command[0] == "train"
 
 
 @pytest.mark.parametrize(
@@ -319,12 +324,12 @@ def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
     ],
 )
 def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> None:
-    found = translated(f"{launcher} main.py -b32 --lr 0.4 D")
-    assert found.command[:4] == (
-        ("launch", "-n", str(ranks), "--") if ranks > 1 else found.command[:4]
+    translation = translate_text(f"{launcher} main.py -b32 --lr 0.4 D")
+    assert translation.command[:4] == (
+        ("launch", "-n", str(ranks), "--") if ranks > 1 else translation.command[:4]
     )
-    assert ("launch" in found.command) == (ranks > 1)
-    assert trained(found).global_batch_images == 32 * ranks
+    assert ("launch" in translation.command) == (ranks > 1)
+    assert build_recipe(translation).global_batch_images == 32 * ranks
 
 
 @pytest.mark.parametrize(
@@ -404,16 +409,16 @@ def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> 
     ],
 )
 def test_other_scripts_have_other_commands(command: str, expected: str) -> None:
-    assert shlex.join(translated(command).command) == expected
+    assert shlex.join(translate_text(command).command) == expected
 
 
 def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
     options = "--optimizer rmsprop --arch se-resnext101-32x4d --topk 5 --local_rank 0"
-    found = translated(f"FLAGS_a=1 FOO=2 python main.py {options} D")
+    translation = translate_text(f"FLAGS_a=1 FOO=2 python main.py {options} D")
     dropped = ["--arch se-resnext101-32x4d", "--optimizer rmsprop", "FLAGS_a=1", "FOO=2"]
-    assert [each.words for each in found.not_carried] == dropped
-    assert all(each.reason for each in found.not_carried)
-    assert [each.words for each in found.not_needed] == ["--local_rank 0"]
+    assert [remark.words for remark in translation.not_carried] == dropped
+    assert all(remark.reason for remark in translation.not_carried)
+    assert [remark.words for remark in translation.not_needed] == ["--local_rank 0"]
 
 
 @pytest.mark.parametrize(
@@ -429,16 +434,20 @@ def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
 def test_an_option_that_the_script_ignores_without_another_is_named(
     command: str, ignored: list[str]
 ) -> None:
-    found = translated(command)
-    assert [each.words for each in found.not_needed] == ignored
+    translation = translate_text(command)
+    assert [remark.words for remark in translation.not_needed] == ignored
     assert all(
-        each.reason.startswith("NVIDIA's code ignores it without --") for each in found.not_needed
+        remark.reason.startswith("NVIDIA's code ignores it without --")
+        for remark in translation.not_needed
     )
-    assert (trained(found).sparsity, "loss_scale" in found.changes) == ("none", False)
+    assert (build_recipe(translation).sparsity, "loss_scale" in translation.changes) == (
+        "none",
+        False,
+    )
 
 
 def test_a_value_that_a_field_does_not_take_is_not_carried() -> None:
-    (refused,) = translated("python main.py --momentum 1.5 D").not_carried
+    (refused,) = translate_text("python main.py --momentum 1.5 D").not_carried
     assert refused.words == "--momentum 1.5"
     assert "momentum" in refused.reason
     for words in (
@@ -447,14 +456,16 @@ def test_a_value_that_a_field_does_not_take_is_not_carried() -> None:
         "--lr nan",
         "--benchmark --benchmark-steps 1.5",
     ):
-        (refused,) = translated(f"train.py --image-root D {words}").not_carried
+        (refused,) = translate_text(f"train.py --image-root D {words}").not_carried
         assert words.endswith(refused.words)
 
 
 def test_words_that_the_script_does_not_know_are_kept_apart() -> None:
-    found = translated("python main.py --zzz 3 --amp -q /imagenet")
-    assert found.unknown == ("--zzz", "3", "-q")
-    assert ("--data", "/imagenet") in zip(found.command, found.command[1:], strict=False)
+    translation = translate_text("python main.py --zzz 3 --amp -q /imagenet")
+    assert translation.unknown == ("--zzz", "3", "-q")
+    assert ("--data", "/imagenet") in zip(
+        translation.command, translation.command[1:], strict=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -469,14 +480,15 @@ def test_words_that_the_script_does_not_know_are_kept_apart() -> None:
     ],
 )
 def test_the_options_tell_which_example_a_script_is_of(command: str, system: str) -> None:
-    assert translated(command).system == system
+    assert translate_text(command).system == system
 
 
 def test_a_command_of_two_revisions_is_taken_for_the_first_with_a_note() -> None:
-    assert "2022" in translated("runner -n 8 -b 192").notes[0]
-    assert not any("2022" in note for note in translated("runner --ngpus 8").notes)
+    assert "2022" in translate_text("runner -n 8 -b 192").notes[0]
+    assert not any("2022" in note for note in translate_text("runner --ngpus 8").notes)
     older, later = (
-        trained(translated("runner -n 8 -b 192", revision=year)) for year in ("2019", "2022")
+        build_recipe(translate_text("runner -n 8 -b 192", revision=year))
+        for year in ("2019", "2022")
     )
     assert (older.lr_decay, older.lr, later.lr_decay, later.lr) == ("step", 0.1, "cosine", 0.256)
 
@@ -502,7 +514,7 @@ def test_a_command_that_cannot_be_read_says_why(
     command: str, how: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        translated(command, **how)
+        translate_text(command, **how)
 
 
 def test_the_fields_to_set_make_one_recipe_of_the_other() -> None:

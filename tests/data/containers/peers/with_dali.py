@@ -54,8 +54,8 @@ def main() -> None:
             )
         )
 
-    found = {reader.__name__: run(images, reader) for reader in (recordio, tfrecord, webdataset)}
-    print(json.dumps(found | {"version": dali.__version__}))
+    items = {reader.__name__: run(images, reader) for reader in (recordio, tfrecord, webdataset)}
+    print(json.dumps(items | {"version": dali.__version__}))
 
 
 main()

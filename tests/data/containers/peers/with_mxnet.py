@@ -15,13 +15,13 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_by_index(folder: Path) -> dict[str, object]:
+def read_with_index(folder: Path) -> dict[str, object]:
     record = mx.recordio.MXIndexedRecordIO(str(folder / "ours.idx"), str(folder / "ours.rec"), "r")
-    found = {}
+    items = {}
     for key in record.keys:
         header, image = mx.recordio.unpack(record.read_idx(key))
-        found[key] = [header.flag, header.label, header.id, header.id2, digest(image)]
-    return found
+        items[key] = [header.flag, header.label, header.id, header.id2, digest(image)]
+    return items
 
 
 def read_in_order(folder: Path) -> list[str]:
@@ -64,13 +64,13 @@ def main() -> None:
     folder = Path(sys.argv[1])
     write(folder, "theirs", [])
     write(folder, "several", [0.5, 7.0])
-    found = {
+    items = {
         "version": mx.__version__,
-        "by index": read_by_index(folder),
+        "by index": read_with_index(folder),
         "in order": read_in_order(folder),
         "batches": read_batches(folder),
     }
-    print(json.dumps(found))
+    print(json.dumps(items))
 
 
 main()

@@ -23,7 +23,7 @@ NUMBERS = ("image/class/label", "image/height", "image/width", "image/channels")
 def read(path: Path) -> list[dict[str, object]]:
     keys = dict.fromkeys(TEXTS, tf.io.FixedLenFeature([], tf.string))
     keys |= dict.fromkeys(NUMBERS, tf.io.FixedLenFeature([], tf.int64))
-    found = []
+    items = []
     for payload in tf.data.TFRecordDataset(str(path)):
         example = {
             key: value.numpy() for key, value in tf.io.parse_single_example(payload, keys).items()
@@ -31,15 +31,15 @@ def read(path: Path) -> list[dict[str, object]]:
         shape = tf.io.decode_jpeg(example["image/encoded"]).shape.as_list()
         image = hashlib.sha256(example.pop("image/encoded")).hexdigest()
         texts = {key: value.decode() for key, value in example.items() if key in TEXTS}
-        found.append(
+        items.append(
             texts | {key: int(example[key]) for key in NUMBERS} | {"image": image, "shape": shape}
         )
-    return found
+    return items
 
 
 def features(folder: Path) -> list[dict[str, tf.train.Feature]]:
     """Return the features that NVIDIA's script writes for every image."""
-    found = []
+    items = []
     for _, label, name in json.loads((folder / "samples.json").read_text()):
         texts = {
             "image/colorspace": b"RGB",
@@ -55,7 +55,7 @@ def features(folder: Path) -> list[dict[str, tf.train.Feature]]:
             "image/channels": 3,
             "image/class/label": label + 1,
         }
-        found.append(
+        items.append(
             {
                 key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text]))
                 for key, text in texts.items()
@@ -70,7 +70,7 @@ def features(folder: Path) -> list[dict[str, tf.train.Feature]]:
                 )
             }
         )
-    return found
+    return items
 
 
 def message(feature: dict[str, tf.train.Feature]) -> bytes:
@@ -91,8 +91,8 @@ def write(folder: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     write(folder)
-    found = {name: read(folder / f"{name}.tfrecord") for name in ("ours", "shuffled")}
-    print(json.dumps(found | {"version": tf.__version__}))
+    items = {name: read(folder / f"{name}.tfrecord") for name in ("ours", "shuffled")}
+    print(json.dumps(items | {"version": tf.__version__}))
 
 
 main()
