@@ -277,7 +277,7 @@ def test_a_command_becomes_a_recipe_of_its_own_example(command: str, name: str) 
 
 def test_quantisation_is_carried_to_the_pytorch_backend() -> None:
     translation = translate_text("bash scripts/training/train_resnet50_AMP_QAT_10E_DGXA100.sh W P")
-    assert (translation.recipe, found.changes) == ("resnet50-paddle-qat-10ep", {})
+    assert (translation.recipe, translation.changes) == ("resnet50-paddle-qat-10ep", {})
     assert shlex.join(translation.command).endswith(
         "train --recipe resnet50-paddle-qat-10ep --data DATA --out RUN --weights W"
     )
