@@ -1,6 +1,7 @@
 """Small models of the kinds that other programs use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
@@ -87,6 +88,10 @@ def assert_remarked(remarks: tuple[str, ...], *words: str) -> None:
     """Assert that these words are in exactly one remark each."""
     for word in words:
         assert [word in remark for remark in remarks].count(True) == 1, word
+
+
+def list_names(paths: Iterable[Path]) -> list[str]:
+    return [path.name for path in paths]
 
 
 def rename_arrays(variables: Variables, change: Callable[[str], str]) -> Variables:

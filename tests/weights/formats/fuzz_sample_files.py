@@ -1,4 +1,4 @@
-"""Whole weights in files, and the ways to damage them that all formats share (see `fuzz_weights`)."""
+"""Whole weights in files, and ways to damage them that all formats share (see `fuzz_weights`)."""
 
 import tempfile
 from collections.abc import Callable

@@ -17,6 +17,7 @@ from tests.weights.formats.cases import (
     Variables,
     assert_canonical,
     assert_state,
+    list_names,
     state_of,
 )
 from tests.weights.formats.mxnet_cases import (
@@ -41,7 +42,7 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: P
     recipe = recipe_of("resnet50")
     state = state_of(recipe, 0)
     done = write(tmp_path / "model-0090.params", recipe, state)
-    assert [path.name for path in done.files] == [
+    assert list_names(done.files) == [
         "model-symbol.json",
         "model-0090.momentum.params",
         "model-0090.params",

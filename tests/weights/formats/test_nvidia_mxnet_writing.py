@@ -15,6 +15,7 @@ from tests.weights.formats.cases import (
     assert_canonical,
     assert_remarked,
     assert_state,
+    list_names,
     state_of,
 )
 from tests.weights.formats.mxnet_cases import graph_of, recipe_of
@@ -30,11 +31,11 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     done = write(
         tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0})
     )
-    assert [path.name for path in done.files] == ["odd-symbol.json", "odd-0000.params"]
+    assert list_names(done.files) == ["odd-symbol.json", "odd-0000.params"]
     assert_remarked(done.remarks, "this is another", "SAME padding", "have 10: --num-classes")
     assert_remarked(done.remarks, "step 7 cannot be stored", "loss scaling")
     assert len(done.remarks) == 5
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(list_names(tmp_path.iterdir())) == [
         "odd-0000.params",
         "odd-symbol.json",
     ]
@@ -55,7 +56,7 @@ def test_epochs_share_a_graph_and_another_is_not_touched(mxnet_file: Path) -> No
         match=r"model-symbol\.json already exists with another graph",
     ):
         write(mxnet_file.with_name("model-0092.params"), other, state_of(other))
-    assert sorted(path.name for path in mxnet_file.parent.iterdir()) == [
+    assert sorted(list_names(mxnet_file.parent.iterdir())) == [
         "model-0090.params",
         "model-0091.params",
         graph_of(mxnet_file).name,
@@ -96,7 +97,7 @@ def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "b-0000.momentum.params").write_bytes(b"of another run")
     with pytest.raises(CheckpointError, match=r"b-0000\.momentum\.params already exists"):
         write(tmp_path / "b", recipe, State(0, state_of(recipe).tensors, {}))
-    assert [path.name for path in tmp_path.iterdir()] == ["b-0000.momentum.params"]
+    assert list_names(tmp_path.iterdir()) == ["b-0000.momentum.params"]
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(
@@ -141,7 +142,7 @@ def test_a_run_writes_every_epoch_and_again_where_it_goes_on(
             write_epoch(prefix, epoch, recipe, state_of(recipe, epoch))
             == tmp_path / "new" / f"model-000{epoch}.params"
         )
-    assert sorted(path.name for path in prefix.parent.iterdir()) == [
+    assert sorted(list_names(prefix.parent.iterdir())) == [
         "model-0001.momentum.params",
         "model-0001.params",
         "model-0002.momentum.params",

@@ -24,6 +24,7 @@ from tests.weights.formats.cases import (
     assert_canonical,
     assert_remarked,
     assert_state,
+    list_names,
     rename_arrays,
     state_of,
     zeros,
@@ -382,7 +383,7 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     assert done.files == (tmp_path / "odd.pdparams",)
     assert_remarked(done.remarks, "fourth input channel", "this is another", "SAME padding")
     assert_remarked(done.remarks, "have 10: --num", "no velocities", "step 7 cannot be stored")
-    assert [path.name for path in tmp_path.iterdir()] == ["odd.pdparams"]
+    assert list_names(tmp_path.iterdir()) == ["odd.pdparams"]
 
 
 def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -402,7 +403,7 @@ def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "b.pdopt").write_bytes(b"of another run")
     with pytest.raises(CheckpointError, match=r"b\.pdopt already exists"):
         write(tmp_path / "b", recipe, State(0, state_of(recipe).tensors, {}))
-    assert [path.name for path in tmp_path.iterdir()] == ["b.pdopt"]
+    assert list_names(tmp_path.iterdir()) == ["b.pdopt"]
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(

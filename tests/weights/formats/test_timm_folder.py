@@ -15,7 +15,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import timm_folder
-from tests.weights.formats.cases import assert_canonical
+from tests.weights.formats.cases import assert_canonical, list_names
 
 CLASSES = ("cat", "owl", "bee")
 RECIPE = Recipe(
@@ -303,7 +303,7 @@ def test_a_folder_of_the_user_next_to_the_target_stays_as_it_is(
     (tmp_path / "unfinished-a" / "thesis.txt").write_text("mine")
     timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
     assert (tmp_path / "unfinished-a" / "thesis.txt").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "unfinished-a"]
+    assert sorted(list_names(tmp_path.iterdir())) == ["a", "unfinished-a"]
 
 
 def test_a_written_folder_has_the_permissions_of_any_new_one(state: State, tmp_path: Path) -> None:

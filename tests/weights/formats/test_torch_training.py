@@ -1,4 +1,4 @@
-"""What checkpoints of PyTorch hold next to weights is read: velocities, averages, the loss scale."""
+"""What checkpoints of PyTorch hold next to weights: velocities, averages, the loss scale."""
 
 import re
 from collections.abc import Callable

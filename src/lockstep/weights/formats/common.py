@@ -277,7 +277,7 @@ def describe_unused(others: list[str]) -> Iterable[str]:
 
 
 def find_converted(names: Iterable[str], arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Return those of the names whose arrays, if a file has them, have another type than float32."""
+    """Return those of the names whose arrays, if a file has them, are not float32."""
     return [name for name in names if name in arrays and arrays[name].dtype != np.float32]
 
 

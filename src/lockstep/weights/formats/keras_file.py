@@ -244,10 +244,13 @@ def _find_head(shapes: Mapping[str, Shape], inputs: int) -> str:
     is none."""
     if f"{_HEAD}/kernel" in shapes:
         return _HEAD
-    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
-    kernels = [name for name in matrices if name.endswith("/kernel")]
-    if len(kernels) == 1 and shapes[kernels[0]][0] == inputs:
-        return kernels[0].rpartition("/")[0]
+    heads = []
+    for name, shape in shapes.items():
+        layer, _, variable = name.rpartition("/")
+        if variable == "kernel" and len(shape) == 2:
+            heads.append(layer)
+    if len(heads) == 1 and shapes[f"{heads[0]}/kernel"][0] == inputs:
+        return heads[0]
     return ""
 
 
@@ -338,7 +341,7 @@ def _describe_file(
     elif head != _HEAD:
         yield f"the classifier is the layer {head}"
     names = [name for name in matching.names.values() if name in variables.shapes]
-    yield from describe_converted([name for name in names if variables.is_converted(name)])
+    yield from describe_converted(list(filter(variables.is_converted, names)))
     layers = variables.layers.items()
     skipped = [name for name, layer in layers if layer.get("class_name") in _PREPROCESSING]
     if skipped:

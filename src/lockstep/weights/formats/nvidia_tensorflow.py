@@ -124,8 +124,10 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
     bundle = Bundle(prefix)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     refuse_many(prefix, len(shapes))
-    names = [name for name in shapes if name != _STEP and not _is_slot(name, shapes)]
-    variables = {name: shapes[name] for name in names}
+    variables = dict(shapes)
+    for name in shapes:
+        if name == _STEP or _is_slot(name, shapes):
+            del variables[name]
     matching = _match_model(prefix, variables)
     table = matching.names
     logits = variables[table["fc.bias"]][0]

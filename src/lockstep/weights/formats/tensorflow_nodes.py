@@ -3,8 +3,8 @@
 What changes no value in inference is left out (Identity, Cast, reading a variable). Conv2D becomes
 one node with a BiasAdd after it and a Pad before it, and so do groups and batch norms in parts
 (`tensorflow_merging`). All that comes before the arithmetic with mean and standard deviation, such
-as a resize, is left out too. Operators that are not listed here keep their names, so that a network that needs one is
-refused.
+as a resize, is left out too. Operators that are not listed here keep their names, so that a network
+that needs one is refused.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Write checkpoints with TensorFlow's own Saver and restore Lockstep's.
 
-    with_tensorflow.py make FOLDER        small models, many types, two data files, a partitioned one
+    with_tensorflow.py make FOLDER        models, many types, two data files, a partitioned one
     with_tensorflow.py full FOLDER        ResNet-50 at full size
     with_tensorflow.py restore FOLDER     reads ours/ in every way that TensorFlow has
 
