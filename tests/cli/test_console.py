@@ -34,7 +34,7 @@ REPORT = {
     "classes": list("abcdef"),
 }
 SUMMARY = [
-    "  top-1                91.25 % of 400 images",
+    "  top-1                91.25 % (88.1 to 93.6) of 400 images",
     "  top-5                99.50 %",
     "  loss                 0.3457",
     "  best top-1           92.00 % at step 32",
@@ -197,7 +197,12 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             ),
             event("finish", report=REPORT | {"classes": list("abcde")}, out="runs/[a]"),
         ],
-        [FIRST_LINE, "step 8: top-1 91.25 %, loss 0.3457 on 400 images", SUMMARY[0], *SUMMARY[2:]],
+        [
+            FIRST_LINE,
+            "step 8: top-1 91.25 % (88.1 to 93.6), loss 0.3457 on 400 images",
+            SUMMARY[0],
+            *SUMMARY[2:],
+        ],
     ),
     "an evaluation": (
         [
@@ -211,7 +216,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
                 images=400,
             )
         ],
-        ["step 8: top-1 91.25 %, top-5 100.00 %, loss 0.3457 on 400 images"],
+        ["step 8: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %, loss 0.3457 on 400 images"],
     ),
     "an evaluation of averages": (
         [
@@ -225,7 +230,9 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
                 images=1,
             )
         ],
-        ["step 8 (moving average): top-1 5.00 %, top-5 50.00 %, loss 1.0000 on 1 images"],
+        [
+            "step 8 (moving average): top-1 5.00 % (0.0 to 79.3), top-5 50.00 %, loss 1.0000 on 1 images"
+        ],
     ),
     "a finish": ([event("finish", report=REPORT, out="runs/[a]")], SUMMARY),
     "a finish next to published accuracies": (

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.models.class_metrics import format_means
+from lockstep.models.metrics import format_accuracy
 from lockstep.recipes import Recipe
 from tests.processes import python
 
@@ -19,7 +21,7 @@ def test_accuracy_and_loss_are_shown_with_the_number_of_images(
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--batch", 7)
     expected = lockstep.evaluate(run_folder, textures)
     assert (code, errors) == (0, "")
-    *lines, speed = output.splitlines()
+    *lines, speed, small = output.splitlines()
     assert re.fullmatch(
         r"  speed   \d+\.\d images/s with decoding; native, batch 7: mean .*, p99 .*, p100"
         r" \d+\.\d ms",
@@ -27,10 +29,13 @@ def test_accuracy_and_loss_are_shown_with_the_number_of_images(
     )
     assert lines == [
         f"{run_folder / 'checkpoints' / 'step-00000007'} on {textures / 'val'}",
-        f"  top-1   {expected['top1_percent']:.2f} % of 20 images",
+        f"  top-1   {format_accuracy(expected['top1_percent'], 20)} of 20 images",
+        f"  classes {format_means(expected['class_summary'])}",
         f"  top-5   {expected['top5_percent']:.2f} %",
         f"  loss    {expected['loss']:.4f}",
     ]
+    assert "fewer than 20 images" in small
+    assert small.endswith("and 5 more")
 
 
 def test_bad_images_are_listed(
@@ -62,7 +67,7 @@ def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
         "based_on: resnet50-paddle-90ep\n" + tiny_recipe.format_yaml()
     )
     output = answer("evaluate", run_folder, "--data", textures)[1]
-    assert output.splitlines()[5:] == [
+    assert output.splitlines()[6:7] == [
         "  published not compared: published accuracies are of ImageNet's 1,000 classes and 50,000"
         " validation images; these are 10 and 20"
     ]

@@ -26,10 +26,12 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
     result = lockstep.evaluate(source, textures)
     losses = []
     ranks = []
+    guesses = []
     for prediction in lockstep.predict(source, images, top=10):
         place = prediction.classes.index(prediction.path.parent.name)
         losses.append(-math.log(prediction.probabilities[place]))
         ranks.append(place)
+        guesses.append(prediction.classes[0])
     assert result["images"] == len(images) == 20
     assert result["loss"] == pytest.approx(sum(losses) / 20, rel=1e-4)
     assert result["top1_percent"] == 5 * sum(rank == 0 for rank in ranks)
@@ -43,7 +45,12 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
         "images": [2] * 10,
         "top1": [sum(rank == 0 for rank in by_class[name]) for name in CLASSES],
         "top5": [sum(rank < 5 for rank in by_class[name]) for name in CLASSES],
+        "predicted": [guesses.count(name) for name in CLASSES],
     }
+    hits = sum(result["per_class"]["top1"])
+    assert result["class_summary"]["balanced_accuracy_percent"] == pytest.approx(5 * hits)
+    low, high = result["top1_interval_percent"]
+    assert low <= result["top1_percent"] <= high
 
 
 @pytest.mark.parametrize("batch", [1, 7, 19, 20, 21, 64])

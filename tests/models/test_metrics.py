@@ -75,11 +75,13 @@ def test_the_loss_sum_does_not_depend_on_the_order_of_the_images(scores: Scores)
 
 
 def test_counts_per_class_agree_with_a_count_by_hand(scores: Scores) -> None:
-    expected = {name: [0] * CLASSES for name in ("images", "top1", "top5")}
+    expected = {name: [0] * CLASSES for name in ("images", "top1", "top5", "predicted")}
     for label, rank in zip(scores.labels.tolist(), scores.ranks.tolist(), strict=True):
         expected["images"][label] += 1
         expected["top1"][label] += rank == 0
         expected["top5"][label] += rank < 5
+    for prediction in scores.predictions.tolist():
+        expected["predicted"][prediction] += 1
     assert expected["images"][CLASSES - 1] == 0
     assert scores.per_class(CLASSES) == expected
 

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
-from lockstep.models.metrics import format_loss, is_top5_informative
+from lockstep.models.class_metrics import format_means
+from lockstep.models.metrics import format_accuracy, format_loss, is_top5_informative
 from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (
     Event,
@@ -73,7 +74,10 @@ def _list_accuracies(report: Report) -> list[tuple[str, str]]:
     rows = []
     if report["final"]:
         final = report["final"]["trained"]
-        rows.append(("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"))
+        accuracy = format_accuracy(final["top1_percent"], final["images"])
+        rows.append(("top-1", f"{accuracy} of {final['images']} images"))
+        if "class_summary" in report:
+            rows.append(("classes", format_means(report["class_summary"]["trained"])))
         if is_top5_informative(len(report["classes"])):
             rows.append(("top-5", f"{final['top5_percent']:.2f} %"))
         rows.append(("loss", format_loss(final["loss"])))
@@ -280,9 +284,10 @@ class Reporter:
 
     def _show_evaluate(self, event: EvaluateEvent) -> None:
         name = "" if event["weights"] == "trained" else " (moving average)"
+        accuracy = format_accuracy(event["top1_percent"], event["images"])
         top5 = f"top-5 {event['top5_percent']:.2f} %, " if self._shows_top5 else ""
         self.say(
-            f"step {event['step']}{name}: top-1 {event['top1_percent']:.2f} %, {top5}"
+            f"step {event['step']}{name}: top-1 {accuracy}, {top5}"
             f"loss {format_loss(event['loss'])} on {event['images']} images"
         )
 

@@ -92,11 +92,14 @@ def command(
 
 
 def _show(result: dict[str, Any]) -> None:
-    from lockstep.models.metrics import format_loss, is_top5_informative
+    from lockstep.models.class_metrics import FEW_IMAGES, find_small_classes, format_means
+    from lockstep.models.metrics import format_accuracy, format_loss, is_top5_informative
     from lockstep.recipes.published_accuracies import describe_comparison
 
     print(f"{result['source']} on {result['data']}")
-    print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
+    accuracy = format_accuracy(result["top1_percent"], result["images"])
+    print(f"  top-1   {accuracy} of {result['images']} images")
+    print(f"  classes {format_means(result['class_summary'])}")
     if is_top5_informative(len(result["classes"])):
         print(f"  top-5   {result['top5_percent']:.2f} %")
     print(f"  loss    {format_loss(result['loss'])}")
@@ -105,6 +108,13 @@ def _show(result: dict[str, Any]) -> None:
         print(f"  {name} {text}")
     for remark in result["remarks"]:
         print(f"  note: {escape_line(remark)}")
+    small = [result["classes"][number] for number in find_small_classes(result["per_class"])]
+    if small:
+        names = ", ".join(escape_line(name) for name in small[:5])
+        more = f" and {len(small) - 5} more" if len(small) > 5 else ""
+        print(
+            f"  note: fewer than {FEW_IMAGES} images each, so their figures are rough: {names}{more}"
+        )
     for bad in result["quarantined"]:
         print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
 

@@ -17,7 +17,8 @@ from lockstep.inference.programs import ExportedProgram, remark_on_weights
 from lockstep.inference.runtimes import AUTO, NATIVE
 from lockstep.inference.runtimes.scoring import Pace, compute_scores
 from lockstep.inference.selection import Selection, find_export
-from lockstep.models.metrics import Scores
+from lockstep.models.class_metrics import summarise_classes
+from lockstep.models.metrics import Scores, wilson
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published_accuracies import Comparison, compare_top1
@@ -164,7 +165,9 @@ def _describe_scores(
         raise DivergedError(
             f"the loss of {weights.source} on {name} is not finite: {infinite}. {ADVICE}"
         )
-    summary = scores.counts().summary()
+    counts = scores.counts()
+    summary = counts.summary()
+    per_class = scores.per_class(len(index.classes))
     return {
         "source": str(weights.source),
         "data": name,
@@ -172,7 +175,9 @@ def _describe_scores(
         "published": _compare_published(weights, summary, len(index.classes)),
         "quarantined": index.describe_quarantine(),
         "classes": index.classes,
-        "per_class": scores.per_class(len(index.classes)),
+        "top1_interval_percent": [100 * bound for bound in wilson(counts.top1, counts.images)],
+        "per_class": per_class,
+        "class_summary": summarise_classes(per_class),
     }
 
 

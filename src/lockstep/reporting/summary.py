@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.images import printable
+from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative, wilson
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
@@ -40,6 +41,9 @@ class Result:
     """None if there are too few classes for top-5 to show anything."""
     calibration_error: float | None
     """None if the run kept no results of single images."""
+    balanced_accuracy: float | None = None
+    macro_f1: float | None = None
+    """Means over classes, within 0 to 1; None if the run is not finished."""
 
 
 @dataclass
@@ -75,6 +79,11 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
         scores = run.results.scores[weights]
         bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
         error = image_statistics.measure_calibration_error(bins)
+    means: list[float | None] = [None, None]
+    if run.report is not None and weights in run.report["per_class"]:
+        classes = summarise_classes(run.report["per_class"][weights])
+        means = [classes["balanced_accuracy_percent"], classes["macro_f1_percent"]]
+    balanced, f1 = (None if mean is None else mean / 100 for mean in means)
     return Result(
         run=number,
         weights=weights,
@@ -86,6 +95,8 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
         top5=top5 / images if tells else None,
         top5_interval=wilson(top5, images) if tells else None,
         calibration_error=error,
+        balanced_accuracy=balanced,
+        macro_f1=f1,
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.images import printable
-from lockstep.models.metrics import ClassCounts, Scores, is_top5_informative, wilson
+from lockstep.models.class_metrics import FEW_IMAGES, ClassCounts
+from lockstep.models.metrics import Scores, is_top5_informative, wilson
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
@@ -32,6 +33,8 @@ class ClassRow:
     low: float
     high: float
     """Wilson's 95 % interval of top-1, within 0 to 1."""
+    predicted: int | None = None
+    """Images of any class that were taken for this one; None in older reports."""
     taken_for: str = ""
     """The class its images were wrongly taken for most often, and how often; empty if none or
     unknown."""
@@ -157,10 +160,11 @@ def image_key(run: Run, sample: int) -> str:
 
 
 def _count_classes(run: Run, counts: ClassCounts, taken_for: Sequence[str]) -> list[ClassRow]:
-    columns = (run.classes, counts["images"], counts["top1"], counts["top5"], taken_for)
+    predicted: Sequence[int | None] = counts.get("predicted", [None] * len(run.classes))
+    columns = (run.classes, counts["images"], counts["top1"], counts["top5"], predicted, taken_for)
     rows = []
-    for name, images, top1, top5, other in zip(*columns, strict=True):
-        rows.append(ClassRow(name, images, top1, top5, *wilson(top1, images), other))
+    for name, images, top1, top5, guesses, other in zip(*columns, strict=True):
+        rows.append(ClassRow(name, images, top1, top5, *wilson(top1, images), guesses, other))
     return rows
 
 
@@ -255,13 +259,14 @@ def select_data(view: View) -> dict[str, Any]:
     """Return the part of a view that the page's script draws, as plain values."""
     classes = []
     for row in view.classes:
-        counts = (row.images, row.top1, row.top5)
+        counts = (row.images, row.top1, row.top5, row.predicted)
         classes.append([row.name, *counts, round(row.low, 6), round(row.high, 6), row.taken_for])
     return {
         "run": view.run,
         "weights": view.weights,
         "top5": is_top5_informative(len(view.classes)),
         "classes": classes,
+        "few": FEW_IMAGES,
         "matrix": vars(view.matrix) if view.matrix else None,
         "bins": list(map(vars, view.bins)),
     }

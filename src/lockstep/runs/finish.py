@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
+from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
 from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import ending
@@ -108,6 +109,7 @@ def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Repo
         "quarantined": len(run.sets.training.quarantined) + len(run.sets.validation.quarantined),
         "classes": classes,
         "per_class": per_class,
+        "class_summary": {name: summarise_classes(counts) for name, counts in per_class.items()},
         "device": run.world.device,
         "ranks": run.world.ranks,
     }

@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from lockstep.models.metrics import ClassCounts
+from lockstep.models.class_metrics import ClassCounts, ClassSummary
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_comparison
@@ -48,6 +48,8 @@ class Report(TypedDict):
     classes: Sequence[str]
     per_class: dict[str, ClassCounts]
     """The last evaluation by weights and class."""
+    class_summary: NotRequired[dict[str, ClassSummary]]
+    """Recall and precision of the classes, and their means over classes, by weights."""
     device: str
     ranks: int
     published: NotRequired[Comparison | None]
@@ -137,7 +139,7 @@ def _are_counts(value: Any, classes: int) -> bool:
     """Return whether a value holds the columns of `ClassCounts` for this many classes."""
     if not isinstance(value, dict):
         return False
-    for name in ClassCounts.__required_keys__:
+    for name in ClassCounts.__required_keys__ | (value.keys() & ClassCounts.__optional_keys__):
         column = value.get(name)
         if not (isinstance(column, list) and len(column) == classes):
             return False

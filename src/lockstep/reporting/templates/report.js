@@ -3,11 +3,13 @@
 function fillClasses() {
   const fifth = (text) => Object.assign(node("td", { class: "n" }, text), { hidden: !view.top5 });
   $("#per-class-top5").hidden = !view.top5;
-  const rows = view.classes.map(([name, images, top1, top5, low, high, other]) => {
-    const share = (hits) => (images ? ((100 * hits) / images).toFixed(2) : "–");
+  const rows = view.classes.map(([name, images, top1, top5, predicted, low, high, other]) => {
+    const share = (hits, total = images) => (total ? ((100 * hits) / total).toFixed(2) : "–");
+    const few = images > 0 && images < view.few;
     const row = node("tr");
     row.append(
-      node("th", { scope: "row" }, name), node("td", { class: "n" }, images), node("td", { class: "n strong" }, share(top1)),
+      node("th", { scope: "row" }, name), node("td", few ? { class: "n few", title: "few images: the figures of this class are rough" } : { class: "n" }, images), node("td", { class: "n strong" }, share(top1)),
+      node("td", { class: "n" }, share(top1, predicted)),
       fifth(share(top5)), node("td", { class: "interval" }, images ? `${(100 * low).toFixed(1)} – ${(100 * high).toFixed(1)}` : "–"), node("td", { class: "faint" }, other));
     return row;
   });
