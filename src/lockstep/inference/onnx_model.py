@@ -73,14 +73,9 @@ def build_model(
             f"an ONNX model is in fp32, fp16 or int8, not in {recipe.precision}; leave out"
             " precision: the program that runs the model can choose its own"
         )
-    _check_shapes(recipe, tensors)
-    onnx = _import_onnx()
     form = form or Form()
-    graph = _Graph(
-        onnx, recipe, tensors, scales or {}, in_half=recipe.precision == "fp16", folded=form.folded
-    )
-    model = graph.model(classes, form)
-    onnx.checker.check_model(model)
+    model = _start_graph(recipe, tensors, scales, folded=form.folded).model(classes, form)
+    _import_onnx().checker.check_model(model)
     return model
 
 
@@ -99,9 +94,7 @@ def logits_model(
     other precisions are for the program that runs the model to choose. Raises `CheckpointError` if
     the tensors do not fit, `BackendError` if the package onnx is missing.
     """
-    _check_shapes(recipe, tensors)
-    in_half = recipe.precision == "fp16" and not scales
-    graph = _Graph(_import_onnx(), recipe, tensors, scales or {}, in_half=in_half, folded=folded)
+    graph = _start_graph(recipe, tensors, scales, folded=folded)
     data: bytes = graph.logits_model().SerializeToString()
     return data
 
@@ -120,16 +113,24 @@ def logits_model_apart(
     are elsewhere. The program that runs the model must put them there. Small arrays are in the
     model.
     """
-    _check_shapes(recipe, tensors)
-    in_half = recipe.precision == "fp16" and not scales
-    graph = _Graph(_import_onnx(), recipe, tensors, scales or {}, in_half=in_half)
+    graph = _start_graph(recipe, tensors, scales)
     return graph.logits_model_apart(as_inputs=as_inputs)
 
 
-def _check_shapes(recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise `CheckpointError` if tensors are not those of the recipe's model."""
+def _start_graph(
+    recipe: Recipe,
+    tensors: Mapping[str, np.ndarray],
+    scales: Mapping[str, float] | None,
+    *,
+    folded: bool = False,
+) -> "_Graph":
+    """Return a graph without nodes. Raises `CheckpointError` if tensors are not those of the
+    recipe's model."""
     expected = list_tensors(model_spec(recipe.model), recipe.logits)
     check_fit({tensor.name: tensor.shape for tensor in expected}, tensors, "weights")
+    in_half = recipe.precision == "fp16" and not scales
+    onnx = _import_onnx()
+    return _Graph(onnx, recipe, tensors, scales or {}, in_half=in_half, folded=folded)
 
 
 def _import_onnx() -> Any:

@@ -89,7 +89,7 @@ class RuntimeRow:
 
     module: str
     """The module of this package. `choose_device(execution)` of it returns "cpu" or "cuda",
-    `make_runtime(setup)` a runtime."""
+    and `RUNTIME` is the class of the runtime, which takes a `RuntimeSetup`."""
     distributions: tuple[str, ...]
     """Distributions of which one must be installed; empty for the native runtime, which needs the
     framework."""
@@ -260,7 +260,7 @@ def open_runtime(
     setup = RuntimeSetup(weights, execution, most_images, exported, shares_cores)
     if name == NATIVE:
         native = importlib.import_module(f"{__name__}.native")
-        runtime: Runtime = native.make_runtime(setup)
+        runtime: Runtime = native.Native(setup)
         return runtime
     row = find_row(name)
     device = choose_device(name, execution)
@@ -272,7 +272,7 @@ def open_runtime(
             f" {weights.recipe.quantisation}; use --runtime {NATIVE} or"
             f" {' or '.join(other.name for other in RUNTIMES.values() if other.quantises)}"
         )
-    opened: Runtime = row.load_function("make_runtime")(setup)
+    opened: Runtime = row.load_function("RUNTIME")(setup)
     return opened
 
 
@@ -324,24 +324,3 @@ def check_images(images: np.ndarray, side: int) -> np.ndarray:
 def describe_cpu() -> str:
     """Return the name of the device of a runtime on a CPU, for people."""
     return f"CPU, {count_threads()} threads"
-
-
-__all__ = [
-    "AUTO",
-    "NATIVE",
-    "RUNTIMES",
-    "Runtime",
-    "RuntimeRow",
-    "RuntimeSetup",
-    "check_images",
-    "check_runtime",
-    "choose_device",
-    "count_threads",
-    "describe_cpu",
-    "explain_refusal",
-    "find_row",
-    "import_package",
-    "list_installed",
-    "open_runtime",
-    "start_import",
-]

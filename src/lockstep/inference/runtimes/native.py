@@ -38,8 +38,3 @@ class Native:
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
         return self._engine.predict(images)
-
-
-def make_runtime(setup: RuntimeSetup) -> Native:
-    """Return the engine of the execution's backend."""
-    return Native(setup)

@@ -67,9 +67,7 @@ class OnnxRuntime:
         return np.asarray(logits, np.float32)
 
 
-def make_runtime(setup: RuntimeSetup) -> OnnxRuntime:
-    """Return a session that holds the weights."""
-    return OnnxRuntime(setup)
+RUNTIME = OnnxRuntime
 
 
 def open_session(

@@ -63,9 +63,7 @@ class OpenVino:
         return np.array(outputs[0], np.float32)
 
 
-def make_runtime(setup: RuntimeSetup) -> OpenVino:
-    """Return a compiled model that holds the weights."""
-    return OpenVino(setup)
+RUNTIME = OpenVino
 
 
 def choose_device(execution: Execution) -> str:

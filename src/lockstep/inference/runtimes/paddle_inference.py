@@ -22,6 +22,10 @@ class PaddleInference:
     name = NAME
 
     def __init__(self, setup: RuntimeSetup) -> None:
+        if setup.exported is not None:
+            raise BackendError(
+                f"{NAME} does not run ONNX models; use --runtime onnxruntime or openvino"
+            )
         recipe = setup.weights.recipe
         self.precision = recipe.precision
         device = choose_device(setup.execution)
@@ -49,13 +53,7 @@ class PaddleInference:
         return np.asarray(logits, np.float32)
 
 
-def make_runtime(setup: RuntimeSetup) -> PaddleInference:
-    """Return a predictor that holds the weights."""
-    if setup.exported is not None:
-        raise BackendError(
-            f"{NAME} does not run ONNX models; use --runtime onnxruntime or openvino"
-        )
-    return PaddleInference(setup)
+RUNTIME = PaddleInference
 
 
 def choose_device(execution: Execution) -> str:

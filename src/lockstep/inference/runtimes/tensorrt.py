@@ -138,9 +138,7 @@ class TensorRT:
         return np.asarray(logits, np.float32)
 
 
-def make_runtime(setup: RuntimeSetup) -> TensorRT:
-    """Return a plan that holds the weights. Building it takes minutes the first time."""
-    return TensorRT(setup)
+RUNTIME = TensorRT
 
 
 def choose_device(execution: Execution) -> str:
