@@ -6,6 +6,8 @@ the device. With a compiler, it compiles model and loss together. The network is
 as Lockstep's, a plain `torch.nn.Module`.
 """
 
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -29,61 +31,53 @@ that a loop runs."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {}, "fused SGD": {"fused": True}}
 MODES = {"default": (EAGER, "compile")}
 """The kinds of networks of a mode; by default one, of the mode's name."""
-SECONDS = 5.0
 
 
-class Network:
-    """A network with its loss in mixed precision, compiled or not. Loops with different optimizers
-    share it."""
+class Loop:
+    """A training loop on a static batch."""
 
-    def __init__(self, recipe: Recipe, device: str, kind: str) -> None:
-        self.recipe = recipe
-        self.device = device
-        self.kind = kind
+    def __init__(self, recipe: Recipe, device: str, kind: str, optimizer: str) -> None:
+        self.name = f"{kind}, {optimizer}"
+        self._precision = recipe.precision
+        self._device = device
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = recipe.precision != "fp32"
         torch.backends.cuda.matmul.allow_tf32 = recipe.precision != "fp32"
         torch.manual_seed(0)
         self.model: nn.Module = Model(model_spec(recipe.model), recipe).to(device).train()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        size = recipe.image_size
-        images = torch.randn(recipe.global_batch_images, 3, size, size, device=device)
-        self.images = images.contiguous(memory_format=torch.channels_last)
-        self.labels = torch.randint(0, recipe.logits, (len(images),), device=device)
+        shape = (recipe.global_batch_images, 3, recipe.image_size, recipe.image_size)
+        images = torch.randn(shape, device=device)
+        self._images = images.contiguous(memory_format=torch.channels_last)
+        self._labels = torch.randint(0, recipe.logits, shape[:1], device=device)
         self._criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
-        self.loss = self._loss if kind == EAGER else torch.compile(self._loss, **COMPILERS[kind])
-
-    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        dtype = DTYPES.get(self.recipe.precision)
-        with torch.autocast(self.device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            return self._criterion(self.model(images), labels)
-
-
-class Loop:
-    """A training loop with one of `OPTIMIZERS`."""
-
-    def __init__(self, network: Network, optimizer: str) -> None:
-        self.name = f"{network.kind}, {optimizer}"
-        self._network = network
-        recipe = network.recipe
+        self._loss = self._compute_loss
+        if kind != EAGER:
+            self._loss = torch.compile(self._compute_loss, **COMPILERS[kind])
         self._optimizer = torch.optim.SGD(
-            network.model.parameters(),
+            self.model.parameters(),
             lr=1e-3,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
             **OPTIMIZERS[optimizer],
         )
-        self._scaler = torch.amp.GradScaler(network.device, enabled=recipe.precision == "fp16")
+        self._scaler = torch.amp.GradScaler(device, enabled=recipe.precision == "fp16")
+
+    def _compute_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        dtype = DTYPES.get(self._precision)
+        with torch.autocast(self._device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            return self._criterion(self.model(images), labels)
+
+    def compute_loss(self) -> Tensor:
+        """Return the loss of the batch."""
+        return self._loss(self._images, self._labels)
 
     def run(self, steps: int) -> None:
-        """Take steps on the static batch."""
-        network = self._network
+        """Take steps."""
         for _ in range(steps):
-            if network.kind in ("max-autotune", "reduce-overhead"):
-                torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()
             self._optimizer.zero_grad(set_to_none=True)
-            loss = network.loss(network.images, network.labels)
-            self._scaler.scale(loss).backward()
+            self._scaler.scale(self.compute_loss()).backward()
             self._scaler.step(self._optimizer)
             self._scaler.update()
 
@@ -94,32 +88,22 @@ def measure(device: str, model: str, precision: str, batch: int, mode: str, tiny
     recipe = make_recipe(model, precision, batch, tiny=bool(tiny))
     same = {"model": model, "precision": precision, "batch": batch, "mode": mode}
     if mode == "profile":
-        loop = Loop(Network(recipe, device, "compile"), "fused SGD")
+        loop = Loop(recipe, device, "compile", "fused SGD")
         loop.run(8)
         yield {"what": "profile", "contender": loop.name} | same | trace_steps(loop.run, device, "")
         return
-    for kind in ("eager", "traced") if tiny else MODES.get(mode, (mode,)):
-        network = Network(recipe, device, kind)
-        for optimizer in OPTIMIZERS:
-            loop = Loop(network, optimizer)
-            row = {"what": "train", "contender": loop.name, "status": "ok"} | same
-            try:
-                rate = batch / _measure_step_sec(loop, device)
-            except Exception as error:  # too little memory, or a compiler's own errors
-                yield row | {
-                    "status": "failed",
-                    "reason": f"{type(error).__name__}: {error!s:.600}",
-                }
-            else:
-                yield row | {"images_per_sec": rate}
-
-
-def _measure_step_sec(loop: Loop, device: str) -> float:
-    loop.run(4)  # a graph is captured, and kernels are chosen, in the first few steps
-    steps = 2
-    if device == "cuda":
-        steps += round(1000 * SECONDS / measure_ms(lambda: loop.run(1), device, 1))
-    return measure_ms(lambda: loop.run(steps), device, 1, warmup=0) / 1000 / steps
+    kinds = ("eager", "traced") if tiny else MODES.get(mode, (mode,))
+    for kind, optimizer in product(kinds, OPTIMIZERS):
+        row = {"what": "train", "contender": f"{kind}, {optimizer}", "status": "ok"} | same
+        try:
+            loop = Loop(recipe, device, kind, optimizer)
+            loop.run(4)  # a graph is captured, and kernels are chosen, in the first few steps
+            steps = 2 if tiny else 50
+            ms = measure_ms(partial(loop.run, steps), device, 1, warmup=0)
+        except Exception as error:  # too little memory, or a compiler's own errors
+            yield row | {"status": "failed", "reason": f"{type(error).__name__}: {error!s:.600}"}
+        else:
+            yield row | {"images_per_sec": 1000 * batch * steps / ms}
 
 
 if __name__ == "__main__":

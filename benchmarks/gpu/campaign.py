@@ -41,10 +41,6 @@ def main(arguments: Sequence[str]) -> int:
             print(summarise(_read_results(options.show)))
             return 0
         parts = _choose(list_tiny_parts() if options.tiny else list_parts(), options.parts)
-        if options.list:
-            for part in parts:
-                print(f"{part.name:<34} {part.expected_sec:4.0f} s")
-            return 0
         about = _describe_machine(options.device)
     except ValueError as error:
         print(f"campaign.py: {error}", file=sys.stderr)
@@ -75,12 +71,11 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--minutes", type=float, default=9.0, help="Minutes that this command may take.")
-    add("--parts", default="", metavar="A,B", help="Only these parts; --list names them.")
+    add("--parts", default="", metavar="A,B", help="Only these parts.")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu", help="Results.")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--tiny", action="store_true", help="Few steps, to try the campaign itself.")
     add("--photos", default="", metavar="DIR", help="JPEGs in folders by class.")
-    add("--list", action="store_true", help="List the parts and their expected seconds.")
     add("--show", type=Path, metavar="DIR", help="Print the summary of a folder of results.")
     return parser
 

@@ -3,6 +3,7 @@ Lockstep where one measures it, otherwise modules of this folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 HOW = {
@@ -17,6 +18,7 @@ loops have that it is compared with. Its rate decides what `fused: auto` and `cu
 RESNET = "resnet50"
 RESNEXT = "resnext101-32x4d"
 RUNTIMES = "onnxruntime,tensorrt,openvino,paddle-inference"
+LOADERS = "host,dali,torch-pillow"
 SMALL = "-i 2 --compile off --set image_size=32 --set eval_crop=32 --set eval_resize=36"
 """What lets a benchmark end within seconds on a CPU."""
 
@@ -95,36 +97,26 @@ def _conformance(selected: str) -> Part:
     # Warnings are no failures here: they may come from another version of PyTorch, or from an
     # operator that has no deterministic kernel on a GPU.
     line = f"pytest tests/backends -q -p no:cacheprovider -W default -m 'not slow' -k {selected}"
+    if find_spec("xdist") is not None:
+        line += " -n 8"
     return Part("conformance", 90, (Command(f"{line} --junitxml={{report}}", "tests"),))
 
 
-def _verify(*precisions: str, more: str = "") -> Part:
-    commands = []
-    for precision in precisions:
-        line = f"lockstep verify --backends torch --precision {precision} --json {more}"
-        commands.append(Command(line, "json", {"what": "verify", "precision": precision}))
-    return Part("verify", 120, tuple(commands))
+def _verify(precision: str, more: str = "") -> Command:
+    line = f"lockstep verify --backends torch --precision {precision} --json {more}"
+    return Command(line, "json", {"what": "verify", "precision": precision})
 
 
-def _jpegs(photos: Command) -> Part:
-    commands = [photos]
-    for threads in (1, 2, 4, 8, 16):
-        line = f"lockstep benchmark loader {{photos}} --threads {threads} --seconds 3 --json"
-        line += f" --turns 1 --loaders {'host,dali,torch-pillow' if threads == 16 else 'host'}"
-        commands.append(Command(line, "json", {"what": "loader", "threads": threads}))
-    line = f"train --model {RESNET} --dtype bf16,fp16 -b 256 --data {{photos}}"
-    commands.append(_benchmark(f"{line} --set deterministic=no", contender="JPEGs"))
-    return Part("jpegs", 160, tuple(commands))
+def _load(threads: int, loaders: str = "host") -> Command:
+    line = f"lockstep benchmark loader {{photos}} --threads {threads} --loaders {loaders}"
+    fields = {"what": "loader", "threads": threads}
+    return Command(f"{line} --seconds 3 --turns 1 --json", "json", fields)
 
 
-def _find_batch() -> Part:
-    commands = []
-    for recompute in ("off", "blocks"):
-        line = f"lockstep find batch --model {RESNET} --precision bf16 --recompute {recompute}"
-        line += " --start 512 --set device={device} --set compile=off --json"
-        fields = {"what": "largest batch", "recompute": recompute}
-        commands.append(Command(line, "json", fields))
-    return Part("memory", 120, tuple(commands))
+def _find_batch(recompute: str) -> Command:
+    line = f"lockstep find batch --model {RESNET} --precision bf16 --recompute {recompute} --json"
+    fields = {"what": "largest batch", "recompute": recompute}
+    return Command(f"{line} --start 512 --set device={{device}} --set compile=off", "json", fields)
 
 
 def _other(name: str, more: str, *before: Command) -> Part:
@@ -140,6 +132,8 @@ def list_parts() -> list[Part]:
     plain = "--set deterministic=no"
     photos = Command("benchmarks.gpu.photos folder={photos}")
     dali = "--data {photos} --set loader=dali-gpu"
+    jpegs = f"train --model {RESNET} --dtype bf16,fp16 -b 256 --data {{photos}} {plain}"
+    from_jpegs = _benchmark(jpegs, contender="JPEGs")
     precisions = f"train --dtype bf16,tf32,fp32 -b 128 {plain}"
     return [
         Part("machine", 15, (Command("lockstep doctor", "lines", {"what": "doctor"}),)),
@@ -147,19 +141,19 @@ def list_parts() -> list[Part]:
         Part("repeated", 120, (Command(f"{runs}repeated"),)),
         _profile("profile-resnet50", RESNET, 256, 60),
         _conformance("'torch or kernels'"),
-        _verify("fp32", "tf32", "bf16", "fp16"),
+        Part("verify", 120, tuple(map(_verify, ("fp32", "tf32", "bf16", "fp16")))),
         Part("killed", 120, (Command(f"{runs}killed"),)),
         _train(RESNET, "fp16", 256, 140),
         Part("precisions", 100, (_benchmark(precisions, contender="precisions"),)),
         _train(RESNET, "bf16", 256, 150, "reduce-overhead"),
-        _jpegs(photos),
+        Part("jpegs", 160, (photos, *map(_load, (1, 2, 4, 8)), _load(16, LOADERS), from_jpegs)),
         _train(RESNET, "bf16", 256, 200, "max-autotune"),
         _train(RESNEXT, "bf16", 128, 200),
         _train(RESNEXT, "bf16", 128, 240, "max-autotune"),
-        _find_batch(),
+        Part("memory", 120, (_find_batch("off"), _find_batch("blocks"))),
         Part("inference", 120, (in_float, _benchmark(f"{inference} {RUNTIMES} --dtype int8"))),
         Part("kernels", 120, (Command("benchmarks.gpu.kernels device={device}"),)),
-        Part("ranks", 60, (_benchmark("train --dtype bf16 -b 128 -n 1,2"),)),
+        Part("ranks", 60, (_benchmark("train --dtype bf16 -b 128 -n 1,2", contender="ranks"),)),
         _profile("profile-resnext101", RESNEXT, 128, 100),
         _train(RESNEXT, "fp16", 128, 200),
         _train(RESNET, "fp16", 256, 200, "max-autotune"),
@@ -190,7 +184,7 @@ def list_tiny_parts() -> list[Part]:
     return [
         _train(RESNET, "fp32", 4, 120, tiny=True),
         _conformance("'loss_scale_adapts and (first or good)'"),
-        _verify("fp32", more="--steps 3"),
+        Part("verify", 60, (_verify("fp32", more="--steps 3"),)),
         Part("jpegs", 60, (photos, jpegs)),
         Part("inference", 60, (_benchmark(inference, tiny=True),)),
         *[Part(name, 60, (Command(f"benchmarks.gpu.{line}"),)) for name, line in lines.items()],

@@ -3,6 +3,7 @@ killed and resumed."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,31 +34,21 @@ class Runs:
     words: tuple[str, ...]
     """The command line without `--out`."""
 
-    def start(self, name: str, *more: str, cache: str = "cache") -> "subprocess.Popen[bytes]":
-        """Start or resume a run that keeps what it compiles in a folder."""
-        words = [*self.words, "--out", str(self.folder / name), *more]
+    def finish(self, name: str, *more: str, killed_at: int = 0, cache: str = "cache") -> Path:
+        """Start or resume a run that keeps what it compiles in a folder. Kill it once it has logged
+        a step, if there is one. Return its folder."""
+        run = self.folder / name
         place = self.folder / cache
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(place), "TRITON_CACHE_DIR": str(place / "triton")}
-        return subprocess.Popen(words, stdout=sys.stderr, env=os.environ | caches)
-
-    def finish(self, name: str, *more: str, cache: str = "cache") -> None:
-        """Take all steps of a run that are missing."""
-        code = self.start(name, *more, cache=cache).wait()
-        if code:
-            raise RuntimeError(f"lockstep train ended with code {code}")
-
-    def kill(self, name: str, step: int) -> None:
-        """Kill a run once it has logged this step."""
-        process = self.start(name)
-        while len(read_losses(self.folder / name)) < step and process.poll() is None:
-            time.sleep(0.002)
-        process.kill()
-        if process.wait() >= 0:
-            raise RuntimeError(f"lockstep train ended before step {step}")
-
-    def compare(self, a: str, b: str) -> bool:
-        """Return whether two runs ended with the same bits."""
-        return are_same(self.folder / a, self.folder / b)
+        words = [*self.words, "--out", str(run), *more]
+        with subprocess.Popen(words, stdout=sys.stderr, env=os.environ | caches) as process:
+            while killed_at and len(read_losses(run)) < killed_at and process.poll() is None:
+                time.sleep(0.002)
+            if killed_at:
+                process.kill()
+        if process.returncode != (-signal.SIGKILL if killed_at else 0):
+            raise RuntimeError(f"lockstep train ended with code {process.returncode}")
+        return run
 
 
 def measure(device: str, what: str, tiny: int = 0) -> Rows:
@@ -86,28 +77,26 @@ def _prepare(device: str, folder: Path, precision: str) -> Runs:
 
 def _repeat(device: str, folder: Path, precision: str) -> dict[str, Any]:
     runs = _prepare(device, folder, precision)
-    runs.finish("first")
-    runs.finish("second")
-    row = {"precision": precision, "same": runs.compare("first", "second")}
+    first = runs.finish("first")
+    row = {"precision": precision, "same": are_same(first, runs.finish("second"))}
     if device == "cuda":
-        runs.finish("graph", "--set", "cuda_graph=on")
-        row["same_from_a_graph"] = runs.compare("first", "graph")
+        graph = runs.finish("graph", "--set", "cuda_graph=on")
+        row["same_from_a_graph"] = are_same(first, graph)
     return row
 
 
 def _kill(device: str, folder: Path, precision: str) -> dict[str, Any]:
     runs = _prepare(device, folder, precision)
-    runs.finish("whole")
+    whole = runs.finish("whole")
     for step in KILLED_AT:
-        runs.kill("killed", step)
-    runs.finish("killed")
-    row = {"precision": precision, "same": runs.compare("whole", "killed")}
+        runs.finish("killed", killed_at=step)
+    row = {"precision": precision, "same": are_same(whole, runs.finish("killed"))}
     if device == "cuda":
         # The compiler chooses kernels by their speed and remembers them. A resumed run may be on
         # another machine.
-        runs.kill("late", KILLED_AT[0])
-        runs.finish("late", cache="empty-cache")
-        row["same_with_an_empty_cache"] = runs.compare("whole", "late")
+        runs.finish("late", killed_at=KILLED_AT[0])
+        late = runs.finish("late", cache="empty-cache")
+        row["same_with_an_empty_cache"] = are_same(whole, late)
     return row
 
 

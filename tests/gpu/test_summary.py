@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import photos
-from benchmarks.gpu.baselines import OPTIMIZERS, Loop, Network
+from benchmarks.gpu.baselines import OPTIMIZERS, Loop
 from benchmarks.gpu.campaign import main
 from benchmarks.gpu.readers import read_tests
 from benchmarks.gpu.runs import are_same
@@ -208,11 +208,11 @@ def test_runs_that_differ_in_a_bit_or_a_loss_are_distinguished(tmp_path: Path) -
 def test_the_loops_take_the_step_of_sgd() -> None:
     recipe = make_recipe("resnet50", "fp32", 4, tiny=True)
     for optimizer in OPTIMIZERS:
-        network = Network(recipe, "cpu", "eager")
-        weight = network.model.get_parameter("conv1.weight")
+        loop = Loop(recipe, "cpu", "eager", optimizer)
+        weight = loop.model.get_parameter("conv1.weight")
         before = weight.detach().clone()
-        [gradient] = torch.autograd.grad(network.loss(network.images, network.labels), [weight])
-        Loop(network, optimizer).run(1)
+        [gradient] = torch.autograd.grad(loop.compute_loss(), [weight])
+        loop.run(1)
         expected = -1e-3 * (gradient + recipe.weight_decay * before)
         torch.testing.assert_close(weight.detach() - before, expected, rtol=1e-3, atol=1e-8)
 
