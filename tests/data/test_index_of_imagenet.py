@@ -33,7 +33,8 @@ classes = tuple(f"n{i:08d}" for i in range(1000))
 states = tuple(indexing._state(source.root / name) for name in source.files)
 index = indexing.Index(
     source, rows, names, classes, False,
-    times=np.zeros(0, np.uint32), orientations=np.ones(count, np.uint8), states=states, quarantined=(),
+    times=np.zeros(0, np.uint32), orientations=np.ones(count, np.uint8), states=states,
+    quarantined=(),
     digest=indexing._digest(rows, classes),
 )
 indexing._store(index, indexing._writable_folder(source), indexing._stamp(source))

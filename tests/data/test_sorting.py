@@ -13,17 +13,19 @@ IMAGES = {f"ILSVRC2012_val_0000000{i}.JPEG": jpeg(8 + i, 8) for i in range(1, 5)
 CLASSES = {1: "n02", 2: "n01", 3: "n02", 4: "n03"}
 SORTED = {f"{CLASSES[i]}/{name}": data for i, (name, data) in enumerate(IMAGES.items(), 1)}
 STEMS = [name.removesuffix(".JPEG") for name in IMAGES]
+ROWS = list(zip(IMAGES, CLASSES.values(), strict=True))
+LINES = "".join(f"{name} {label}\n" for name, label in ROWS)
 LABELS = {
-    "name and class": "".join(f"{name} {CLASSES[i]}\n" for i, name in enumerate(IMAGES, 1)),
-    "tabs, in another order": "".join(f"{name}\t{CLASSES[i]}\n" for i, name in reversed([*enumerate(IMAGES, 1)])),
-    "commas, spaces, empty lines": "\n".join(f"  {name}, {CLASSES[i]} \n" for i, name in enumerate(IMAGES, 1)),
-    "names of folders too": "".join(f"val/{name} {CLASSES[i]}\n" for i, name in enumerate(IMAGES, 1)),
-    "Windows": "\ufeff" + "".join(f"{name},{CLASSES[i]}\r\n" for i, name in enumerate(IMAGES, 1)),
-    "class alone": "".join(f"{CLASSES[i]}\n" for i in range(1, 5)),
+    "name and class": LINES,
+    "tabs, in another order": "".join(f"{name}\t{label}\n" for name, label in reversed(ROWS)),
+    "commas, spaces, empty lines": "\n".join(f"  {name}, {label} \n" for name, label in ROWS),
+    "names of folders too": "".join(f"val/{name} {label}\n" for name, label in ROWS),
+    "Windows": "\ufeff" + "".join(f"{name},{label}\r\n" for name, label in ROWS),
+    "class alone": "".join(f"{label}\n" for label in CLASSES.values()),
     "Kaggle": "\ufeffImageId,PredictionString\n"
-    + "".join(f"{stem},{CLASSES[i]} 85 1 499 272\n" for i, stem in enumerate(STEMS, 1)),
-    "more images than there are": "".join(f"{name} {CLASSES[i]}\n" for i, name in enumerate(IMAGES, 1)) + "other.JPEG n04\n",
-}  # fmt: skip
+    + "".join(f"{STEMS[i]},{label} 85 1 499 272\n" for i, (_, label) in enumerate(ROWS)),
+    "more images than there are": LINES + "other.JPEG n04\n",
+}
 
 
 @pytest.fixture
@@ -113,12 +115,12 @@ def test_interrupted_anywhere_it_moves_the_rest_when_run_again(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000003.JPEG n01\n", "no class for 2 of 4 .* first .*2.JPEG"),
+        (f"{STEMS[0]}.JPEG n01\n{STEMS[2]}.JPEG n01\n", "no class for 2 of 4 .* first .*2.JPEG"),
         ("n01\nn02\nn03\n", "has 3 classes for 4 images; expected one for each"),
         ("n01\n" * 5, "has 5 classes for 4 images"),
         ("", "is empty; expected a line for each image"),
         ("ImageId,PredictionString\n", "is empty"),
-        ("ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG\n", "'ILSVRC2012_val_00000002.JPEG' has no class"),
+        (f"{STEMS[0]}.JPEG n01\n{STEMS[1]}.JPEG\n", "'ILSVRC2012_val_00000002.JPEG' has no class"),
         ("n01\n../n02\nn01\nn01\n", "'../n02' is not a class name"),
         ("n01\n..\nn01\nn01\n", "'..' is not a class name"),
         ("n01\n/tmp\nn01\nn01\n", "'/tmp' is not a class name"),

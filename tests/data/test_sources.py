@@ -121,9 +121,13 @@ def test_the_splits_may_have_different_formats(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "missing"),
-    [("train-{}-of-00006", (0,)), ("train-{}-of-00006", (5,)), ("x-train-{}-of-00006.tfrecord", (1, 2, 3, 4)),
-     ("train-{}-of-00006.rec", (2, 3))],
-)  # fmt: skip
+    [
+        ("train-{}-of-00006", (0,)),
+        ("train-{}-of-00006", (5,)),
+        ("x-train-{}-of-00006.tfrecord", (1, 2, 3, 4)),
+        ("train-{}-of-00006.rec", (2, 3)),
+    ],
+)
 def test_a_missing_file_is_named(pattern: str, missing: tuple[int, ...], tmp_path: Path) -> None:
     touch_files(tmp_path, *(pattern.format(f"{i:05d}") for i in range(6) if i not in missing))
     with pytest.raises(

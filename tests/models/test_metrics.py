@@ -8,7 +8,7 @@ CLASSES = 7
 
 @pytest.fixture
 def scores() -> Scores:
-    """Return the scores of 200 images of six classes out of seven, with losses from tiny to huge."""
+    """Return scores of 200 images of six classes out of seven, with losses from tiny to huge."""
     random = np.random.default_rng(5)
     return Scores(
         losses=(10.0 ** random.uniform(-8, 8, 200)).astype(np.float32),

@@ -1,9 +1,13 @@
 """A recipe, and sizes of images, for tests of the order of images."""
 
+import shlex
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import settings
 
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, load_recipe, parse_settings
+from lockstep.recipes.nvidia.translation import Translation, translate
 
 EXAMPLES = settings(max_examples=60)
 
@@ -19,3 +23,14 @@ def sizes_of(images: int) -> np.ndarray:
 
 
 SIZES = sizes_of(40)
+
+
+def translate_text(command: str, **how: str) -> Translation:
+    return translate(shlex.split(command), **how)
+
+
+def build_recipe(translation: Translation) -> Recipe:
+    """Return the recipe that the printed command trains, read from its words alone."""
+    words = translation.command
+    settings = [value for word, value in pairwise(words) if word == "--set"]
+    return load_recipe(words[words.index("--recipe") + 1]).replace(**parse_settings(settings)[0])

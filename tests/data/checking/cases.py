@@ -116,7 +116,7 @@ def count_openings(data: Path) -> dict[str, Index]:
 
 
 def place_of(data: Path, name: str) -> str:
-    """Return the place of the image `split/class/image`, good or bad, in the listing of a data set."""
+    """Return the place of the image `split/class/image`, good or bad, in a data set's listing."""
     split, _, image = name.partition("/")
     source = find_split(data, split)
     listing = list_images(source)

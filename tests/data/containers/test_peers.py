@@ -148,7 +148,7 @@ def test_files_of_mxnet_are_read(name: str, mxnet_output: Any, folder: Path) -> 
 
 
 def im2rec(images: Path, folder: Path, *options: str) -> Path:
-    """List a folder of images and pack them, unchanged, with MXNet's own script; return the `.rec`."""
+    """List a folder of images and pack them, unchanged, with MXNet's script; return the `.rec`."""
     script = next(mxnet_python().parents[1].glob("lib/python*/site-packages/mxnet/tools/im2rec.py"))
     # The script imports OpenCV even if it only copies files; this empty module replaces it.
     (folder / "cv2.py").touch()

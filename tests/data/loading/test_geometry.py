@@ -55,7 +55,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 @pytest.fixture(scope="module")
 def measure_dali(photos: Index) -> dict[str, np.ndarray]:
-    """What the Paddle and MXNet originals evaluate, as in `CHANGES`: float32 [images, 224, 224, 3]."""
+    """What Paddle's and MXNet's originals evaluate, as in `CHANGES`: float32 [N, 224, 224, 3]."""
     fn, _, pipeline_def = import_dali()
     images = [decode(photos.read(i)) for i in range(len(photos))]
 
@@ -107,7 +107,7 @@ def test_without_one_of_its_fields_it_is_another(
 
 
 def evaluate(index: Index, recipe: Any, loader: str) -> np.ndarray:
-    """Return the images of an evaluation: float32 [images, 224, 224, 3]."""
+    """Return the images of an evaluation: float32 [N, 224, 224, 3]."""
     plans = evaluation_plans(recipe, index.sizes, len(index))
     execution = Execution(loader=loader, loader_threads=1)
     with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as made:

@@ -48,7 +48,12 @@ if how == "names":  # instead of giving the so-manieth file its name
         return replace(path, target)
 
     os.replace = counted  # Path.replace too calls it by this name
-pack(Path(source), Path(target), Packing(format, 2), lambda done, total: how == "images" and done >= int(when) and die())
+
+def advance(done, total):
+    if how == "images" and done >= int(when):
+        die()
+
+pack(Path(source), Path(target), Packing(format, 2), advance)
 """
 MANY = {f"{i % 3}/{i:03d}.jpg": jpeg(8 + i, 30, i) for i in range(90)} | {
     "1/large.jpg": jpeg() + bytes(5000)

@@ -207,7 +207,7 @@ def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_p
 def test_images_whose_names_cannot_keep_their_order_are_numbered(
     format: str, tmp_path: Path
 ) -> None:
-    """Test a RecordIO file without names, and one in which numbers and names have different orders."""
+    """Test a RecordIO file without names, and one whose numbers and names have different orders."""
     images = [jpeg(8 + i, 9) for i in range(12)]
     for case, names in {
         "no names": [""] * 12,

@@ -27,7 +27,7 @@ COMMANDS = [
 
 
 def groups(script: dict[str, Any]) -> list[list[str]]:
-    """Return the script's options, each with a value that Lockstep's tables know if it takes one."""
+    """Return the script's options, each with a value that our tables know if it takes one."""
     system = systems()[script["system"]]
     rows = {
         name: row

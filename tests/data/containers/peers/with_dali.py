@@ -13,7 +13,7 @@ from nvidia.dali import tfrecord as features
 
 
 def run(images: int, reader: Callable[[], tuple[object, object]]) -> list[list[object]]:
-    """Return digest and label of every image; for a tar, the bytes of `.cls` instead of the label."""
+    """Return digest and label of every image; for a tar, the bytes of `.cls` as label."""
     pipeline = dali.Pipeline(batch_size=images, num_threads=1, device_id=None)
     with pipeline:
         pipeline.set_outputs(*reader())
