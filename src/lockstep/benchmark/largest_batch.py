@@ -116,8 +116,8 @@ def find_largest(fits: Callable[[int], bool], first: int, most: int, least: int 
     """Return a number up to `most` that fits, so that 1 / FINENESS more does not fit; 0 if `least`
     does not fit.
 
-    If n fits, everything below n counts as fitting. Numbers are doubled from `first`, or halved, and
-    then bisected.
+    If n fits, everything below n counts as fitting. Numbers are doubled from `first`, or halved,
+    and then bisected.
 
     >>> find_largest(lambda images: images <= 100, 32, 1024)
     100

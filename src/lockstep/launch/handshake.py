@@ -67,7 +67,7 @@ class _View:
         return self.client + self.server
 
     def sign(self, secret: bytes, label: bytes) -> bytes:
-        """Return HMAC-SHA256, 32 bytes. Only the label varies in length; it ends with a zero byte."""
+        """Return HMAC-SHA256. Only the label varies in length; it ends with a zero byte."""
         message = GREETING + label + b"\0" + self.places + self.nonces
         return hmac.new(secret, message, "sha256").digest()
 

@@ -1,4 +1,6 @@
-"""Run the workload on one backend: `python -m lockstep.verification.backend_process FOLDER BACKEND`.
+"""Run the workload on one backend.
+
+The command is `python -m lockstep.verification.backend_process FOLDER BACKEND`.
 
 The process reads the workload from FOLDER and prints its progress as lines of JSON. It writes
 BACKEND.npz (what is compared) and BACKEND.json (what it ran on) into FOLDER. Every backend has a
