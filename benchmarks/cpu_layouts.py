@@ -109,14 +109,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--turn", choices=WHO, help="Run one turn in this process.")
-    asked = parser.parse_args()
-    if asked.turn:
-        print(json.dumps(turn(asked.turn, asked.precision, asked.size, asked.batch, asked.steps)))
+    options = parser.parse_args()
+    if options.turn:
+        print(json.dumps(turn(options.turn, options.precision, options.size, options.batch, options.steps)))
         return
     turns_by_name: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
-    for _ in range(asked.turns):
+    for _ in range(options.turns):
         for who in WHO:  # alternately, so that other work on the machine affects all of them
-            command = [sys.executable, *sys.argv, "--turn", who, "--precision", asked.precision]
+            command = [sys.executable, *sys.argv, "--turn", who, "--precision", options.precision]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             turns_by_name[who].append(json.loads(done.stdout.splitlines()[-1]))
     rates = {
@@ -128,11 +128,11 @@ def main() -> None:
     }
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
     record(
-        f"cpu_layouts_{kind}_{asked.precision}",
+        f"cpu_layouts_{kind}_{options.precision}",
         {
             "what": (
-                f"images a second, ResNet-50 training, {asked.size} px, batch {asked.batch};"
-                f" {asked.turns} turns"
+                f"images a second, ResNet-50 training, {options.size} px, batch {options.batch};"
+                f" {options.turns} turns"
             ),
             "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
             "load_average": os.getloadavg()[0],

@@ -156,16 +156,16 @@ def main() -> None:
     parser.add_argument(
         "--turn", nargs=3, metavar=("WHO", "STARTED", "INT8"), help="Run one turn in this process."
     )
-    asked = parser.parse_args()
-    if asked.turn:
-        who, started, int8 = asked.turn
-        print(json.dumps(turn(who, asked.batch, asked.iterations, float(started), Path(int8))))
+    options = parser.parse_args()
+    if options.turn:
+        who, started, int8 = options.turn
+        print(json.dumps(turn(who, options.batch, options.iterations, float(started), Path(int8))))
         return
     names = list_contenders()
     turns_by_name: dict[str, list[dict[str, float]]] = {who: [] for who in names}
     with tempfile.TemporaryDirectory() as folder:
         int8 = write_int8(Path(folder))
-        for _ in range(asked.turns):
+        for _ in range(options.turns):
             for who in names:  # alternately, so that other work on the machine affects all of them
                 command = [
                     sys.executable,
@@ -178,7 +178,7 @@ def main() -> None:
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 turns_by_name[who].append(json.loads(done.stdout.splitlines()[-1]))
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
-    record(f"inference_runtimes_{kind}", summarise(turns_by_name, asked.batch, asked.turns))
+    record(f"inference_runtimes_{kind}", summarise(turns_by_name, options.batch, options.turns))
 
 
 def summarise(

@@ -280,7 +280,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, end)
-    asked = arguments()
+    options = arguments()
     if os.geteuid() != 0:
         sys.exit("network namespaces need root: sudo .venv/bin/python benchmarks/scaling.py")
     with Path(f"/run/{PREFIX}lock").open("w") as lock:
@@ -291,27 +291,27 @@ def main() -> None:
                 "another campaign is running on this machine, and would remove the namespaces of"
                 " this one"
             )
-        campaign(asked)
+        campaign(options)
 
 
-def campaign(asked: argparse.Namespace) -> None:
-    small, large = map(int, asked.batches.split(","))
+def campaign(options: argparse.Namespace) -> None:
+    small, large = map(int, options.batches.split(","))
     settings = {
-        "model": asked.model,
-        "image_size": asked.size,
+        "model": options.model,
+        "image_size": options.size,
         "precision": "fp32",
         "cores": cores(),
     }
     result: dict[str, Any] = {"kind": KIND, "version": VERSION, "settings": settings, "rows": []}
-    if asked.out.exists():
-        result = json.loads(asked.out.read_text())
+    if options.out.exists():
+        result = json.loads(options.out.read_text())
         if result["settings"] != settings:
             sys.exit(
-                f"{asked.out} has other settings: {result['settings']}, expected {settings}; give"
+                f"{options.out} has other settings: {result['settings']}, expected {settings}; give"
                 " another --out"
             )
     wanted = rows(small, large)
-    chosen = wanted if asked.only is None else [wanted[number - 1] for number in asked.only]
+    chosen = wanted if options.only is None else [wanted[number - 1] for number in options.only]
     began = time.monotonic()
     for number, row in enumerate(chosen, 1):
         same = [
@@ -325,7 +325,7 @@ def campaign(asked: argparse.Namespace) -> None:
             result["rows"] = [old for old in result["rows"] if old not in same] + [new]
             result["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}"])
             result["environment"] = describe_environment("torch")
-            write_json(asked.out, result)
+            write_json(options.out, result)
         middle = sorted(new["times_sec"])[len(new["times_sec"]) // 2]
         busy = new["other_programs_share"] > MOST_OF_OTHERS
         note = " (kept)" if kept else " (other programs were running)" if busy else ""
@@ -334,8 +334,8 @@ def campaign(asked: argparse.Namespace) -> None:
             f" s{note}",
             flush=True,
         )
-    if asked.only is None:
-        measured_rows = read_measured(asked.out)
+    if options.only is None:
+        measured_rows = read_measured(options.out)
         checks = [
             check
             for check in compare_steps(fit_steps(measured_rows), measured_rows)
@@ -346,7 +346,7 @@ def campaign(asked: argparse.Namespace) -> None:
             f"the largest difference of a prediction from a step that was not fitted: {worst:.1%},"
             " wanted 10 %"
         )
-        print(f"lockstep benchmark scaling --measured {asked.out}")
+        print(f"lockstep benchmark scaling --measured {options.out}")
 
 
 if __name__ == "__main__":

@@ -86,11 +86,11 @@ class Client:
 def tensor_client(port: int, name: str, images: np.ndarray) -> Client:
     """Return a client that sends images in binary and gets logits in binary."""
     about = {"name": "images", "shape": list(images.shape), "datatype": "UINT8"}
-    asked = {
+    request = {
         "inputs": [about | {"parameters": {"binary_data_size": images.nbytes}}],
         "outputs": [{"name": "logits", "parameters": {"binary_data": True}}],
     }
-    text = json.dumps(asked).encode()
+    text = json.dumps(request).encode()
     path = f"/v2/models/{name}/infer"
     return Client(
         port, path, text + images.tobytes(), f"Inference-Header-Content-Length: {len(text)}\r\n"
@@ -219,7 +219,7 @@ def measure_ms(runtime: Runtime, images: np.ndarray) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def measure_all(settings: Recipe, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure_all(settings: Recipe, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the figures of a model."""
     weights = folder / "weights.safetensors"
     side = settings.eval_crop
@@ -227,13 +227,13 @@ def measure_all(settings: Recipe, asked: argparse.Namespace, folder: Path) -> di
         weights, initial_state(settings).tensors, {"recipe": settings.fields(), "classes": []}
     )
     images = np.random.default_rng(0).integers(
-        0, 256, (asked.clients, side, side, 3), dtype=np.uint8
+        0, 256, (options.clients, side, side, 3), dtype=np.uint8
     )
-    how = {"most_images": asked.clients}
+    how = {"most_images": options.clients}
     with (
-        server(weights, asked.runtime, folder / "log") as (port, pid),
+        server(weights, options.runtime, folder / "log") as (port, pid),
         open_runtime(
-            asked.runtime, open_weights(weights), Execution(device="cpu"), **how
+            options.runtime, open_weights(weights), Execution(device="cpu"), **how
         ) as runtime,
         contextlib.ExitStack() as opened,
     ):
@@ -246,19 +246,19 @@ def measure_all(settings: Recipe, asked: argparse.Namespace, folder: Path) -> di
         added = []
         alone = []
         served = []
-        for _ in range(asked.rounds):
-            runtimes = median(measure_ms(runtime, one) for _ in range(asked.iterations))
-            servers = median(single.ms() for _ in range(asked.iterations))
+        for _ in range(options.rounds):
+            runtimes = median(measure_ms(runtime, one) for _ in range(options.iterations))
+            servers = median(single.ms() for _ in range(options.iterations))
             alone.append(runtimes)
             served.append(servers)
             added.append(servers - runtimes)
-        before = measure_rate(runtime, many, asked.seconds / 6)
+        before = measure_rate(runtime, many, options.seconds / 6)
         load = under_load(
-            [tensor_client(port, "model", image[None]) for image in images], pid, asked.seconds
+            [tensor_client(port, "model", image[None]) for image in images], pid, options.seconds
         )
-        after = measure_rate(runtime, many, asked.seconds / 6)
+        after = measure_rate(runtime, many, options.seconds / 6)
         decoding = under_load(
-            [Client(port, "/predict", photo()) for _ in images], pid, asked.seconds / 4
+            [Client(port, "/predict", photo()) for _ in images], pid, options.seconds / 4
         )
     own = (before[0] + after[0]) / 2
     own_cpu = (before[1] + after[1]) / 2
@@ -289,24 +289,24 @@ def main() -> None:
     parser.add_argument(
         "--no-record", action="store_true", help="Print the result without writing it."
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     result: dict[str, Any] = {
         "what": (
-            f"lockstep serve with {asked.runtime} in {asked.precision}, {asked.clients} clients for"
-            f" {asked.seconds:g} s"
+            f"lockstep serve with {options.runtime} in {options.precision}, {options.clients} clients for"
+            f" {options.seconds:g} s"
         ),
         "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
         "threads": count_threads(),
         "load_average": os.getloadavg()[0],
         "idle_machine": os.getloadavg()[0] < cores() + 1,
     }
-    for name in asked.models.split(","):
+    for name in options.models.split(","):
         base = load_recipe("demo").replace(logits=5) if name == "demo" else recipe()
-        settings = base.replace(precision=asked.precision, **MODELS[name])
+        settings = base.replace(precision=options.precision, **MODELS[name])
         with tempfile.TemporaryDirectory() as folder:
-            result[name] = measure_all(settings, asked, Path(folder))
+            result[name] = measure_all(settings, options, Path(folder))
     result["targets"] = {"added_ms": ADDED_MS, "throughput_kept": KEPT}
-    if asked.no_record:
+    if options.no_record:
         print(json.dumps(result, indent=1))
     else:
         record("serve", result)

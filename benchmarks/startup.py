@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument(
         "--baseline", type=Path, metavar="SRC", help="The folder src of another version."
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lockstep-startup-") as name:
         weights, photo = prepare(Path(name))
         commands = {
@@ -73,11 +73,11 @@ def main() -> None:
                 "--runtime",
                 runtime,
             ]
-        versions = {"": None} | ({"baseline_": asked.baseline} if asked.baseline else {})
+        versions = {"": None} | ({"baseline_": options.baseline} if options.baseline else {})
         times_by_name: dict[str, list[float]] = {
             version + name: [] for name in commands for version in versions
         }
-        for turn in range(asked.rounds + 1):
+        for turn in range(options.rounds + 1):
             for name, command in commands.items():
                 for version, source in versions.items():
                     took = run(source, *command)

@@ -25,15 +25,15 @@ def chromium() -> Iterator[Any]:
     """Start a browser with a new profile."""
     from playwright.sync_api import sync_playwright
 
-    found = shutil.which("chromium")
-    if found is None:
+    program = shutil.which("chromium")
+    if program is None:
         pytest.fail(
             "there is no chromium: make browser, or set LOCKSTEP_WITHOUT_BROWSER=1 to do without"
             " these tests"
         )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=found, args=ARGUMENTS, timeout=START_MS
+            executable_path=program, args=ARGUMENTS, timeout=START_MS
         )
         yield browser
         browser.close()

@@ -48,11 +48,15 @@ def launched(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def meetings(words: list[str], nodes: list[dict[str, str]]) -> list[Meeting | None]:
     """Return where the launchers meet that have these environment variables."""
-    given = launched(words)[0]
-    asked = Options(
-        given["nodes"], given["node_rank"], given["rendezvous"], None, given["secret_file"]
+    options = launched(words)[0]
+    request = Options(
+        options["nodes"],
+        options["node_rank"],
+        options["rendezvous"],
+        None,
+        options["secret_file"],
     )
-    return [find_meeting(asked, each | {"LOCKSTEP_SECRET": SECRET}) for each in nodes]
+    return [find_meeting(request, node | {"LOCKSTEP_SECRET": SECRET}) for node in nodes]
 
 
 def test_every_example_is_tested_here_and_shown_in_the_page() -> None:
@@ -82,9 +86,9 @@ def submitted(folder: Path, code: int) -> int:
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).mkdir(exist_ok=True)
         program = folder / name / name
-        program.write_text(text.format(folder=folder / "told", code=code))
+        program.write_text(text.format(folder=folder / "calls", code=code))
         program.chmod(0o755)
-    (folder / "told").mkdir(exist_ok=True)
+    (folder / "calls").mkdir(exist_ok=True)
     path = os.pathsep.join([str(folder / "srun"), str(folder / "scontrol"), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_TASK": "64"}
     return subprocess.run(
@@ -95,11 +99,11 @@ def submitted(folder: Path, code: int) -> int:
 def test_the_script_of_slurm_starts_a_launcher_on_each_node_with_a_secret(tmp_path: Path) -> None:
     assert subprocess.run(["bash", "-n", SLURM], check=False).returncode == 0
     assert submitted(tmp_path, 0) == 0
-    words = (tmp_path / "told" / "srun").read_text().splitlines()
-    given, train = launched(words)
+    words = (tmp_path / "calls" / "srun").read_text().splitlines()
+    launch, train = launched(words)
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", SLURM.read_text(), re.MULTILINE))
     assert options["ntasks-per-node"] == "1"
-    assert given["processes"] == int(options["gpus-per-node"])
+    assert launch["processes"] == int(options["gpus-per-node"])
     assert (str(train["data"]), str(train["out"])) == ("a folder", "RUN")
     nodes = int(options["nodes"])
     steps = [
@@ -114,12 +118,12 @@ def test_the_script_of_slurm_starts_a_launcher_on_each_node_with_a_secret(tmp_pa
         }
         for node in range(nodes)
     ]
-    found = meetings(words, steps)
-    assert [(each.node, each.nodes, each.host) for each in found if each] == [
+    places = meetings(words, steps)
+    assert [(place.node, place.nodes, place.host) for place in places if place] == [
         (node, 4, "gpu01") for node in range(4)
     ]
-    assert len((tmp_path / "told" / "secret").read_text()) == 32
-    assert not (tmp_path / "told" / "scontrol").exists()
+    assert len((tmp_path / "calls" / "secret").read_text()) == 32
+    assert not (tmp_path / "calls" / "scontrol").exists()
 
 
 @pytest.mark.parametrize(("code", "again"), [(75, True), (1, False), (2, False)])
@@ -127,8 +131,8 @@ def test_the_script_of_slurm_is_queued_again_if_the_ranks_saved_and_stopped(
     tmp_path: Path, code: int, again: bool
 ) -> None:
     assert submitted(tmp_path, code) == code
-    told = tmp_path / "told" / "scontrol"
-    assert (told.read_text() if told.exists() else None) == ("requeue 4711\n" if again else None)
+    calls = tmp_path / "calls" / "scontrol"
+    assert (calls.read_text() if calls.exists() else None) == ("requeue 4711\n" if again else None)
 
 
 # Kubernetes
@@ -163,16 +167,16 @@ def test_each_pod_starts_the_node_of_its_number_with_the_shared_secret(tmp_path:
             [shell, flag, text], env=variables, capture_output=True, text=True, check=True
         )
         words = done.stdout.splitlines()
-        (found,) = meetings(words, [variables])
-        assert found is not None
-        assert (found.node, found.nodes) == (node, 2)
-        assert found.host in ("lockstep-0.lockstep", "lockstep-master-0")
-        given, train = launched(words)
-        assert given["processes"] == container["resources"]["limits"]["nvidia.com/gpu"]
-        assert given["bind"] == "eth0"
+        (place,) = meetings(words, [variables])
+        assert place is not None
+        assert (place.node, place.nodes) == (node, 2)
+        assert place.host in ("lockstep-0.lockstep", "lockstep-master-0")
+        launch, train = launched(words)
+        assert launch["processes"] == container["resources"]["limits"]["nvidia.com/gpu"]
+        assert launch["bind"] == "eth0"
         mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {str(train["data"]), str(train["out"].parent)} <= mounted
-        secret = next(each for each in container["env"] if each["name"] == "LOCKSTEP_SECRET")
+        secret = next(entry for entry in container["env"] if entry["name"] == "LOCKSTEP_SECRET")
         assert "value" not in secret
         assert secret["valueFrom"]["secretKeyRef"] == {"name": "lockstep", "key": "secret"}
 

@@ -53,8 +53,8 @@ def pins() -> dict[str, str]:
         for line in (ROOT / name).read_text().splitlines()
         if "==" in line
     ]
-    found = {canonicalize_name(name): version for name, version in lines}
-    return found | {"tensorflow": found["tensorflow-cpu"]}
+    versions = {canonicalize_name(name): version for name, version in lines}
+    return versions | {"tensorflow": versions["tensorflow-cpu"]}
 
 
 def test_lockstep_is_never_asked_of_an_index() -> None:

@@ -45,14 +45,14 @@ MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
 
 def imported(tree: ast.Module) -> set[str]:
     """Return the modules of the package that a file imports, anywhere in it."""
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in whole}
-    return {name for name in found if name in MODULES and name != "lockstep"}
+            names |= {name if name in MODULES else node.module for name in whole}
+    return {name for name in names if name in MODULES and name != "lockstep"}
 
 
 @cache
@@ -127,20 +127,17 @@ RUNS_OTHER_TESTS = {"backends/test_faults.py", "backends/test_handover_faults.py
 
 def imported_tests(text: str) -> set[str]:
     """Return the names of the test modules that a file imports, anywhere in it."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = getattr(node, "module", None) or ""
-            names = [part for alias in node.names for part in alias.name.split(".")]
-            is_of_tests = (
-                f"{module}.".startswith("tests.") or "tests" in names or getattr(node, "level", 0)
-            )
-            found |= {
-                name
-                for name in (*module.split("."), *names)
-                if is_of_tests and name.startswith("test_")
-            }
-    return found
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        module = getattr(node, "module", None) or ""
+        names = [part for alias in node.names for part in alias.name.split(".")]
+        is_of_tests = f"{module}.".startswith("tests.") or "tests" in names
+        if is_of_tests or getattr(node, "level", 0):
+            parts = (*module.split("."), *names)
+            modules |= {name for name in parts if name.startswith("test_")}
+    return modules
 
 
 def test_no_test_module_is_imported() -> None:
@@ -149,7 +146,7 @@ def test_no_test_module_is_imported() -> None:
         for path in TESTS.rglob("*.py")
     }
     assert {
-        name: found for name, found in files.items() if found and name not in RUNS_OTHER_TESTS
+        name: names for name, names in files.items() if names and name not in RUNS_OTHER_TESTS
     } == {}
     assert all(files[name] for name in RUNS_OTHER_TESTS)
 
@@ -169,28 +166,108 @@ def test_an_imported_test_is_seen_however_it_is_imported(text: str, expected: se
     assert imported_tests(text) == expected
 
 
+ROOT = ARCHITECTURE.parent.parent
 MOST_LINES = {"file": 500, "function": 60}
+MOST_PER_100_LINES = {"comprehensions": 2.0, "conditional expressions": 1.4, "tuples": 0.02}
+"""How dense the source may be, on average: what it was when this was written. Code that reads well
+has fewer of each; a sentence may still be one."""
+MOST_PARTICIPLES = 0.01
+"""The share of functions that may be named by a participle or a preposition."""
+PARTICIPLE = re.compile(
+    r"_*([a-z]+ed|told|said|found|taken|given|seen|kept|heard|meant|made|held|drawn|read_by"
+    r"|(of|on|in|with|to|as|from|for|by)_.*)(_.*)?"
+)
+NAMELESS = {"found", "each", "told", "said", "given", "taken", "asked"}
+"""Names that say nothing of what they name."""
+
+
+@cache
+def parse_folder(folder: str) -> dict[str, ast.Module]:
+    """Return the syntax trees of all files in a folder, by their paths."""
+    trees = {}
+    for path in (ROOT / folder).rglob("*.py"):
+        trees[str(path.relative_to(ROOT))] = ast.parse(path.read_text(encoding="utf-8"))
+    return trees
+
+
+def parse_all() -> dict[str, ast.Module]:
+    """Return the syntax trees of source, tests and benchmarks."""
+    return parse_folder("src") | parse_folder("tests") | parse_folder("benchmarks")
+
+
+def list_nodes(trees: dict[str, ast.Module]) -> list[ast.AST]:
+    return [node for tree in trees.values() for node in ast.walk(tree)]
+
+
+def count_lines(path: str) -> int:
+    return (ROOT / path).read_text(encoding="utf-8").count("\n")
 
 
 def test_no_file_is_long() -> None:
-    root = ARCHITECTURE.parent.parent
-    paths = [
-        path for folder in ("src", "tests", "benchmarks") for path in (root / folder).rglob("*.py")
-    ]
-    lines = {
-        str(path.relative_to(root)): path.read_text(encoding="utf-8").count("\n") for path in paths
-    }
-    assert {name: count for name, count in lines.items() if count > MOST_LINES["file"]} == {}
+    lines = {path: count_lines(path) for path in parse_all()}
+    assert {path: count for path, count in lines.items() if count > MOST_LINES["file"]} == {}
 
 
 def test_no_function_is_long() -> None:
-    """Without signature and docstring: those of a command list all of its options."""
-    found = {}
-    for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-                length = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
-                if length > MOST_LINES["function"]:
-                    found[f"{name}.{node.name}"] = length
-    assert found == {}
+    """With signature and docstring. Commands of `cli/` list all of their options."""
+    lengths = {}
+    for path, tree in parse_folder("src").items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "/cli/" not in path:
+                lengths[f"{path}: {node.name}"] = (node.end_lineno or 0) - node.lineno + 1
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES["function"]} == {}
+
+
+def test_code_is_not_dense() -> None:
+    trees = parse_folder("src")
+    counts = dict.fromkeys(MOST_PER_100_LINES, 0)
+    for node in list_nodes(trees):
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            counts["comprehensions"] += 1
+        elif isinstance(node, ast.IfExp):
+            counts["conditional expressions"] += 1
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            counts["tuples"] += isinstance(node.targets[0], ast.Tuple)
+    hundreds = sum(map(count_lines, trees)) / 100
+    rates = {name: round(count / hundreds, 2) for name, count in counts.items()}
+    assert {name: rate for name, rate in rates.items() if rate > MOST_PER_100_LINES[name]} == {}
+
+
+def test_functions_are_verbs() -> None:
+    names = [
+        node.name
+        for node in list_nodes(parse_folder("src"))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    participles = [name for name in names if PARTICIPLE.fullmatch(name)]
+    assert len(participles) <= MOST_PARTICIPLES * len(names), participles
+
+
+def test_values_are_nouns() -> None:
+    nameless = []
+    for path, tree in parse_all().items():
+        for node in ast.walk(tree):
+            is_stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.id if is_stored else getattr(node, "arg", None)
+            if name in NAMELESS:
+                nameless.append(f"{path}:{node.lineno}: {name}")
+    assert nameless == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_participle"),
+    [
+        ("_checked", True),
+        ("found_names", True),
+        ("of_run", True),
+        ("in_usable_precision", True),
+        ("check_names", False),
+        ("is_finished", False),
+        ("feed", False),
+        ("format_loss", False),
+        ("to_json", True),
+    ],
+)
+def test_participles_and_prepositions_are_told_from_verbs(name: str, is_participle: bool) -> None:
+    # "feed" looks like a participle, too: the share allows a few.
+    assert bool(PARTICIPLE.fullmatch(name)) == (is_participle or name == "feed")

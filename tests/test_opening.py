@@ -105,9 +105,9 @@ def dotted(node: ast.expr) -> str:
 
 def is_opening(call: ast.Call) -> bool:
     modes = [
-        each.value
-        for each in (*call.args, *(word.value for word in call.keywords))
-        if isinstance(each, ast.Constant)
+        constant.value
+        for constant in (*call.args, *(word.value for word in call.keywords))
+        if isinstance(constant, ast.Constant)
     ]
     is_writing = any(isinstance(mode, str) and WRITING.fullmatch(mode) for mode in modes)
     return OPENING.fullmatch(dotted(call.func)) is not None and not is_writing

@@ -59,8 +59,8 @@ def test_links_lead_to_files_of_the_project(page: Path) -> None:
 def headings(page: Path) -> set[str]:
     """Return the anchors of a page, as GitHub makes them: lower case, without marks, hyphens for
     spaces."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
@@ -92,9 +92,9 @@ def test_the_page_of_a_command_shows_options_that_exist(path: Path) -> None:
     lines = re.findall(r"^\$ (?:.* \| )?lockstep (.*)$", page, flags=re.MULTILINE)
     assert len(lines) > 3
     assert {
-        line: found
+        line: unknown
         for line in lines
-        if (found := unknown_options(shlex.split(line, comments=True)) - {"-"})
+        if (unknown := unknown_options(shlex.split(line, comments=True)) - {"-"})
     } == {}
     assert unknown_options([path.stem, *re.findall(r"`(--[a-z-]+)", page)]) == set()
 
@@ -106,7 +106,7 @@ def unknown_options(words: list[str]) -> set[str]:
     while words and hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]
-    given, rest = (
+    words, rest = (
         (words[: words.index("--")], words[words.index("--") + 1 :])
         if "--" in words
         else (words, [])
@@ -116,18 +116,18 @@ def unknown_options(words: list[str]) -> set[str]:
         for parameter in command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
-    found = {word for word in given if word.startswith("-")} - known
-    return found | unknown_options(rest) if command.name == "launch" and rest else found
+    unknown = {word for word in words if word.startswith("-")} - known
+    return unknown | unknown_options(rest) if command.name == "launch" and rest else unknown
 
 
 def test_the_page_of_originals_names_options_fields_and_tests_that_exist() -> None:
     page = ORIGINALS.read_text(encoding="utf-8")
     shown = re.findall(r"`([^`\n]+)`", page)
-    commands = [shlex.split(each)[1:] for each in shown if each.startswith("lockstep ")]
+    commands = [shlex.split(text)[1:] for text in shown if text.startswith("lockstep ")]
     assert len(commands) > 40
-    assert [(words, found) for words in commands if (found := unknown_options(words))] == []
+    assert [(words, unknown) for words in commands if (unknown := unknown_options(words))] == []
 
-    settings = [each for each in shown if re.fullmatch(r"[a-z_]+=\S+", each)]
+    settings = [text for text in shown if re.fullmatch(r"[a-z_]+=\S+", text)]
     for setting in settings:
         recipe, execution = parse_settings([setting])
         Recipe(**{"lr_step_epochs": [30]} | recipe)  # `lr_decay=step` needs epochs
@@ -141,6 +141,6 @@ def test_the_page_of_originals_names_options_fields_and_tests_that_exist() -> No
     assert len(settings) + len(names) > 50
     assert names <= Recipe().fields().keys() | Execution().fields().keys()
 
-    tests = {each for each in shown if each.startswith("tests/")}
+    tests = {text for text in shown if text.startswith("tests/")}
     assert len(tests) > 20
-    assert {each for each in tests if not (ROOT / each).is_file()} == set()
+    assert {path for path in tests if not (ROOT / path).is_file()} == set()

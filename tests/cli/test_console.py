@@ -140,9 +140,9 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a resumed run": (
         [
             event(
-                "taken",
+                "settings",
                 out="runs/[a]",
-                taken={"recipe": "its recipe (demo)", "execution": "backend=mxnet"},
+                origins={"recipe": "its recipe (demo)", "execution": "backend=mxnet"},
             )
         ],
         ["resuming runs/[a] with its recipe (demo); backend=mxnet"],

@@ -89,10 +89,10 @@ def test_nothing_grows_while_a_run_trains_evaluates_and_saves(
                 120,
             )
             began = last_step(run)
-            found = []
+            samples = []
             ends = time.monotonic() + 60 * MINUTES
             while time.monotonic() < ends and process.poll() is None:
-                found.append((last_step(run), used(process.pid, temporary, run)))
+                samples.append((last_step(run), used(process.pid, temporary, run)))
                 time.sleep(MINUTES / 5)
             process.send_signal(signal.SIGTERM)
             code = process.wait(120)
@@ -101,16 +101,21 @@ def test_nothing_grows_while_a_run_trains_evaluates_and_saves(
             process.wait()
         output.seek(0)
         assert code == 75, output.read()[-2000:]
-    third = len(found) // 3
-    assert began < found[third][0] < found[2 * third][0] < found[-1][0], "it trains all the time"
+    third = len(samples) // 3
+    assert began < samples[third][0] < samples[2 * third][0] < samples[-1][0], (
+        "it trains all the time"
+    )
     before, after = (
         Used(
-            *(statistics.median(column) for column in zip(*(each for _, each in part), strict=True))
+            *(
+                statistics.median(column)
+                for column in zip(*(sizes for _, sizes in part), strict=True)
+            )
         )
-        for part in (found[third : 2 * third], found[2 * third :])
+        for part in (samples[third : 2 * third], samples[2 * third :])
     )
     print(
-        f"{backend}: {found[-1][0] - began} steps in {MINUTES:.0f} minutes; {before} -> {after}"
+        f"{backend}: {samples[-1][0] - began} steps in {MINUTES:.0f} minutes; {before} -> {after}"
     )  # shown by -s
     assert after[1:] == before[1:]
     assert after.memory_mb < before.memory_mb * (1 + MEMORY_SHARE)

@@ -59,8 +59,8 @@ def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_one_s
             lambda: (log.exists() and '"train"' in log.read_text()) or process.poll() is not None,
             seconds=300,
         )
-        found = {each: listening(each) for each in family(process.pid)}
-        ranks = [each for each in found if b"\0RANK=" in variables(each)]
+        addresses = {number: listening(number) for number in family(process.pid)}
+        ranks = [number for number in addresses if b"\0RANK=" in variables(number)]
         assert len(ranks) == 2
         os.kill(ranks[1], signal.SIGUSR1)
         code, _, errors = finish(process)
@@ -70,8 +70,8 @@ def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_one_s
     )
     assert len(stopped) == 2
     assert len(set(stopped)) == 1, "both stop after the same step"
-    assert any(found.values()), "ranks that train together listen somewhere"
-    assert {address for addresses in found.values() for address in addresses} <= LOOPBACK, found
+    assert any(addresses.values()), "ranks that train together listen somewhere"
+    assert set().union(*addresses.values()) <= LOOPBACK, addresses
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::"])

@@ -97,10 +97,10 @@ print(json.dumps(outputs))
 def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
     """Return the outputs of commands of this tree, carried out one after another in a process."""
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    given = json.dumps([[str(argument) for argument in command] for command in commands])
+    lines = json.dumps([[str(argument) for argument in command] for command in commands])
     done = subprocess.run(
         [sys.executable, "-P", "-c", COMMANDS],
-        input=given,
+        input=lines,
         capture_output=True,
         text=True,
         env=environment,

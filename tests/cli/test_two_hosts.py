@@ -37,7 +37,7 @@ pytestmark = [with_hosts, pytest.mark.slow]
 
 NATIVE = tuple(name for name in LAUNCHED if " " not in name)
 ENGINES = NATIVE if SOAK else tuple(name for name in NATIVE if name == "torch")
-"""All engines meet through the same table; `make soak` tries each."""
+"""All engines meet through the same table; `make soak` tries every one."""
 LOOPBACK = as_proc_writes("127.0.0.1") | {"00000000000000000000000001000000"}
 PATIENCE_SEC = 20
 A_BUSY_MACHINE_SEC = 60
@@ -59,7 +59,7 @@ def train(request: pytest.FixtureRequest, recipe_file: Path, textures: Path) -> 
 def launch(
     hosts: tuple[Host, Host], train: list[object], *options: object, n: int = 1
 ) -> list[subprocess.Popen[str]]:
-    """Start a launcher on each host."""
+    """Start a launcher on every host."""
     place = f"{hosts[0].address}:{PORT}"
     return [
         host.start(
@@ -85,16 +85,16 @@ def wait_for_steps(run: Path, launchers: list[subprocess.Popen[str]]) -> None:
     wait_until(
         lambda: (
             (log.exists() and '"train"' in log.read_text())
-            or any(each.poll() is not None for each in launchers)
+            or any(launcher.poll() is not None for launcher in launchers)
         ),
         seconds=300,
     )
-    if any(each.poll() is not None for each in launchers):
-        pytest.fail("\n".join(finish(each)[2] for each in launchers))
+    if any(launcher.poll() is not None for launcher in launchers):
+        pytest.fail("\n".join(finish(launcher)[2] for launcher in launchers))
 
 
 def ranks_on(host: Host) -> list[int]:
-    return [each for each in host.processes() if b"\0RANK=" in variables(each)]
+    return [number for number in host.processes() if b"\0RANK=" in variables(number)]
 
 
 def test_two_hosts_train_as_one_listen_at_their_addresses_alone_and_stop_together(
@@ -104,20 +104,25 @@ def test_two_hosts_train_as_one_listen_at_their_addresses_alone_and_stop_togethe
     one = tmp_path / "one"
     launchers = launch(hosts, [*train, "--out", two])
     wait_for_steps(two, launchers)
-    found = {host.address: {each: listening(each) for each in host.processes()} for host in hosts}
+    sockets = {
+        host.address: {number: listening(number) for number in host.processes()} for host in hosts
+    }
     assert [len(ranks_on(host)) for host in hosts] == [1, 1]
     assert not [
-        each for host in hosts for each in ranks_on(host) if SECRET.encode() in variables(each)
+        number
+        for host in hosts
+        for number in ranks_on(host)
+        if SECRET.encode() in variables(number)
     ]
     os.kill(ranks_on(hosts[1])[0], signal.SIGUSR1)
     (code, _, errors), (other_code, output, other_errors) = map(finish, launchers)
     assert (code, other_code) == (75, 75), errors + other_errors
     stopped = set(re.findall(r"after step (\d+) of", errors + other_errors))
     assert len(stopped) == 1, "all stop after the same step"
-    for address, processes in found.items():
+    for address, processes in sockets.items():
         open_at = set().union(*processes.values())
         assert open_at <= LOOPBACK | as_proc_writes(address), processes
-    assert as_proc_writes(hosts[0].address) & set().union(*found[hosts[0].address].values()), (
+    assert as_proc_writes(hosts[0].address) & set().union(*sockets[hosts[0].address].values()), (
         "node 0 listens for the others"
     )
     assert output == "", "only rank 0 prints"
@@ -219,11 +224,11 @@ def test_ranks_that_another_launcher_only_numbers_meet_by_themselves(
         for number, host in enumerate(hosts)
     ]
     wait_for_steps(tmp_path / "two", ranks)
-    found = {host.address: set().union(*map(listening, host.processes())) for host in hosts}
+    addresses = {host.address: set().union(*map(listening, host.processes())) for host in hosts}
     for rank in ranks:
         code, _, errors = finish(rank)
         assert code == 0, errors
-    for address, open_at in found.items():
+    for address, open_at in addresses.items():
         assert open_at <= LOOPBACK | as_proc_writes(address)
     assert (
         call("launch", "-n", 2, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 8)[0]
@@ -233,7 +238,7 @@ def test_ranks_that_another_launcher_only_numbers_meet_by_themselves(
 
 
 def numbered(launcher: str, hosts: tuple[Host, Host], number: int) -> dict[str, str]:
-    """Return the variables that a launcher sets for one of two processes, each on one host."""
+    """Return the variables that a launcher sets for one of two processes on two hosts."""
     if launcher == "mpirun":
         place = {"LOCKSTEP_RENDEZVOUS": f"{hosts[0].address}:{PORT}"}
         return place | {
@@ -330,7 +335,7 @@ def test_ranks_of_a_frameworks_own_launcher_train_on_two_hosts(
     ranks = []
     for node, host in enumerate(hosts):
         config = {
-            "cluster": {"worker": [f"{each.address}:2222" for each in hosts]},
+            "cluster": {"worker": [f"{host.address}:2222" for host in hosts]},
             "task": {"type": "worker", "index": node},
         }
         more = {"TF_CONFIG": json.dumps(config)} if engine == "tensorflow" else {}

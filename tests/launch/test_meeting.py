@@ -31,12 +31,12 @@ def test_options_say_where_to_meet() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [Options(), Options(nodes=1), Options(nodes=1, node_rank=0, rendezvous="node0:29400")],
     ids=str,
 )
-def test_one_machine_meets_nobody_and_needs_no_secret(asked: Options) -> None:
-    assert find_meeting(asked, {}) is None
+def test_one_machine_meets_nobody_and_needs_no_secret(options: Options) -> None:
+    assert find_meeting(options, {}) is None
 
 
 def test_the_environment_can_say_place_and_address() -> None:
@@ -52,8 +52,8 @@ def test_a_slurm_step_says_all_but_the_secret() -> None:
 
 
 def test_options_come_before_slurm() -> None:
-    asked = Options(nodes=3, node_rank=2, rendezvous="other:1234")
-    assert find_meeting(asked, STEP | SECRET) == Meeting(2, 3, "other", 1234, WORDS)
+    options = Options(nodes=3, node_rank=2, rendezvous="other:1234")
+    assert find_meeting(options, STEP | SECRET) == Meeting(2, 3, "other", 1234, WORDS)
 
 
 def test_several_launchers_on_a_node_are_refused() -> None:
@@ -66,7 +66,7 @@ def test_several_launchers_on_a_node_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "missing"),
+    ("options", "missing"),
     [
         (Options(nodes=2), "--node-rank and --rendezvous HOST:PORT is missing"),
         (Options(nodes=2, node_rank=0), "but --rendezvous HOST:PORT is missing"),
@@ -83,9 +83,9 @@ def test_several_launchers_on_a_node_are_refused() -> None:
     ],
     ids=str,
 )
-def test_what_is_missing_or_wrong_is_named(asked: Options, missing: str) -> None:
+def test_what_is_missing_or_wrong_is_named(options: Options, missing: str) -> None:
     with pytest.raises(UserError) as refused:
-        find_meeting(asked, SECRET)
+        find_meeting(options, SECRET)
     assert missing in str(refused.value)
 
 
@@ -143,11 +143,11 @@ def test_this_machine_is_node_0_of_those_it_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [Options(hosts=("a",), nodes=2), Options(hosts=("a",), node_rank=0)], ids=str
+    "options", [Options(hosts=("a",), nodes=2), Options(hosts=("a",), node_rank=0)], ids=str
 )
-def test_machines_that_are_started_are_not_counted_by_hand(asked: Options) -> None:
+def test_machines_that_are_started_are_not_counted_by_hand(options: Options) -> None:
     with pytest.raises(UserError, match="leave out --nodes and --node-rank"):
-        find_meeting(asked, {})
+        find_meeting(options, {})
 
 
 @pytest.mark.parametrize("host", ["", "-oProxyCommand=true"])

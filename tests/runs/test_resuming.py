@@ -288,9 +288,9 @@ def test_a_finished_run_of_more_epochs_gives_the_weights_of_one_that_had_them_fr
     assert "tensors" in find_same_parts(run, whole)
     assert (report["epochs"], report["recipe"]) == (2, "steps")
     assert events[0] == {
-        "kind": "taken",
+        "kind": "settings",
         "out": str(run),
-        "taken": {"data": f"its images ({textures.resolve()})"},
+        "origins": {"data": f"its images ({textures.resolve()})"},
     }
     start = next(event for event in events if event["kind"] == "start")
     assert "epochs is 2 from here on; until here it was 1" in start["notes"]

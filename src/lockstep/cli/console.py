@@ -27,7 +27,7 @@ from lockstep.runs.events import (
     PauseEvent,
     ProgressEvent,
     SettledEvent,
-    TakenEvent,
+    SettingsEvent,
     TraceEvent,
     WarningEvent,
 )
@@ -199,8 +199,8 @@ class Reporter:
         for line in event["lines"]:
             self.say(line)
 
-    def _show_taken(self, event: TakenEvent) -> None:
-        self.say(f"resuming {event['out']} with {'; '.join(event['taken'].values())}")
+    def _show_settings(self, event: SettingsEvent) -> None:
+        self.say(f"resuming {event['out']} with {'; '.join(event['origins'].values())}")
 
     def _show_start(self, event: StartEvent) -> None:
         self._total = event["total"]

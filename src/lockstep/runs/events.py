@@ -35,12 +35,12 @@ class ProgressEvent(TypedDict):
     total: int
 
 
-class TakenEvent(TypedDict):
+class SettingsEvent(TypedDict):
     """A command that resumes a run uses its settings for what the user did not give."""
 
-    kind: Literal["taken"]
+    kind: Literal["settings"]
     out: str
-    taken: dict[str, str]
+    origins: dict[str, str]
     """What was taken, by the argument that was not given."""
 
 
@@ -100,7 +100,7 @@ Event = (
     | NoteEvent
     | WarningEvent
     | ProgressEvent
-    | TakenEvent
+    | SettingsEvent
     | SettledEvent
     | TraceEvent
     | SaveEvent

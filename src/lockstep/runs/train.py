@@ -91,7 +91,7 @@ def run_training(
             with Recorder(audience, execution.loggers_used) as recorder:
                 if settings.origins:
                     recorder.send(
-                        {"kind": "taken", "out": str(settings.out), "taken": settings.origins}
+                        {"kind": "settings", "out": str(settings.out), "origins": settings.origins}
                     )
                 with open_run(settings, source, world, recorder, stop) as run:
                     return _train(run) or cast(Report, {})
