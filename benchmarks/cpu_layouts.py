@@ -111,7 +111,11 @@ def main() -> None:
     parser.add_argument("--turn", choices=WHO, help="Run one turn in this process.")
     options = parser.parse_args()
     if options.turn:
-        print(json.dumps(turn(options.turn, options.precision, options.size, options.batch, options.steps)))
+        print(
+            json.dumps(
+                turn(options.turn, options.precision, options.size, options.batch, options.steps)
+            )
+        )
         return
     turns_by_name: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
     for _ in range(options.turns):

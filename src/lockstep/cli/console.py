@@ -26,8 +26,8 @@ from lockstep.runs.events import (
     FinishEvent,
     PauseEvent,
     ProgressEvent,
-    SettledEvent,
     SettingsEvent,
+    SettledEvent,
     TraceEvent,
     WarningEvent,
 )
