@@ -6,11 +6,12 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-# One build works for every Python from 3.11 on, except for Pythons without the global interpreter lock.
+# One build works for every Python from 3.11 on, except for those without the global interpreter
+# lock.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
-# The compiled parts use x86-64 instructions, by the names that GCC and Clang give them on Linux. Without them, libraries
-# give the same results.
+# The compiled parts use x86-64 instructions, by the names that GCC and Clang give them on Linux.
+# Without them, libraries give the same results.
 COMPILED = sysconfig.get_platform() == "linux-x86_64" and not os.environ.get("LOCKSTEP_WITHOUT_C")
 
 

@@ -292,8 +292,8 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {
         "what": (
-            f"lockstep serve with {options.runtime} in {options.precision}, {options.clients} clients for"
-            f" {options.seconds:g} s"
+            f"lockstep serve with {options.runtime} in {options.precision},"
+            f" {options.clients} clients for {options.seconds:g} s"
         ),
         "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
         "threads": count_threads(),

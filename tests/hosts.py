@@ -149,7 +149,7 @@ def kill_all(host: Host) -> None:
 
 
 def listening(process: int) -> set[str]:
-    """Return the addresses at which a process listens, as /proc writes them; none if it has ended."""
+    """Return where a process listens, as /proc writes addresses; nowhere if it has ended."""
     folder = Path(f"/proc/{process}")
     links = set()
     try:

@@ -73,7 +73,7 @@ def measure_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.
 
 
 def count_zeros(run: Path) -> dict[str, int]:
-    """Return the number of weights of each masked tensor that are 0, minus the zeros of its mask."""
+    """Return how many weights of each masked tensor are 0, minus the zeros of its mask."""
     tensors = read_state(run).tensors
     counts = {}
     for name, mask in read_masks(run).items():

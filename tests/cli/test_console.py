@@ -231,7 +231,8 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             )
         ],
         [
-            "step 8 (moving average): top-1 5.00 % (0.0 to 79.3), top-5 50.00 %, loss 1.0000 on 1 images"
+            "step 8 (moving average): top-1 5.00 % (0.0 to 79.3), top-5 50.00 %, loss 1.0000"
+            " on 1 images"
         ],
     ),
     "a finish": ([event("finish", report=REPORT, out="runs/[a]")], SUMMARY),

@@ -112,9 +112,7 @@ def _show(result: dict[str, Any]) -> None:
     if small:
         names = ", ".join(escape_line(name) for name in small[:5])
         more = f" and {len(small) - 5} more" if len(small) > 5 else ""
-        print(
-            f"  note: fewer than {FEW_IMAGES} images each, so their figures are rough: {names}{more}"
-        )
+        print(f"  note: classes of fewer than {FEW_IMAGES} images are rough: {names}{more}")
     for bad in result["quarantined"]:
         print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
 
