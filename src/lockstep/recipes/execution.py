@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from lockstep.recipes import limits
-from lockstep.recipes.settings import Settings
+from lockstep.recipes.field_validation import Settings
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 

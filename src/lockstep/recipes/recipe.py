@@ -18,7 +18,7 @@ from lockstep.models.architectures import (
     tensors,
 )
 from lockstep.recipes import limits
-from lockstep.recipes.settings import Settings
+from lockstep.recipes.field_validation import Settings
 from lockstep.system.errors import nearest
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

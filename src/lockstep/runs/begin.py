@@ -8,13 +8,13 @@ from lockstep.data.split import UNREAD, same_images
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs import starting_weights
-from lockstep.runs.calibration import calibrate, quantise
 from lockstep.runs.context import RunContext
 from lockstep.runs.environment import describe_environment
 from lockstep.runs.evaluate import evaluate, lacks_evaluation
 from lockstep.runs.notes import collect_notes
 from lockstep.runs.report import find_changed_fields
 from lockstep.runs.save import call_hooks, open_hooks, write_checkpoint
+from lockstep.runs.scale_calibration import calibrate, quantise
 from lockstep.runs.starting_weights import Start
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_json

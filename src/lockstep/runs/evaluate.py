@@ -10,8 +10,8 @@ from lockstep.recipes.order import evaluation_plans
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
 from lockstep.runs.finish import explain_early_stop
-from lockstep.runs.intervals import plan_intervals
 from lockstep.runs.starting_weights import starts_as_classifier
+from lockstep.runs.step_intervals import plan_intervals
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, read_log
 

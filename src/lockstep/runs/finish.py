@@ -6,7 +6,7 @@ from typing import cast
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
 from lockstep.recipes.order import order_evaluation_samples
-from lockstep.runs import ending
+from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
 from lockstep.runs.image_results import Results, write_results
 from lockstep.runs.report import Evaluation, Report, compare_with_published, read_report
@@ -55,7 +55,7 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
     None."""
     if step == run.total_steps:
         return None
-    return ending.explain_early_stop(log, step, run.execution.early_stopping_patience)
+    return last_step.explain_early_stop(log, step, run.execution.early_stopping_patience)
 
 
 @heartbeat.saving()

@@ -14,13 +14,13 @@ from lockstep.backends import Handle
 from lockstep.data import Batch
 from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes.order import training_plans
-from lockstep.runs import divergence, ending
+from lockstep.runs import divergence, last_step
 from lockstep.runs.context import RunContext
 from lockstep.runs.evaluate import evaluate
 from lockstep.runs.finish import find_early_stop, finish
-from lockstep.runs.intervals import IntervalPlan, plan_intervals
 from lockstep.runs.report import Report
 from lockstep.runs.save import save
+from lockstep.runs.step_intervals import IntervalPlan, plan_intervals
 from lockstep.system import heartbeat
 from lockstep.system.event_log import TrainEvent
 
@@ -64,7 +64,7 @@ class TrainingLoop:
         """Train from step `first` to where this command or the run ends, or until a stop is
         requested; return the step."""
         run = self._run
-        end = ending.find_last_step(first, run.total_steps, run.steps_per_epoch, run.execution)
+        end = last_step.find_last_step(first, run.total_steps, run.steps_per_epoch, run.execution)
         enqueued: deque[tuple[Handle, float]] = deque()
         self._interval_began = time.perf_counter()
         for plan in plan_intervals(first, run.total_steps, run.steps_per_epoch, run.execution, end):

@@ -12,7 +12,7 @@ from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
-from lockstep.runs import ending
+from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
 from lockstep.weights import checkpoint
 from lockstep.weights.known_weights import read_known_weights
@@ -54,7 +54,7 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
             f"steps {traced.start} to {traced.stop - 1} are not traced: this run has steps {step}"
             f" to {run.total_steps - 1}"
         )
-    end = ending.find_last_step(step, run.total_steps, run.steps_per_epoch, run.execution)
+    end = last_step.find_last_step(step, run.total_steps, run.steps_per_epoch, run.execution)
     if end < run.total_steps:
         notes.append(
             f"this command stops after step {end} of {run.total_steps}; the same command resumes"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.weights.formats.format_list import FORMATS, HEAD_BYTES, TIMM, Format
 from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
-from lockstep.weights.formats.table import FORMATS, HEAD_BYTES, TIMM, Format
 from lockstep.weights.formats.timm_folder import FILES
 
 _ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pb", ".pt", ".pth", ".pth.tar", ".safetensors")

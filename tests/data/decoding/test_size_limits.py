@@ -13,7 +13,7 @@ import pytest
 from lockstep.data.decoding import size_limits
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.decode import check, decode, decode_undamaged, header_size
-from lockstep.data.decoding.parts import count_parts
+from lockstep.data.decoding.file_parts import count_parts
 from lockstep.data.decoding.size_limits import (
     MOST_BYTES_BESIDES,
     MOST_COMMENTS,

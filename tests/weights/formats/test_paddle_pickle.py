@@ -19,8 +19,8 @@ from hypothesis.extra import numpy as arrays
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
+from lockstep.weights.formats.format_list import HEAD_BYTES
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
-from lockstep.weights.formats.table import HEAD_BYTES
 from tests.weights.formats.cases import (
     ARRANGED,
     EDITS,

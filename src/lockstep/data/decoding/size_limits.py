@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.data.decoding.parts import count_parts
+from lockstep.data.decoding.file_parts import count_parts
 
 MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 """The limit for JPEGs, which can be decoded reduced or as a window in little memory: Pillow's own

@@ -7,7 +7,7 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
-from lockstep.runs.ending import explain_early_stop, find_last_step
+from lockstep.runs.last_step import explain_early_stop, find_last_step
 from lockstep.runs.report import Report, compare_with_published, read_report
 from lockstep.system.errors import RecipeError
 from tests.runs.cases import (
