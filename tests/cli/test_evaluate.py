@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
-from lockstep.models.metrics import format_accuracy
 from lockstep.recipes import Recipe
 from tests.processes import python
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import ClassCounts, find_small_classes, summarise_classes
-from lockstep.models.metrics import Scores, format_accuracy
+from lockstep.models.metrics import Scores
 
 
 def count(labels: list[int], predictions: list[int], classes: int) -> ClassCounts:

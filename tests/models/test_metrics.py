@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from lockstep.models.metrics import Counts, Scores, Throughput, wilson
+from lockstep.models.accuracy_interval import wilson
+from lockstep.models.metrics import Counts, Scores, Throughput
 
 CLASSES = 7
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.models.metrics import wilson
+from lockstep.models.accuracy_interval import wilson
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting import summary
 from lockstep.reporting.collect import open_runs

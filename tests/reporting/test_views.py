@@ -13,7 +13,7 @@ from PIL import Image
 
 from lockstep import backends
 from lockstep.data.index import open_index
-from lockstep.inference.explanation import overlay
+from lockstep.inference.grad_cam import overlay
 from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs

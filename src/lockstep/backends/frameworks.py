@@ -63,7 +63,7 @@ class Framework:
     """Origins of the weights files that are the framework's own; see
     `lockstep.weights.Weights.origin`."""
     explains: bool = False
-    """Whether its module `explaining` has an `Explainer`, for `lockstep predict --explain`."""
+    """Whether its module `grad_cam` has an `Explainer`, for `lockstep predict --explain`."""
     nvidia_example: str = "PyTorch"
     """Which of NVIDIA's examples names the keys of `lockstep benchmark convert --form dlll`."""
 

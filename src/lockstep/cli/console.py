@@ -18,8 +18,9 @@ from rich.text import Text
 
 from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
+from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
-from lockstep.models.metrics import format_accuracy, format_loss, is_top5_informative
+from lockstep.models.metrics import format_loss, is_top5_informative
 from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (
     Event,

@@ -92,8 +92,9 @@ def command(
 
 
 def _show(result: dict[str, Any]) -> None:
+    from lockstep.models.accuracy_interval import format_accuracy
     from lockstep.models.class_metrics import FEW_IMAGES, find_small_classes, format_means
-    from lockstep.models.metrics import format_accuracy, format_loss, is_top5_informative
+    from lockstep.models.metrics import format_loss, is_top5_informative
     from lockstep.recipes.published_accuracies import describe_comparison
 
     print(f"{result['source']} on {result['data']}")

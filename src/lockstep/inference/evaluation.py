@@ -17,8 +17,9 @@ from lockstep.inference.programs import ExportedProgram, remark_on_weights
 from lockstep.inference.runtimes import AUTO, NATIVE
 from lockstep.inference.runtimes.scoring import Pace, compute_scores
 from lockstep.inference.selection import Selection, find_export
+from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import summarise_classes
-from lockstep.models.metrics import Scores, wilson
+from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published_accuracies import Comparison, compare_top1

@@ -14,7 +14,7 @@ import numpy as np
 
 from lockstep.inference.computation import find_exported_model, open_computation
 from lockstep.inference.embeddings import add_features, count_features
-from lockstep.inference.explanation import Explainer, make_explainer, overlay
+from lockstep.inference.grad_cam import Explainer, make_explainer, overlay
 from lockstep.inference.images import Image, find_path, list_images, read_square
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.runtimes import AUTO, NATIVE, start_import

@@ -58,47 +58,6 @@ def format_loss(loss: float | None) -> str:
     return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
 
 
-Z_95 = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
-
-
-def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953),
-    within 0 to 1.
-
-    >>> [round(bound, 4) for bound in wilson(81, 263)]
-    [0.2553, 0.3662]
-    """
-    if images == 0:
-        return 0.0, 1.0
-    share = hits / images
-    shrink = 1 + z * z / images
-    centre = (share + z * z / (2 * images)) / shrink
-    half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
-    # At the ends the bound is the share itself, except for rounding.
-    return 0.0 if hits == 0 else centre - half, 1.0 if hits == images else centre + half
-
-
-MOST_WITH_INTERVAL = 5000
-"""An accuracy of fewer images than this is shown with its 95 % interval, which is 1.7
-points wide at 90 % of 5,000 images, and wider for fewer."""
-
-
-def format_accuracy(percent: float, images: int) -> str:
-    """Return a top-1 accuracy as it is shown, with its 95 % interval if it is of few images.
-
-    >>> format_accuracy(94.0909, 220)
-    '94.09 % (90.2 to 96.5)'
-    >>> format_accuracy(76.13, 50000)
-    '76.13 %'
-    """
-    text = f"{percent:.2f} %"
-    if images >= MOST_WITH_INTERVAL:
-        return text
-    low, high = wilson(round(percent * images / 100), images)
-    return f"{text} ({100 * low:.1f} to {100 * high:.1f})"
-
-
 @dataclass(frozen=True)
 class Scores:
     """The results of an evaluation for each image, as arrays of [images]."""

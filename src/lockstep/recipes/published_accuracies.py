@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lockstep.models.metrics import wilson
+from lockstep.models.accuracy_interval import wilson
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import Recipe, difference
 from lockstep.system.errors import DataError

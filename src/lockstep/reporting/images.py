@@ -12,7 +12,7 @@ from lockstep import backends
 from lockstep.data.images import printable
 from lockstep.data.index import Index
 from lockstep.data.split import find_validation_index
-from lockstep.inference.explanation import make_explainer, overlay
+from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import load_evaluated_images

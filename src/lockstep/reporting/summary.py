@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.images import printable
+from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import summarise_classes
-from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative, wilson
+from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds

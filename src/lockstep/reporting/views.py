@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.images import printable
+from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import FEW_IMAGES, ClassCounts
-from lockstep.models.metrics import Scores, is_top5_informative, wilson
+from lockstep.models.metrics import Scores, is_top5_informative
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images

@@ -1,4 +1,4 @@
-"""Where a run ends, and its report."""
+"""The end of a run: whether it is reached, and `report.json`, which is built and written there."""
 
 from collections.abc import Sequence
 from typing import cast

@@ -1,4 +1,5 @@
-"""The report of a finished run, `report.json`, and how it compares with published results."""
+"""The type of `report.json`, which `lockstep.runs.finish` builds; reading it, and comparing it with
+published results."""
 
 from collections.abc import Sequence, Set
 from pathlib import Path

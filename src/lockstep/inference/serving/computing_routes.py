@@ -18,7 +18,7 @@ from starlette.responses import Response
 from lockstep.backends import FRAMEWORKS
 from lockstep.inference.decoding.pool import Decoders, GivenUp, NotDecoded
 from lockstep.inference.decoding.process import BAD_FORM, BAD_IMAGE, OVER_BUDGET
-from lockstep.inference.explanation import overlay
+from lockstep.inference.grad_cam import overlay
 from lockstep.inference.images import read_square
 from lockstep.inference.prediction import find_likeliest
 from lockstep.inference.runtimes import NATIVE

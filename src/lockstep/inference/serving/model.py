@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.inference.computation import Computation, open_computation
-from lockstep.inference.explanation import Explainer, make_explainer
+from lockstep.inference.grad_cam import Explainer, make_explainer
 from lockstep.inference.prediction import open_for_prediction
 from lockstep.inference.runtimes import AUTO, NATIVE
 from lockstep.inference.selection import Selection

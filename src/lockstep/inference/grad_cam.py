@@ -35,7 +35,7 @@ def make_explainer(weights: Weights, backend: str, world: backends.World | None)
         raise BackendError(
             f"the backend {backend} computes no Grad-CAM; use --backend {' or '.join(names)}"
         )
-    module: Any = importlib.import_module(f"lockstep.backends.{backend}.explaining")
+    module: Any = importlib.import_module(f"lockstep.backends.{backend}.grad_cam")
     return cast(Explainer, module.Explainer(weights.recipe, weights.tensors, world))
 
 

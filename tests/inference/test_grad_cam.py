@@ -8,7 +8,7 @@ import torch
 
 import lockstep
 from lockstep import backends
-from lockstep.inference.explanation import make_explainer, overlay
+from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.weights import open_weights
