@@ -10,6 +10,7 @@ from lockstep.data import Batch
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrow_model, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.verification.bounds import distance
 from tests.backends import oracle
 
 Arrays = dict[str, np.ndarray]
@@ -157,6 +158,11 @@ def subtract_states(end: State, start: State) -> Arrays:
         name: end.tensors[name].astype(np.float64) - value
         for name, value in parameters(start).items()
     }
+
+
+def compare_changes(end: State, expected: State, start: State) -> float:
+    """Return the distance between the changes of parameters since `start`."""
+    return distance(subtract_states(end, start), subtract_states(expected, start))
 
 
 def statistics(state: State) -> Arrays:

@@ -1,11 +1,11 @@
-"""A step that is compiled does what one does that is not."""
+"""Checks of steps that are compiled, or that have a loss scale, against steps that do not."""
 
 import pytest
 
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import RATES, Step, bits, statistics
+from tests.backends.cases import FP16, RATES, Step, bits, random_batch, statistics
 from tests.backends.conftest import Start
 
 
@@ -27,3 +27,13 @@ def check_compiled_step(start: Start, tiny_recipe: Recipe, step: Step) -> None:
     assert distance(end.momentum, expected.state.momentum) < BOUNDS["gradient"].value
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
     assert bits(end.momentum) != bits(plain.momentum), "nothing was compiled"
+
+
+def check_scaled_step(start: Start, recipe: Recipe, loss_scaling: str, images: int = 16) -> None:
+    # The scale is at most 8: gradients of full models reach 7,000, and fp16 ends at 65,504.
+    states = []
+    for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
+        engine = start(recipe.replace(**FP16, **changes))
+        engine.train([random_batch(recipe, images)], 0)
+        states.append(engine.read())
+    assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value

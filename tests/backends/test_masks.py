@@ -16,12 +16,12 @@ from tests.backends.cases import (
     Arrays,
     all_bits,
     bits,
+    compare_changes,
     parameters,
     random_batch,
     random_batches,
     random_state,
     steady_state,
-    subtract_states,
 )
 from tests.backends.conftest import Start
 from tests.soak import SOAK
@@ -183,10 +183,7 @@ def test_other_weights_go_where_float64_goes(
     end = engine.read()
     expected = oracle.train(recipe, state, batches, RATES, parts, masks).state
     assert_masked(end, masks, but_only=False)
-    assert (
-        distance(subtract_states(end, state), subtract_states(expected, state))
-        < BOUNDS["trajectory"].value
-    )
+    assert compare_changes(end, expected, state) < BOUNDS["trajectory"].value
     assert distance(end.ema, expected.ema) < BOUNDS["trajectory"].value
 
 

@@ -23,15 +23,15 @@ from tests.backends.cases import (
     Step,
     all_bits,
     bits,
+    compare_changes,
     random_batch,
     random_batches,
     random_images,
     random_state,
     statistics,
     steady_state,
-    subtract_states,
 )
-from tests.backends.compiled_steps import check_compiled_step
+from tests.backends.compiled_steps import check_compiled_step, check_scaled_step
 from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
 from tests.soak import SOAK
@@ -119,10 +119,7 @@ def test_compiled_steps_lead_where_float64_goes(
     engine.train(batches[3:], 5)
     end = engine.read()
     expected = oracle.train(recipe, state, batches, RATES, parts).state
-    assert (
-        distance(subtract_states(end, state), subtract_states(expected, state))
-        < BOUNDS["trajectory"].value
-    )
+    assert compare_changes(end, expected, state) < BOUNDS["trajectory"].value
     assert distance(statistics(end), statistics(expected)) < BOUNDS["trajectory"].value
     if recipe.ema_decay:
         assert distance(end.ema, expected.ema) < BOUNDS["update"].value
@@ -203,12 +200,7 @@ def test_a_static_loss_scale_reaches_the_gradients_of_a_compiled_step(
 def test_a_loss_scale_leaves_a_compiled_step_as_it_is(
     start_compiled: Start, tiny_recipe: Recipe, loss_scaling: str
 ) -> None:
-    states = []
-    for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
-        engine = start_compiled(tiny_recipe.replace(**FP16, **changes))
-        engine.train([random_batch(tiny_recipe)], 0)
-        states.append(engine.read())
-    assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value
+    check_scaled_step(start_compiled, tiny_recipe, loss_scaling)
 
 
 # The same bits
@@ -276,10 +268,7 @@ def test_a_compiled_engine_goes_on_from_what_another_has_trained(
     second.write(first.read())
     second.train(batches[3:], 3)
     expected = oracle.train(tiny_recipe, state, batches, RATES).state
-    assert (
-        distance(subtract_states(second.read(), state), subtract_states(expected, state))
-        < BOUNDS["trajectory"].value
-    )
+    assert compare_changes(second.read(), expected, state) < BOUNDS["trajectory"].value
     assert second.read().step == 6
 
 

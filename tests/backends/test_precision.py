@@ -23,6 +23,7 @@ from tests.backends.cases import (
     random_images,
     random_state,
 )
+from tests.backends.compiled_steps import check_scaled_step
 from tests.backends.conftest import Start
 from tests.soak import SOAK
 
@@ -103,13 +104,7 @@ def test_an_evaluation_in_fp16_holds_what_exceeds_fp16(start: Start, tiny_recipe
 def test_a_loss_scale_leaves_the_update_as_it_is(
     start: Start, tiny_recipe: Recipe, loss_scaling: str
 ) -> None:
-    # The scale is at most 8: gradients of full models reach 7,000, and fp16 ends at 65,504.
-    states = []
-    for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
-        engine = start(tiny_recipe.replace(**FP16, **changes))
-        engine.train([random_batch(tiny_recipe, FEW)], 0)
-        states.append(engine.read())
-    assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value
+    check_scaled_step(start, tiny_recipe, loss_scaling, FEW)
 
 
 def test_a_static_loss_scale_reaches_the_gradients(start: Start, tiny_recipe: Recipe) -> None:

@@ -24,13 +24,13 @@ from tests.backends.cases import (
     NARROWED,
     RATES,
     Step,
+    compare_changes,
     normalise,
     random_batch,
     random_batches,
     random_images,
     random_state,
     statistics,
-    subtract_states,
 )
 from tests.backends.compiled_steps import check_compiled_step
 from tests.backends.conftest import Start, make_backend_fixture
@@ -102,10 +102,7 @@ def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recip
     engine = start(recipe, state, accumulation_steps=2, compile="on")  # the same engine as above
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, 2).state
-    assert (
-        distance(subtract_states(engine.read(), state), subtract_states(expected, state))
-        < BOUNDS["trajectory"].value
-    )
+    assert compare_changes(engine.read(), expected, state) < BOUNDS["trajectory"].value
 
 
 COMPILED_STEPS = """

@@ -14,7 +14,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import learning_rates
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import NARROWED, random_batches, statistics, steady_state, subtract_states
+from tests.backends.cases import NARROWED, compare_changes, random_batches, statistics, steady_state
 from tests.backends.conftest import Start
 
 STEPS_PER_EPOCH = 5
@@ -58,10 +58,7 @@ Trajectory = tuple[State, np.ndarray, State, oracle.Trained]
 
 
 def check_weights(end: State, _: np.ndarray, begin: State, expected: oracle.Trained) -> None:
-    assert (
-        distance(subtract_states(end, begin), subtract_states(expected.state, begin))
-        < BOUNDS["trajectory"].value
-    )
+    assert compare_changes(end, expected.state, begin) < BOUNDS["trajectory"].value
 
 
 def check_curve(_: State, losses: np.ndarray, _begin: State, expected: oracle.Trained) -> None:
@@ -102,10 +99,7 @@ def test_a_step_in_two_parts_goes_the_same_way_twenty_times(
 ) -> None:
     changes = SCHEDULES["warm-up and cosine"]
     end, losses, begin, expected = twenty_steps(start, tiny_recipe, changes, mixup="batch", parts=2)
-    assert (
-        distance(subtract_states(end, begin), subtract_states(expected.state, begin))
-        < BOUNDS["trajectory"].value
-    )
+    assert compare_changes(end, expected.state, begin) < BOUNDS["trajectory"].value
     assert losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 

@@ -58,6 +58,17 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"kind": kind} | fields
 
 
+EVALUATION = event(
+    "evaluate",
+    step=8,
+    weights="trained",
+    top1_percent=91.254,
+    top5_percent=100.0,
+    loss=0.34567,
+    images=400,
+)
+
+
 def begun(**changes: Any) -> dict[str, Any]:
     return START | {"environment": ABOUT | changes}
 
@@ -186,15 +197,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "an evaluation of few classes": (
         [
             begun(classes=5),
-            event(
-                "evaluate",
-                step=8,
-                weights="trained",
-                top1_percent=91.254,
-                top5_percent=100.0,
-                loss=0.34567,
-                images=400,
-            ),
+            EVALUATION,
             event("finish", report=REPORT | {"classes": list("abcde")}, out="runs/[a]"),
         ],
         [
@@ -205,30 +208,14 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ],
     ),
     "an evaluation": (
-        [
-            event(
-                "evaluate",
-                step=8,
-                weights="trained",
-                top1_percent=91.254,
-                top5_percent=100.0,
-                loss=0.34567,
-                images=400,
-            )
-        ],
+        [EVALUATION],
         ["step 8: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %, loss 0.3457 on 400 images"],
     ),
     "an evaluation of averages": (
         [
-            event(
-                "evaluate",
-                step=8,
-                weights="ema",
-                top1_percent=5.0,
-                top5_percent=50.0,
-                loss=1.0,
-                images=1,
-            )
+            EVALUATION
+            | {"weights": "ema", "top1_percent": 5.0, "top5_percent": 50.0}
+            | {"loss": 1.0, "images": 1}
         ],
         [
             "step 8 (moving average): top-1 5.00 % (0.0 to 79.3), top-5 50.00 %, loss 1.0000"

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -58,36 +59,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
         ["train", "--recipe", "demo", "--data", "my data", "--out", "x 'y'", "--backend", "mxnet"],
         ["evaluate", "a run", "--data", "d", "--backend=mxnet"],
         ["predict", "a.jpg", "--run", "r", "--backend", "mxnet"],
-        [
-            "launch",
-            "-n",
-            "2",
-            "--",
-            "train",
-            "--recipe",
-            "demo",
-            "--data",
-            "d",
-            "--out",
-            "o",
-            "--backend",
-            "mxnet",
-        ],
-        [
-            "launch",
-            "-n",
-            "2",
-            "--backend",
-            "mxnet",
-            "--",
-            "train",
-            "--recipe",
-            "demo",
-            "--data",
-            "d",
-            "--out",
-            "o",
-        ],
+        shlex.split("launch -n 2 -- train --recipe demo --data d --out o --backend mxnet"),
+        shlex.split("launch -n 2 --backend mxnet -- train --recipe demo --data d --out o"),
     ],
     ids=lambda arguments: " ".join(arguments[:4]),
 )

@@ -2,6 +2,8 @@
 
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from PIL import Image
@@ -28,6 +30,26 @@ print("ready", flush=True)
 sys.stdin.readline()
 print(index.open_index(sys.argv[1]).digest)
 """
+
+
+def check_two_processes(root: Path, log: Path) -> None:
+    """Check that of two processes that open an index of 150 images at once, one builds it."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", COUNTED, str(root), str(log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    digests = [process.communicate(timeout=60)[0] for process in processes]
+    assert digests[0] == digests[1] != ""
+    assert log.stat().st_size == 150
 
 
 def jpeg(height: int = 16, width: int = 24, colour: int = 0) -> bytes:

@@ -51,7 +51,7 @@ def test_labels_follow_the_classes_of_training_where_some_are_missing(root: Path
 
 
 def test_a_class_that_training_has_not_is_an_error(root: Path) -> None:
-    with pytest.raises(DataError, match="the training images do not have: newt, owl"):
+    with pytest.raises(DataError, match="do not have: newt, owl"):
         open_index(root, classes=("cat", "dog"))
 
 
@@ -251,7 +251,7 @@ def test_an_image_overwritten_by_another_of_the_same_length_is_refused_when_it_i
 ) -> None:
     index = open_index(root)
     (root / "cat/z.jpg").write_bytes(FILES["cat/z.jpg"][:-2] + b"\0\0")
-    with pytest.raises(DataError, match=r"cat/z.jpg .* it was written after indexing"):
+    with pytest.raises(DataError, match=r"cat/z.jpg .* after indexing"):
         index.read(0)
 
 

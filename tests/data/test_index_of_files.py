@@ -1,8 +1,6 @@
 """The index of files that hold many images: when it is built again, and what is refused."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
-from tests.data.cases import COUNTED, jpeg, sample, write
+from tests.data.cases import check_two_processes, jpeg, sample, write
 from tests.data.indexes import both, labels
 from tests.data.sets import CONTAINERS
 
@@ -101,18 +99,7 @@ def test_of_two_processes_at_once_one_indexes_the_files_and_the_other_waits(tmp_
             tmp_path / "data" / f"train-0000{i}-of-00002",
             [sample(j, 0, jpeg(200, 300, j)) for j in range(75)],
         )
-    command = [sys.executable, "-c", COUNTED, str(tmp_path / "data"), str(tmp_path / "log")]
-    two = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert [process.stdout.readline() for process in two] == ["ready\n"] * 2
-    for process in two:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    digests = [process.communicate(timeout=60)[0] for process in two]
-    assert digests[0] == digests[1] != ""
-    assert (tmp_path / "log").stat().st_size == 150
+    check_two_processes(tmp_path / "data", tmp_path / "log")
 
 
 def test_more_files_are_read_than_are_kept_open(tmp_path: Path) -> None:
@@ -137,10 +124,7 @@ def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(
     os.truncate(path, int(index.rows["offset"][2]) + 5)
     with pytest.raises(
         DataError,
-        match=(
-            rf"{path.name}@\d+ .*is not the image that was indexed: its file was written after"
-            r" indexing"
-        ),
+        match=(rf"{path.name}@\d+ .*is not the image.* after indexing"),
     ):
         index.read(0)
 

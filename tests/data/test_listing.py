@@ -68,9 +68,7 @@ def test_classes_without_names_are_numbers(format: str, tmp_path: Path) -> None:
 def test_a_list_that_names_a_class_twice_is_refused(tmp_path: Path) -> None:
     write("recordio", tmp_path / "train.rec", [sample(0, 0)])
     (tmp_path / "classes.txt").write_text("crane\nowl\ncrane\n")
-    with pytest.raises(
-        DataError, match=r"classes.txt lists crane twice; expected a different name for each class"
-    ):
+    with pytest.raises(DataError, match=r"classes.txt lists crane twice"):
         open_index(tmp_path)
 
 
@@ -126,10 +124,7 @@ def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: 
 
 def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) -> None:
     tar(tmp_path / "x.tar", {"0.jpg": jpeg(), "0.cls": b"3", "cat/1.jpg": jpeg()})
-    with pytest.raises(
-        DataError,
-        match="some images have a number as their class, others a folder; expected one of them",
-    ):
+    with pytest.raises(DataError, match=r"a number as their class, others a folder"):
         open_index(tmp_path)
 
 
@@ -149,27 +144,20 @@ def test_validation_labels_follow_the_names_of_trainings_classes(
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
 def test_a_class_that_training_has_not_is_named(format: str, tmp_path: Path) -> None:
     train = [sample(0, 0, name="0.jpg", class_name="cat")]
-    with pytest.raises(
-        DataError, match=r"val.* has classes that the training images do not have: dog"
-    ):
+    with pytest.raises(DataError, match=r"val.* do not have: dog"):
         both(format, tmp_path, train, [sample(0, 0, name="0.jpg", class_name="dog")])
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
 def test_a_number_beyond_trainings_classes_is_refused(format: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="has an image of class 3; training has 3 classes, counted from 0"
-    ):
+    with pytest.raises(DataError, match="class 3; training has 3 classes"):
         both(format, tmp_path, [sample(i, i) for i in range(3)], [sample(0, 3)])
 
 
 def test_an_image_of_a_class_beyond_the_list_is_refused(tmp_path: Path) -> None:
     write("recordio", tmp_path / "train.rec", [sample(0, 3)])
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(
-        DataError,
-        match=r"image of class 3, but classes.txt next to it lists 3 classes.*Complete the list",
-    ):
+    with pytest.raises(DataError, match=r"class 3, but classes.txt .* lists 3 classes"):
         open_index(tmp_path)
 
 

@@ -104,9 +104,7 @@ def test_files_beside_class_folders_do_not_make_a_format(tmp_path: Path) -> None
 )
 def test_two_formats_for_one_split_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
     touch_files(tmp_path, *names)
-    with pytest.raises(
-        DataError, match=r"more than one format: .*Put each format in a separate folder"
-    ) as error:
+    with pytest.raises(DataError, match=r"more than one format: .*separate folder") as error:
         find_split(tmp_path, "train")
     assert all(name in str(error.value) for name in names)
 
@@ -148,16 +146,12 @@ def test_where_nothing_is_found_every_layout_is_named(tmp_path: Path) -> None:
 
 def test_a_flat_folder_of_images_is_named_with_the_command_that_sorts_it(tmp_path: Path) -> None:
     touch_files(tmp_path, "val/ILSVRC2012_val_00000001.JPEG", "val/ILSVRC2012_val_00000002.JPEG")
-    with pytest.raises(
-        DataError, match=r"2 files and no folders.* lockstep data sort-val .*/val --labels FILE"
-    ):
+    with pytest.raises(DataError, match=r"2 files and no folders.* data sort-val .*/val"):
         list_images(find_split(tmp_path, "val"))
 
 
 def test_a_folder_that_is_being_written_is_no_data_set_yet(tmp_path: Path) -> None:
     touch_files(tmp_path, "train-000000.tar", "val/a/1.jpg", ".lockstep/pack.unfinished")
     for split in ("train", "val"):
-        with pytest.raises(
-            DataError, match=r"is not complete: lockstep data pack .* Run the same command again"
-        ):
+        with pytest.raises(DataError, match=r"not complete: .* the same command again"):
             find_split(tmp_path, split)

@@ -109,7 +109,7 @@ def test_a_share_of_a_set_that_has_validation_images_is_refused_with_what_to_typ
 ) -> None:
     image_folder(tmp_path / "train", images(20, 20))
     image_folder(tmp_path / "val", images(2, 2))
-    with pytest.raises(DataError, match=f"leave out --split, or use --data {tmp_path}/train to"):
+    with pytest.raises(DataError, match=f"--split, or use --data {tmp_path}/train"):
         open_sets(tmp_path, SHARE, silent)
     of_train = open_sets(tmp_path / "train", SHARE, silent)
     assert names(of_train.validation) == set(filter(within_the_share, images(20, 20)))

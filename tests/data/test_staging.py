@@ -86,7 +86,7 @@ def test_only_an_empty_file_is_missing(data: Path, tmp_path: Path) -> None:
 
 def test_a_link_that_leads_nowhere_is_an_error(data: Path, tmp_path: Path) -> None:
     (data / "notes").symlink_to(data / "nothing")
-    with pytest.raises(DataError, match=r"cannot be copied .*: No such file or directory: .*notes"):
+    with pytest.raises(DataError, match=r"cannot be copied .*No such file.*notes"):
         stage(data, tmp_path / "copy")
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_changes_while_it_is_copied_is_an_error(
         target.write(b"more")  # as if the source had grown
 
     monkeypatch.setattr(staging.shutil, "copyfileobj", copy_file)
-    with pytest.raises(DataError, match=r"has changed while it was copied; copy it again"):
+    with pytest.raises(DataError, match=r"has changed while it was copied"):
         stage(data, tmp_path / "copy")
 
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_copied_is_an_error(
             stage(data, target)
     other = tmp_path / "other"
     image_folder(other / "train", {"c/1.jpg": jpeg(8, 8)})
-    with pytest.raises(DataError, match=r"holds train/c/1.jpg, which is not in the data set"):
+    with pytest.raises(DataError, match=r"holds train/c/1.jpg"):
         stage(data, other)
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="Not a directory"):
@@ -179,7 +179,7 @@ def test_what_cannot_be_copied_is_an_error(
     monkeypatch.setattr(
         staging.shutil, "disk_usage", lambda path: staging.shutil._ntuple_diskusage(9, 8, 1)
     )
-    with pytest.raises(DataError, match=r"has 0.0 GB free, and 0.0 GB are missing there"):
+    with pytest.raises(DataError, match=r"0.0 GB free, and 0.0 GB are missing"):
         stage(data, tmp_path / "copy")
     with pytest.raises(DataError, match="no folder"):
         find_split(tmp_path / "nothing", "train")

@@ -156,10 +156,7 @@ def test_nothing_is_overwritten(weights: Path, to: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"'saved-model' .* savedmodel",
-    ):
+    with pytest.raises(CheckpointError, match=r"'saved-model' .* savedmodel"):
         lockstep.export(weights, tmp_path / "model", to="saved-model", compare=False)
 
 

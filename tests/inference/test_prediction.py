@@ -319,10 +319,7 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
     ],
 )
 def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, kind: str) -> None:
-    with pytest.raises(
-        DataError,
-        match=rf"given as {kind}; expected",
-    ):
+    with pytest.raises(DataError, match=rf"given as {kind}; expected"):
         list(list_images(image))
 
 

@@ -100,10 +100,7 @@ def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
     """PyTorch's loader unpickles. That it was called shows in its complaint about this file."""
     folder = described(target="torch-export")
     (folder / "model.pt2").write_bytes(b"not a program")
-    with pytest.raises(
-        CheckpointError,
-        match=r"--runtime program`.* trust",
-    ):
+    with pytest.raises(CheckpointError, match=r"--runtime program`.* trust"):
         lockstep.evaluate(folder, photos)
     with pytest.raises(CheckpointError, match="onnx"):
         lockstep.predict(folder, photos / "dots")
@@ -145,20 +142,14 @@ def test_a_pipe_in_a_program_is_not_opened(described: Callable[..., Path], photo
 def test_a_description_that_was_changed_is_refused(
     changes: dict[str, Any], described: Callable[..., Path], photos: Path
 ) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"export\.json",
-    ):
+    with pytest.raises(CheckpointError, match=r"export\.json"):
         lockstep.evaluate(described(**changes), photos)
 
 
 def test_another_number_of_logits_than_described_is_an_error(
     described: Callable[..., Path], photos: Path
 ) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"\[\d, 10\], expected \[\d, 12\]",
-    ):
+    with pytest.raises(CheckpointError, match=r"\[\d, 10\], expected \[\d, 12\]"):
         lockstep.evaluate(described(logits=12), photos)
 
 

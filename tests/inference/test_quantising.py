@@ -84,15 +84,21 @@ def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
     assert 1e-4 < off < 0.1
 
 
+def export_quantised(weights: Path, data: Path, target: Path) -> None:
+    lockstep.export(
+        weights,
+        target,
+        to="onnx",
+        precision="int8",
+        data=data,
+        tolerance=10,
+        calibration_images=3,
+        compare=False,
+    )
+
+
 def test_every_layer_computes_in_integers(weights: Path, data: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {
-        "precision": "int8",
-        "data": data,
-        "tolerance": 10,
-        "calibration_images": 3,
-        "compare": False,
-    }
-    lockstep.export(weights, tmp_path / "model", to="onnx", **how)
+    export_quantised(weights, data, tmp_path / "model")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
@@ -110,14 +116,7 @@ def test_every_layer_computes_in_integers(weights: Path, data: Path, tmp_path: P
 def test_weights_have_seven_bits_so_that_no_processor_overflows(
     weights: Path, data: Path, tmp_path: Path
 ) -> None:
-    how: dict[str, Any] = {
-        "precision": "int8",
-        "data": data,
-        "tolerance": 10,
-        "calibration_images": 3,
-        "compare": False,
-    }
-    lockstep.export(weights, tmp_path / "model", to="onnx", **how)
+    export_quantised(weights, data, tmp_path / "model")
     graph = onnx.load(str(tmp_path / "model" / "model.onnx")).graph
     kernels = [
         onnx.numpy_helper.to_array(array) for array in graph.initializer if len(array.dims) == 4
@@ -171,10 +170,7 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
     weights: Path, data: Path, tmp_path: Path
 ) -> None:
     source = add_outlier(weights, tmp_path / "run")
-    with pytest.raises(
-        CheckpointError,
-        match=r"int8 .* 100.00 % .* 12",
-    ):
+    with pytest.raises(CheckpointError, match=r"int8 .* 100.00 % .* 12"):
         lockstep.export(
             source, tmp_path / "model", to="onnx", precision="int8", data=data, tolerance=10
         )

@@ -163,8 +163,5 @@ def test_without_the_package_that_writes_a_format_it_is_told_how_to_get_it(
 def test_bf16_is_left_to_the_program_that_runs_the_model(
     weights: Path, to: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=f"{to} .* bf16",
-    ):
+    with pytest.raises(CheckpointError, match=f"{to} .* bf16"):
         lockstep.export(weights, tmp_path / "model", to=to, precision="bf16")

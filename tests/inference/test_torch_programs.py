@@ -28,6 +28,7 @@ from tests.inference.cases import (
     read_squares,
     save_random,
 )
+from tests.recipes.cases import DALI, TF1
 
 SIZES = {"eval_resize": 47, "eval_crop": 40, "mean": MEAN, "std": STD}
 """The surplus of 7 pixels is odd, so that the rounding of the crop's place is noticed."""
@@ -156,18 +157,6 @@ def test_images_of_any_size_are_resized_and_cropped_as_pillow_and_opencv_do(
         answer = program(torch.from_numpy(np.array(Image.open(path)))[None])
         wanted = softmax(reference(prepare_photo(path, recipe).astype(np.float64)))
         assert answer["probabilities"].numpy() == pytest.approx(wanted, abs=tolerance)
-
-
-DALI = {
-    "eval_side_rounding": "nearest",
-    "eval_offset_rounding": "up",
-    "eval_sampling": "half_pixel_symmetric",
-}
-TF1 = {
-    "eval_side_rounding": "float32_down",
-    "eval_offset_rounding": "down",
-    "eval_sampling": "asymmetric",
-}
 
 
 def compute_by_hand(pixels: np.ndarray, geometry: dict[str, str]) -> np.ndarray:

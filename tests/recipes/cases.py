@@ -13,6 +13,17 @@ EXAMPLES = settings(max_examples=60)
 
 RECIPE = Recipe(epochs=3, global_batch_images=16, image_size=32, seed=5)
 MIXED = RECIPE.replace(mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairing="reverse")
+# How the originals' code rounds and samples in its evaluation.
+DALI = {
+    "eval_side_rounding": "nearest",
+    "eval_offset_rounding": "up",
+    "eval_sampling": "half_pixel_symmetric",
+}
+TF1 = {
+    "eval_side_rounding": "float32_down",
+    "eval_offset_rounding": "down",
+    "eval_sampling": "asymmetric",
+}
 
 
 def sizes_of(images: int) -> np.ndarray:

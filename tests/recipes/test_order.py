@@ -95,9 +95,7 @@ def test_an_epoch_has_as_many_steps_as_its_images_fill(images: int, batch: int, 
 
 
 def test_too_few_images_for_one_step_are_refused_with_a_batch_that_fits() -> None:
-    with pytest.raises(
-        RecipeError, match=r"256, but there are only 100 .*--set global_batch_images=12"
-    ):
+    with pytest.raises(RecipeError, match=r"256, .*only 100 .*global_batch_images=12"):
         steps_per_epoch(Recipe(), 100)
 
 
@@ -106,9 +104,7 @@ def test_a_run_has_a_plan_for_every_step() -> None:
 
 
 def test_a_step_that_does_not_divide_into_ranks_and_parts_is_refused() -> None:
-    with pytest.raises(
-        RecipeError, match=r"\(16\) must be a multiple of ranks times accumulation steps \(6\)"
-    ):
+    with pytest.raises(RecipeError, match=r"\(16\) must be a multiple of .* \(6\)"):
         next(training_plans(RECIPE, SIZES, 0, ranks=3, parts=2))
 
 
@@ -126,9 +122,7 @@ def test_an_image_too_small_for_batch_norm_is_refused(
     images: int, ranks: int, parts: int, batch_norm: str
 ) -> None:
     recipe = Recipe(global_batch_images=images, image_size=32, batch_norm=batch_norm)
-    with pytest.raises(
-        RecipeError, match="one image of 32 pixels leaves a single value of each channel"
-    ):
+    with pytest.raises(RecipeError, match="one image of 32 pixels"):
         check_batch_norm(recipe, ranks, parts)
     check_batch_norm(recipe.replace(image_size=33), ranks, parts)
     check_batch_norm(recipe.replace(global_batch_images=2 * images), ranks, parts)

@@ -15,6 +15,7 @@ from lockstep.models.architectures import model_spec, parameter_count
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_speeds import read_speeds
+from tests.recipes.cases import DALI, TF1
 
 CONVOLUTIONS_AND_CLASSIFIER = ("conv_weight", "fc_weight", "fc_bias")
 
@@ -60,16 +61,6 @@ TORCHVISION = {
     "eval_side_rounding": "down",
     "eval_offset_rounding": "even",
     "eval_sampling": "half_pixel",
-}
-DALI = {
-    "eval_side_rounding": "nearest",
-    "eval_offset_rounding": "up",
-    "eval_sampling": "half_pixel_symmetric",
-}
-TF1 = {
-    "eval_side_rounding": "float32_down",
-    "eval_offset_rounding": "down",
-    "eval_sampling": "asymmetric",
 }
 
 PADDLE_90 = (

@@ -119,9 +119,7 @@ def test_files_that_are_each_others_base_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_neither_recipe_nor_file_is_answered_with_the_nearest() -> None:
-    with pytest.raises(
-        RecipeError, match=r"no file 'resnet50-padle-90ep'\. Did you mean resnet50-paddle-90ep"
-    ):
+    with pytest.raises(RecipeError, match=r"'resnet50-padle-90ep'.*resnet50-paddle-90ep"):
         load_recipe("resnet50-padle-90ep")
 
 

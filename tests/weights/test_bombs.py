@@ -183,9 +183,7 @@ SAFETENSORS = {
 @pytest.mark.parametrize("data", SAFETENSORS.values(), ids=SAFETENSORS)
 def test_a_safetensors_file_whose_header_lies_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(data)
-    with pytest.raises(
-        CheckpointError, match=r"a\.safetensors is not a safetensors file that can be read"
-    ):
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is not a safetensors file"):
         open_weights(tmp_path / "a.safetensors")
 
 
@@ -203,10 +201,7 @@ def test_a_constant_of_onnx_in_a_file_that_cannot_be_is_refused(
         onnx.helper.make_graph([node], "a", [images], [images], [kernel])
     )
     (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(
-        CheckpointError,
-        match=r"a\.onnx is not a ResNet that can be read: ('w' is in the file|.*null byte)",
-    ):
+    with pytest.raises(CheckpointError, match=r"a\.onnx .*: ('w' is in the file|.*null byte)"):
         open_weights(tmp_path / "a.onnx")
 
 
@@ -218,9 +213,7 @@ def timm_folder(folder: Path, value: Any) -> None:
 @pytest.mark.parametrize("value", [[1], {"fc.bias": 3}, {1: torch.zeros(2)}])
 def test_timms_pickled_weights_must_be_tensors_by_name(value: Any, tmp_path: Path) -> None:
     timm_folder(tmp_path, value)
-    with pytest.raises(
-        CheckpointError, match=r"pytorch_model\.bin holds other values than tensors by name"
-    ):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin holds other values"):
         open_weights(tmp_path)
 
 
@@ -267,7 +260,7 @@ def test_a_header_with_more_than_weights_have_is_refused_before_it_is_parsed(
 def test_more_arrays_than_weights_have_are_refused_before_they_are_compared(tmp_path: Path) -> None:
     kernel = torch.zeros(1, 1, 1, 1)
     torch.save({str(i): kernel for i in range(20_001)}, tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match=r"a\.pth has 20,001 arrays; expected at most 20,000"):
+    with pytest.raises(CheckpointError, match=r"a\.pth has 20,001 arrays.* 20,000"):
         open_weights(tmp_path / "a.pth")
 
 
@@ -321,7 +314,7 @@ def test_velocities_with_a_right_digest_that_are_no_safetensors_are_refused(
     about = json.loads((folder / "state.json").read_text())
     about["sha256"]["momentum.safetensors"] = hashlib.sha256(b"{}").hexdigest()
     (folder / "state.json").write_text(sign(json.dumps(about)))
-    with pytest.raises(CheckpointError, match=r"momentum\.safetensors is not a safetensors file"):
+    with pytest.raises(CheckpointError, match=r"momentum\.safetensors is not"):
         read(folder)
 
 
@@ -358,7 +351,7 @@ def test_more_names_of_classes_than_classes_are_refused(
         "lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": list("abcdefghijk")})
     }
     (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
-    with pytest.raises(CheckpointError, match="has names of 11 classes, but its recipe has 10"):
+    with pytest.raises(CheckpointError, match="11 classes, but its recipe has 10"):
         open_weights(tmp_path / "a.safetensors")
 
 

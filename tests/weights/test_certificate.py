@@ -238,10 +238,7 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
         TARGETS, "torchvision", replace(TARGETS["torchvision"], read_arrays=torch_file.load)
     )
     compute_in_this_process(monkeypatch, "torch")
-    with pytest.raises(
-        CheckpointError,
-        match=r"torch \S+ reads a\.pth differently from Lockstep: 1 of .*, such as fc\.bias;",
-    ):
+    with pytest.raises(CheckpointError, match=r"torch .* a\.pth differently.* fc\.bias"):
         lockstep.convert(source, tmp_path / "a.pth", to="torchvision")
     assert left(tmp_path) == []
     compute_in_this_process(monkeypatch, "reference")  # without torch nobody sees it
@@ -254,11 +251,9 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
 def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
-    with pytest.raises(
-        CheckpointError, match="this format compute with padding same, not symmetric"
-    ):
+    with pytest.raises(CheckpointError, match="padding same, not symmetric"):
         lockstep.convert(source, tmp_path / "a", to="nvidia-tensorflow")
-    with pytest.raises(CheckpointError, match="compute with model resnet50, not resnet50-v1"):
+    with pytest.raises(CheckpointError, match="model resnet50, not resnet50-v1"):
         lockstep.convert(source, tmp_path / "a.pth", to="torchvision", model="resnet50-v1")
     assert left(tmp_path) == []
 
@@ -320,9 +315,7 @@ def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
     failing.write_text("#!/bin/sh\necho some framework broke >&2\nexit 3\n")
     failing.chmod(0o755)
     monkeypatch.setattr(backends, "find_interpreter", lambda name: failing)
-    with pytest.raises(
-        CheckpointError, match=r"torch cannot compute the certificate: some framework broke"
-    ):
+    with pytest.raises(CheckpointError, match=r"torch cannot .*: some framework broke"):
         lockstep.convert(source, tmp_path / "a.safetensors")
     assert left(tmp_path) == []
 
@@ -345,9 +338,7 @@ def test_weights_whose_logits_are_not_finite_get_no_certificate(
     values = tensors()
     values["fc.bias"][1] = np.nan
     source = save_checkpoint(tmp_path, values)
-    with pytest.raises(
-        CheckpointError, match=r"logits that are not finite.*--inspect.*--no-certificate"
-    ):
+    with pytest.raises(CheckpointError, match=r"not finite.*--inspect.*--no-certificate"):
         lockstep.convert(source, tmp_path / "a.safetensors")
     assert left(tmp_path) == []
     assert (
@@ -386,9 +377,7 @@ def test_without_a_certificate_the_metadata_of_timms_weights_says_so(
 def test_an_existing_certificate_is_not_overwritten(source: Path, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors.certificate.json").write_text("mine")
     for certified in (True, False):
-        with pytest.raises(
-            CheckpointError, match=r"a\.safetensors\.certificate\.json already exists"
-        ):
+        with pytest.raises(CheckpointError, match=r"a\.safetensors\.certificate\.json .*exists"):
             lockstep.convert(source, tmp_path / "a.safetensors", certificate=certified)
     assert left(tmp_path) == ["a.safetensors.certificate.json"]
 

@@ -187,9 +187,7 @@ def test_a_checkpoint_that_cannot_be_renamed_is_an_error_and_the_one_before_stay
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(
-        CheckpointError, match=r"step-00000016 cannot be saved: .*No space left on device"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-00000016 .*No space left"):
         save(tmp_path, 16)
     assert checkpoint.steps(tmp_path) == [8]
     assert_same(checkpoint.newest_intact(tmp_path)[0], state_of(8))
@@ -392,7 +390,7 @@ def test_a_cut_off_file_of_weights_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_file(state_of(1).tensors, path)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(CheckpointError, match=r"weights\.safetensors is not a safetensors file"):
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors is not"):
         checkpoint.read_weights(path)
 
 

@@ -21,7 +21,7 @@ from lockstep.recipes.published import (
     resnet50_tensorflow_90ep,
 )
 from lockstep.system.errors import CheckpointError, DataError
-from lockstep.weights import checkpoint, open_weights
+from lockstep.weights import Weights, checkpoint, open_weights
 from lockstep.weights.formats import (
     mxnet_params,
     nvidia_mxnet,
@@ -174,9 +174,7 @@ def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(
 def test_names_that_do_not_fit_are_refused_before_anything_is_written(
     run: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        DataError, match="3 names, but the weights have 10 outputs; expected 2 or 10 names"
-    ):
+    with pytest.raises(DataError, match=r"3 names, .* 10 outputs; expected 2 or 10"):
         converted(run, tmp_path / "named.safetensors", classes=["a", "b", "c"])
     with pytest.raises(CheckpointError, match="nvidia-paddle holds no names of classes"):
         converted(run, tmp_path / "named", to="nvidia-paddle", classes=["a", "b"])
@@ -186,6 +184,13 @@ def test_names_that_do_not_fit_are_refused_before_anything_is_written(
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet18", narrow_model(MODELS["resnet18"]))
+
+
+def check_resnet18(weights: Weights, published: Recipe, source: Path) -> None:
+    """Check that the weights are a new resnet18's, and that the rest of its recipe is published."""
+    assert weights.recipe == published.replace(model="resnet18", logits=10, precision="fp32")
+    assert (weights.classes, weights.source) == ((), source)
+    assert bits(weights.tensors) == bits(initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
 @pytest.fixture
@@ -205,17 +210,11 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
     named: str, paddle_folder: Path
 ) -> None:
     weights = open_weights(paddle_folder / named)
-    assert weights.recipe == resnet50_paddle_90ep().replace(
-        model="resnet18", logits=10, precision="fp32"
-    )
-    assert (weights.classes, weights.source) == (
-        (),
-        paddle_folder / "ResNet50" / "4" / "resnet_50_paddle",
-    )
+    source = paddle_folder / "ResNet50" / "4" / "resnet_50_paddle"
+    check_resnet18(weights, resnet50_paddle_90ep(), source)
     assert [remark.partition(";")[0] for remark in weights.remarks] == [
         "the stem has a fourth input channel, which gets only zeros"
     ]
-    assert bits(weights.tensors) == bits(initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(
@@ -289,12 +288,8 @@ def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(
     named: str, mxnet_folder: Path
 ) -> None:
     weights = open_weights(mxnet_folder / named)
-    assert weights.recipe == resnet50_mxnet_90ep().replace(
-        model="resnet18", logits=10, precision="fp32"
-    )
-    assert (weights.classes, weights.source) == ((), mxnet_folder / "model-0004.params")
+    check_resnet18(weights, resnet50_mxnet_90ep(), mxnet_folder / "model-0004.params")
     assert weights.remarks == ()
-    assert bits(weights.tensors) == bits(initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(mxnet_folder: Path) -> None:

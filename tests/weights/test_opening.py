@@ -150,9 +150,7 @@ def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
     tensors = torchvision_resnet18(10)
     del tensors["layer3.1.bn2.bias"]
     save_file(tensors, tmp_path / "odd.safetensors")
-    with pytest.raises(
-        CheckpointError, match=r"resnet18 is nearest, but layer3\.1\.bn2\.bias is missing"
-    ):
+    with pytest.raises(CheckpointError, match=r"resnet18 .* layer3\.1\.bn2\.bias is missing"):
         open_weights(tmp_path / "odd.safetensors")
 
 
@@ -217,9 +215,7 @@ def test_a_recipe_of_another_version_is_an_error_that_names_the_file(
 ) -> None:
     about = {"recipe": {"epochz": 3}, "classes": []}
     path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about=about)
-    with pytest.raises(
-        CheckpointError, match=r"step-00000001.* recipe that this version cannot read: .*'epochz'"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-00000001.*: .*'epochz'"):
         open_weights(path / "model.safetensors" if as_file else path)
 
 
@@ -231,9 +227,7 @@ def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(
 
     monkeypatch.setattr(checkpoint, "save_file", save_without_note)
     path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about={})
-    with pytest.raises(
-        CheckpointError, match=r"model\.safetensors has no metadata with its recipe"
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has no metadata"):
         open_weights(path)
 
 

@@ -153,7 +153,7 @@ def test_what_cannot_be_pruned_or_written_is_refused(tmp_path: Path) -> None:
     source = written(tmp_path / "dense.safetensors")
     with pytest.raises(CheckpointError, match=r"no algorithm 'mask_2d'\. Did you mean"):
         prune(source, tmp_path / "a.safetensors", "mask_2d")
-    with pytest.raises(CheckpointError, match=r"a\.pth: the name of a safetensors file ends in"):
+    with pytest.raises(CheckpointError, match=r"a\.pth: .* safetensors"):
         prune(source, tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match="already exists"):
         prune(source, source)

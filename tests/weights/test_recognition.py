@@ -134,19 +134,13 @@ def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, na
     state = plain_state(recipe_of())
     tensorflow(tmp_path / "model.ckpt-7", state)
     paddle(tmp_path / "model", state)
-    with pytest.raises(
-        CheckpointError,
-        match=r"several formats: .*model \(Paddle\), .*ckpt-7 \(TensorFlow\); name one",
-    ):
+    with pytest.raises(CheckpointError, match=r"model \(Paddle\), .*ckpt-7 \(TensorFlow\)"):
         open_weights(tmp_path)
 
 
 def test_a_file_in_a_folder_of_other_names_is_to_be_named(tmp_path: Path, narrow: None) -> None:
     safetensors_file(tmp_path / "model.safetensors", plain_state(recipe_of()))
-    with pytest.raises(
-        CheckpointError,
-        match=r"not a folder of a known format; name a file in it, such as .*/model\.safetensors$",
-    ):
+    with pytest.raises(CheckpointError, match=r"name a file in it, .*/model\.safetensors$"):
         open_weights(tmp_path)
 
 
@@ -155,9 +149,7 @@ def test_what_is_no_file_of_weights_is_a_clear_error(name: str, tmp_path: Path) 
     (tmp_path / "text.txt").write_text("hello\n")
     (tmp_path / "zeros").write_bytes(bytes(100))
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(
-        CheckpointError, match=f"{name} holds no weights that can be read; expected a run's folder"
-    ):
+    with pytest.raises(CheckpointError, match=f"{name} holds no weights.* expected a run's"):
         open_weights(tmp_path / name)
 
 
@@ -198,9 +190,7 @@ def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        with pytest.raises(
-            CheckpointError, match=rf"weights\.{suffix} cannot be read: Permission denied"
-        ):
+        with pytest.raises(CheckpointError, match=rf"weights\.{suffix} .*Permission denied"):
             open_weights(file)
 
 
@@ -256,10 +246,7 @@ def test_weights_without_a_classifier_can_only_be_trained(
         lambda: lockstep.predict(backbone, textures / "val"),
         lambda: lockstep.convert(backbone, tmp_path / "new.safetensors"),
     ):
-        with pytest.raises(
-            CheckpointError,
-            match=r"no classifier, so it cannot classify images; train one: lockstep train",
-        ):
+        with pytest.raises(CheckpointError, match=r"no classifier.*lockstep train"):
             use()
     assert fit_start(StartSource(backbone), recipe_of(), tmp_path / "run") is not None
     assert [path.name for path in tmp_path.iterdir()] == ["backbone.pth"]
@@ -356,8 +343,5 @@ def test_values_that_are_not_finite_are_counted_and_the_first_tensor_is_named(
 
 def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
-    with pytest.raises(
-        CheckpointError,
-        match=r"a\.pth is not a run, so it has no checkpoint 'best' to choose; name the file",
-    ):
+    with pytest.raises(CheckpointError, match=r"a\.pth is not a run, .* 'best'"):
         open_weights(tmp_path / "a.pth", checkpoint="best")

@@ -9,27 +9,14 @@ import torch
 
 from lockstep.backends import torch as torch_backend
 from lockstep.backends.torch.fused_batch_norm import FusedBatchNorm
-from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import random_batch, random_images, statistics, steady_state
-from tests.backends.kernels.device import DEVICE
+from tests.backends.kernels.device import DEVICE, NARROW
 from tests.soak import in_a_soak
 
-NARROW = ModelSpec(
-    block="basic", layers=(1, 1, 1, 1), stem_width=4, widths=(4, 4, 4, 8), expansion=1
-)
-RECIPE = Recipe(
-    model=NARROW,
-    logits=5,
-    epochs=1,
-    warmup_epochs=0,
-    global_batch_images=4,
-    precision="fp32",
-    image_size=32,
-    eval_crop=32,
-)
+RECIPE = NARROW.replace(image_size=32, eval_crop=32)
 
 
 def train(

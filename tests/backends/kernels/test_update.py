@@ -14,9 +14,10 @@ from lockstep.backends.torch.kernels.update import Row, UpdateKernel
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.step_graph import WARM_UP, StepGraph
 from lockstep.backends.torch.updating import Update
-from lockstep.models.architectures import ModelSpec, model_spec
+from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 from tests.backends.capturer import CudaEvents, TapeCapturer
+from tests.backends.kernels.device import NARROW
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda", 0)
 Arrays = dict[str, np.ndarray]
@@ -173,15 +174,7 @@ def test_gradients_of_a_captured_step_are_uploaded_afterwards() -> None:
 
 # The engine's update
 
-NARROW = ModelSpec(
-    block="basic", layers=(1, 1, 1, 1), stem_width=4, widths=(4, 4, 4, 8), expansion=1
-)
-RECIPE = Recipe(
-    model=NARROW,
-    logits=5,
-    epochs=1,
-    warmup_epochs=0,
-    global_batch_images=4,
+RECIPE = NARROW.replace(
     precision="fp16",
     loss_scaling="dynamic",
     loss_scale=64.0,

@@ -1,4 +1,4 @@
-"""Files of all formats with any damage, in many places at the same time."""
+"""Files of all formats, sound and with any damage in many places at the same time."""
 
 from pathlib import Path
 from types import ModuleType
@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.data.containers import Damage, Stored, recordio, tfrecord, webdataset
-from tests.data.containers.shared import EXAMPLES, MAGIC, PIECES, five, read, write
+from tests.data.containers.shared import (
+    EXAMPLES,
+    MAGIC,
+    PAYLOADS,
+    PIECES,
+    five,
+    list_images,
+    read,
+    sample,
+    write,
+)
 
 Edit = tuple[float, int, bytes]
 """The place in the file, how many bytes are removed there, and the bytes that are inserted."""
@@ -35,11 +45,26 @@ def edit(data: bytes, edits: list[Edit]) -> bytes:
     params=[recordio, tfrecord, webdataset],
     ids=lambda format: format.__name__.rpartition(".")[2],
 )
+def format(request: pytest.FixtureRequest) -> ModuleType:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
 def whole(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    format: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ModuleType, Path, bytes]:
-    path = write(request.param, tmp_path_factory.mktemp("whole") / "any.tar", five(MAGIC))
-    return request.param, path, path.read_bytes()
+    path = write(format, tmp_path_factory.mktemp("whole") / "any.tar", five(MAGIC))
+    return format, path, path.read_bytes()
+
+
+@EXAMPLES
+@given(payloads=PAYLOADS)
+def test_images_are_read_as_they_were_written(
+    format: ModuleType, payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
+    path = write(format, tmp_path_factory.mktemp("written") / "any.tar", samples)
+    assert list_images(format, path) == [(item.data, item.label) for item in samples]
 
 
 def check_listed(format: ModuleType, path: Path) -> None:

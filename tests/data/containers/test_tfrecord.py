@@ -16,7 +16,6 @@ from tests.data.containers.shared import (
     continue_cut,
     five,
     flips,
-    list_images,
     sample,
     shifts,
     unlike,
@@ -267,16 +266,6 @@ def test_payloads_are_read_as_they_were_written(
     items = [item for item in tfrecord.records(file) if not isinstance(item, Damage)]
     assert [length for _, length in items] == [len(payload) for payload in payloads]
     assert [tfrecord.payload_at(file, offset) for offset, _ in items] == payloads
-
-
-@EXAMPLES
-@given(payloads=PAYLOADS)
-def test_images_are_read_as_they_were_written(
-    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
-    path = write(tfrecord, tmp_path_factory.mktemp("written") / "any", samples)
-    assert list_images(tfrecord, path) == [(item.data, item.label) for item in samples]
 
 
 def places_of(file: Path) -> list[tuple[int, int]]:

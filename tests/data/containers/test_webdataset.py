@@ -7,12 +7,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 
 from lockstep.data.containers import NO_LABEL, Damage, Stored, webdataset
 from tests.data.containers.shared import (
-    EXAMPLES,
-    PAYLOADS,
     check_damaged,
     continue_cut,
     five,
@@ -85,16 +82,6 @@ def test_an_image_keeps_its_kind(name: str, kind: str, tmp_path: Path) -> None:
     assert [item.name for item in webdataset.scan_images(path) if isinstance(item, Stored)] == [
         name
     ]
-
-
-@EXAMPLES
-@given(payloads=PAYLOADS)
-def test_images_are_read_as_they_were_written(
-    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
-    path = write(webdataset, tmp_path_factory.mktemp("written") / "any.tar", samples)
-    assert list_images(webdataset, path) == [(item.data, item.label) for item in samples]
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "train/"])
@@ -224,9 +211,7 @@ def test_json_of_thousands_of_brackets_is_damage(tmp_path: Path) -> None:
 def test_a_compressed_tar_is_refused(magic: str, tmp_path: Path) -> None:
     path = tmp_path / "any.tar"
     path.write_bytes(bytes.fromhex(magic) + bytes(100))
-    with pytest.raises(
-        ValueError, match="the tar is compressed: images in it cannot be read by offset"
-    ):
+    with pytest.raises(ValueError, match="the tar is compressed"):
         list(webdataset.scan_images(path))
 
 

@@ -217,7 +217,7 @@ def test_a_file_cut_anywhere_is_read_within_its_bytes() -> None:
 )
 def test_a_window_that_is_not_within_the_image_is_refused(window: Window) -> None:
     data = encode(picture(np.random.default_rng(3), 40, 40), "420")
-    with pytest.raises(ValueError, match=r"is not within an image of 40 x 40 pixels|no window has"):
+    with pytest.raises(ValueError, match=r"image of 40 x 40 pixels|no window has"):
         decode_window(data, (40, 40), window)
 
 

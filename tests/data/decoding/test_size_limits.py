@@ -180,7 +180,7 @@ def test_scans_are_held_against_the_pixels(height: int, width: int, is_allowed: 
     if is_allowed:
         check_scans(data, height, width)
         return
-    with pytest.raises(OverBudget, match="more than 9 scans of 14400 x 20000 pixels are too many"):
+    with pytest.raises(OverBudget, match="more than 9 scans of 14400 x 20000"):
         check_scans(data, height, width)
 
 
@@ -190,14 +190,14 @@ def test_a_jpeg_of_many_segments_is_refused_before_they_are_parsed(mode: str) ->
     data = progressive_jpeg(mode)
     check(data[:2] + 500 * comment + data[2:])
     for bad in (data[:2] + MOST_SEGMENTS * comment + data[2:], plain(MOST_SEGMENTS * comment)):
-        with pytest.raises(OverBudget, match="more than 10,000 segments of a JPEG are too many"):
+        with pytest.raises(OverBudget, match="more than 10,000 segments"):
             check(bad)
 
 
 def test_a_file_of_many_bytes_and_few_pixels_is_refused() -> None:
     check_size(1, 1, MOST_BYTES_BESIDES)
     check_size(10_000, 10_000, 16 * 10**8)  # four channels of 32 bits
-    with pytest.raises(OverBudget, match="67,108,881 bytes are too many for 1 x 1 pixels"):
+    with pytest.raises(OverBudget, match=r"67,108,881 bytes .* 1 x 1 pixels"):
         check_size(1, 1, MOST_BYTES_BESIDES + 17)
 
 

@@ -270,9 +270,7 @@ def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(
     os.utime(
         path, ns=(before.st_atime_ns, before.st_mtime_ns)
     )  # otherwise the change of time is noticed
-    with pytest.raises(
-        DataError, match=rf"2/image\.jpg is not the image that was indexed: {reason}"
-    ):
+    with pytest.raises(DataError, match=rf"2/image\.jpg is not the image.*: {reason}"):
         load_batches(few, [whole(0), whole(1), whole(2), whole(3)])
 
 

@@ -133,7 +133,7 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(
 def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(
     index: Index, mixup_recipe: Recipe
 ) -> None:
-    with pytest.raises(RecipeError, match="set antialias: true, or use the host loader"):
+    with pytest.raises(RecipeError, match=r"antialias: true.* host loader"):
         make_loader(
             index,
             mixup_recipe.replace(interpolation="bicubic"),

@@ -75,9 +75,7 @@ def test_until_a_shortened_file_is_whole_again_no_command_takes_the_rest_for_the
     pack(source, tmp_path / "target", Packing(format, shards=2))
     [_, path] = [tmp_path / "target" / name for name in find_source(tmp_path / "target").files]
     os.truncate(path, 100)
-    with pytest.raises(
-        DataError, match=rf"{path.name} has only 100 of the \d+ bytes that were written"
-    ):
+    with pytest.raises(DataError, match=rf"{path.name} has only 100 of the \d+ bytes"):
         find_source(tmp_path / "target")
 
     def interrupted(done: int, total: int) -> None:
@@ -107,7 +105,7 @@ def test_files_that_became_longer_since_are_left_alone(source: Path, tmp_path: P
     pack(source, tmp_path / "target", Packing("tfrecord"))
     assert path.read_bytes() == 2 * data
     (tmp_path / "target" / ".lockstep" / "pack.finished").unlink()
-    with pytest.raises(DataError, match="holds 12 images, expected 6; choose an empty folder"):
+    with pytest.raises(DataError, match="holds 12 images, expected 6"):
         pack(source, tmp_path / "target", Packing("tfrecord"))
 
 
@@ -120,9 +118,7 @@ def test_a_target_that_lost_what_it_was_begun_with_is_refused(
 ) -> None:
     pack(source, tmp_path / "target", Packing("recordio"))
     (tmp_path / "target" / ".lockstep" / name).write_bytes(left)
-    with pytest.raises(
-        DataError, match="has lost its record of what is written to it; remove it, or choose"
-    ):
+    with pytest.raises(DataError, match="has lost its record"):
         pack(source, tmp_path / "target", Packing("recordio"))
 
 

@@ -134,9 +134,7 @@ def test_an_image_that_is_too_long_for_its_record_is_named(
     files = {"a/1.jpg": jpeg(), "a/2.jpg": jpeg() + bytes(4000), "a/3.jpg": jpeg()}
     source = image_folder(tmp_path / "source", files)
     monkeypatch.setattr(recordio, "MOST_BYTES", len(jpeg()) + 3000)
-    with pytest.raises(
-        DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: a part of the record has \d+ bytes"
-    ):
+    with pytest.raises(DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: .*has \d+ bytes"):
         pack_as(source, tmp_path / "target", "recordio")
 
 
@@ -178,10 +176,7 @@ def check_unfinished(target: Path, whole: dict[str, bytes]) -> None:
     files = {name: data for name, data in files_of(target).items() if not name.endswith(".partial")}
     assert files == {name: whole[name] for name in files}
     if (target / ".lockstep" / "pack.json").exists():
-        with pytest.raises(
-            DataError,
-            match=r"is not complete: lockstep data pack .* was interrupted|has no train images",
-        ):
+        with pytest.raises(DataError, match=r"not complete: .*interrupted|no train images"):
             find_split(target, "train")
     else:
         assert files == {}

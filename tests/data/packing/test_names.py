@@ -70,10 +70,7 @@ def test_a_class_that_would_lead_out_of_the_target_is_refused(
     source = tmp_path / "source"
     source.mkdir()
     write_samples(format, source, [Sample(0, "x.jpg", 0, name, jpeg(), 8, 8)])
-    with pytest.raises(
-        DataError,
-        match=r"class 0 is named .* which cannot be (the name of a folder|a line of classes.txt)",
-    ):
+    with pytest.raises(DataError, match=r"class 0 .* cannot be .*(folder|classes\.txt)"):
         pack_as(source, tmp_path / "target", "folder")
     assert not (tmp_path / "target").exists()
 

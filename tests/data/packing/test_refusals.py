@@ -61,9 +61,7 @@ def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
     target = pack_as(folder, tmp_path / "target", "tfrecord")
     before = files_of(target)
     how = change(folder)
-    with pytest.raises(
-        DataError, match=r"target holds other images, or was begun with other options"
-    ):
+    with pytest.raises(DataError, match=r"target holds other images, or .*options"):
         pack_as(folder, target, "tfrecord", **how)
     assert files_of(target) == before
     assert find_split(target, "train")
@@ -73,23 +71,17 @@ def test_a_target_that_holds_other_things_is_refused_and_left_alone(
     folder: Path, tmp_path: Path
 ) -> None:
     image_folder(tmp_path / "target", {"thesis.tex": b"..."})
-    with pytest.raises(
-        DataError, match=r"target holds other things \(thesis.tex\); choose an empty folder"
-    ):
+    with pytest.raises(DataError, match=r"target holds other things \(thesis.tex\)"):
         pack_as(folder, tmp_path / "target", "recordio")
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["thesis.tex"]
 
 
 def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"packed is inside .*train, where its files would be taken for images"
-    ):
+    with pytest.raises(DataError, match=r"packed is inside .*train"):
         pack_as(folder / "train", folder / "train" / "packed", "recordio")
     assert not (folder / "train" / "packed").exists()
     images = pack_as(folder / "train", tmp_path / "images", "recordio")
-    with pytest.raises(
-        DataError, match=r"packed is inside .*images, where its files would be taken for images"
-    ):
+    with pytest.raises(DataError, match=r"packed is inside .*images"):
         pack_as(images, images / "packed", "folder")
     assert read_all(listings(pack_as(folder, folder / "packed", "recordio"))["val"]) == sort_images(
         SPLITS["val"]
@@ -131,10 +123,7 @@ def test_a_source_that_cannot_be_packed_is_refused(
 
 
 def test_an_unknown_format_is_refused_with_those_there_are(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match="zip is not a storage format; choose one of folder, recordio, tfrecord, webdataset",
-    ):
+    with pytest.raises(DataError, match="folder, recordio, tfrecord, webdataset"):
         pack_as(folder, tmp_path / "target", "zip")
 
 
@@ -143,7 +132,7 @@ def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
 ) -> None:
     source = pack_as(sets["folder"], tmp_path / "source", "tfrecord", shards=2)
     (source / "validation-00001-of-00002").unlink()
-    with pytest.raises(DataError, match=r"lacks 1 of 2 files: validation-00001-of-00002"):
+    with pytest.raises(DataError, match=r"1 of 2 files: validation-00001-of-00002"):
         pack_as(source, tmp_path / "target", "recordio")
 
 
@@ -153,9 +142,9 @@ def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
 ) -> None:
     (folder / "val" / "a" / "gone.jpg").symlink_to("nowhere.jpg")
     target = tmp_path / "target"
-    with pytest.raises(DataError, match=r"val/a/gone.jpg cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"val/a/gone.jpg .*No such file"):
         pack_as(folder, target, format)
-    with pytest.raises(DataError, match=r"target is not complete: .* Run the same command again"):
+    with pytest.raises(DataError, match=r"target is not complete: .*same command"):
         find_split(target, "train")
     (folder / "val" / "a" / "nowhere.jpg").write_bytes(jpeg())
     (folder / "val" / "a" / "gone.jpg").unlink()

@@ -1,14 +1,19 @@
 """Small models of the kinds that other programs use."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from lockstep.models.architectures import ModelSpec, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
 
 Variables = dict[str, np.ndarray]
 
@@ -100,3 +105,25 @@ def rename_arrays(variables: Variables, change: Callable[[str], str]) -> Variabl
 
 def zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
+    """Make the disk full when `module` has almost written a file with `name` in its name."""
+    dump = module.dump
+
+    def dump_and_fail(path: Path, arrays: Variables) -> None:
+        dump(path, arrays)
+        if name in path.name:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "dump", dump_and_fail)
+
+
+def check_other_velocities(
+    write: Callable[..., Any], target: Path, recipe: Recipe, name: str
+) -> None:
+    """Check that weights are not written next to velocities of another run."""
+    target.with_name(name).write_bytes(b"of another run")
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)} already exists"):
+        write(target, recipe, State(0, state_of(recipe).tensors, {}))
+    assert list_names(target.parent.iterdir()) == [name]

@@ -187,9 +187,7 @@ def test_a_graph_names_the_bias_of_a_convolution(mxnet_file: Path) -> None:
     offset = np.arange(8, dtype=np.float32)
     with pytest.raises(CheckpointError, match=f"{kernel}_offset is missing"):
         read_with_graph(mxnet_file, lambda nodes: add_bias(nodes, kernel))
-    with pytest.raises(
-        CheckpointError, match=rf"{kernel}_offset is float32 \[3\], expected float32 \[8\]"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{kernel}_offset is .*\[3\], expected .*\[8\]"):
         read_changed(mxnet_file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset[:3]}))
     weights = read_changed(
         mxnet_file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset})
@@ -222,9 +220,7 @@ def test_layers_that_several_scopes_count_are_not_ordered_by_them(mxnet_file: Pa
         mxnet_file.with_name("best.params"),
         rename_arrays(mxnet_params.load(mxnet_file), name_gluon(table, joint)),
     )
-    with pytest.raises(
-        CheckpointError, match="is nearest, but the kernel of convolution 0 is missing"
-    ):
+    with pytest.raises(CheckpointError, match=r"nearest.*kernel of convolution 0 is missing"):
         read(mxnet_file.with_name("best.params"))
 
 

@@ -357,9 +357,7 @@ def test_a_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
         file["conv1_bn/conv1_bn/gamma:0"] = h5py.ExternalLink(
             "secret.h5", "/conv1_bn/conv1_bn/beta:0"
         )
-    with pytest.raises(
-        CheckpointError, match="gamma:0 is a link to another place, which weights do not need"
-    ):
+    with pytest.raises(CheckpointError, match="gamma:0 is a link"):
         read(tmp_path / "a.h5")
 
 
@@ -370,7 +368,7 @@ def test_values_in_another_file_are_not_read(tmp_path: Path) -> None:
         file.create_dataset(
             "conv1_bn/gamma", (64,), np.float32, external=[(str(tmp_path / "secret"), 0, 256)]
         )
-    with pytest.raises(CheckpointError, match="the values of /conv1_bn/gamma are in another file"):
+    with pytest.raises(CheckpointError, match=r"/conv1_bn/gamma .* another file"):
         read(tmp_path / "a.h5")
 
 
@@ -380,10 +378,7 @@ def test_arrays_that_claim_more_bytes_than_the_file_has_are_refused(tmp_path: Pa
         file.create_dataset(
             "predictions/kernel", (2048, 2**20), np.float32, chunks=(2048, 64), compression="gzip"
         )
-    with pytest.raises(
-        CheckpointError,
-        match=r"its arrays have 8,589,9\d\d,\d\d\d bytes, but the file has \d\d,\d\d\d",
-    ):
+    with pytest.raises(CheckpointError, match=r"8,589,9\d\d,\d\d\d bytes.* \d\d,\d\d\d"):
         read(tmp_path / "a.h5")
 
 
@@ -400,7 +395,7 @@ def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.keras", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", "{}")
         archive.writestr("model.weights.h5", bytes(5_000_000))
-    with pytest.raises(CheckpointError, match="unpack to far more bytes than weights take"):
+    with pytest.raises(CheckpointError, match="unpack to far more bytes"):
         read(tmp_path / "a.keras")
 
 
@@ -425,7 +420,5 @@ def test_without_the_package_it_is_told_how_to_get_it(
 ) -> None:
     small_file(tmp_path / "a.h5")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(
-        BackendError, match="files of Keras need the package h5py: pip install h5py=="
-    ):
+    with pytest.raises(BackendError, match="pip install h5py=="):
         read(tmp_path / "a.h5")

@@ -27,9 +27,7 @@ def test_a_file_from_which_hdf5_does_not_return_is_refused(
     data[data.index(b"GCOL") + 9] += 4  # a heap of texts that is larger by 1024 bytes
     (tmp_path / "a.h5").write_bytes(data)
     monkeypatch.setattr(keras_process, "LEAST_SECONDS", 1.0)
-    with pytest.raises(
-        CheckpointError, match=r"a\.h5 is damaged: HDF5's library did not read it within 1 seconds"
-    ):
+    with pytest.raises(CheckpointError, match=r"a\.h5 is damaged: .* within 1 seconds"):
         keras_file.read(tmp_path / "a.h5")
 
 

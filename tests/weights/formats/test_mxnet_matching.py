@@ -181,9 +181,7 @@ GARBAGE: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("text", "reason"), GARBAGE.values(), ids=GARBAGE)
 def test_a_damaged_graph_is_an_error(text: str, reason: str, mxnet_file: Path) -> None:
     graph_of(mxnet_file).write_text(text)
-    with pytest.raises(
-        CheckpointError, match=rf"model-symbol\.json is damaged or not an MXNet graph: {reason}"
-    ):
+    with pytest.raises(CheckpointError, match=rf"model-symbol\.json is damaged .*: {reason}"):
         read(mxnet_file)
 
 
@@ -198,10 +196,7 @@ def test_velocities_that_are_not_all_there_are_left_out(mxnet_file: Path) -> Non
     some = "1 of 62 velocities are missing, such as fc1_bias; the others were left out"
     assert (read(mxnet_file).state.momentum, read(mxnet_file).remarks) == ({}, (EPOCH, some))
     mxnet_params.dump(side, velocities | {"fc1_bias": gone[:3]})
-    with pytest.raises(
-        CheckpointError,
-        match=r"momentum\.params: fc1_bias is float32 \[3\], expected float32 \[1000\]",
-    ):
+    with pytest.raises(CheckpointError, match=r"momentum\.params: fc1_bias .*\[3\].*\[1000\]"):
         read(mxnet_file)
     side.write_text("garbage")
     assert read(mxnet_file, momentum=False).remarks == ()

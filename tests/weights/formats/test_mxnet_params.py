@@ -192,15 +192,12 @@ ODD: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize(("data", "reason"), ODD.values(), ids=ODD)
 def test_what_makes_no_sense_is_refused(data: bytes, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=rf"any\.params is damaged or not an MXNet file of named arrays: .*{reason}",
-    ):
+    with pytest.raises(CheckpointError, match=rf"any\.params is damaged .*{reason}"):
         read(data, tmp_path)
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"missing\.params cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match=r"missing\.params .*No such file"):
         load(tmp_path / "missing.params")
 
 
@@ -214,9 +211,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_what_mxnet_cannot_hold_is_not_written(value: np.ndarray, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"MXNet cannot store odd, .*; expected values of float16"
-    ):
+    with pytest.raises(CheckpointError, match=r"cannot store odd, .* float16"):
         dump(tmp_path / "a", {"even": np.zeros(2), "odd": value})
     assert not (tmp_path / "a").exists()
 

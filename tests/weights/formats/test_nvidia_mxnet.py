@@ -144,9 +144,7 @@ def test_kernels_in_nhwc_are_turned_and_a_fourth_channel_has_no_effect(
     graph: bool, channels: int, mxnet_file: Path
 ) -> None:
     if graph:
-        with pytest.raises(
-            CheckpointError, match=r"conv0_weight is \[8, 3, 7, 7\], expected \[8, 7, 7, 3\]"
-        ):
+        with pytest.raises(CheckpointError, match=r"conv0_weight .*8, 3, 7, 7.*8, 7, 7, 3"):
             read_with_graph(mxnet_file, set_layout)
     else:
         graph_of(mxnet_file).unlink()
@@ -184,7 +182,7 @@ def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(
         read(file)
     file.rename(tmp_path / "best.params")
     with pytest.raises(
-        CheckpointError, match=rf"best\.params: .*{which[:-4]} name it <prefix>-<epoch>\.params"
+        CheckpointError, match=rf"best\.params: .*{which[:-4]} name it <prefix>-<epoch>"
     ):
         read(tmp_path / "best.params")
 

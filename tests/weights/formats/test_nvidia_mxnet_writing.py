@@ -11,10 +11,11 @@ from lockstep.weights.formats import mxnet_params
 from lockstep.weights.formats.nvidia_mxnet import find, read, write, write_epoch
 from tests.weights.formats.cases import (
     RESNET,
-    Variables,
     assert_canonical,
     assert_remarked,
     assert_state,
+    check_other_velocities,
+    fill_disk,
     list_names,
     state_of,
 )
@@ -51,10 +52,7 @@ def test_epochs_share_a_graph_and_another_is_not_touched(mxnet_file: Path) -> No
     assert done.remarks[0] == f"{graph_of(mxnet_file)} existed already with the same contents"
     assert graph_of(mxnet_file).stat().st_mtime_ns == before
     other = recipe_of(logits=7)
-    with pytest.raises(
-        CheckpointError,
-        match=r"model-symbol\.json already exists with another graph",
-    ):
+    with pytest.raises(CheckpointError, match=r"model-symbol\.json .* another graph"):
         write(mxnet_file.with_name("model-0092.params"), other, state_of(other))
     assert sorted(list_names(mxnet_file.parent.iterdir())) == [
         "model-0090.params",
@@ -73,31 +71,12 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["weights.params", "a-90.params"])
 def test_an_epoch_has_four_digits(target: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=rf"{target}: expected a prefix, or <prefix>-0090.params",
-    ):
+    with pytest.raises(CheckpointError, match=rf"{target}: expected .*<prefix>-0090"):
         write(tmp_path / target, recipe_of(), state_of(recipe_of()))
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Make the disk full when a file is almost written."""
-    done = mxnet_params.dump
-
-    def dump(path: Path, arrays: Variables) -> None:
-        done(path, arrays)
-        if name in path.name:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(mxnet_params, "dump", dump)
-
-
 def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
-    recipe = recipe_of()
-    (tmp_path / "b-0000.momentum.params").write_bytes(b"of another run")
-    with pytest.raises(CheckpointError, match=r"b-0000\.momentum\.params already exists"):
-        write(tmp_path / "b", recipe, State(0, state_of(recipe).tensors, {}))
-    assert list_names(tmp_path.iterdir()) == ["b-0000.momentum.params"]
+    check_other_velocities(write, tmp_path / "b", recipe_of(), "b-0000.momentum.params")
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(
@@ -111,10 +90,8 @@ def test_nothing_is_overwritten_and_nothing_half_written(
             write(target, recipe, state_of(recipe))
         target.with_name(f"model-0090{name}").unlink()
     graph_of(target).unlink()
-    failing(monkeypatch, "0090.params")
-    with pytest.raises(
-        CheckpointError, match=r"model cannot be written: .*No space left on device"
-    ):
+    fill_disk(monkeypatch, mxnet_params, "0090.params")
+    with pytest.raises(CheckpointError, match=r"model .*No space left"):
         write(target, recipe, state_of(recipe))
     assert list(tmp_path.iterdir()) == []
 
@@ -127,7 +104,7 @@ def test_what_may_not_be_on_the_disk_is_not_left(
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(files, "flush", flush)
-    with pytest.raises(CheckpointError, match=r"model cannot be written: .*Input/output error"):
+    with pytest.raises(CheckpointError, match=r"model .*Input/output error"):
         write(tmp_path / "model", recipe_of(), state_of(recipe_of()))
     assert list(tmp_path.iterdir()) == []
 
@@ -151,10 +128,8 @@ def test_a_run_writes_every_epoch_and_again_where_it_goes_on(
     ]
     state = read(prefix.parent / "model-0002.params").state
     assert_state(state, state_of(recipe, 2))
-    failing(monkeypatch, "0002.params")
-    with pytest.raises(
-        CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"
-    ):
+    fill_disk(monkeypatch, mxnet_params, "0002.params")
+    with pytest.raises(CheckpointError, match=r"model-0002\.params .*No space left"):
         write_epoch(prefix, 2, recipe, state_of(recipe, 3))
     assert len(list(prefix.parent.iterdir())) == 5
     assert_canonical(
@@ -184,7 +159,7 @@ def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(mxnet_file: Path) -> N
 
 def test_a_folder_of_several_prefixes_does_not_say_which(mxnet_file: Path) -> None:
     mxnet_file.with_name("b-0003.params").touch()
-    with pytest.raises(CheckpointError, match="out has several prefixes: b, model; name one"):
+    with pytest.raises(CheckpointError, match="several prefixes: b, model"):
         find(mxnet_file.parent)
     assert find(mxnet_file.with_name("model")) == mxnet_file
 
@@ -206,10 +181,7 @@ def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(
 ) -> None:
     mxnet_file.with_name("model_0090.params").touch()
     for path in (mxnet_file.parent, mxnet_file.with_name("model")):
-        with pytest.raises(
-            CheckpointError,
-            match=r"two programs, such as model-0090.params and model_0090.params; name a",
-        ):
+        with pytest.raises(CheckpointError, match=r"model-0090\.params and model_0090\.params"):
             find(path)
     assert find(mxnet_file) == mxnet_file
 

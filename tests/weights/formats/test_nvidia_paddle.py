@@ -24,6 +24,8 @@ from tests.weights.formats.cases import (
     assert_canonical,
     assert_remarked,
     assert_state,
+    check_other_velocities,
+    fill_disk,
     list_names,
     rename_arrays,
     state_of,
@@ -327,10 +329,7 @@ def test_what_is_incomplete_or_more_is_refused(
 
 def test_a_velocity_of_another_shape_is_refused(prefix: Path, tmp_path: Path) -> None:
     parameters, optimizer = files(prefix)
-    with pytest.raises(
-        CheckpointError,
-        match=r"linear_0\.b_0_velocity_0 is float32 \[3\], expected float32 \[1000\]",
-    ):
+    with pytest.raises(CheckpointError, match=r"linear_0\.b_0_velocity_0 .*\[3\].*\[1000\]"):
         read_again(parameters, optimizer | {"linear_0.b_0_velocity_0": zeros(3)}, tmp_path)
 
 
@@ -399,11 +398,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
-    recipe = recipe_of()
-    (tmp_path / "b.pdopt").write_bytes(b"of another run")
-    with pytest.raises(CheckpointError, match=r"b\.pdopt already exists"):
-        write(tmp_path / "b", recipe, State(0, state_of(recipe).tensors, {}))
-    assert list_names(tmp_path.iterdir()) == ["b.pdopt"]
+    check_other_velocities(write, tmp_path / "b", recipe_of(), "b.pdopt")
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(
@@ -414,17 +409,8 @@ def test_nothing_is_overwritten_and_nothing_half_written(
         with pytest.raises(CheckpointError, match=rf"resnet_50_paddle\{ending} already exists"):
             write(prefix, recipe, state_of(recipe))
         Path(f"{prefix}{ending}").unlink()
-    done = paddle_pickle.dump
-
-    def dump(path: Path, arrays: Variables) -> None:
-        done(path, arrays)
-        if "pdparams" in path.name:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(paddle_pickle, "dump", dump)
-    with pytest.raises(
-        CheckpointError, match=r"resnet_50_paddle cannot be written: .*No space left on device"
-    ):
+    fill_disk(monkeypatch, paddle_pickle, "pdparams")
+    with pytest.raises(CheckpointError, match=r"resnet_50_paddle .*No space left"):
         write(prefix, recipe, state_of(recipe))
     assert list(prefix.parent.iterdir()) == []
 
@@ -461,9 +447,7 @@ def test_of_several_epochs_the_last_with_both_files_is_meant(prefix: Path) -> No
 
 def test_a_folder_of_several_does_not_say_which(prefix: Path) -> None:
     prefix.with_name("b.pdparams").touch()
-    with pytest.raises(
-        CheckpointError, match="7 has several prefixes: b, resnet_50_paddle; name one"
-    ):
+    with pytest.raises(CheckpointError, match="several prefixes: b, resnet_50_paddle"):
         find(prefix.parent)
 
 

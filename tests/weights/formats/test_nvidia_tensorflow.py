@@ -337,7 +337,7 @@ def test_a_missing_block_is_not_read_as_a_smaller_model(tmp_path: Path) -> None:
     """It is refused only if something distinguishes it from a smaller model."""
     variables = variables_of(RESNET, tmp_path)
     gap = {name: value for name, value in variables.items() if "btlnck_block_0_0" not in name}
-    with pytest.raises(CheckpointError, match=r"btlnck_block_0_1 .* does not take 8 channels"):
+    with pytest.raises(CheckpointError, match=r"btlnck_block_0_1 .* 8 channels"):
         read_again(gap, tmp_path)
 
 
@@ -421,7 +421,7 @@ def test_the_first_of_a_folder_is_made_its_newest(tmp_path: Path) -> None:
 
 
 def test_a_model_of_basic_blocks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has bottleneck blocks only, but resnet18 has none"):
+    with pytest.raises(CheckpointError, match="bottleneck blocks only, but resnet18"):
         write(tmp_path / "a", Recipe(model="resnet18"), State(0, {}, {}))
 
 

@@ -222,10 +222,7 @@ def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
     monkeypatch.chdir(tmp_path)
     before = {key: dict(vars(call)) for key, call in paddle_pickle._CALLS.items()}
     named = named if protocol > 2 else ""  # protocol 2 uses Python 2's names
-    with pytest.raises(
-        CheckpointError,
-        match=rf"any\.pdparams asks for ({named}).*malicious. Nothing of it was run",
-    ):
+    with pytest.raises(CheckpointError, match=rf"any\.pdparams asks for ({named}).*malicious"):
         read(pickle.dumps(place_value(value, where), protocol), tmp_path)
     assert list_names(tmp_path.iterdir()) == ["any.pdparams"]
     assert {key: dict(vars(call)) for key, call in paddle_pickle._CALLS.items()} == before

@@ -111,7 +111,5 @@ def test_a_shortcut_that_torchvisions_model_does_not_have_is_refused(
     stored = resnet(state_of(recipe_of("basic", 10)).tensors, basic.layers)
     stored |= {"blocks.0.short.conv.weight": np.zeros((8, 8, 1, 1), np.float32)}
     paddle_pickle.dump(tmp_path / "a.pdparams", stored)
-    with pytest.raises(
-        CheckpointError, match=r"basic is nearest, but blocks\.0\.short\.conv\.weight is unexpected"
-    ):
+    with pytest.raises(CheckpointError, match=r"basic .* blocks\.0\.short\.conv\.weight"):
         read(tmp_path / "a", momentum=False)

@@ -225,10 +225,7 @@ def test_several_data_files_are_read_and_a_missing_one_is_named(
     (tmp_path / "sharded.data-00001-of-00003").unlink()
     bundle = Bundle(tmp_path / "sharded")
     assert bundle.read("v0").shape == (5, 1)
-    with pytest.raises(
-        CheckpointError,
-        match=r"v1 is in .*sharded\.data-00001-of-00003, which cannot be read: No such",
-    ):
+    with pytest.raises(CheckpointError, match=r"v1 .*sharded\.data-00001-of-00003.*No such"):
         bundle.read("v1")
 
 

@@ -123,10 +123,7 @@ def test_the_tensors_in_front_of_a_missing_end_are_still_read(prefix: Path) -> N
     os.truncate(path, path.stat().st_size - 1)
     bundle = Bundle(prefix)
     assert bundle.read("global_step") == 7
-    with pytest.raises(
-        CheckpointError,
-        match=r"kernel/Momentum is in .* which is damaged: bytes 176 to 272 are beyond its end",
-    ):
+    with pytest.raises(CheckpointError, match=r"kernel/Momentum .* damaged: bytes 176 to 272"):
         bundle.read("resnet50/conv2d/conv2d/kernel/Momentum")
 
 
@@ -245,9 +242,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(
-        CheckpointError, match=r"model cannot be written: .*No space left on device"
-    ):
+    with pytest.raises(CheckpointError, match=r"model .*No space left"):
         write(tmp_path / "model", WHOLE)
     assert list(tmp_path.iterdir()) == []
 

@@ -117,10 +117,7 @@ def test_a_file_beside_timms_weights_is_not_taken_for_them(tmp_path: Path) -> No
 
 
 def test_a_config_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"expected model.safetensors or pytorch_model.bin",
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors or pytorch_model\.bin"):
         timm_folder.find(empty(tmp_path, "config.json"))
 
 
@@ -285,7 +282,7 @@ def test_after_an_error_there_is_no_folder(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(timm_folder, "write_json", full)
-    with pytest.raises(CheckpointError, match=r"cannot be written: .*No space left on device"):
+    with pytest.raises(CheckpointError, match=r"cannot be written.*No space left"):
         timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
     assert not list(tmp_path.iterdir())
 

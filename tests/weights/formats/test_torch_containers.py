@@ -134,7 +134,7 @@ def test_compressed_members_are_refused_before_they_are_expanded(tmp_path: Path)
         compression=zipfile.ZIP_DEFLATED,
     )
     assert path.stat().st_size < 10_000
-    with pytest.raises(CheckpointError, match=r"is compressed, which torch\.save never does"):
+    with pytest.raises(CheckpointError, match="is compressed"):
         load(path)
 
 

@@ -177,9 +177,7 @@ def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = written({"a": BASE, "b": [value]}, tmp_path, container)
-    with pytest.raises(
-        CheckpointError, match=rf"any\.pth asks for ({named}).*malicious. Nothing of it was run"
-    ):
+    with pytest.raises(CheckpointError, match=rf"any\.pth asks for ({named}).*malicious"):
         load(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["any.pth"]
 

@@ -102,9 +102,7 @@ def test_a_prefix_of_some_names_is_not_taken_off(tmp_path: Path) -> None:
 
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
     tensors = module_of().state_dict()
-    with pytest.raises(
-        CheckpointError, match=r"the tensor fc\.bias twice: as fc\.bias and as module\.fc\.bias"
-    ):
+    with pytest.raises(CheckpointError, match=r"twice: as fc\.bias and as module\.fc\.bias"):
         read_again({**tensors, "module.fc.bias": tensors["fc.bias"]}, tmp_path)
 
 
@@ -196,19 +194,13 @@ def test_other_networks_are_refused_with_what_differs(
     "value", [[1], {"a": 1}, {"state_dict": {"fc.bias": torch.zeros(3)}}, torch.zeros(3)]
 )
 def test_a_file_without_a_state_dict_is_refused(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"holds no state_dict",
-    ):
+    with pytest.raises(CheckpointError, match=r"holds no state_dict"):
         read_again(value, tmp_path)
 
 
 def test_several_networks_in_a_file_are_an_error_that_lists_them(tmp_path: Path) -> None:
     tensors = module_of().state_dict()
-    with pytest.raises(
-        CheckpointError,
-        match="several networks: state_dict, model",
-    ):
+    with pytest.raises(CheckpointError, match="several networks: state_dict, model"):
         read_again({"model": tensors, "state_dict": tensors}, tmp_path)
 
 
