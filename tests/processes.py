@@ -54,6 +54,19 @@ def with_triton() -> dict[str, str]:
     }
 
 
+def run_module(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of Python's in a process that can import Triton."""
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=ROOT,
+        env=with_triton() | ONE_THREAD | environment,
+        capture_output=True,
+        text=True,
+        timeout=2000,
+        check=False,
+    )
+
+
 def python(program: str, **more: Any) -> tuple[int, str, str]:
     """Run a Python program; return its exit code, output and errors. `more` is passed on to
     `subprocess.run`."""

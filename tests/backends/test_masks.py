@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.backends import Engine
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -94,15 +95,22 @@ def zero_masked(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
     }
 
 
+def start_masked(
+    start: Start, recipe: Recipe, state: State
+) -> tuple[Engine, dict[str, np.ndarray]]:
+    masks = make_masks(state)
+    engine = start(recipe, state)
+    engine.mask(masks)
+    return engine, masks
+
+
 # Immediately
 
 
 def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = add_velocity(recipe)
-    engine = start(recipe, state)
-    masks = make_masks(state)
-    engine.mask(masks)
+    engine, masks = start_masked(start, recipe, state)
     expected = State(
         state.step,
         zero_masked(state.tensors, masks),
@@ -126,9 +134,7 @@ def test_predictions_are_those_of_the_masked_weights(start: Start, tiny_recipe: 
 def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = add_velocity(recipe)
-    engine = start(recipe, state)
-    masks = make_masks(state)
-    engine.mask(masks)
+    engine, masks = start_masked(start, recipe, state)
     engine.write(state)
     assert_masked(engine.read(), masks)
     engine.train([random_batch(recipe)], 0)
@@ -137,9 +143,7 @@ def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe
 
 def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
-    engine = start(tiny_recipe, state)
-    masks = make_masks(state)
-    engine.mask(masks)
+    engine, masks = start_masked(start, tiny_recipe, state)
     kept = {name: mask.copy() for name, mask in masks.items()}
     for mask in masks.values():
         mask[...] = ~mask
@@ -247,9 +251,7 @@ def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Re
 
 def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
-    engine = start(tiny_recipe, state)
-    masks = make_masks(state)
-    engine.mask(masks)
+    engine, masks = start_masked(start, tiny_recipe, state)
     other = {"layer4.0.bn2.bias": ~masks["layer4.0.bn2.bias"]}
     engine.mask(other)
     engine.train([random_batch(tiny_recipe)], 0)
@@ -260,9 +262,7 @@ def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -
 
 def test_no_masks_let_all_weights_move_again(start: Start, tiny_recipe: Recipe) -> None:
     state = random_state(tiny_recipe)
-    engine = start(tiny_recipe, state)
-    masks = make_masks(state)
-    engine.mask(masks)
+    engine, _ = start_masked(start, tiny_recipe, state)
     engine.mask({})
     engine.train([random_batch(tiny_recipe)], 0)
     for name in MASKED:
@@ -306,9 +306,7 @@ def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe)
     recipe = dynamic(tiny_recipe, ema_decay=0.9)
     state = add_velocity(recipe)
     batch = random_batch(tiny_recipe)
-    engine = start(recipe, state)
-    masks = make_masks(state)
-    engine.mask(masks)
+    engine, masks = start_masked(start, recipe, state)
     for step in range(3):
         engine.train([batch], step)
         assert_masked(engine.read(), masks, but_only=False)
@@ -318,9 +316,7 @@ def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe)
 def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) -> None:
     recipe = dynamic(tiny_recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
     state = add_velocity(recipe)
-    engine = start(recipe, state)
-    masks = make_masks(state)
-    engine.mask(masks)
+    engine, masks = start_masked(start, recipe, state)
     engine.train([random_batch(recipe)], 0)
     end = engine.read()
     assert end.scaler["scale"] == 2.0**59

@@ -3,8 +3,6 @@ not there."""
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from lockstep.backends.torch.fused_batch_norm import FusedBatchNorm, fuse_batch_
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.backends.conftest import DEVICE
-from tests.processes import ONE_THREAD, ROOT, with_triton
+from tests.processes import run_module
 
 CPU = torch.device("cpu")
 FOLDER = Path(__file__).parent / "kernels"
@@ -26,15 +24,7 @@ ON_A_GPU = DEVICE != "cpu" and torch.cuda.is_available()
 def run_kernels(*arguments: object, **more: str) -> None:
     """Run tests in a process that can import Triton."""
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--noconftest"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *map(str, arguments)],
-        cwd=ROOT,
-        env=with_triton() | ONE_THREAD | more,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
+    done = run_module("pytest", *options, *arguments, **more)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
     assert re.search(r"\b(\d+) passed", done.stdout)
 

@@ -78,4 +78,4 @@ def test_images_that_not_every_loader_decodes_are_refused(
     Image.new("RGB", (40, 40)).save(tmp_path / "data" / "class" / "picture.png")
     code, _, errors = answer("benchmark", "loader", tmp_path / "data", *QUICK, "--batch", 1)
     assert code == 2
-    assert "picture.png is not a JPEG that every loader decodes" in errors
+    assert "picture.png is not a JPEG" in errors

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.weights import checkpoint, open_weights
+from tests.lines import check_lines
 from tests.weights.small_models import (
     compute_in_this_process,
     nvidia_pytorch,
@@ -34,7 +36,7 @@ def test_what_was_written_is_printed_with_every_remark(
         for path in (f"{prefix}.index", f"{prefix}.data-00000-of-00001", tmp_path / "checkpoint")
     ]
     assert all(line.startswith("note: ") for line in lines[3:])
-    assert "note: the original's graph has 1001 outputs; these weights have 10" in lines
+    assert any(re.search(r"1001 outputs.* 10$", line) for line in lines)
 
 
 def test_weights_for_paddle_are_one_file_if_there_are_no_velocities(
@@ -46,10 +48,7 @@ def test_weights_for_paddle_are_one_file_if_there_are_no_velocities(
     lines = output.splitlines()
     assert (code, errors, lines[0]) == (0, "", f"wrote {tmp_path / 'model.pdparams'}")
     assert all(line.startswith("note: ") for line in lines[1:])
-    assert (
-        "note: the original's graph has 1000 outputs; these weights have 10: --num-of-class"
-        in lines
-    )
+    assert any(re.search(r"1000 outputs.* 10: --num-of-class", line) for line in lines)
 
 
 def test_weights_for_mxnet_are_a_graph_and_the_file_of_an_epoch(
@@ -64,9 +63,7 @@ def test_weights_for_mxnet_are_a_graph_and_the_file_of_an_epoch(
         f"wrote {tmp_path / name}" for name in ("model-symbol.json", "model-0090.params")
     ]
     assert all(line.startswith("note: ") for line in lines[2:])
-    assert (
-        "note: the original's graph has 1000 outputs; these weights have 10: --num-classes" in lines
-    )
+    assert any(re.search(r"1000 outputs.* 10: --num-classes", line) for line in lines)
 
 
 def test_a_safetensors_file_is_written_if_nothing_else_is_said(
@@ -74,10 +71,8 @@ def test_a_safetensors_file_is_written_if_nothing_else_is_said(
 ) -> None:
     target = tmp_path / "weights.safetensors"
     code, output, _ = answer("convert", run_folder, target, "--no-certificate")
-    assert (code, output) == (
-        0,
-        f"wrote {target}\nnote: left out, since the file holds only weights: step 7\n",
-    )
+    assert code == 0
+    check_lines(output, f"^wrote {target}$", "^note: left out.*: step 7$")
 
 
 def test_names_of_classes_come_from_a_file(answer: Run, run_folder: Path, tmp_path: Path) -> None:
@@ -105,7 +100,7 @@ def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -
     target.write_text("mine")
     code, output, errors = answer("convert", run_folder, target)
     assert (code, output) == (2, "")
-    assert errors == f"lockstep: {target} already exists; name a new file, or remove this one\n"
+    check_lines(errors, f"^lockstep: {target} already exists")
     assert target.read_text() == "mine"
 
 
@@ -120,15 +115,13 @@ def test_the_certificate_is_the_last_line(
     target = tmp_path / "weights.safetensors"
     code, output, errors = answer("convert", run_folder, target)
     assert (code, errors) == (0, "")
-    assert output.splitlines() == [
-        f"wrote {target}",
-        f"wrote {target}.certificate.json",
-        "note: left out, since the file holds only weights: step 7",
-        (
-            "certificate: logits differ by at most 0 of the largest (bound 0.0001), 87 of 87"
-            f" tensors are equal; computed by reference {np.__version__}"
-        ),
-    ]
+    check_lines(
+        output,
+        f"^wrote {target}$",
+        f"^wrote {target}.certificate.json$",
+        "^note: left out.*: step 7$",
+        rf"^certificate: .* 0 .*0\.0001.* 87 of 87 .* reference {np.__version__}$",
+    )
     assert (
         json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"] is True
     )
@@ -141,7 +134,7 @@ def test_an_existing_certificate_is_not_overwritten(
     theirs.write_text("mine")
     code, output, errors = answer("convert", run_folder, tmp_path / "weights.safetensors")
     assert (code, output) == (2, "")
-    assert errors == f"lockstep: {theirs} already exists; name a new file, or remove this one\n"
+    check_lines(errors, f"^lockstep: {theirs} already exists")
 
 
 def test_a_model_without_a_name_gets_no_certificate_where_it_cannot_be_read_back(
@@ -149,10 +142,7 @@ def test_a_model_without_a_name_gets_no_certificate_where_it_cannot_be_read_back
 ) -> None:
     code, output, _ = answer("convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle")
     assert code == 0
-    assert (
-        "note: there is no certificate: nvidia-paddle cannot be read back for a model that has no"
-        " name" in output
-    )
+    assert "note: there is no certificate: nvidia-paddle cannot" in output
 
 
 def test_without_a_target_the_command_says_what_is_missing(answer: Run, run_folder: Path) -> None:
@@ -172,10 +162,7 @@ def test_json_is_only_for_inspections(answer: Run, run_folder: Path, tmp_path: P
 def test_a_target_without_a_name_is_one_message(target: str, answer: Run, run_folder: Path) -> None:
     code, output, errors = answer("convert", run_folder, target)
     assert (code, output) == (2, "")
-    assert (
-        errors == f"lockstep: {target} is not a name for a new file; expected a name such as"
-        " weights.safetensors\n"
-    )
+    check_lines(errors, f"^lockstep: {target} is not .*weights.safetensors$")
 
 
 def test_a_file_that_fits_two_models_is_converted_as_the_named_one(
@@ -194,10 +181,8 @@ def test_a_file_that_fits_two_models_is_converted_as_the_named_one(
     code, _, errors = answer(
         "convert", tmp_path / "a.pth", tmp_path / "c.safetensors", "--model", "resnet51"
     )
-    assert (
-        code,
-        errors.startswith("lockstep: there is no model 'resnet51'. Did you mean resnet"),
-    ) == (2, True)
+    assert code == 2
+    check_lines(errors, "^lockstep: there is no model 'resnet51'.* resnet")
     assert not (tmp_path / "c.safetensors").exists()
 
 
@@ -224,7 +209,7 @@ def test_how_images_are_prepared_is_set_and_stored(
         (1, 2, 3),
         73,
     )
-    assert "note: images are prepared as set: mean [1.0, 2.0, 3.0], not [" in output
+    assert "mean [1.0, 2.0, 3.0], not [" in output
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import lockstep
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
 from lockstep.recipes import Recipe
+from tests.lines import check_lines
 from tests.processes import python
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,10 +68,7 @@ def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
         "based_on: resnet50-paddle-90ep\n" + tiny_recipe.format_yaml()
     )
     output = answer("evaluate", run_folder, "--data", textures)[1]
-    assert output.splitlines()[6:7] == [
-        "  published not compared: published accuracies are of ImageNet's 1,000 classes and 50,000"
-        " validation images; these are 10 and 20"
-    ]
+    check_lines(output.splitlines()[6], "^  published not compared: .* 10 and 20$")
 
 
 def test_names_of_classes_come_from_a_file(
@@ -92,11 +90,7 @@ def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
         "evaluate", run_folder, "--data", textures, "--checkpoint", checkpoint
     )
     assert (code, output) == (2, "")
-    assert (
-        errors
-        == f"lockstep: {run_folder} has no checkpoint '{checkpoint}'; it has newest, best and steps"
-        " [7]\n"
-    )
+    check_lines(errors, rf"{run_folder} has no checkpoint '{checkpoint}'; .*newest, best .*\[7\]")
 
 
 def test_another_runtime_computes_the_same(answer: Run, run_folder: Path, textures: Path) -> None:
@@ -127,10 +121,8 @@ def test_a_runtime_that_is_unknown_or_missing_is_an_error(
     answer: Run, run_folder: Path, textures: Path
 ) -> None:
     code, _, errors = answer("evaluate", run_folder, "--data", textures, "--runtime", "openvno")
-    assert (code, errors) == (
-        2,
-        "lockstep: there is no runtime 'openvno'. Did you mean openvino?\n",
-    )
+    assert code == 2
+    check_lines(errors, r"^lockstep: .*'openvno'.* openvino\?$")
     code, _, errors = answer("evaluate", run_folder, "--data", textures, "--runtime", "tensorrt")
     assert code == 2
     assert errors.startswith("lockstep: the runtime tensorrt needs tensorrt")
@@ -143,21 +135,12 @@ def test_a_runtime_without_the_recipes_precision_computes_in_fp32(
     runtime = ("--runtime", "onnxruntime")
     code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", *runtime)
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
-    assert (
-        errors
-        == "note: computes in fp32, not in the recipe's bf16: the runtime onnxruntime does not"
-        " compute in bf16 on a CPU\n"
-    )
+    check_lines(errors, r"^note: computes in fp32, .* bf16: .* onnxruntime .* on a CPU$")
     code, _, errors = answer(
         "evaluate", run_in_bf16, "--data", textures, *runtime, "--set", "precision=bf16"
     )
-    assert (code, errors) == (
-        2,
-        (
-            "lockstep: the runtime onnxruntime does not compute in bf16 on a CPU; use --set"
-            " precision=fp32\n"
-        ),
-    )
+    assert code == 2
+    check_lines(errors, r"^lockstep: .* onnxruntime .* bf16 on a CPU.*--set precision=fp32$")
 
 
 @pytest.mark.usefixtures("without_bf16")

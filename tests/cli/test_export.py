@@ -84,4 +84,4 @@ def test_a_batch_that_is_no_number_is_wrong_use(
         "export", run_folder, tmp_path / "model", "--to", "onnx", "--batch", "many"
     )
     assert code == 2
-    assert "'many' is no batch; expected a number from 1, or dynamic" in errors
+    assert "'many' is no batch" in errors

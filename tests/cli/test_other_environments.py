@@ -85,10 +85,7 @@ def test_a_python_without_lockstep_is_named(stub: Callable[..., Path]) -> None:
     folder = stub(imports=1)
     code, output, errors = call("evaluate", "run", "--data", "d", "--backend", "mxnet")
     assert (code, output) == (2, "")
-    assert (
-        f"{folder / 'a folder' / 'python'} cannot import lockstep, but must run --backend mxnet"
-        in errors
-    )
+    assert f"{folder / 'a folder' / 'python'} cannot import lockstep" in errors
 
 
 def test_a_python_without_the_engine_is_asked_once(

@@ -8,6 +8,7 @@ import lockstep
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.weights import checkpoint
+from tests.lines import check_lines
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -72,11 +73,7 @@ def test_the_names_of_imagenet_are_shown_with_a_note_if_1000_outputs_have_none(
     source = of_imagenet([], logits=1000)
     code, output, errors = answer("predict", source, images[0], "--top", 1)
     assert (code, output.splitlines()[1].split()) == (0, ["100.00", "%", "tabby"])
-    assert (
-        errors
-        == "note: the weights name no classes and have 1000 outputs; shows ImageNet's names. If"
-        " these are other classes: --classes FILE\n"
-    )
+    check_lines(errors, "^note: .* 1000 outputs.*ImageNet's names.*--classes FILE$")
 
 
 def test_a_synset_id_is_shown_with_its_word_and_stays_as_it_is_in_json(
@@ -114,11 +111,7 @@ def test_a_file_with_too_few_names_is_refused_with_both_numbers(
     names.write_text("cat\ndog\n")
     code, output, errors = answer("predict", run_folder, images[0], "--classes", names)
     assert (code, output) == (2, "")
-    assert (
-        errors
-        == f"lockstep: {names} has 2 names, but the weights have 10 outputs; expected 10 names,"
-        " class 0 first\n"
-    )
+    check_lines(errors, f"^lockstep: {names} has 2 names, .* expected 10 names, class 0 first$")
 
 
 def test_a_moving_average_that_is_missing_is_told(
@@ -136,11 +129,7 @@ def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted
     in_fp32 = answer("predict", run_folder, *images, "--json")[1]
     code, output, errors = answer("predict", run_in_bf16, *images, "--json")
     assert (code, output) == (0, in_fp32)
-    assert (
-        errors
-        == "note: computes in fp32; bf16 is emulated on this processor, 7 to 16 times slower than"
-        " fp32. To keep the recipe's precision: --set precision=bf16\n"
-    )
+    check_lines(errors, "^note: computes in fp32; bf16 is emulated.*--set precision=bf16$")
 
 
 @pytest.mark.usefixtures("without_bf16")
@@ -151,10 +140,7 @@ def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(
         "predict", run_folder, *images, "--json", "--set", "precision=bf16"
     )
     assert code == 0
-    assert (
-        errors == "note: bf16 is emulated on this processor, 7 to 16 times slower than fp32: --set"
-        " precision=fp32 gives the same results within rounding\n"
-    )
+    check_lines(errors, "^note: bf16 is emulated.*--set precision=fp32 ")
     assert json.loads(output) != json.loads(answer("predict", run_folder, *images, "--json")[1])
 
 

@@ -23,6 +23,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.regular_files import NAMES
 from lockstep.weights import checkpoint
+from tests.lines import check_lines
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -59,7 +60,7 @@ def test_the_old_form_works_with_a_note_of_the_new_one(
     new = answer("predict", run_folder, *images)
     code, output, errors = answer("predict", *images, "--run", run_folder)
     assert (code, output) == (0, new[1])
-    assert errors == "note: --run is not needed: lockstep predict RUN IMAGES...\n"
+    check_lines(errors, "^note: --run is not needed")
 
 
 def paths_of(answered: tuple[int, str, str]) -> list[str]:
@@ -79,10 +80,7 @@ def test_folders_and_patterns_are_searched_in_order(
     photos = [str(root / name) for name in ("a/1.JPEG", "b/2.jpg", "c.png")]
     of_folder = answer("predict", run_folder, root, "--format", "jsonl")
     assert paths_of(of_folder) == photos
-    assert (
-        of_folder[2]
-        == f"note: files of other kinds are left out: 1, such as {root / 'a' / 'notes.txt'}\n"
-    )
+    check_lines(of_folder[2], f"^note: .* left out: 1, such as {root / 'a' / 'notes.txt'}$")
     assert (
         paths_of(answer("predict", run_folder, f"{root}/[ab]/*.[jJ]*", "--format", "jsonl"))
         == photos[:2]
@@ -123,14 +121,15 @@ def test_what_is_no_file_is_named_and_the_images_are_predicted(
     code, output, errors = answer("predict", run_folder, *arguments, "--format", "jsonl")
     assert code == 1
     assert [json.loads(line)["path"] for line in output.splitlines()] == [str(photos / "photo.jpg")]
-    assert errors.splitlines() == [
-        "lockstep: /dev/zero: it is a device, not a regular file",
-        f"lockstep: {tmp_path}/pipe: it is a pipe, not a regular file",
-        f"lockstep: {photos}/pipe.tar: it is a pipe, not a regular file",
-        f"lockstep: {photos}/zero.jpg: it is a device, not a regular file",
-        "lockstep: /proc/self: a folder of the system (/proc or /sys), which has no images",
-        "lockstep: 5 of 6 images could not be read",
-    ]
+    check_lines(
+        errors,
+        "^lockstep: /dev/zero: .* device",
+        f"^lockstep: {tmp_path}/pipe: .* pipe",
+        f"^lockstep: {photos}/pipe.tar: .* pipe",
+        f"^lockstep: {photos}/zero.jpg: .* device",
+        "^lockstep: /proc/self: a folder of the system",
+        "^lockstep: 5 of 6 images",
+    )
 
 
 def test_a_bad_line_of_a_list_is_named_by_its_number_and_the_others_are_read(
@@ -142,14 +141,12 @@ def test_a_bad_line_of_a_list_is_named_by_its_number_and_the_others_are_read(
     code, output, errors = answer("predict", run_folder, f"@{names}", "--format", "jsonl")
     assert code == 1
     assert [json.loads(line)["path"] for line in output.splitlines()] == list(map(str, images))
-    assert errors.splitlines() == [
-        f"lockstep: {names}, line 3: 5,000 bytes are too many for a path; expected at most 4,095",
-        (
-            f"lockstep: {names}, line 4: a NUL in a line; a list of paths with a NUL after each"
-            " ends with one, as find -print0 writes it"
-        ),
-        "lockstep: 2 of 4 images could not be read",
-    ]
+    check_lines(
+        errors,
+        f"^lockstep: {names}, line 3: 5,000 bytes .* 4,095$",
+        f"^lockstep: {names}, line 4: a NUL .*find -print0",
+        "^lockstep: 2 of 4 images",
+    )
 
 
 def test_a_list_may_have_a_nul_after_each_path(
@@ -174,29 +171,19 @@ def test_a_list_that_never_ends_is_refused(
 ) -> None:
     monkeypatch.setattr(named_images, "NAMES", NAMES._replace(most_bytes=2**20))
     os.mkfifo(tmp_path / "pipe")
-    too_many = "expected at most 1,048,576 for a list of images"
     with Path("/dev/zero").open() as endless:
         monkeypatch.setattr("sys.stdin", endless)
         answers = [
             answer("predict", run_folder, arguments)
             for arguments in ("-", "@/dev/zero", f"@{tmp_path}/pipe")
         ]
-    assert answers == [
-        (2, "", f"lockstep: standard input cannot be read: it goes on; {too_many}\n"),
-        (
-            2,
-            "",
-            "lockstep: the list /dev/zero cannot be read: it is a device, not a regular file\n",
-        ),
-        (
-            2,
-            "",
-            (
-                f"lockstep: the list {tmp_path}/pipe cannot be read: it is a pipe, not a regular"
-                " file; give its paths through standard input: -\n"
-            ),
-        ),
-    ]
+    assert [(code, output) for code, output, _ in answers] == [(2, "")] * 3
+    check_lines(
+        "".join(errors for _, _, errors in answers),
+        "^lockstep: standard input .* 1,048,576 ",
+        "^lockstep: the list /dev/zero .* device",
+        f"^lockstep: the list {tmp_path}/pipe .* pipe.* standard input: -$",
+    )
 
 
 def test_an_image_comes_through_standard_input(
@@ -414,8 +401,4 @@ def test_an_explanation_is_a_picture_for_one_image_and_a_folder_for_several(
     np.testing.assert_allclose(np.asarray(Image.open(folder / names[0])).astype(int), first, atol=2)
     code, output, errors = answer("predict", run_folder, *images, "--explain", picture)
     assert (code, output) == (2, "")
-    assert (
-        errors
-        == f"lockstep: --explain {picture} is one picture, but there are 2 images; name a new"
-        " folder\n"
-    )
+    check_lines(errors, f"^lockstep: --explain {picture} .* 2 images; .* folder$")

@@ -3,7 +3,6 @@ soak` runs every part, `make test` those that take few seconds."""
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from benchmarks.gpu import running
 from benchmarks.gpu.campaign import main
 from benchmarks.gpu.parts import Command, Part, list_parts, list_tiny_parts
 from benchmarks.gpu.running import Campaign, list_open_parts, run_parts
-from tests.processes import ONE_THREAD, ROOT, is_running, wait_until, with_triton
+from tests.processes import is_running, run_module, wait_until
 from tests.soak import in_a_soak
 
 SHORT = ("train-resnet50-fp32-4", "kernels")
@@ -26,15 +25,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 
 def run_in_tree(*words: str, **environment: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=ROOT,
-        env=with_triton() | ONE_THREAD | environment,
-        capture_output=True,
-        text=True,
-        timeout=2000,
-        check=False,
-    )
+    done = run_module(*words, **environment)
     return done.returncode, done.stdout, done.stderr
 
 

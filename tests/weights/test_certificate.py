@@ -196,10 +196,7 @@ def test_biases_that_keras_gets_are_in_the_certificate(tmp_path: Path, one_proce
     changes = lockstep.convert(source, tmp_path / "a.weights.h5", to="keras")["certificate"][
         "changes"
     ]
-    assert (
-        "a bias of zeros was added to every convolution, since Keras' layers have one; it changes"
-        " no result" in changes
-    )
+    assert any("a bias of zeros was added" in change for change in changes)
 
 
 def test_arrays_that_are_not_used_are_in_the_certificate(tmp_path: Path, one_process: None) -> None:
@@ -208,10 +205,7 @@ def test_arrays_that_are_not_used_are_in_the_certificate(tmp_path: Path, one_pro
     changes = lockstep.convert(tmp_path / "source.pth", tmp_path / "a.safetensors")["certificate"][
         "changes"
     ]
-    assert (
-        "2 arrays were left out (num_batches_tracked), since no tensor of the model is made of them"
-        in changes
-    )
+    assert any("2 arrays were left out (num_batches_tracked)" in change for change in changes)
 
 
 @pytest.mark.parametrize("to", ["safetensors", "timm", "nvidia-pytorch"])

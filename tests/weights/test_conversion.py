@@ -30,6 +30,7 @@ from lockstep.weights.formats import (
     paddle_pickle,
 )
 from lockstep.weights.formats.tensor_bundle import Bundle
+from tests.lines import check_lines
 from tests.weights.formats.cases import bits
 
 converted = partial(lockstep.convert, certificate=False)
@@ -212,9 +213,7 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
     weights = open_weights(paddle_folder / named)
     source = paddle_folder / "ResNet50" / "4" / "resnet_50_paddle"
     check_resnet18(weights, resnet50_paddle_90ep(), source)
-    assert [remark.partition(";")[0] for remark in weights.remarks] == [
-        "the stem has a fourth input channel, which gets only zeros"
-    ]
+    check_lines(weights.remarks, "^the stem has a fourth input channel, .* only zeros")
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(
@@ -339,9 +338,7 @@ def test_a_file_of_another_program_is_converted(tmp_path: Path) -> None:
     save_file(initial_tensors(recipe), tmp_path / "a.safetensors")
     result = converted(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert (result["model"], result["step"]) == ("resnet18", 0)
-    assert [remark.partition(";")[0] for remark in result["remarks"]] == [
-        "the file does not say how its images were prepared"
-    ]
+    check_lines(result["remarks"], "^the file does not say how its images were prepared")
     with safe_open(tmp_path / "b.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["lockstep"])["recipe"]["model"] == "resnet18"
     with pytest.raises(CheckpointError, match="bottleneck blocks only"):
@@ -387,6 +384,4 @@ def test_an_evaluation_repeats_the_remarks(textures: Path, tmp_path: Path) -> No
     )
     result = lockstep.evaluate(tmp_path, textures)
     assert result["images"] == 20
-    assert result["remarks"] == [
-        "the classifier has 10 outputs; the original has 1001, of which the last is unused"
-    ]
+    check_lines(result["remarks"], "10 outputs; .* 1001")

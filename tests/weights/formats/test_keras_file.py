@@ -20,6 +20,7 @@ from lockstep.weights import Weights
 from lockstep.weights.fingerprints import compute_fingerprints
 from lockstep.weights.formats import keras_variables
 from lockstep.weights.formats.keras_file import find, read, stored, write_keras
+from tests.lines import check_lines
 from tests.weights.formats.cases import assert_canonical
 
 pytestmark = pytest.mark.filterwarnings(
@@ -208,10 +209,7 @@ def test_strides_that_a_file_describes_decide_between_v1_and_v1_5(
 @pytest.mark.slow
 def test_layers_for_preprocessing_are_remarked(keras_files: Keras, tmp_path: Path) -> None:
     weights = read(describe_layers(keras_files, tmp_path / "a", rescaling={}))
-    assert (
-        weights.remarks[-1]
-        == "the model has layers for preprocessing, which were not read: rescaling"
-    )
+    assert weights.remarks[-1].endswith("not read: rescaling")
 
 
 @pytest.mark.slow
@@ -302,7 +300,7 @@ def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(
         "trained with the mean [123.675, 116.28, 103.53] of RGB; preprocess_input subtracts"
         in remarks[1]
     )
-    assert remarks[2:] == ("left out, since the file holds only weights: step 7",)
+    check_lines(remarks[2:], "^left out.*: step 7$")
     with pytest.raises(CheckpointError, match=r"w\.h5 already exists"):
         write_keras(tmp_path / "w.h5", recipe, original.state)
 

@@ -13,6 +13,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, mxnet_params
 from lockstep.weights.formats.common import FOURTH_CHANNEL
 from lockstep.weights.formats.nvidia_mxnet import read, write
+from tests.lines import check_lines
 from tests.weights.formats.cases import (
     Variables,
     assert_canonical,
@@ -47,12 +48,7 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: P
         "model-0090.momentum.params",
         "model-0090.params",
     ]
-    assert done.remarks == (
-        (
-            "MXNet does not read the velocities in *.momentum.params: the original resumes with"
-            " velocities of 0"
-        ),
-    )
+    check_lines(done.remarks, r"\*\.momentum\.params: .* velocities of 0$")
     arrays = mxnet_params.load(tmp_path / "model-0090.params")
     velocities = mxnet_params.load(tmp_path / "model-0090.momentum.params")
     # 53 convolutions with four tensors of batch norm each, and the classifier's two
@@ -85,7 +81,7 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     write(tmp_path / "new" / "any", recipe, state)
     weights = read(tmp_path / "new" / "any-0000.params")
     assert weights.recipe == recipe
-    assert weights.remarks == ("no step is stored; its name says epoch 0, counted from 1",)
+    check_lines(weights.remarks, "^no step is stored; .* epoch 0, counted from 1$")
     assert_state(weights.state, state)
     assert read(tmp_path / "new" / "any-0000.params", momentum=False).state.momentum == {}
 

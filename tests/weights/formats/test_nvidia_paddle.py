@@ -18,6 +18,7 @@ from lockstep.weights import Weights
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.common import FOURTH_CHANNEL
 from lockstep.weights.formats.nvidia_paddle import find, read, write
+from tests.lines import check_lines
 from tests.weights.formats.cases import (
     RESNET,
     Variables,
@@ -69,12 +70,7 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
     state = state_of(recipe, 0)
     done = write(tmp_path / "a", recipe, state)
     assert done.files == (tmp_path / "a.pdparams", tmp_path / "a.pdopt")
-    assert done.remarks == (
-        (
-            "the stem has a fourth input channel of zeros, as the original's --image-shape"
-            " 4,224,224 needs it"
-        ),
-    )
+    check_lines(done.remarks, "fourth input channel of zeros.*--image-shape 4,224,224")
     parameters, optimizer = files(tmp_path / "a")
     # 53 convolutions with four tensors of batch norm each, the classifier's two, and the learning
     # rate
@@ -205,10 +201,7 @@ def test_rounded_weights_are_taken_from_the_copies_that_the_optimizer_keeps(
 
 def test_rounded_weights_alone_are_what_they_are(prefix: Path, tmp_path: Path) -> None:
     weights = read_again(halve(*files(prefix))[0], None, tmp_path, momentum=False)
-    assert (
-        weights.remarks[-1]
-        == "22 variables, such as conv2d_0.w_0, are not float32 and were converted to it"
-    )
+    assert "22 variables, such as conv2d_0.w_0, are not float32" in weights.remarks[-1]
     expected = (
         state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(np.float16).astype(np.float32)
     )

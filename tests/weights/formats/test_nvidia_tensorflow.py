@@ -19,6 +19,7 @@ from lockstep.weights import Weights
 from lockstep.weights.formats import structure, tensor_bundle
 from lockstep.weights.formats.nvidia_tensorflow import name_tensors, read, write
 from lockstep.weights.formats.tensor_bundle import Bundle
+from tests.lines import check_lines
 from tests.weights.formats.cases import (
     RESNET,
     RESNEXT,
@@ -399,9 +400,7 @@ def test_other_outputs_than_the_originals_are_kept_and_remarked(tmp_path: Path) 
     assert "the original's graph has 1001 outputs; these weights have 10" in remarks
     weights = read(tmp_path / "ten")
     assert weights.recipe.logits == 10
-    assert weights.remarks == (
-        "the classifier has 10 outputs; the original has 1001, of which the last is unused",
-    )
+    check_lines(weights.remarks, "10 outputs; .* 1001")
 
 
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:

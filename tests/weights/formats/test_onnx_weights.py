@@ -21,6 +21,7 @@ from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats.onnx_weights import find, matches, read
 from tests.inference.cases import random_tensors
+from tests.lines import check_lines
 from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
 from tests.weights.formats.onnx_cases import IMAGES, edit_model, export_model, recipe_of
 
@@ -103,12 +104,7 @@ def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
     export_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
     weights = read(tmp_path / "a")
     assert weights.recipe == recipe
-    assert weights.remarks == (
-        (
-            "the graph does not normalise its images, so the usual mean and std of ImageNet are"
-            " assumed"
-        ),
-    )
+    check_lines(weights.remarks, "mean and std of ImageNet are assumed$")
     assert_canonical(weights.state.tensors, tensors)
 
 
@@ -166,10 +162,7 @@ def test_preprocessing_for_images_from_0_to_1_is_read(tmp_path: Path) -> None:
     weights = read(tmp_path / "a")
     assert weights.recipe.mean == pytest.approx((102, 127.5, 153))
     assert weights.recipe.std == pytest.approx((63.75, 127.5, 51))
-    assert (
-        weights.remarks[0]
-        == "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
-    )
+    assert "255 times as large" in weights.remarks[0]
 
 
 def transpose_head(graph: Any, kind: str) -> None:
@@ -202,9 +195,7 @@ def test_a_bias_before_a_batch_norm_is_subtracted_from_its_running_mean(tmp_path
 
     edit_model(tmp_path / "model" / "model.onnx", add_bias)
     weights = read(tmp_path / "model" / "model.onnx")
-    assert weights.remarks == (
-        "biases of convolutions were subtracted from the running means, which computes the same",
-    )
+    check_lines(weights.remarks, "biases .* subtracted from the running means")
     changed = {"bn1.running_mean": tensors["bn1.running_mean"] - bias}
     assert_canonical(weights.state.tensors, tensors | changed)
 
@@ -221,9 +212,7 @@ def test_half_precision_is_converted(tmp_path: Path) -> None:
 
     edit_model(file, halve)
     weights = read(file)
-    assert weights.remarks == (
-        "1 constants, such as conv1.weight, are not float32 and were converted to it",
-    )
+    check_lines(weights.remarks, r"^1 constants, such as conv1\.weight, are not float32")
     expected = tensors["conv1.weight"].astype(np.float16).astype(np.float32)
     assert weights.state.tensors["conv1.weight"].tobytes() == expected.tobytes()
 
