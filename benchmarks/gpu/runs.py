@@ -1,7 +1,6 @@
 """Runs of `lockstep train` that must end with the same bits: repeated, from a CUDA graph, and
 killed and resumed."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,40 +8,54 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.steps import Rows, make_recipe, print_rows
+from benchmarks.gpu.rows import Rows, make_recipe, print_rows
 from lockstep.data.textures import draw_data_set
 from lockstep.models.architectures import MODELS, narrow_model
+from lockstep.system.event_log import read_log
 
 KILLED_AT = (3, 9)
 """Steps of 12 after which a run is killed."""
-PRECISIONS = {
-    "repeated": ("fp32", "tf32", "bf16", "fp16", "fp16 dynamic", "bf16 fused"),
-    "killed": ("bf16", "fp16 dynamic"),
-}
 
 
-@dataclass(frozen=True)
+def measure(device: str, what: str, precisions: str) -> Rows:
+    """Yield a row for every precision, such as fp16, fp16-dynamic or bf16-fused."""
+    compare = partial(_repeat if what == "repeated" else _kill, device)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        draw_data_set(Path(folder) / "data", train_images=160, val_images=10)
+        runs = [Runs(device, Path(folder), precision) for precision in precisions.split(",")]
+        for row in pool.map(compare, runs):
+            yield {"what": what} | row
+
+
 class Runs:
-    """Runs of one recipe in a folder."""
+    """Runs of one recipe for a narrow model, of 12 steps."""
 
-    folder: Path
-    words: tuple[str, ...]
-    """The command line without `--out`."""
+    def __init__(self, device: str, folder: Path, precision: str) -> None:
+        recipe = make_recipe("resnet50", precision, 40, tiny=True)
+        recipe = recipe.replace(epochs=3, warmup_epochs=1.0, model=narrow_model(MODELS["resnet50"]))
+        self.precision = precision
+        self._folder = folder / precision
+        self._folder.mkdir()
+        (self._folder / "recipe.yaml").write_text(recipe.format_yaml(), encoding="utf-8")
+        words = f"-m lockstep train --recipe {self._folder}/recipe.yaml --data {folder}/data"
+        words += f" --no-tensorboard --train-only --backend torch --set device={device}"
+        words += " --set save_every_steps=2 --set log_every_steps=1"
+        words += " --set fused=on" if precision.endswith("fused") else ""
+        self._words = [sys.executable, *words.split()]
 
     def finish(self, name: str, *more: str, killed_at: int = 0, cache: str = "cache") -> Path:
         """Start or resume a run that keeps what it compiles in a folder. Kill it once it has logged
         a step, if there is one. Return its folder."""
-        run = self.folder / name
-        place = self.folder / cache
+        run = self._folder / name
+        place = self._folder / cache
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(place), "TRITON_CACHE_DIR": str(place / "triton")}
-        words = [*self.words, "--out", str(run), *more]
+        words = [*self._words, "--out", str(run), *more]
         with subprocess.Popen(words, stdout=sys.stderr, env=os.environ | caches) as process:
-            while killed_at and len(read_losses(run)) < killed_at and process.poll() is None:
+            while killed_at and len(_read_losses(run)) < killed_at and process.poll() is None:
                 time.sleep(0.002)
             if killed_at:
                 process.kill()
@@ -51,46 +64,20 @@ class Runs:
         return run
 
 
-def measure(device: str, what: str, tiny: int = 0) -> Rows:
-    """Yield a row for every precision."""
-    precisions = ("fp32",) if tiny else PRECISIONS[what]
-    compare = _repeat if what == "repeated" else _kill
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(precisions)) as pool:
-        draw_data_set(Path(folder) / "data", train_images=160, val_images=10)
-        for row in pool.map(partial(compare, device, Path(folder)), precisions):
-            yield {"what": what} | row
-
-
-def _prepare(device: str, folder: Path, precision: str) -> Runs:
-    """Return runs of a narrow model, of 12 steps."""
-    recipe = make_recipe("resnet50", precision.removesuffix(" fused"), 40, tiny=True)
-    recipe = recipe.replace(epochs=3, warmup_epochs=1.0, model=narrow_model(MODELS["resnet50"]))
-    own = folder / precision.replace(" ", "-")
-    own.mkdir()
-    (own / "recipe.yaml").write_text(recipe.format_yaml(), encoding="utf-8")
-    words = f"{sys.executable} -m lockstep train --recipe {own}/recipe.yaml --data {folder}/data"
-    words += f" --no-tensorboard --train-only --backend torch --set device={device}"
-    words += " --set save_every_steps=2 --set log_every_steps=1"
-    words += " --set fused=on" if precision.endswith("fused") else ""
-    return Runs(own, tuple(words.split()))
-
-
-def _repeat(device: str, folder: Path, precision: str) -> dict[str, Any]:
-    runs = _prepare(device, folder, precision)
+def _repeat(device: str, runs: Runs) -> dict[str, Any]:
     first = runs.finish("first")
-    row = {"precision": precision, "same": are_same(first, runs.finish("second"))}
+    row = {"precision": runs.precision, "same": are_same(first, runs.finish("second"))}
     if device == "cuda":
         graph = runs.finish("graph", "--set", "cuda_graph=on")
         row["same_from_a_graph"] = are_same(first, graph)
     return row
 
 
-def _kill(device: str, folder: Path, precision: str) -> dict[str, Any]:
-    runs = _prepare(device, folder, precision)
+def _kill(device: str, runs: Runs) -> dict[str, Any]:
     whole = runs.finish("whole")
     for step in KILLED_AT:
         runs.finish("killed", killed_at=step)
-    row = {"precision": precision, "same": are_same(whole, runs.finish("killed"))}
+    row = {"precision": runs.precision, "same": are_same(whole, runs.finish("killed"))}
     if device == "cuda":
         # The compiler chooses kernels by their speed and remembers them. A resumed run may be on
         # another machine.
@@ -100,25 +87,19 @@ def _kill(device: str, folder: Path, precision: str) -> dict[str, Any]:
     return row
 
 
-def read_losses(run: Path) -> list[float]:
-    """Return the losses of all steps in a run's log. A line that a kill cut off is left out."""
-    file = run / "log.jsonl"
-    losses: list[float] = []
-    for line in file.read_text(encoding="utf-8").splitlines(True) if file.exists() else ():
-        if line.endswith("\n"):
-            losses += json.loads(line).get("losses", [])
-    return losses
+def _read_losses(run: Path) -> list[float]:
+    log = read_log(run / "log.jsonl")
+    return [loss for entry in log if entry["kind"] == "train" for loss in entry["losses"]]
 
 
 def are_same(a: Path, b: Path) -> bool:
-    """Return whether two runs have the same losses, and the same bits in their newest
-    checkpoints."""
-    tensors = []
+    """Return whether two runs have the same losses, and newest checkpoints of the same bits."""
+    results = []
     for run in (a, b):
         newest = max((run / "checkpoints").glob("step-*"))
-        files = sorted(newest.glob("*.safetensors"))
-        tensors.append({f"{newest.name}/{file.name}": file.read_bytes() for file in files})
-    return tensors[0] == tensors[1] != {} and read_losses(a) == read_losses(b) != []
+        tensors = {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}
+        results.append((newest.name, tensors, _read_losses(run)))
+    return all(results[0]) and results[0] == results[1]
 
 
 if __name__ == "__main__":

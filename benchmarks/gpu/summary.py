@@ -1,19 +1,23 @@
 """The summary of a campaign: what is wanted, what was measured, and whether it is reached."""
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lockstep.cli.terminal import print_table
+
 Row = Mapping[str, Any]
-REACHED = "reached"
-MISSED = "missed"
-NOT_MEASURED = "not measured"
-COMPILERS = {"default": "compile", "max-autotune": "max-autotune"}
-"""The kind of network of a mode: a ratio is judged against the better one, so both must be
-measured."""
 OURS = ("plain", "deterministic", "fused")
-FASTEST = {"H100": 3000.0, "H200": 4500.0}
+FASTEST = {"H100": 3000, "H200": 4500}
 """Images per second wanted of ResNet-50 in one process with synthetic data, by a part of the
 device's name."""
+FAULTS = ("FAILED ", "ERROR ")
+"""How pytest's lines about tests begin that did not pass."""
+SAME = ("model", "precision", "batch", "mode")
+"""Fields of rows that are compared with each other."""
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's t for a two-sided 95 % interval, by the number of rounds."""
 
 
 class Line(NamedTuple):
@@ -21,179 +25,164 @@ class Line(NamedTuple):
 
     what: str
     wanted: str
-    measured: str
-    verdict: str
+    measured: str = "-"
+    verdict: str = "not measured"
+
+    def decide(self, measured: str, is_reached: bool) -> "Line":
+        """Return the line with what was measured and the verdict."""
+        return self._replace(measured=measured, verdict="reached" if is_reached else "missed")
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the summary of the results of parts on one machine."""
-    rows: list[Row] = []
-    problems = []
-    for result in results:
-        rows += result["rows"]
-        if result["status"] != "ok":
-            problems.append(f"{result['part']}: {result['status']}: {result['reason']}")
+def print_summary(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print the summary of the results of parts on one machine."""
+    rows = [row for result in results for row in result["rows"]]
     device = results[0]["about"]["device"] if results else ""
-    tables = [*_align(judge(rows, device)), "", *_align(_list_rates(rows))]
-    return "\n".join([device, "", *tables, "", *problems])
+    print(f"{device}\n")
+    print_table(judge(rows, device))
+    print()
+    print_table(_list_rates(rows))
+    for row in rows:
+        if row["what"] == "conformance":
+            print("\n".join(line for line in row["lines"] if line.startswith(FAULTS)))
+    for result in results:
+        if result["status"] != "ok":
+            print(f"{result['part']}: {result['status']}: {result['reason']}")
 
 
 def judge(rows: Sequence[Row], device: str) -> list[Line]:
     """Return a line for everything that is wanted of a GPU, exactness first."""
+
+    def count(what: str, title: str, is_right: Callable[[Row], bool | None]) -> Line:
+        """Return whether all rows are right. None: it was not measured."""
+        verdicts = [is_right(row) for row in rows if row["what"] == what]
+        right = [verdict for verdict in verdicts if verdict is not None]
+        line = Line(title, "all")
+        return line.decide(f"{sum(right)} of {len(right)}", all(right)) if right else line
 
     def is_verified(row: Row) -> bool:
         engine = row["engines"]["torch"]
         is_on_device = engine["device"].startswith("CPU") == device.startswith("CPU")
         return is_on_device and all(quantity["passed"] for quantity in engine["rows"])
 
+    def is_passed(row: Row) -> bool | None:
+        is_faulty = any(line.startswith(FAULTS) for line in row["lines"])
+        if "KeyboardInterrupt" in " ".join(row["lines"]) and not is_faulty:
+            return None
+        return " passed" in row["lines"][-1] and not is_faulty
+
     def has_advice(row: Row) -> bool:
         reasons = " ".join(done["reason"] for done in row["tries"])
         return "too little memory" in reasons and "accumulation_steps" in reasons
 
+    def judge_compiler(model: str, kind: str, mode: str) -> Line:
+        """Judge Lockstep's fastest engine."""
+        ours = find_rows(rows, OURS, model=model, mode=mode)[:1]
+        loops = (f"{kind}, SGD", f"{kind}, fused SGD")
+        return _compare(f"{model} over {kind}", 1.3, ours, rows, loops)
+
     empty = "same_with_an_empty_cache"
-    precisions = {"contender": "precisions", "precision": "bf16"}
+    bf16 = find_rows(rows, ("precisions",), precision="bf16")
+    plain = ("plain",)
     return [
-        _count(rows, "repeated", "the same bits twice", lambda row: row["same"]),
-        _count(rows, "repeated", "from a CUDA graph", lambda row: row["same_from_a_graph"]),
-        _count(rows, "killed", "killed and resumed, bit for bit", lambda row: row["same"]),
-        _count(rows, "killed", "with an empty cache of the compiler", lambda row: row[empty]),
-        _count(rows, "verify", "lockstep verify in every precision", is_verified),
-        _judge_conformance(rows),
-        _count(rows, "largest batch", "the message when memory is short", has_advice),
-        _count(rows, "fused kernel", "fused kernels against float64", lambda row: row["passed"]),
-        _judge_compilers(rows, "resnet50"),
-        _judge_compilers(rows, "resnext101-32x4d"),
+        count("repeated", "the same bits twice", lambda row: row["same"]),
+        count("repeated", "from a CUDA graph", lambda row: row.get("same_from_a_graph")),
+        count("killed", "killed and resumed, bit for bit", lambda row: row["same"]),
+        count("killed", "with an empty cache of the compiler", lambda row: row.get(empty)),
+        count("verify", "lockstep verify in every precision", is_verified),
+        count("conformance", "conformance suite on the device", is_passed),
+        count("largest batch", "the message when memory is short", has_advice),
+        count("fused kernel", "fused kernels against float64", lambda row: row["passed"]),
+        judge_compiler("resnet50", "compile", "default"),
+        judge_compiler("resnet50", "max-autotune", "max-autotune"),
+        judge_compiler("resnext101-32x4d", "compile", "default"),
+        judge_compiler("resnext101-32x4d", "max-autotune", "max-autotune"),
         _judge_rate(rows, device),
-        _compare(rows, "bf16 over fp32 (not TF32)", 3.5, precisions, {"precision": "fp32"}),
+        _compare("bf16 over fp32", 3.5, bf16, rows, ("precisions",), precision="fp32"),
         _judge_data(rows),
         _judge_host_time(rows, "plain", "host time of a step, ms"),
         _judge_host_time(rows, "graph", "host time of a step as a CUDA graph, ms"),
-        _compare(rows, "a CUDA graph over the plain step", 1.0, {"contender": "graph"}),
-        _compare(rows, "deterministic over plain", None, {"contender": "deterministic"}),
-        _compare(rows, "fused kernels over plain", None, {"contender": "fused"}),
+        _compare("a CUDA graph over plain", 1.0, find_rows(rows, ("graph",)), rows, plain),
+        _compare("deterministic over plain", 0, find_rows(rows, ("deterministic",)), rows, plain),
+        _compare("fused kernels over plain", 0, find_rows(rows, ("fused",)), rows, plain),
     ]
 
 
-def _judge(title: str, wanted: str, text: str = "-", is_reached: bool | None = None) -> Line:
-    """Return a line; None: it was not measured."""
-    if is_reached is None:
-        return Line(title, wanted, text, NOT_MEASURED)
-    return Line(title, wanted, text, REACHED if is_reached else MISSED)
-
-
-def _count(rows: Iterable[Row], what: str, title: str, is_right: Callable[[Row], bool]) -> Line:
-    """Return whether all rows are right. Those without the field were not measured."""
-    right = []
-    for row in rows:
-        try:
-            right += [is_right(row)] if row["what"] == what else []
-        except KeyError:
-            continue
-    if not right:
-        return _judge(title, "all")
-    return _judge(title, "all", f"{sum(right)} of {len(right)}", all(right))
-
-
-def _judge_conformance(rows: Iterable[Row]) -> Line:
-    title = "conformance suite on the device"
-    for row in rows:
-        if row["what"] == "conformance":
-            wrong = row["failures"] + row["errors"]
-            text = f"{wrong} of {row['tests']} failed, {row['skipped']} skipped"
-            if row["interrupted"] and not wrong:
-                return _judge(title, "no failure", f"{text}; not finished")
-            return _judge(title, "no failure", text, not wrong and row["tests"] > row["skipped"])
-    return _judge(title, "no failure")
-
-
-def find_fastest(rows: Iterable[Row], contenders: Sequence[str], **fields: Any) -> Row | None:
-    """Return the fastest training of some contenders whose fields have these values."""
-    fastest = None
-    for row in rows:
-        if row["what"] == "train" and row["status"] == "ok" and row["contender"] in contenders:
-            is_same = all(row.get(name) == value for name, value in fields.items())
-            if is_same and (fastest is None or row["images_per_sec"] > fastest["images_per_sec"]):
-                fastest = row
-    return fastest
-
-
-def _judge_compilers(rows: Sequence[Row], model: str) -> Line:
-    """Judge Lockstep's fastest engine against the better of the compiled loops, in the precision
-    and batch of that engine. Engine and loop of a ratio are from the same part."""
-    title = f"{model} over the better torch.compile"
-    fastest = find_fastest(rows, OURS, model=model)
-    if fastest is None:
-        return _judge(title, ">= 1.3")
-    same = {"model": model, "precision": fastest["precision"], "batch": fastest["batch"]}
-    ratios = {}
-    for mode, kind in COMPILERS.items():
-        ours = find_fastest(rows, OURS, mode=mode, **same)
-        loop = find_fastest(rows, (f"{kind}, SGD", f"{kind}, fused SGD"), mode=mode, **same)
-        if ours is not None and loop is not None:
-            ratios[kind] = ours["images_per_sec"] / loop["images_per_sec"]
-    text = ", ".join(f"{ratio:.2f} ({kind})" for kind, ratio in ratios.items()) or "-"
-    text += f" in {same['precision']} at {same['batch']}"
-    if min(ratios.values(), default=2) < 1.3:
-        return _judge(title, ">= 1.3", text, False)
-    return _judge(title, ">= 1.3", text, True if len(ratios) == len(COMPILERS) else None)
-
-
-def _judge_rate(rows: Sequence[Row], device: str) -> Line:
-    title = "resnet50, images/s in one process"
-    fastest = find_fastest(rows, OURS, model="resnet50")
-    bounds = [bound for name, bound in FASTEST.items() if name in device]
-    wanted = f">= {bounds[0]:.0f}" if bounds else "H100: >= 3000, H200: >= 4500"
-    if fastest is None:
-        return _judge(title, wanted)
-    rate = fastest["images_per_sec"]
-    text = f"{rate:.0f} ({fastest['precision']}, {fastest['contender']})"
-    return _judge(title, wanted, text, rate >= bounds[0] if bounds else None)
+def find_rows(rows: Iterable[Row], contenders: Sequence[str], **fields: Any) -> list[Row]:
+    """Return the training of some contenders whose fields have these values, the fastest first."""
+    trained = [row for row in rows if row["what"] == "train" and row["status"] == "ok"]
+    same = [row for row in trained if row["contender"] in contenders]
+    matching = [row for row in same if all(row.get(name) == fields[name] for name in fields)]
+    return sorted(matching, key=lambda row: -row["images_per_sec"])
 
 
 def _compare(
-    rows: Sequence[Row],
     title: str,
-    bound: float | None,
-    fields: Mapping[str, str],
-    other: Mapping[str, str] | None = None,
+    bound: float,
+    ours: Sequence[Row],
+    rows: Sequence[Row],
+    contenders: Sequence[str],
+    **fields: Any,
 ) -> Line:
-    """Judge rows with some fields against those that are the same but for others; by default
-    against the plain engine."""
-    ratios = []
-    for row in rows:
-        if row["what"] == "train" and row["status"] == "ok" and fields.items() <= row.items():
-            same = {name: row.get(name) for name in ("model", "precision", "batch", "mode")}
-            contender = "plain" if other is None else row["contender"]
-            over = find_fastest(rows, (contender,), **same | (other or {}))
-            ratios += [] if over is None else [row["images_per_sec"] / over["images_per_sec"]]
-    return _judge_ratios(title, bound, ratios)
+    """Judge rows against the fastest of other contenders in the same part, or where fields have
+    other values."""
+    pairs = []
+    for row in ours:
+        same = {name: row.get(name) for name in SAME} | fields
+        pairs += [(row, other) for other in find_rows(rows, contenders, **same)[:1]]
+    return _judge_ratios(title, bound, pairs)
 
 
-def _judge_ratios(title: str, bound: float | None, ratios: Sequence[float]) -> Line:
-    wanted = "(reported)" if bound is None else f">= {bound}"
-    if not ratios:
-        return _judge(title, wanted)
-    text = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-    if bound is None:
-        return Line(title, wanted, text, "")
-    return _judge(title, wanted, text, min(ratios) >= bound)
+def _judge_ratios(title: str, bound: float, pairs: Sequence[tuple[Row, Row]]) -> Line:
+    """Judge ratios of rates; without a bound they are only reported."""
+    line = Line(title, f">= {bound}" if bound else "(reported)")
+    if not pairs:
+        return line
+    ratios = [compute_ratio(ours, other) for ours, other in pairs]
+    texts = []
+    for ratio, low, high in ratios:
+        texts.append(f"{ratio:.3f}" if low == high else f"{ratio:.3f} ({low:.3f} to {high:.3f})")
+    line = line.decide(", ".join(texts), min(ratios)[0] >= bound)
+    return line if bound else line._replace(verdict="")
 
 
-def _judge_data(rows: Iterable[Row]) -> Line:
-    done = [row for row in rows if row.get("contender") == "JPEGs" and row["status"] == "ok"]
-    ratios = [row["images_per_sec"] / row["compute_only_images_per_sec"] for row in done]
-    return _judge_ratios("resnet50, from JPEGs over a held batch", 0.95, ratios)
+def compute_ratio(ours: Row, other: Row) -> tuple[float, float, float]:
+    """Return the ratio of two rates and its 95 % interval: of contenders that alternated, by
+    Student's t for the geometric mean over rounds. One measurement has no interval."""
+    ratio = ours["images_per_sec"] / other["images_per_sec"]
+    if "rounds" not in ours:
+        return ratio, ratio, ratio
+    logs = [math.log(a / b) for a, b in zip(ours["rounds"], other["rounds"], strict=True)]
+    mean = statistics.fmean(logs)
+    half = T_95[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _judge_data(rows: Sequence[Row]) -> Line:
+    pairs = []
+    for row in find_rows(rows, ("JPEGs",)):
+        pairs += [(row, {"images_per_sec": row["compute_only_images_per_sec"]})]
+    return _judge_ratios("resnet50, from JPEGs over a held batch", 0.95, pairs)
+
+
+def _judge_rate(rows: Sequence[Row], device: str) -> Line:
+    bounds = [bound for name, bound in FASTEST.items() if name in device]
+    wanted = f">= {bounds[0]}" if bounds else "H100: >= 3000, H200: >= 4500"
+    line = Line("resnet50, images/s in one process", wanted)
+    for row in find_rows(rows, OURS, model="resnet50")[:1]:
+        text = f"{row['images_per_sec']:.0f} ({row['precision']}, {row['contender']})"
+        line = line.decide(text, row["images_per_sec"] >= bounds[0]) if bounds else line
+    return line
 
 
 def _judge_host_time(rows: Iterable[Row], contender: str, title: str) -> Line:
-    wanted = "<= 1, and returns early"
+    line = Line(title, "<= 1, and returns early")
     times = [row for row in rows if row["what"] == "host" and row["contender"] == contender]
     if not times:
-        return _judge(title, wanted)
+        return line
     longest = max(row["host_ms_a_step"] for row in times)
     share = max(row["returned_sec"] / row["done_sec"] for row in times)
     text = f"{longest:.2f}; train returns after {share:.0%} of the steps' time"
-    return _judge(title, wanted, text, longest <= 1 and share < 0.9)
+    return line.decide(text, longest <= 1 and share < 0.9)
 
 
 def _list_rates(rows: Iterable[Row]) -> list[tuple[str, ...]]:
@@ -205,12 +194,3 @@ def _list_rates(rows: Iterable[Row]) -> list[tuple[str, ...]]:
             cells = (row["what"], row["model"], row["precision"], str(row["batch"]), contender)
             table.append((*cells, row["status"] if rate is None else f"{rate:.1f}"))
     return table
-
-
-def _align(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for row in table:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return lines

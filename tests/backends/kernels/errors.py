@@ -11,6 +11,9 @@ from torch import Tensor
 from lockstep.verification.kernel_bounds import STORAGE, Batch, Bounds, Storage, batch_norm_bounds
 
 EPS = 1e-5
+PLAIN = "batch norm"
+RELU = "batch norm, ReLU"
+ADD_RELU = "batch norm, sum, ReLU"
 MOST_VALUES = 2**25
 """At most this many values of a tensor are compared at a time, so that float64 fits into memory."""
 
@@ -32,6 +35,23 @@ class Case:
         residual = None if self.residual is None else self.residual[:, channels]
         parts = {"x": self.x[:, channels], "dy": self.dy[:, channels], "residual": residual}
         return replace(self, weight=self.weight[channels], bias=self.bias[channels], **parts)
+
+
+def draw_case(shape: tuple[int, ...], kind: str, dtype: torch.dtype, device: str) -> Case:
+    """Return a case of a kind of layer for activations [N, C, H, W]."""
+    torch.manual_seed(0)
+
+    def draw_inputs() -> Tensor:
+        values = torch.randn(shape, device=device).to(dtype)
+        return values.contiguous(memory_format=torch.channels_last)
+
+    spread = torch.rand(shape[1], device=device) + 0.5
+    level = torch.randn(shape[1], device=device)
+    x = draw_inputs() * spread.view(1, -1, 1, 1).to(dtype) + level.view(1, -1, 1, 1).to(dtype)
+    weight = torch.randn(shape[1], device=device)
+    bias = torch.randn(shape[1], device=device) / 2
+    residual = draw_inputs() if kind == ADD_RELU else None
+    return Case(x, weight, bias, residual, draw_inputs(), kind != PLAIN)
 
 
 def largest_shares(

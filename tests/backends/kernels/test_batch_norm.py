@@ -16,30 +16,20 @@ from lockstep.backends.torch.kernels.batch_norm import Tiling
 from lockstep.models.architectures import MODELS, tensors
 from lockstep.verification.kernel_bounds import STORAGE, Storage
 from tests.backends.kernels.device import DEVICE
-from tests.backends.kernels.errors import EPS, Case, flatten_rows, largest_shares
+from tests.backends.kernels.errors import (
+    ADD_RELU,
+    EPS,
+    PLAIN,
+    RELU,
+    Case,
+    draw_case,
+    flatten_rows,
+    largest_shares,
+)
 
-PLAIN = part.PLAIN
-RELU = part.RELU
-ADD_RELU = part.ADD_RELU
 BF16 = torch.bfloat16
 FP16 = torch.float16
 FP32 = torch.float32
-
-
-def case(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Case:
-    torch.manual_seed(0)
-
-    def draw_inputs() -> Tensor:
-        return torch.randn(shape).to(DEVICE, dtype).contiguous(memory_format=torch.channels_last)
-
-    spread = torch.rand(shape[1], device=DEVICE) + 0.5
-    level = torch.randn(shape[1], device=DEVICE)
-    x = draw_inputs() * spread.view(1, -1, 1, 1).to(dtype) + level.view(1, -1, 1, 1).to(dtype)
-    weight = torch.randn(shape[1], device=DEVICE)
-    bias = torch.randn(shape[1], device=DEVICE) / 2
-    return Case(
-        x, weight, bias, draw_inputs() if kind == ADD_RELU else None, draw_inputs(), kind != PLAIN
-    )
 
 
 def compute(c: Case, tiling: Tiling = batch_norm.DEFAULT) -> dict[str, Tensor]:
@@ -95,7 +85,7 @@ def test_results_are_within_rounding_of_float64(
 ) -> None:
     # Other tiles for many channels: the interpreter computes what is masked, too, and takes a
     # millisecond for a program.
-    c = case(shape, kind, dtype)
+    c = draw_case(shape, kind, dtype, DEVICE)
     tiling = (
         Tiling() if shape[1] < 128 else Tiling(rows=16, channels=512, sums=2, sums_channels=512)
     )
@@ -122,7 +112,7 @@ def test_results_are_within_rounding_of_float64(
 def test_results_do_not_depend_on_how_the_work_is_divided(
     shape: tuple[int, ...], tiling: Tiling
 ) -> None:
-    c = case(shape, ADD_RELU, FP32)
+    c = draw_case(shape, ADD_RELU, FP32, DEVICE)
     assert max(shares(c, compute(c, tiling)).values()) <= 1
 
 
@@ -138,7 +128,7 @@ SEVERAL = Tiling(rows=16, channels=16, programs=3)
 def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
     level: float, spread: float, first: float | None
 ) -> None:
-    c = case((2, 8, 8, 9), RELU, FP32)
+    c = draw_case((2, 8, 8, 9), RELU, FP32, DEVICE)
     c.x.copy_(level + spread * torch.randn(c.x.shape))
     if first is not None:
         c.x[0, :, 0, 0] = first
@@ -152,7 +142,7 @@ def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
 
 
 def test_equal_values_have_no_variance() -> None:
-    c = case((2, 8, 6, 6), RELU, FP32)
+    c = draw_case((2, 8, 6, 6), RELU, FP32, DEVICE)
     c.x.fill_(0.1)
     results = compute(c, SEVERAL)
     assert not results["unbiased"].any()
@@ -174,7 +164,7 @@ def test_equal_values_have_no_variance() -> None:
 def test_what_is_not_finite_spreads_as_in_the_plain_path(
     value: float, kind: str, dtype: torch.dtype
 ) -> None:
-    c = case((2, 3, 3, 3), kind, dtype)
+    c = draw_case((2, 3, 3, 3), kind, dtype, DEVICE)
     c.x[1, 1, 0, 2] = value
     if c.residual is not None:
         c.residual[0, 2, 1, 1] = value
@@ -196,7 +186,7 @@ def test_what_is_not_finite_spreads_as_in_the_plain_path(
 
 @pytest.mark.parametrize("kind", [RELU, ADD_RELU])
 def test_relu_passes_no_gradient_at_exactly_0(kind: str) -> None:
-    c = case((2, 4, 3, 3), kind, BF16)
+    c = draw_case((2, 4, 3, 3), kind, BF16, DEVICE)
     c.weight.zero_()
     c.bias.copy_(torch.tensor([0.0, -0.0, 1e-3, -1e-3]))
     if c.residual is not None:
@@ -209,7 +199,7 @@ def test_relu_passes_no_gradient_at_exactly_0(kind: str) -> None:
 
 def test_a_result_that_is_rounded_to_0_passes_no_gradient() -> None:
     # As in the plain path, whose ReLU sees what batch norm has rounded. 1e-9 is 0 in fp16.
-    c = case((2, 2, 3, 3), RELU, FP16)
+    c = draw_case((2, 2, 3, 3), RELU, FP16, DEVICE)
     c.weight.zero_()
     c.bias.copy_(torch.tensor([1e-9, 1e-3]))
     results = compute(c)
@@ -239,7 +229,7 @@ def test_activations_are_read_and_written_as_often_as_documented(
 
     monkeypatch.setattr(Builder, "create_masked_load", counting(Builder.create_masked_load, 0))
     monkeypatch.setattr(Builder, "create_masked_store", counting(Builder.create_masked_store, 1))
-    c = case((2, 6, 5, 7), kind, BF16)
+    c = draw_case((2, 6, 5, 7), kind, BF16, DEVICE)
     kept = compute(c)["y"].numel()
     assert sum(moved) == sum(part.PASSES[kind]) * kept
 
@@ -266,7 +256,7 @@ def test_every_batch_norm_of_a_model_is_measured() -> None:
 
 
 def test_finite_differences_agree_with_the_gradients() -> None:
-    c = case((2, 4, 3, 3), ADD_RELU, FP32)
+    c = draw_case((2, 4, 3, 3), ADD_RELU, FP32, DEVICE)
     assert c.residual is not None
     c.residual.add_(3 * c.residual.sign())  # far from where ReLU switches
     inputs = [t.clone().requires_grad_() for t in (c.x, c.residual, c.weight, c.bias)]
@@ -339,7 +329,7 @@ def test_one_value_of_a_channel_has_no_variance_and_is_refused() -> None:
 
 
 def test_only_what_the_gradient_needs_is_kept() -> None:
-    c = case((2, 8, 4, 4), ADD_RELU, BF16)
+    c = draw_case((2, 8, 4, 4), ADD_RELU, BF16, DEVICE)
     assert c.residual is not None
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -354,7 +344,7 @@ def test_only_what_the_gradient_needs_is_kept() -> None:
 
 
 def test_a_compiler_is_told_the_shapes_and_strides_of_the_results() -> None:
-    c = case((2, 6, 3, 5), ADD_RELU, BF16)
+    c = draw_case((2, 6, 3, 5), ADD_RELU, BF16, DEVICE)
     y, statistics = operators.batch_norm(c.x, c.weight, c.bias, EPS, True)
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (operators.batch_norm, (c.x, c.weight, c.bias, EPS, True)),
