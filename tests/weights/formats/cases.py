@@ -127,3 +127,13 @@ def check_other_velocities(
     with pytest.raises(CheckpointError, match=f"{re.escape(name)} already exists"):
         write(target, recipe, State(0, state_of(recipe).tensors, {}))
     assert list_names(target.parent.iterdir()) == [name]
+
+
+def check_nothing_is_overwritten(
+    write: Callable[..., Any], target: Path, recipe: Recipe, *files: Path
+) -> None:
+    """Check that nothing is written while one of these files exists; remove them one by one."""
+    for file in files:
+        with pytest.raises(CheckpointError, match=f"{re.escape(file.name)} already exists"):
+            write(target, recipe, state_of(recipe))
+        file.unlink()

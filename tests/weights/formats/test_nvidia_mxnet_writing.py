@@ -14,6 +14,7 @@ from tests.weights.formats.cases import (
     assert_canonical,
     assert_remarked,
     assert_state,
+    check_nothing_is_overwritten,
     check_other_velocities,
     fill_disk,
     list_names,
@@ -85,10 +86,9 @@ def test_nothing_is_overwritten_and_nothing_half_written(
     recipe = recipe_of()
     target = tmp_path / "model-0090.params"
     write(target, recipe, state_of(recipe))
-    for name in (".params", ".momentum.params"):
-        with pytest.raises(CheckpointError, match=rf"model-0090\{name} already exists"):
-            write(target, recipe, state_of(recipe))
-        target.with_name(f"model-0090{name}").unlink()
+    check_nothing_is_overwritten(
+        write, target, recipe, target, tmp_path / "model-0090.momentum.params"
+    )
     graph_of(target).unlink()
     fill_disk(monkeypatch, mxnet_params, "0090.params")
     with pytest.raises(CheckpointError, match=r"model .*No space left"):

@@ -25,6 +25,7 @@ from tests.weights.formats.cases import (
     assert_canonical,
     assert_remarked,
     assert_state,
+    check_nothing_is_overwritten,
     check_other_velocities,
     fill_disk,
     list_names,
@@ -398,10 +399,8 @@ def test_nothing_is_overwritten_and_nothing_half_written(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_of()
-    for ending in (".pdparams", ".pdopt"):
-        with pytest.raises(CheckpointError, match=rf"resnet_50_paddle\{ending} already exists"):
-            write(prefix, recipe, state_of(recipe))
-        Path(f"{prefix}{ending}").unlink()
+    files = (Path(f"{prefix}{ending}") for ending in (".pdparams", ".pdopt"))
+    check_nothing_is_overwritten(write, prefix, recipe, *files)
     fill_disk(monkeypatch, paddle_pickle, "pdparams")
     with pytest.raises(CheckpointError, match=r"resnet_50_paddle .*No space left"):
         write(prefix, recipe, state_of(recipe))
