@@ -48,11 +48,6 @@ class Campaign:
     """What results belong to: device, versions and sources."""
     photos: str = ""
 
-    @property
-    def left_sec(self) -> float:
-        """Seconds that are left."""
-        return self.end - time.monotonic()
-
     def read(self, part: Part) -> Row | None:
         """Return the result of a part on this machine, if there is one of the same commands."""
         file = self.out / f"{part.name}.json"
@@ -111,7 +106,6 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _choose(parts: list[Part], names: str) -> list[Part]:
-    """Return the parts of these names, comma-separated; all without names. Raises `ValueError`."""
     known = {part.name: part for part in parts}
     wanted = names.split(",") if names else list(known)
     for name in wanted:
@@ -169,7 +163,7 @@ def run_parts(parts: Sequence[Part], campaign: Campaign) -> list[Part]:
     left_out = []
     campaign.out.mkdir(parents=True, exist_ok=True)
     for part in parts:
-        if campaign.left_sec < part.expected_sec:
+        if campaign.end - time.monotonic() < part.expected_sec:
             left_out.append(part)
             continue
         began = time.monotonic()
@@ -187,7 +181,7 @@ def run_part(part: Part, campaign: Campaign) -> Row:
     done, and its rows."""
     rows: list[Row] = []
     reasons = []
-    limit = min(part.limit_sec, campaign.left_sec)
+    limit = min(part.limit_sec, campaign.end - time.monotonic())
     end = time.monotonic() + limit
     with tempfile.TemporaryDirectory() as folder:
         for command in part.commands:
@@ -230,8 +224,8 @@ def run_command(
         rows = command.reader(printed, report)
     except Exception as error:  # the command printed something else
         return [], reason or f"{type(error).__name__}: {error}"
-    # Commands of Lockstep and pytest also report in rows what failed.
-    if rows and code and command.reader is not read_rows:
+    # Commands of Lockstep and pytest also report in rows what failed, and end with 1.
+    if rows and code == 1 and command.reader is not read_rows:
         reason = ""
     return [{"what": "", **row, **command.fields} for row in rows], reason
 

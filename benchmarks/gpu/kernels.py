@@ -5,7 +5,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +67,17 @@ def measure(device: str, tiny: bool = False) -> Rows:
         shape = (images, layer.channels, layer.side, layer.side)
         case = errors.draw_case(shape, layer.kind, dtype, device)
         row = {"what": "fused kernel", "count": count} | asdict(layer)
-        row |= _measure_errors(case, device)
+        results = zip(RESULTS, _make_turn(case, device, "fused")(), strict=False)
+        shares = errors.largest_shares(case, dict(results))
+        worst = max(shares, key=lambda name: shares[name])
+        row |= {
+            "passed": shares[worst] <= 1,
+            "largest_share_of_a_bound": shares[worst],
+            "of": worst,
+        }
         for name in contenders:
             try:
-                row[f"{name}_ms"] = _measure_case_ms(case, device, name)
+                row[f"{name}_ms"] = _measure_turn_ms(_make_turn(case, device, name), device)
             except Exception as error:  # too little memory, or a compiler's own errors
                 row[f"{name}_failed"] = f"{type(error).__name__}: {error!s:.300}"
         moved = sum(PASSES[layer.kind]) * case.x.numel() * case.x.element_size()
@@ -105,15 +111,7 @@ def _make_turn(case: errors.Case, device: str, contender: str) -> Callable[[], l
     return turn
 
 
-def _measure_errors(case: errors.Case, device: str) -> dict[str, Any]:
-    results = zip(RESULTS, _make_turn(case, device, "fused")(), strict=False)
-    shares = errors.largest_shares(case, dict(results))
-    worst = max(shares, key=lambda name: shares[name])
-    return {"passed": shares[worst] <= 1, "largest_share_of_a_bound": shares[worst], "of": worst}
-
-
-def _measure_case_ms(case: errors.Case, device: str, contender: str) -> float:
-    turn = _make_turn(case, device, contender)
+def _measure_turn_ms(turn: Callable[[], object], device: str) -> float:
     if device == "cpu":
         return measure_ms(turn, device)
     from triton.testing import do_bench_cudagraph

@@ -101,10 +101,8 @@ def _train(model: str, precision: str, batch: int, sec: float, mode: str = "defa
 
 def _profile(name: str, model: str, batch: int, sec: float) -> Part:
     line = f"training what=profile model={model} precision=bf16 batch={batch}"
-    trace = f"trace={{out}}/trace-{model}.json.gz"
-    return _measure(
-        name, sec, f"{line} kind=plain {trace}", f"{line} kind=graph", f"{line} kind=compile"
-    )
+    kinds = (f"plain trace={{out}}/trace-{model}.json.gz", "graph", "compile")
+    return _measure(name, sec, *[f"{line} kind={kind}" for kind in kinds])
 
 
 def _conformance(selected: str) -> Part:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from lockstep.cli.terminal import print_table
 
 Row = Mapping[str, Any]
+RATE = "images_per_sec"
+COMPILERS = {"default": "compile", "max-autotune": "max-autotune"}
+"""The kind of loops that are judged, by mode."""
 OURS = ("plain", "deterministic", "fused")
 FASTEST = {"H100": 3000, "H200": 4500}
 """Images per second wanted of ResNet-50 in one process with synthetic data, by a part of the
@@ -51,7 +54,10 @@ def print_summary(results: Sequence[Mapping[str, Any]]) -> None:
 
 def judge(rows: Sequence[Row], device: str) -> list[Line]:
     """Return a line for everything that is wanted of a GPU, exactness first."""
+    return [*_judge_exactness(rows, device), *_judge_speed(rows, device)]
 
+
+def _judge_exactness(rows: Sequence[Row], device: str) -> list[Line]:
     def count(what: str, title: str, is_right: Callable[[Row], bool | None]) -> Line:
         """Return whether all rows are right. None: it was not measured."""
         verdicts = [is_right(row) for row in rows if row["what"] == what]
@@ -74,15 +80,7 @@ def judge(rows: Sequence[Row], device: str) -> list[Line]:
         reasons = " ".join(done["reason"] for done in row["tries"])
         return "too little memory" in reasons and "accumulation_steps" in reasons
 
-    def judge_compiler(model: str, kind: str, mode: str) -> Line:
-        """Judge Lockstep's fastest engine."""
-        ours = find_rows(rows, OURS, model=model, mode=mode)[:1]
-        loops = (f"{kind}, SGD", f"{kind}, fused SGD")
-        return _compare(f"{model} over {kind}", 1.3, ours, rows, loops)
-
     empty = "same_with_an_empty_cache"
-    bf16 = find_rows(rows, ("precisions",), precision="bf16")
-    plain = ("plain",)
     return [
         count("repeated", "the same bits twice", lambda row: row["same"]),
         count("repeated", "from a CUDA graph", lambda row: row.get("same_from_a_graph")),
@@ -92,44 +90,46 @@ def judge(rows: Sequence[Row], device: str) -> list[Line]:
         count("conformance", "conformance suite on the device", is_passed),
         count("largest batch", "the message when memory is short", has_advice),
         count("fused kernel", "fused kernels against float64", lambda row: row["passed"]),
-        judge_compiler("resnet50", "compile", "default"),
-        judge_compiler("resnet50", "max-autotune", "max-autotune"),
-        judge_compiler("resnext101-32x4d", "compile", "default"),
-        judge_compiler("resnext101-32x4d", "max-autotune", "max-autotune"),
-        _judge_rate(rows, device),
-        _compare("bf16 over fp32", 3.5, bf16, rows, ("precisions",), precision="fp32"),
-        _judge_data(rows),
-        _judge_host_time(rows, "plain", "host time of a step, ms"),
-        _judge_host_time(rows, "graph", "host time of a step as a CUDA graph, ms"),
-        _compare("a CUDA graph over plain", 1.0, find_rows(rows, ("graph",)), rows, plain),
-        _compare("deterministic over plain", 0, find_rows(rows, ("deterministic",)), rows, plain),
-        _compare("fused kernels over plain", 0, find_rows(rows, ("fused",)), rows, plain),
     ]
 
 
-def find_rows(rows: Iterable[Row], contenders: Sequence[str], **fields: Any) -> list[Row]:
+def _judge_speed(rows: Sequence[Row], device: str) -> list[Line]:
+    def compare(title: str, bound: float, ours: list[Row], *others: str, **fields: Any) -> Line:
+        """Judge rows against the fastest of other contenders in the same part, or where fields have
+        other values."""
+        pairs = []
+        for row in ours:
+            same = {name: row.get(name) for name in SAME} | fields
+            pairs += [(row, other) for other in find_rows(rows, *others, **same)[:1]]
+        return _judge_ratios(title, bound, pairs)
+
+    lines = []
+    for model in ("resnet50", "resnext101-32x4d"):
+        for mode, kind in COMPILERS.items():
+            ours = find_rows(rows, *OURS, model=model, mode=mode)[:1]
+            loops = (f"{kind}, SGD", f"{kind}, fused SGD")
+            lines.append(compare(f"{model} over {kind}", 1.3, ours, *loops))
+    bf16 = find_rows(rows, "precisions", precision="bf16")
+    jpegs = [(row, {RATE: row[f"compute_only_{RATE}"]}) for row in find_rows(rows, "JPEGs")]
+    return [
+        *lines,
+        _judge_rate(find_rows(rows, *OURS, model="resnet50"), device),
+        compare("bf16 over fp32", 3.5, bf16, "precisions", precision="fp32"),
+        _judge_ratios("resnet50, from JPEGs over a held batch", 0.95, jpegs),
+        _judge_host_time(rows, "plain", "host time of a step, ms"),
+        _judge_host_time(rows, "graph", "host time of a step as a CUDA graph, ms"),
+        compare("a CUDA graph over plain", 1.0, find_rows(rows, "graph"), "plain"),
+        compare("deterministic over plain", 0, find_rows(rows, "deterministic"), "plain"),
+        compare("fused kernels over plain", 0, find_rows(rows, "fused"), "plain"),
+    ]
+
+
+def find_rows(rows: Iterable[Row], *contenders: str, **fields: Any) -> list[Row]:
     """Return the training of some contenders whose fields have these values, the fastest first."""
     trained = [row for row in rows if row["what"] == "train" and row["status"] == "ok"]
     same = [row for row in trained if row["contender"] in contenders]
     matching = [row for row in same if all(row.get(name) == fields[name] for name in fields)]
-    return sorted(matching, key=lambda row: -row["images_per_sec"])
-
-
-def _compare(
-    title: str,
-    bound: float,
-    ours: Sequence[Row],
-    rows: Sequence[Row],
-    contenders: Sequence[str],
-    **fields: Any,
-) -> Line:
-    """Judge rows against the fastest of other contenders in the same part, or where fields have
-    other values."""
-    pairs = []
-    for row in ours:
-        same = {name: row.get(name) for name in SAME} | fields
-        pairs += [(row, other) for other in find_rows(rows, contenders, **same)[:1]]
-    return _judge_ratios(title, bound, pairs)
+    return sorted(matching, key=lambda row: -row[RATE])
 
 
 def _judge_ratios(title: str, bound: float, pairs: Sequence[tuple[Row, Row]]) -> Line:
@@ -148,7 +148,7 @@ def _judge_ratios(title: str, bound: float, pairs: Sequence[tuple[Row, Row]]) ->
 def compute_ratio(ours: Row, other: Row) -> tuple[float, float, float]:
     """Return the ratio of two rates and its 95 % interval: of contenders that alternated, by
     Student's t for the geometric mean over rounds. One measurement has no interval."""
-    ratio = ours["images_per_sec"] / other["images_per_sec"]
+    ratio = ours[RATE] / other[RATE]
     if "rounds" not in ours:
         return ratio, ratio, ratio
     logs = [math.log(a / b) for a, b in zip(ours["rounds"], other["rounds"], strict=True)]
@@ -157,21 +157,14 @@ def compute_ratio(ours: Row, other: Row) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def _judge_data(rows: Sequence[Row]) -> Line:
-    pairs = []
-    for row in find_rows(rows, ("JPEGs",)):
-        pairs += [(row, {"images_per_sec": row["compute_only_images_per_sec"]})]
-    return _judge_ratios("resnet50, from JPEGs over a held batch", 0.95, pairs)
-
-
-def _judge_rate(rows: Sequence[Row], device: str) -> Line:
+def _judge_rate(ours: Sequence[Row], device: str) -> Line:
     bounds = [bound for name, bound in FASTEST.items() if name in device]
     wanted = f">= {bounds[0]}" if bounds else "H100: >= 3000, H200: >= 4500"
     line = Line("resnet50, images/s in one process", wanted)
-    for row in find_rows(rows, OURS, model="resnet50")[:1]:
-        text = f"{row['images_per_sec']:.0f} ({row['precision']}, {row['contender']})"
-        line = line.decide(text, row["images_per_sec"] >= bounds[0]) if bounds else line
-    return line
+    if not (ours and bounds):
+        return line
+    text = f"{ours[0][RATE]:.0f} ({ours[0]['precision']}, {ours[0]['contender']})"
+    return line.decide(text, ours[0][RATE] >= bounds[0])
 
 
 def _judge_host_time(rows: Iterable[Row], contender: str, title: str) -> Line:
@@ -190,7 +183,7 @@ def _list_rates(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     for row in rows:
         if row["what"] in ("train", "inference"):
             contender = row.get("contender") or row["runtime"]
-            rate = row.get("images_per_sec")
+            rate = row.get(RATE)
             cells = (row["what"], row["model"], row["precision"], str(row["batch"]), contender)
             table.append((*cells, row["status"] if rate is None else f"{rate:.1f}"))
     return table

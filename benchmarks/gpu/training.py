@@ -48,6 +48,8 @@ def measure_rates(device: str, model: str, precision: str, batch: int, mode: str
         except Exception as error:  # too little memory, or a compiler's own errors
             reason = f"{type(error).__name__}: {error!s:.600}"
             yield same | {"contender": kind, "status": "failed", "reason": reason}
+    if not contenders:
+        raise RuntimeError("no contender could be built; the rows say why")
     times = alternate(contenders, device, *((2, 0.0) if is_tiny else (ROUNDS, TURN_MS)))
     for name, milliseconds in times.items():
         rates = [1000 * batch / ms for ms in milliseconds]
