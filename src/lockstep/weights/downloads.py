@@ -83,7 +83,7 @@ def download(
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(part) as file:
             if target.exists():
-                part.unlink()
+                part.unlink(missing_ok=True)
                 return
             if not (sha256 and file.tell() and hash_file(part).startswith(sha256.lower())):
                 _fetch(address, file, part, can_resume=bool(sha256), progress=progress)
@@ -110,10 +110,17 @@ def _lock(part: Path) -> Iterator[IO[bytes]]:
     while True:
         with part.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # The process that had the lock before has renamed or removed the file, or left it.
-            if part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat()):
+            # The process that had the lock before may have renamed or removed this file.
+            if _is_same_file(part, file):
                 yield file
                 return
+
+
+def _is_same_file(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _fetch(
