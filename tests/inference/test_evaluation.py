@@ -5,10 +5,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lockstep
-from lockstep.system.errors import DataError
+from lockstep.system.errors import DataError, DivergedError
+from lockstep.weights import checkpoint
 from tests.inference.cases import CLASSES
 
 SaveWeights = Callable[..., Path]
@@ -161,3 +163,13 @@ def test_progress_of_an_evaluation_is_told(save_weights: SaveWeights, textures: 
     lockstep.evaluate(save_weights(), textures, batch=8, listener=heard.append)
     progress = [(event["done"], event["total"]) for event in heard if event["what"] == "evaluating"]
     assert progress == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_weights_with_nan_are_named_where_the_loss_is_not_finite(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
+    tensors, about = checkpoint.read_weights(save_weights() / "model.safetensors")
+    tensors["bn1.weight"][0] = np.nan
+    checkpoint.write_weights(tmp_path / "nan.safetensors", tensors, about)
+    with pytest.raises(DivergedError, match=r"bn1\.weight"):
+        lockstep.evaluate(tmp_path / "nan.safetensors", textures)

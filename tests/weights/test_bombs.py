@@ -173,6 +173,11 @@ SAFETENSORS = {
     "offsets beyond the end": build_safetensors({"a": tensor(2**60, 2**60 + 64, 16)}),
     "more numbers than bytes": build_safetensors({"a": tensor(0, 64, 2**40)}),
     "sizes whose product is 0 in 64 bits": build_safetensors({"a": tensor(0, 64, 2**32, 2**32)}),
+    "65 axes": build_safetensors({"a": tensor(0, 4, *[1] * 65)}, data=bytes(4)),
+    "an empty array of 2**65 rows": build_safetensors(
+        {"a": tensor(0, 0, 0, 2**63 - 1, 4)}, data=b""
+    ),
+    "a size beyond 64 bits": build_safetensors({"a": tensor(0, 0, 0, 2**64 - 1)}, data=b""),
     "a deep header": build_safetensors(b"{" + DEEP.encode()),
     "deep metadata": build_safetensors(
         {"__metadata__": {"lockstep": DEEP}, "a": tensor(0, 64, 16)}

@@ -163,8 +163,9 @@ def _describe_scores(
     not finite."""
     name = images.source.title
     if infinite := describe_nonfinite(scores):
+        remarks = "".join(f" {remark}." for remark in weights.remarks if "NaN" in remark)
         raise DivergedError(
-            f"the loss of {weights.source} on {name} is not finite: {infinite}. {ADVICE}"
+            f"the loss of {weights.source} on {name} is not finite: {infinite}.{remarks} {ADVICE}"
         )
     counts = scores.counts()
     summary = counts.summary()

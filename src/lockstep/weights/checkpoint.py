@@ -370,7 +370,11 @@ def _parse_weights(path: Path, data: bytes, *, as_stored: bool) -> Part:
     for name in header:
         entry = entries[name]
         values = np.frombuffer(entry["data"], _NUMPY_DTYPES[entry["dtype"]])
-        values = values.reshape(entry["shape"])
+        try:
+            values = values.reshape(entry["shape"])
+        except (ValueError, OverflowError):  # too many axes, or a size beyond any memory
+            reason = f"{name:.100} has {len(entry['shape']):,} axes or sizes that no array can have"
+            raise _describe_error(path, reason) from None
         tensors[name] = values if as_stored else numbers(values)
     return tensors, about
 
