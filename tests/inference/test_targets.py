@@ -131,7 +131,11 @@ def test_openvino_has_the_probabilities_of_float64(
 ) -> None:
     import openvino
 
-    result = lockstep.export(weights, tmp_path / "model", to="openvino", **options)["comparison"]
+    export = lockstep.export(weights, tmp_path / "model", to="openvino", **options)
+    has_hint = any("INFERENCE_PRECISION_HINT f32" in remark for remark in export["remarks"])
+    assert has_hint == (not options.get("bare"))
+    assert export["takes"].count(f"[{options.get('batch', 'N')}, ") == 1
+    result = export["comparison"]
     assert result["largest_difference"] < result["bound"]
     assert (tmp_path / "model" / "classes.txt").read_text().splitlines() == list(CLASSES)
     # Without this, processors that multiply bf16 compute in it.

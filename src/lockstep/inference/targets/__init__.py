@@ -134,6 +134,8 @@ class Target:
     computes_in_float32: bool = False
     """Whether it computes real numbers in float32, and may divide by multiplying with a reciprocal.
     """
+    caution: str = ""
+    """What whoever runs a program must set in its runtime."""
     takes_symmetric_int8: bool = False
     """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as
     TensorRT wants them."""
@@ -191,11 +193,12 @@ class Target:
     def describe_input(self, wanted: Wanted) -> str:
         """Return what a program takes, in words."""
         side = wanted.weights.recipe.eval_crop
+        n = "N" if wanted.batch is None else wanted.batch
         if wanted.bare:
-            return f"normalised squares of {side} x {side} pixels: float32 [N, 3, {side}, {side}]"
+            return f"normalised squares of {side} x {side} pixels: float32 [{n}, 3, {side}, {side}]"
         if not self.resizes(wanted):
-            return f"squares of {side} x {side} pixels: uint8 RGB [N, {side}, {side}, 3]"
-        return "photos of any size: uint8 RGB [N, H, W, 3]"
+            return f"squares of {side} x {side} pixels: uint8 RGB [{n}, {side}, {side}, 3]"
+        return f"photos of any size: uint8 RGB [{n}, H, W, 3]"
 
     def _call(self, function: str, *arguments: Any) -> Any:
         return getattr(importlib.import_module(self.module), function)(*arguments)
@@ -232,6 +235,10 @@ TARGETS: dict[str, Target] = {
             ("openvino",),
             "pip install openvino==2026.4.1",
             computes_in_float32=True,
+            caution=(
+                "compile it with INFERENCE_PRECISION_HINT f32: on processors with bf16"
+                " instructions its default is bf16, also for the resize, which changes photos"
+            ),
         ),
         Target(
             "tensorrt",
