@@ -85,6 +85,8 @@ INF = float("inf")
         ("crop_attempts", 0),
         ("flip_probability", 1.01),
         ("mean", [1, 2]),
+        ("mean", [1, 2, -1]),
+        ("std", [1, 2, 0]),
         ("std", [58.395, 0, 57.375]),
         ("seed", -1),
         ("seed", 2**63),
@@ -126,7 +128,7 @@ def test_fields_that_do_not_fit_together_are_refused(fields: dict[str, Any], mes
 
 def test_every_wrong_field_is_named_at_once() -> None:
     with pytest.raises(RecipeError) as raised:
-        Recipe.of({"epoch": 3, "lr": -1, "mean": [1, 2, 0]})
+        Recipe.of({"epoch": 3, "lr": -1, "mean": [1, 2, -1]})
 
     assert [line.split(":")[0].split(".")[0] for line in str(raised.value).splitlines()] == [
         "lr",
@@ -382,3 +384,8 @@ def test_a_run_of_a_recipe_without_an_interpolation_is_bilinear(tmp_path: Path) 
 def test_an_interpolation_that_lockstep_does_not_have_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"'bilinear' or 'bicubic', not 'lanczos'"):
         Recipe.of({"interpolation": "lanczos"})
+
+
+def test_images_may_be_normalised_without_a_mean() -> None:
+    recipe = Recipe(mean=(0, 0, 0), std=(255, 255, 255))
+    assert Recipe.of(recipe.fields()) == recipe

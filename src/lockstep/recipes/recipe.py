@@ -24,7 +24,8 @@ from lockstep.system.errors import nearest
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Colour = tuple[Positive, Positive, Positive]
+Colour = tuple[NotNegative, NotNegative, NotNegative]
+Deviation = tuple[Positive, Positive, Positive]
 EVAL_RATIO = 256 / 224
 """Size after the resize over size of the crop, in the evaluation of the published recipes."""
 PREPROCESSING = (
@@ -217,7 +218,7 @@ class Recipe(Settings):
     mean: Colour = (123.675, 116.28, 103.53)
     """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std.
     """
-    std: Colour = (58.395, 57.12, 57.375)
+    std: Deviation = (58.395, 57.12, 57.375)
     """Standard deviation of red, green and blue on the scale 0 to 255. Images are normalised as (x
     - mean) / std."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"

@@ -79,3 +79,11 @@ def test_a_command_that_cannot_be_read_says_why(
 ) -> None:
     with pytest.raises(UserError, match=message):
         translate_text(command, **how)
+
+
+def test_a_variable_that_mpirun_passes_on_is_none_of_the_command() -> None:
+    command = "mpirun -np 8 -x NCCL_DEBUG=INFO python main.py --mode=train --batch_size 8"
+    translation = translate_text(f"HOROVOD_CYCLE_TIME=0.1 {command}")
+    assert translation.command[:4] == ("launch", "-n", "8", "--")
+    assert any("-x NCCL_DEBUG=INFO" in line for line in map(str, translation.not_needed))
+    assert translation.unknown == ()

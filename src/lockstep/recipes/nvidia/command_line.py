@@ -5,6 +5,7 @@ import argparse
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
@@ -150,6 +151,10 @@ def _expand_shell(shell: Shell, match: re.Match[str], arguments: list[str]) -> l
     return words + arguments[len(shell.defaults) :]
 
 
+_PASSED_ON = "-x"
+"""mpirun's option for an environment variable: its name, or an assignment."""
+
+
 def _split(words: list[str], chosen: list[System]) -> _Split:
     """Split at the first word that names a script. Assignments in front of it are the environment.
     `-h` is left out."""
@@ -168,9 +173,9 @@ def _split(words: list[str], chosen: list[System]) -> _Split:
         )
     environment = {}
     others = []
-    for word in words[:place]:
+    for before, word in pairwise(["", *words[:place]]):
         match = _ASSIGNMENT.fullmatch(word)
-        if match is not None:
+        if match is not None and before != _PASSED_ON:
             environment[match[1]] = match[2]
         else:
             others.append(word)
