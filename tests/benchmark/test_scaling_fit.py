@@ -245,7 +245,7 @@ def test_training_steps_of_a_benchmark_report_are_read(tmp_path: Path) -> None:
 
 def test_ranks_with_a_gpu_each_are_predicted_from_one_and_from_the_system(tmp_path: Path) -> None:
     def make_gpu_row(ranks: int, batch: int) -> Measured:
-        return dataclasses.replace(make_row(1, batch), ranks=ranks, make_gpu_row=True)
+        return dataclasses.replace(make_row(1, batch), ranks=ranks, on_gpu=True)
 
     rows = [make_gpu_row(1, 4), make_gpu_row(1, 8), make_gpu_row(4, 8)]
     fit = fit_steps(rows)

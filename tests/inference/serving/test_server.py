@@ -51,6 +51,13 @@ def test_an_image_gets_the_classes_that_the_reference_predicts(
         assert content["ms"].keys() == {"receive", "decode", "wait", "compute", "total"}
 
 
+@pytest.mark.parametrize("path", ["/", "/v2/health/live", "/v2/health/ready", "/v2", "/metrics"])
+def test_head_is_answered_where_get_is(server: Server, path: str) -> None:
+    answer = server.session.head(server.url + path, timeout=PATIENCE_SEC)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert server.session.head(server.url + "/predict", timeout=PATIENCE_SEC).status_code == 405
+
+
 def test_a_form_with_an_image_gets_the_same_answer(server: Server, photos: list[Path]) -> None:
     data = photos[1].read_bytes()
     [raw, form] = [
