@@ -43,7 +43,7 @@ _OWN_DIGEST = "own_sha256"
 _MOST_HEADER = 32 * 2**20
 """The header of a safetensors file may have at most this many bytes. 20,000 arrays need 3 MB, and
 the names of 1,048,576 classes in Lockstep's metadata 20 MB."""
-_MOST_MARKS = {b"{": 2 * MOST_ARRAYS, b":": 2**21}
+_MOST_MARKS = {b"{": 2 * MOST_ARRAYS, b":": 2**18}
 """A header may have each of these at most this often. An array has one brace and four colons, an
 entry of the metadata has one colon; class names may have some."""
 _NUMPY_DTYPES: dict[str, Any] = {
