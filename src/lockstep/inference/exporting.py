@@ -68,8 +68,6 @@ def export(
     wanted = _plan_program(target, weights, precision, batch, bare=bare)
     remarks = [*weights.remarks, *_remark_on_precision(target, weights, precision)]
     remarks += _remark_on_decoding(weights)
-    if target.caution and target.resizes(wanted):
-        remarks.append(target.caution)
     loss = None
     if precision == "int8" and not weights.scales:
         calibration = _plan_calibration(data, calibration_images, method, tolerance)

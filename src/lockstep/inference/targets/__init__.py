@@ -131,11 +131,6 @@ class Target:
     takes_photos: bool = True
     """Whether a program resizes and crops photos of any size, as evaluation does. Otherwise it
     takes squares only."""
-    computes_in_float32: bool = False
-    """Whether it computes real numbers in float32, and may divide by multiplying with a reciprocal.
-    """
-    caution: str = ""
-    """What whoever runs a program must set in its runtime."""
     takes_symmetric_int8: bool = False
     """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as
     TensorRT wants them."""
@@ -170,16 +165,8 @@ class Target:
 
     def resizes(self, wanted: Wanted) -> bool:
         """Return whether a program takes photos of any size. Otherwise it takes squares of one
-        size.
-
-        Sides that are rounded down in float32 can lose a pixel where a runtime divides in another
-        way.
-        """
-        is_rounded_safely = (
-            not self.computes_in_float32
-            or wanted.weights.recipe.eval_side_rounding != "float32_down"
-        )
-        return self.takes_photos and not wanted.bare and is_rounded_safely
+        size."""
+        return self.takes_photos and not wanted.bare
 
     def has_equal_pixels(self, wanted: Wanted) -> bool:
         """Return whether a program sees the pixels of `predict`, bit for bit. Otherwise some differ
@@ -188,7 +175,7 @@ class Target:
         if not self.resizes(wanted):
             return True
         is_opencv_cubic = recipe.eval_sampling == "half_pixel" and recipe.interpolation == "bicubic"
-        return not (self.computes_in_float32 or recipe.eval_antialias or is_opencv_cubic)
+        return not (recipe.eval_antialias or is_opencv_cubic)
 
     def describe_input(self, wanted: Wanted) -> str:
         """Return what a program takes, in words."""
@@ -234,11 +221,9 @@ TARGETS: dict[str, Target] = {
             None,
             ("openvino",),
             "pip install openvino==2026.4.1",
-            computes_in_float32=True,
-            caution=(
-                "compile it with INFERENCE_PRECISION_HINT f32: on processors with bf16"
-                " instructions its default is bf16, also for the resize, which changes photos"
-            ),
+            # Where a processor has bf16 instructions, OpenVINO computes in bf16 by default. A
+            # resize of photos would be too, and no attribute of a model or a node forbids it.
+            takes_photos=False,
         ),
         Target(
             "tensorrt",

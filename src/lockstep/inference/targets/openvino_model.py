@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.inference.targets import CLASSES, TARGETS, Answers, Inputs, Program, Wanted, package
+from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted, package
 from lockstep.system.files import write_lines
 
 FILE = "model.xml"
@@ -21,8 +21,7 @@ def write(wanted: Wanted, folder: Path) -> None:
     library = package("openvino", "openvino")
     weights = wanted.weights
     in_half = weights.recipe.precision == "fp16"
-    photos = TARGETS["openvino"].resizes(wanted)
-    model = replace(wanted, weights=weights.replace_precision("fp32")).onnx_model(photos=photos)
+    model = replace(wanted, weights=weights.replace_precision("fp32")).onnx_model(photos=False)
     with tempfile.TemporaryDirectory(prefix="lockstep-openvino-") as name:
         source = Path(name) / "model.onnx"
         source.write_bytes(model.SerializeToString())
