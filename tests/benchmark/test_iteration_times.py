@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.benchmark import iteration_times
-from lockstep.models.metrics import latency_ms
+from lockstep.models.latency import latency_ms
 
 TIMES = st.lists(st.floats(1e-5, 100), min_size=1, max_size=200)
 

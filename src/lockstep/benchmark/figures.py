@@ -8,7 +8,7 @@ from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.contention import ProcessorTime, measure_others
 from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.architectures import model_spec
-from lockstep.models.metrics import latency_ms
+from lockstep.models.latency import latency_ms
 from lockstep.models.operations import Work, work
 from lockstep.recipes import Recipe
 

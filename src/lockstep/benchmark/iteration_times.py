@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.models.metrics import PERCENTILES
+from lockstep.models.latency import PERCENTILES
 
 RESAMPLES = 2000
 """Number of samples that the bootstrap draws."""

@@ -7,6 +7,7 @@ from importlib.resources import files
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+from lockstep.models.latency import PERCENTILES
 from lockstep.models.metrics import format_loss
 from lockstep.reporting import summary
 from lockstep.reporting.curves import build_charts
@@ -52,7 +53,7 @@ def render(runs: Sequence[Run], *, explain: bool = False) -> str:
         speeds=speeds,
         published_accuracies=summary.compare_accuracies(runs),
         published_speeds=summary.compare_speeds(runs, speeds),
-        percentiles=summary.PERCENTILES,
+        percentiles=PERCENTILES,
         recipe=summary.list_recipe_fields(runs),
         environments=summary.list_environments(runs),
         published_differences=summary.list_published_differences,

@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import summarise_classes
+from lockstep.models.latency import PERCENTILES
 from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
@@ -20,8 +21,6 @@ from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
 from lockstep.system.strict_json import is_positive
-
-PERCENTILES = (50, 90, 95, 99, 100)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import numpy as np
 
 from lockstep.backends.reference import functions
 from lockstep.data import Batch
-from lockstep.models.metrics import Scores, latency_ms
+from lockstep.models.latency import latency_ms
+from lockstep.models.metrics import Scores
 
 
 class Predicts(Protocol):
