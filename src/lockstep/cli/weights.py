@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.terminal import print, print_json, print_table
+from lockstep.cli.terminal import print_json, print_table
 
 
 def command(
@@ -32,9 +32,8 @@ def command(
         return
     cells = [("name", "model", "top-1 %", "resize", "crop", "licence", "downloaded")]
     for name, weights in known.items():
-        top1 = "-" if weights.top1_percent is None else f"{weights.top1_percent:.2f}"
+        top1 = f"{weights.top1_percent:.2f}"
         sizes = (str(weights.eval_resize), str(weights.eval_crop))
         cached = "yes" if locate_cached(weights).exists() else ""
         cells.append((name, weights.model, top1, *sizes, weights.licence, cached))
     print_table(cells)
-    print("A hyphen stands for what the publisher's table does not have.")

@@ -109,11 +109,9 @@ def suggest_weights(recipe: Recipe, images: int) -> list[str]:
         return []
     known = read_known_weights()
     names = [
-        name
-        for name, weights in known.items()
-        if weights.model == recipe.model and weights.is_free and weights.top1_percent is not None
+        name for name, weights in known.items() if weights.model == recipe.model and weights.is_free
     ]
-    best = max(names, key=lambda name: known[name].top1_percent or 0.0, default=_USUAL_WEIGHTS)
+    best = max(names, key=lambda name: known[name].top1_percent, default=_USUAL_WEIGHTS)
     return [
         f"with {images:,} images, training from published weights is usually better and faster than"
         f" from random ones: --weights {best}; lockstep weights lists others"

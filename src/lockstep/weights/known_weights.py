@@ -29,8 +29,8 @@ class KnownWeights(BaseModel):
     eval_crop: int
     """Side of the crop that evaluation uses, in pixels."""
     interpolation: Literal["bilinear", "bicubic"]
-    top1_percent: float | None = None
-    """Accuracy on ImageNet's validation images as published, in percent; None if it is not."""
+    top1_percent: float
+    """Accuracy on ImageNet's validation images as published, in percent."""
     licence: str
     """The licence of the weights, as an SPDX identifier."""
     address: str
