@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -90,3 +92,36 @@ def test_outside_the_main_thread_no_signal_is_watched() -> None:
     thread.join()
     assert seen == [(True, False)]
     assert handlers() == before
+
+
+INTERRUPTED_CALLBACK = """
+import signal, sys, time, weakref
+from lockstep.cli.interrupting import interrupt_on_signals
+from lockstep.system.errors import Interrupted
+from lockstep.system.signals import repeat_lost_interrupts
+
+class Value: pass
+
+interrupt_on_signals()
+repeat_lost_interrupts()
+value = Value()
+reference = weakref.ref(value, lambda _: signal.raise_signal({number}))
+try:
+    del value
+    time.sleep(600)
+except (KeyboardInterrupt, Interrupted) as stop:
+    print(type(stop).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Interrupted")],
+    ids=str,
+)
+def test_a_signal_in_a_callback_is_not_lost(number: signal.Signals, expected: str) -> None:
+    code = INTERRUPTED_CALLBACK.format(number=int(number))
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (result.stdout, result.stderr) == (f"{expected}\n", "")

@@ -32,6 +32,7 @@ from lockstep.cli.terminal import print
 from lockstep.system import heartbeat
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
+from lockstep.system.signals import repeat_lost_interrupts
 
 # Click's exception class. Each version of Typer has it under another name.
 _Misuse: Any = next(
@@ -96,6 +97,7 @@ def run() -> None:
     saved and stopped, 130 interrupted (see `lockstep.system.errors`)."""
     follow_launcher()
     heartbeat.begin()
+    repeat_lost_interrupts()
     code = _run_command()
     leave_exit_code(code)
     sys.exit(code)

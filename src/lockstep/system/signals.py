@@ -1,13 +1,46 @@
 """Requests to stop by signal. They are recorded on arrival and handled between steps."""
 
 import signal
+import sys
 import threading
 from types import FrameType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from lockstep.system.errors import EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED
+from lockstep.system.errors import EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, Interrupted
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_REPEAT_AFTER_SEC = 0.02
+"""Callbacks are short: after this time the next Python code of the main thread is another one."""
+
+
+def repeat_lost_interrupts() -> None:
+    """Make a signal count that arrives while a callback runs.
+
+    The handlers of SIGINT and, in some commands, SIGTERM raise an exception where the main thread
+    is. Python ignores what the callback of a weak reference, a finaliser or `__del__` raises, so
+    the exception would be lost there and the command would go on. The signal is sent again.
+    """
+    show = sys.unraisablehook
+
+    def repeat(unraisable: "UnraisableHookArgs") -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            _send_again(signal.SIGINT)
+        elif isinstance(unraisable.exc_value, Interrupted):
+            _send_again(signal.SIGTERM)
+        else:
+            show(unraisable)
+
+    sys.unraisablehook = repeat
+
+
+def _send_again(number: signal.Signals) -> None:
+    main = threading.main_thread().ident
+    timer = threading.Timer(_REPEAT_AFTER_SEC, signal.pthread_kill, (main, number))
+    timer.daemon = True
+    timer.start()
 
 
 class StopRequests:
