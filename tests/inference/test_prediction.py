@@ -258,6 +258,11 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "memory": lambda path: memoryview(path.read_bytes()),
     "array": lambda path: np.asarray(Image.open(path)),
     "array from right to left": lambda path: np.asarray(Image.open(path))[:, ::-1].copy()[:, ::-1],
+    "floats": lambda path: np.asarray(Image.open(path), np.float32) / 255,
+    "tensor": lambda path: torch.from_numpy(np.array(Image.open(path))),
+    "ToTensor": lambda path: (
+        torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1).div(255).requires_grad_()
+    ),
     "Pillow": Image.open,
     "Pillow with alpha": lambda path: Image.open(path).convert("RGBA"),
 }
@@ -279,9 +284,11 @@ def test_an_image_of_any_kind_has_the_prediction_of_its_file(
                 ), kind
                 assert prediction.path == (path if kind in ("text", "path") else None)
         batch = np.stack([np.asarray(Image.open(path))] * 3)
-        assert [prediction.classes for prediction in predictor.predict(batch, top=10)] == [
-            expected.classes
-        ] * 3
+        colours_first = torch.from_numpy(batch).permute(0, 3, 1, 2)
+        for images in (batch, colours_first, [colours_first[:1], colours_first[1:]]):
+            assert [prediction.classes for prediction in predictor.predict(images, top=10)] == [
+                expected.classes
+            ] * 3
 
 
 @pytest.mark.parametrize("dct_scaling", [False, True])
@@ -313,7 +320,14 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
         (7, "int"),
         (None, "NoneType"),
         ([b"", 3.5], "float"),
-        (np.zeros((4, 4, 3), np.float32), r"float32 array \[4, 4, 3\]"),
+        (
+            np.full((4, 4, 3), 7, np.float32),
+            r"float32 array \[4, 4, 3\] with values from 7 to 7",
+        ),
+        (np.full((4, 4, 3), np.nan), r"float64 array \[4, 4, 3\] with values from nan to nan"),
+        (torch.zeros(4, 4, 3, dtype=torch.int32), r"int32 array \[4, 4, 3\]"),
+        (torch.zeros(4, 4, 3, dtype=torch.bfloat16), r"torch.bfloat16 tensor \[4, 4, 3\]"),
+        (torch.zeros(2, 2, 4, 4, dtype=torch.uint8), r"uint8 array \[2, 2, 4, 4\]"),
         (np.zeros((4, 4), np.uint8), r"uint8 array \[4, 4\]"),
         (np.zeros((0, 4, 3), np.uint8), r"uint8 array \[0, 4, 3\]"),
     ],

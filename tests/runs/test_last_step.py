@@ -138,7 +138,7 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
 ) -> None:
     run, report = early_end
     events: list[Event] = []
-    assert lockstep.train(out=run, listener=events.append) == report
+    assert lockstep.train(out=run, listener=events.append).items() >= report.items()
     assert "already_finished" in [event["kind"] for event in events]
     (run / "report.json").unlink()  # killed before its report
     assert lockstep.train(out=run)["per_class"] == report["per_class"]

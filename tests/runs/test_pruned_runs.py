@@ -162,7 +162,7 @@ def test_a_finished_sparse_run_needs_no_weights(
     sparse: Path, textures: Path, sparse_recipe: Recipe
 ) -> None:
     report = lockstep.train(sparse_recipe, textures, sparse, execution=EXECUTION)
-    assert report == json.loads((sparse / "report.json").read_text())
+    assert report.items() >= json.loads((sparse / "report.json").read_text()).items()
 
 
 def test_a_run_does_not_resume_with_other_weights_than_it_started_from(

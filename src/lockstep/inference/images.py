@@ -1,11 +1,12 @@
-"""Images to predict, of any kind: paths, encoded bytes, arrays and images of Pillow. Each becomes
-what a model sees."""
+"""Images to predict, of any kind: paths, encoded bytes, arrays, tensors and images of Pillow. Each
+becomes what a model sees."""
 
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -15,6 +16,7 @@ from lockstep.data.decoding.augment import decode_into, resampling
 from lockstep.data.decoding.decode import check, convert_to_rgb, decode_undamaged
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_size, turn_image
 from lockstep.data.decoding.size_limits import MOST_RESIZED, TooManyPixels
+from lockstep.inference.image_arrays import Tensor, is_array, read_array
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 from lockstep.system.errors import DataError
@@ -31,35 +33,46 @@ class Encoded:
 
 
 Image = (
-    str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | PIL.Image.Image | Encoded
+    str
+    | os.PathLike[str]
+    | bytes
+    | bytearray
+    | memoryview
+    | np.ndarray
+    | Tensor
+    | PIL.Image.Image
+    | Encoded
 )
-_KINDS = (str, os.PathLike, bytes, bytearray, memoryview, np.ndarray, PIL.Image.Image, Encoded)
+_KINDS = (str, os.PathLike, bytes, bytearray, memoryview, PIL.Image.Image, Encoded)
 ACCEPTED = (
-    "a path, the bytes of an image file, a uint8 RGB array [height, width, 3], an image of Pillow,"
-    " or several of them"
+    "a path, the bytes of an image file, an array or tensor [height, width, 3] or [3, height,"
+    " width] of RGB in uint8 or in floats from 0 to 1, an image of Pillow, or several of them"
 )
 
 
 def list_images(images: Image | Iterable[Image]) -> Iterator[Image]:
-    """Yield one image or all of several. Raises `DataError` if something is not an image."""
-    if isinstance(images, _KINDS) and not (isinstance(images, np.ndarray) and images.ndim == 4):
-        _check(images)
-        yield images
+    """Yield one image or all of several, arrays and tensors as uint8 [height, width, 3]. Raises
+    `DataError` if something is not an image."""
+    if is_array(images) or isinstance(images, _KINDS):
+        yield from _read_images(images)
     elif isinstance(images, Iterable):
         for image in images:
-            _check(image)
-            yield image
+            yield from _read_images(image)
     else:
         raise _wrong(type(images).__name__)
 
 
-def _check(image: Image) -> None:
-    if not isinstance(image, _KINDS):
-        raise _wrong(type(image).__name__)
-    if isinstance(image, np.ndarray):
-        is_rgb = image.ndim == 3 and image.shape[2] == 3 and image.size
-        if image.dtype != np.uint8 or not is_rgb:
-            raise _wrong(f"{image.dtype} array {list(image.shape)}")
+def _read_images(value: Any) -> Iterable[Image]:
+    """Return the image that a value is, or those of an array of several."""
+    if is_array(value):
+        try:
+            array = read_array(value)
+        except ValueError as error:
+            raise _wrong(str(error)) from None
+        return array if array.ndim == 4 else [array]
+    if not isinstance(value, _KINDS):
+        raise _wrong(type(value).__name__)
+    return [value]
 
 
 def _wrong(kind: str) -> DataError:
@@ -126,6 +139,7 @@ def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
     elif isinstance(image, str | os.PathLike):
         data = read_regular(image, IMAGE)
     else:
+        assert isinstance(image, bytes | bytearray | memoryview)
         data = bytes(image)
     orientation = read_orientation(data) if recipe.exif_orientation else UPRIGHT
     return data if recipe.dct_scaling else decode_undamaged(data), orientation

@@ -65,10 +65,11 @@ class Predictor:
     >>> len(found.classes), logits.shape
     (3, (10,))
 
-    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
-    of Pillow. One image or any number of them may be given. Threads decode `batch` images at a
-    time, while the runtime computes the batch before. Results are computed when they are needed: at
-    most three batches are in memory.
+    An image is a path, the bytes of an image file, an image of Pillow, or an array or a tensor of
+    any library: RGB [height, width, 3] or [3, height, width], in uint8 or in floats from 0 to 1.
+    One image or any number of them may be given, also as an array [N, ...]. Threads decode `batch`
+    images at a time, while the runtime computes the batch before. Results are computed when they
+    are needed: at most three batches are in memory.
     """
 
     @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
@@ -270,9 +271,8 @@ def predict(
     """Return the `top` likeliest classes of every image. Images are preprocessed as in the recipe's
     evaluation.
 
-    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image
-    of Pillow. One image or any number of them may be given. `lockstep.Predictor` keeps the runtime
-    for further images, and gives results one by one.
+    Images are those that a `lockstep.Predictor` takes: paths, bytes, arrays, tensors and images of
+    Pillow. It also keeps the runtime for further images, and gives results one by one.
 
     >>> import lockstep
     >>> [found] = lockstep.predict("run", "data/val/dots/00006.jpg", top=3)

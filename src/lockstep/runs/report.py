@@ -5,6 +5,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, ClassSummary
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
@@ -12,6 +13,7 @@ from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_c
 from lockstep.system.event_log import Summary, find_field_problem
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
+from lockstep.weights.checkpoint import checkpoint_path
 
 
 class Evaluation(Summary):
@@ -60,6 +62,32 @@ class Report(TypedDict):
     """Why early stopping ended the run before its last epoch."""
     restarts: NotRequired[int]
     """How often a launcher has started all ranks again after a failure; missing if never."""
+    top1_percent: NotRequired[float | None]
+    """That of the best checkpoint; None if no checkpoint was evaluated. This and the next two
+    fields are in the report that `lockstep.train` returns, not in report.json."""
+    top1_interval_percent: NotRequired[list[float] | None]
+    """The 95 % interval of `top1_percent`, from low to high. The best checkpoint was chosen on the
+    same images, which makes both a little too high."""
+    best_checkpoint: NotRequired[str]
+    """The path of the best checkpoint, or of the last one if none was evaluated."""
+
+
+def add_best_checkpoint(report: Report, out: Path) -> Report:
+    """Return the report of the run in `out` with its last three fields."""
+    best = report["best"]
+    if best is None:
+        path = checkpoint_path(out / "checkpoints", report["steps"])
+        return report | {
+            "top1_percent": None,
+            "top1_interval_percent": None,
+            "best_checkpoint": str(path),
+        }
+    hits = round(best["top1_percent"] * best["images"] / 100)
+    return report | {
+        "top1_percent": best["top1_percent"],
+        "top1_interval_percent": [100 * bound for bound in wilson(hits, best["images"])],
+        "best_checkpoint": str(checkpoint_path(out / "checkpoints", best["step"])),
+    }
 
 
 def compare_with_published(recipe: Recipe, report: Report) -> Comparison | None:

@@ -13,7 +13,7 @@ from lockstep.runs.finish import is_finished, report_again
 from lockstep.runs.loop import train_from
 from lockstep.runs.opening import open_run
 from lockstep.runs.recorder import Recorder
-from lockstep.runs.report import Report
+from lockstep.runs.report import Report, add_best_checkpoint
 from lockstep.runs.resuming import RunSettings, complete_settings
 from lockstep.runs.starting_weights import StartSource
 from lockstep.system.errors import UserError
@@ -34,7 +34,8 @@ def train(
     listener: Listener | None = None,
 ) -> Report:
     """Train a recipe on the training images of `data`, evaluate it on the validation images, and
-    return the report. It is also in `out/report.json`.
+    return the report: that of `out/report.json`, with `top1_percent`, its 95 % interval
+    `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.Predictor` takes.
 
     - `recipe` is a name, a file or a `Recipe`; by default `my-images`, whose values are chosen from
       the images and the device (docs/my-images.md). `changes` are new values for its fields.
@@ -43,7 +44,8 @@ def train(
     - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
       checkpoint; what is left out (`recipe`, `data`, `execution`) is as in its last command. A
       finished run returns its report at once.
-    - `weights` is whatever `evaluate` accepts. A new run starts from them at step 0.
+    - `weights` is whatever `evaluate` accepts, or a name such as
+      "torchvision/resnet50.IMAGENET1K_V2". A new run starts from them at step 0.
     - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes
       where that program stopped (docs/weights.md).
     - `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the
@@ -56,14 +58,20 @@ def train(
 
     >>> import lockstep
     >>> report = lockstep.train("tiny.yaml", "data", "new-run")
-    >>> report["final"]["trained"]["images"]
-    20
+    >>> low, high = report["top1_interval_percent"]
+    >>> low < report["top1_percent"] < high, report["final"]["trained"]["images"]
+    (True, 20)
+    >>> with lockstep.Predictor(report["best_checkpoint"]) as predictor:
+    ...     [prediction] = predictor.predict("data/val/dots/00006.jpg", top=3)
+    >>> len(prediction.classes)
+    3
     """
     if out is None:
         raise TypeError("train() needs out, the run's folder")
     changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
     settings = complete_settings(Path(out), recipe, data, execution, changes=changes)
-    return run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
+    report = run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
+    return add_best_checkpoint(report, settings.out) if report else report
 
 
 def run_training(
