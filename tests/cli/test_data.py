@@ -53,6 +53,15 @@ def test_packing_says_how_many_images_went_where(
     assert files_of(target) == files_of(pack_as(folder, tmp_path / "expected", format, shards=2))
 
 
+def test_images_that_a_pack_leaves_out_are_named_with_exit_code_1(
+    few: Path, tmp_path: Path, answer: Run
+) -> None:
+    code, output, errors = answer("data", "pack", few, tmp_path / "to", "--format", "recordio")
+    assert (code, errors) == (1, "")
+    assert "left out: train/cat/bad.jpg: not an image in a known format" in output
+    assert output.endswith("left out: 1 images that cannot be used, named above\n")
+
+
 def test_staging_says_what_it_copied(few: Path, tmp_path: Path, answer: Run) -> None:
     target = tmp_path / "local"
     code, output, errors = answer("data", "stage", few, "--to", target)

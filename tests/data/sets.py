@@ -38,10 +38,10 @@ TRAIN = {
     "a b/cmyk.jpg": encode_blank("JPEG", "CMYK"),
     "a b/image.png": encode_blank("PNG", "P"),
     "a b/no ending": encode_blank("PNG", "RGBA"),
-    "a-b/half.jpg": jpeg(60, 80)[:500],
+    "a-b/half.jpg": jpeg(60, 80),
     "a-b/magic.jpg": jpeg(50, 51) + b"\0" * (-len(jpeg(50, 51)) % 4) + MAGIC * 3,
-    "a-b/text.jpg": b"<html>404</html>",
-    "a-b/nothing.jpg": b"",
+    "a-b/tail.jpg": jpeg(24, 25) + b"<html>404</html>",
+    "a-b/upright.jpg": jpeg(26, 12),
     f"{NOT_UTF8[1]}/x.jpg": jpeg(20, 21),
     "Vögel/1.jpg": jpeg(22, 23),
 }

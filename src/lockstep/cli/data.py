@@ -50,6 +50,9 @@ def pack(
     """Write a data set in another storage format.
 
     The images and their order stay the same. Images that are not reduced are copied byte for byte.
+
+    Truncated images and images beyond the limits of decoding are left out and named. The exit code
+    is then 1.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.images import printable
@@ -57,15 +60,21 @@ def pack(
     from lockstep.data.packing import pack as write
 
     packing = Packing(format, shards, resize, quality, first_label, workers)
+    count_left_out = 0
     with Reporter() as reporter:
 
         def left_out(split: str, bad: "Quarantined") -> None:
+            nonlocal count_left_out
+            count_left_out += 1
             place = f"{split}/{bad.file}" if split else bad.file
             reporter.say(f"left out: {escape_line(printable(place))}: {bad.reason}")
 
         counts = write(source, target, packing, reporter.progress("packing"), left_out)
     for split, count in counts.items():
         print(f"{split}: {count} images in {target}")
+    if count_left_out:
+        print(f"left out: {count_left_out} images that cannot be used, named above")
+        raise typer.Exit(1)
 
 
 @app.command("stage")

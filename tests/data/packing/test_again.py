@@ -157,17 +157,6 @@ def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(
     assert len(open_index(tmp_path / "target")) == 5
 
 
-def test_a_truncated_image_is_no_sound_one_once_it_was_to_be_reduced(
-    source: Path, tmp_path: Path
-) -> None:
-    (source / "a" / "1.jpg").write_bytes(jpeg(200, 300)[:-300])
-    pack(source, tmp_path / "target", Packing("recordio", resize=16))
-    index = open_index(tmp_path / "target")
-    assert len(index) == 5
-    assert len(index.quarantined) == 1
-    assert sorted(index.sizes[:, 0].tolist()) == [16] * 5
-
-
 def test_a_small_png_becomes_the_jpeg_that_its_name_says(tmp_path: Path) -> None:
     (tmp_path / "source" / "a").mkdir(parents=True)
     Image.new("RGB", (12, 10), "red").save(tmp_path / "source" / "a" / "small.png")

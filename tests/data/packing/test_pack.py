@@ -262,7 +262,7 @@ def test_a_source_without_splits_becomes_class_folders(folder: Path, tmp_path: P
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_images_in_quarantine_are_left_behind(format: str, folder: Path, tmp_path: Path) -> None:
-    out = {"a/1.jpg": "double", "a-b/text.jpg": "no image", "a/not there.jpg": "?"}
+    out = {"a/1.jpg": "double", "a-b/tail.jpg": "no image", "a/not there.jpg": "?"}
     (folder / "train" / "quarantine.json").write_text(json.dumps({"images": out}))
     target = tmp_path / "target"
     assert pack(folder, target, Packing(format)) == {"train": len(TRAIN) - 2, "val": 3}
@@ -306,7 +306,10 @@ def test_a_finished_pack_started_again_changes_no_file(
     nameless.mkdir()
     write_recordio(
         nameless / "x.rec",
-        [(i, 0, data, "") for i, data in enumerate([jpeg(), encode_blank("PNG"), b"text"])],
+        [
+            (i, 0, data, "")
+            for i, data in enumerate([jpeg(), encode_blank("PNG"), encode_blank("BMP")])
+        ],
     )
     for number, source in enumerate((sets["folder"], nameless)):
         target = tmp_path / str(number)

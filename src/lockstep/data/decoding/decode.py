@@ -107,6 +107,16 @@ def check(data: bytes) -> tuple[int, int]:
     return size
 
 
+def check_ends(data: bytes | memoryview) -> None:
+    """Raise `ValueError` as `check` does, but decode a JPEG only if its last bytes are not the
+    marker that ends it.
+
+    Most JPEGs cost little more than reading them. Damage within a JPEG is not found.
+    """
+    if data[-2:] != _JPEG_END or _jpeg_size(data) is None:
+        check(bytes(data))
+
+
 def is_plain_jpeg(data: bytes) -> bool:
     """Return whether the bytes are a JPEG that libjpeg-turbo decodes; False if Pillow converts its
     colours."""

@@ -1,12 +1,12 @@
 """Write a data set in another storage format: the same images in the same order, byte for byte
-unless they are resized.
+unless they are resized. Bad images are left out.
 
 Every file has a temporary name until it is complete. After an interruption, a pack with the same
 arguments resumes after the last complete image.
 """
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,22 +39,18 @@ def pack(
     """Write the images of `source`, a data set or a folder of images, to the folder `target`;
     return counts of images.
 
-    `classes.txt` is written next to the images. Images that a quarantine leaves out are not
-    written. Damaged images are written unchanged. Links that loop are not written: `left_out` is
-    called with the split and each of them. The order of images stays, except that an image folder
-    sorts them by class. `progress` is called with the number of images done and of all images.
+    `classes.txt` is written next to the images. Images in a quarantine are not written. Neither are
+    looping links, truncated images, and images beyond the budget of decoding: `left_out` is called
+    with the split and each of them. The order of images stays, except that an image folder sorts
+    them by class. `progress` is called with the number of images done and of all images.
     Raises `DataError` if the target holds something else.
     """
     if packing.format not in FORMATS:
         raise DataError(
             f"{packing.format} is not a storage format; choose one of {', '.join(FORMATS)}"
         )
-    splits = list(list_splits(source, packing))
+    splits = list(list_splits(source, target, packing))
     total = sum(len(split.listing) for split in splits)
-    for split in splits:
-        for bad in split.listing.damaged:
-            if left_out is not None:
-                left_out(split.name, bad)
     if not total:
         raise DataError(f"{source} has no images")
     for split in splits:
@@ -76,6 +72,7 @@ def pack(
         ):
             _write_classes(target / CLASSES, splits[0].listing.classes)
             for split in splits:
+                split.faults.load()
                 write_split(split, target, packing, pool, advance)
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -85,7 +82,19 @@ def pack(
             " finished and unfinished files. Free space and run the same command again, which"
             " resumes; or remove the folder"
         ) from None
-    return {split.name or "images": len(split.listing) for split in splits}
+    if left_out is not None:
+        for split in splits:
+            for bad in _list_left_out(split):
+                left_out(split.name, bad)
+    return {
+        split.name or "images": len(split.listing) - len(split.faults.reasons()) for split in splits
+    }
+
+
+def _list_left_out(split: Split) -> Iterator[Quarantined]:
+    yield from split.listing.damaged
+    for number, reason in split.faults.reasons().items():
+        yield Quarantined(split.listing.place(number), reason)
 
 
 def _check_target(split: Split, target: Path) -> None:

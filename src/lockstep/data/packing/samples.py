@@ -9,7 +9,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.data.containers import Bytes, Sample
-from lockstep.data.decoding.decode import check, decode, header_size
+from lockstep.data.decoding.decode import check, check_ends, decode, header_size
 from lockstep.data.decoding.orientation import UPRIGHT, add_orientation, read_orientation
 from lockstep.data.packing.splits import JPEG_START, Packing, Split
 from lockstep.system.errors import DataError
@@ -31,12 +31,19 @@ _memory = _Memory()
 
 
 def read_samples(split: Split, packing: Packing, numbers: Sequence[int]) -> Iterator[Sample]:
-    """Yield samples. They are valid until the same thread asks for others."""
+    """Yield samples, valid until the same thread asks for others. Bad images are not among them,
+    but added to the split's faults."""
     labels = split.listing.rows["label"][numbers].tolist()
     classes = split.listing.classes
     for number, label, data in zip(numbers, labels, read_images(split, numbers), strict=True):
-        if packing.resize:
-            data = reduce_image(bytes(data), packing.resize, packing.quality)
+        try:
+            if packing.resize:
+                data = reduce_image(bytes(data), packing.resize, packing.quality)
+            else:
+                check_ends(data)
+        except ValueError as error:
+            split.faults.add(number, str(error))
+            continue
         size = header_size(data) if packing.format == "tfrecord" else (0, 0)
         yield Sample(number, split.name_sample(number, data), label, classes[label], data, *size)
 
@@ -64,18 +71,15 @@ def _read(split: Split, number: int) -> bytes:
 def reduce_image(data: bytes, shorter: int, quality: int) -> bytes:
     """Return an image as JPEG with its shorter side reduced to `shorter` pixels.
 
-    A damaged image, and a JPEG that is not larger, is returned unchanged. EXIF data is left out but
-    for the orientation.
+    A JPEG that is not larger is returned unchanged. EXIF data is left out but for the orientation.
+    Raises `ValueError` with the reason if the image is damaged or beyond the budget.
     """
-    try:
-        # `decode` does not refuse a truncated file, but fills the missing part with grey.
-        height, width = check(data)
-        smaller = min(height, width)
-        if data.startswith(JPEG_START) and smaller <= shorter:
-            return data
-        image = decode(data)
-    except ValueError:
+    # `decode` does not refuse a truncated file, but fills the missing part with grey.
+    height, width = check(data)
+    smaller = min(height, width)
+    if data.startswith(JPEG_START) and smaller <= shorter:
         return data
+    image = decode(data)
     if smaller > shorter:
         size = (round(width * shorter / smaller), round(height * shorter / smaller))
         image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)

@@ -4,15 +4,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from lockstep.data.containers import Bytes
-from lockstep.data.index import read_quarantine
+from lockstep.data.index import CACHE, read_quarantine
 from lockstep.data.listing import CLASSES, Listing, list_images
+from lockstep.data.packing.faults import Faults
 from lockstep.data.packing.target import read_states
 from lockstep.data.sources import ALIASES, FOLDER, find_sources
 from lockstep.system.errors import DataError
@@ -61,6 +62,8 @@ class Split:
     """The format to write."""
     states: np.ndarray
     """Size and modification time of every file of the source: int64 [files, 2]."""
+    faults: Faults
+    """The images that are left out because they are bad."""
 
     def name_sample(self, number: int, data: Bytes) -> str:
         """Return the name of the sample that is written with this number."""
@@ -79,9 +82,14 @@ class Split:
         """Return the name of the class of a sample."""
         return self.listing.classes[int(self.listing.rows["label"][number])]
 
-    def rows(self, numbers: range) -> Iterator[tuple[int, int, str]]:
+    def sound(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers that are not of images known to be bad."""
+        bad = self.faults.reasons()
+        return [number for number in numbers if number not in bad]
+
+    def rows(self, numbers: Sequence[int]) -> Iterator[tuple[int, int, str]]:
         """Yield number, label and name of samples."""
-        labels = self.listing.rows["label"][numbers.start : numbers.stop].tolist()
+        labels = self.listing.rows["label"][numbers].tolist()
         for number, label in zip(numbers, labels, strict=True):
             yield number, label, self.name_sample(number, JPEG_START)
 
@@ -93,8 +101,11 @@ class Split:
         return self.listing.rows["length"]
 
 
-def list_splits(source: Path, packing: Packing) -> Iterator[Split]:
-    """Yield the splits of a data set. Raises `DataError` if its files are damaged."""
+def list_splits(source: Path, target: Path, packing: Packing) -> Iterator[Split]:
+    """Yield the splits of a data set, to be written to `target`.
+
+    Raises `DataError` if its files are damaged.
+    """
     classes: tuple[str, ...] | None = None
     for name, where in find_sources(source).items():
         quarantine = read_quarantine(where)
@@ -110,7 +121,8 @@ def list_splits(source: Path, packing: Packing) -> Iterator[Split]:
             )
         classes = listing.classes
         names = _keep_names(listing, packing)
-        yield Split(name, listing, names, packing.format, read_states(listing))
+        faults = Faults(target / CACHE / f"pack.{name or 'images'}.faults")
+        yield Split(name, listing, names, packing.format, read_states(listing), faults)
 
 
 def check_classes(split: Split) -> None:

@@ -47,7 +47,7 @@ def write_split(
     pool: ThreadPoolExecutor,
     advance: Callable[[int], None],
 ) -> None:
-    """Write the images of a split; call `advance` with the number of images that are written."""
+    """Write the images of a split; call `advance` with the number of images that are done."""
     if packing.format == FOLDER:
         files = iter([_write_folder(split, target / split.name, packing, pool)])
     else:
@@ -132,10 +132,11 @@ def _write_file(
                 f"{path} holds {writer.written} images, expected {len(numbers)}; choose an empty"
                 " folder"
             )
-        last = _make_future(writer.written)
+        left = split.sound(numbers)[writer.written :]
+        last = _make_future(len(numbers) - len(left))
         try:
             yield last
-            for task in _divide(split, numbers[writer.written :]):
+            for task in _divide(split, left):
                 last = pool.submit(_append, split, packing, writer, task, last)
                 yield last
             last = pool.submit(_finish, split, writer, numbers, last)
@@ -176,7 +177,7 @@ def _make_record(split: Split, writer: Writer, sample: Sample) -> list[Bytes]:
 
 def _finish(split: Split, writer: Writer, numbers: range, before: Future[int]) -> int:
     before.result()
-    paths = writer.describe(split.rows(numbers))
+    paths = writer.describe(split.rows(split.sound(numbers)))
     lengths = {writer.path: writer.length} | {path: path.stat().st_size for path in paths}
     _note_lengths(writer.path.parent, lengths)
     writer.finish()
@@ -211,10 +212,11 @@ def _write_folder(split: Split, target: Path, packing: Packing, pool: ThreadPool
         written.update(_begin_class(target, split.listing.classes[label]))
     # After a machine failure an image may be shorter or empty. The length of a reduced image is not
     # known in advance.
+    lengths_before = split.lengths.tolist()
     numbers = []
-    for number, length in enumerate(split.lengths.tolist()):
+    for number in split.sound(range(len(split.listing))):
         lengths = [written.get(name) for name in split.possible_names(number)]
-        if length not in lengths and not (packing.resize and any(lengths)):
+        if lengths_before[number] not in lengths and not (packing.resize and any(lengths)):
             numbers.append(number)
     yield _make_future(len(split.listing) - len(numbers))
     for task in _divide(split, numbers):
