@@ -186,9 +186,9 @@ def test_indexing_says_what_is_left_out_and_always_begins_anew(few: Path, answer
             "  left out: cat/bad.jpg: not an image in a known format",
             "val: 1 images of 2 classes, 0 left out",
         ]
-        time = (few / "train" / ".lockstep" / "index.json").stat().st_mtime_ns
+        time = (few / ".lockstep" / "train" / "index.json").stat().st_mtime_ns
         image_folder(few, {"train/cat/z.jpg": jpeg(41, 10)})
-    assert (few / "train" / ".lockstep" / "index.json").stat().st_mtime_ns == time
+    assert (few / ".lockstep" / "train" / "index.json").stat().st_mtime_ns == time
     assert open_index(few / "train").sizes[0].tolist() == [41, 10]
 
 

@@ -279,6 +279,13 @@ def test_an_index_of_imagenets_names_takes_less_than_64_bytes_an_image(tmp_path:
 
 def test_what_is_cached_about_an_index_can_be_read_by_people(partly_bad: Path) -> None:
     open_index(partly_bad)
-    about = json.loads((partly_bad / ".lockstep" / "index.json").read_text())
+    cache = partly_bad.parent / ".lockstep" / partly_bad.name
+    about = json.loads((cache / "index.json").read_text())
     assert about["classes"] == ["cat", "newt", "owl"]
     assert ["cat/empty.jpg", "empty file"] in about["quarantined"]
+
+
+def test_the_index_of_class_folders_is_not_among_them(partly_bad: Path) -> None:
+    """torchvision and Keras take every folder there for a class."""
+    open_index(partly_bad)
+    assert not [path for path in partly_bad.iterdir() if path.name.startswith(".")]

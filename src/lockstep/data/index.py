@@ -250,9 +250,17 @@ def _hash_contents(path: Path) -> str:
 
 
 def _cache_folders(source: Source) -> tuple[Path, Path]:
-    """Return the folders where an index may be: next to the images, and in the user's cache."""
-    name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:16]
-    return source.root / CACHE / source.split, user_cache() / name / source.split
+    """Return the folders where an index may be: next to the images, and in the user's cache.
+
+    It is not among class folders, since torchvision and Keras take a hidden folder for a class,
+    unless the folder is all that is mounted, as in a container.
+    """
+    root = source.root.resolve()
+    name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    personal = user_cache() / name / source.split
+    if source.format == FOLDER and not root.is_mount():
+        return root.parent / CACHE / root.name, personal
+    return source.root / CACHE / source.split, personal
 
 
 def _writable_folder(source: Source) -> Path:
