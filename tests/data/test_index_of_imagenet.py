@@ -37,7 +37,7 @@ index = indexing.Index(
     quarantined=(),
     digest=indexing._digest(rows, classes),
 )
-indexing._store(index, indexing._writable_folder(source), indexing._stamp(source))
+indexing._store(index, indexing.find_cache_folder(source), indexing._stamp(source))
 print(index.digest)
 """
 OPENED = """

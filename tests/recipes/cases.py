@@ -1,4 +1,4 @@
-"""A recipe, and sizes of images, for tests of the order of images."""
+"""A recipe, and sizes and facts of images, for the tests of recipes."""
 
 import shlex
 from itertools import pairwise
@@ -7,12 +7,15 @@ import numpy as np
 from hypothesis import settings
 
 from lockstep.recipes import Recipe, load_recipe, parse_settings
+from lockstep.recipes.my_images import Facts
 from lockstep.recipes.nvidia.translation import Translation, translate
 
 EXAMPLES = settings(max_examples=60)
 
 RECIPE = Recipe(epochs=3, global_batch_images=16, image_size=32, seed=5)
 MIXED = RECIPE.replace(mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairing="reverse")
+PHOTOS = Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32")
+COUNTS = (2, 7, 20, 100, 1000, 30_000, 1_000_000)
 # How the originals' code rounds and samples in its evaluation.
 DALI = {
     "eval_side_rounding": "nearest",

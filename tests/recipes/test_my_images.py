@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.recipes.my_images import Facts, choose_recipe, my_images
+from lockstep.recipes.my_images import choose_recipe, my_images
 from lockstep.recipes.order import check_shares, steps_per_epoch
 from lockstep.runs.notes import RunFacts, list_unusual_settings
 from lockstep.runs.recipe_from_images import explain_choices
@@ -16,9 +16,7 @@ from lockstep.runs.resuming import complete_settings
 from lockstep.system.errors import RecipeError
 from tests.conftest import TINY
 from tests.lines import check_lines
-
-PHOTOS = Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32")
-COUNTS = (2, 7, 20, 100, 1000, 30_000, 1_000_000)
+from tests.recipes.cases import COUNTS, PHOTOS
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
@@ -119,7 +117,7 @@ def test_the_images_of_a_step_divide_among_ranks_and_parts(units: int, images: i
 
 def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
     check_lines(
-        explain_choices(my_images(), PHOTOS, Path("RUN")),
+        explain_choices(my_images().rename("my-images"), PHOTOS, Path("RUN")),
         "^my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, "
         "peak learning rate 0.032 after 3 epochs",
         "1,000 training images of 10 classes, .* 400 px, .* CPU .*fp32; .*RUN/recipe.yaml",

@@ -249,7 +249,7 @@ ACCURACIES = {
 
 
 def test_the_published_recipes_are_these() -> None:
-    assert set(RECIPES) == {*PUBLISHED, "my-images", "demo"}
+    assert set(RECIPES) == {*PUBLISHED, "my-images", "fine-tune", "demo"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -261,7 +261,8 @@ def test_a_recipe_has_the_values_its_source_states(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_field_that_changes_a_result_is_in_the_table(name: str) -> None:
-    unused = {"seed", "validation_share", "calibration_images"}  # the sources state none
+    # the sources state none
+    unused = {"seed", "validation_share", "calibration_images", "linear_probe"}
     if PUBLISHED[name]["mixup_alpha"] == 0:
         unused |= {"mixup_coefficient", "mixup_pairing"}
     if PUBLISHED[name]["loss_scaling"] != "dynamic":

@@ -54,7 +54,7 @@ def is_evaluating(event: Event) -> bool:
 
 
 def train_until(
-    listener: Callable[[Event], None], recipe: Recipe, data: Path, run: Path, **options: Any
+    listener: Callable[[Event], None], recipe: Recipe | None, data: Path, run: Path, **options: Any
 ) -> Interrupted:
     """Train until the listener stops the run, and return the error."""
     with pytest.raises(Interrupted) as stopped:
@@ -149,7 +149,9 @@ def tensorboard_figures(folder: Path) -> dict[tuple[str, int], float]:
     return figures
 
 
-def train_and_listen(recipe: Recipe, data: Path, run: Path, **options: Any) -> list[Event]:
+def train_and_listen(
+    recipe: str | Recipe | None, data: Path, run: Path, **options: Any
+) -> list[Event]:
     """Train, and return the events."""
     events: list[Event] = []
     lockstep.train(recipe, data, run, listener=events.append, **options)

@@ -25,6 +25,7 @@ from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (
     Event,
     FinishEvent,
+    LinearProbeEvent,
     PauseEvent,
     ProgressEvent,
     SettingsEvent,
@@ -199,6 +200,10 @@ class Reporter:
     def _show_settled(self, event: SettledEvent) -> None:
         for line in event["lines"]:
             self.say(line)
+
+    def _show_linear_probe(self, event: LinearProbeEvent) -> None:
+        accuracy = format_accuracy(event["top1_percent"], event["images"])
+        self.say(f"linear probe: {accuracy} after {format_time_left(event['seconds'])}")
 
     def _show_settings(self, event: SettingsEvent) -> None:
         self.say(f"resuming {event['out']} with {'; '.join(event['origins'].values())}")

@@ -19,7 +19,8 @@ def command(
             help=(
                 "A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default"
                 " that of the existing "
-                "run, else one that suits the images and the device (docs/my-images.md)."
+                "run, else one that suits the images, the device and --weights"
+                " (docs/my-images.md)."
             )
         ),
     ] = None,

@@ -160,7 +160,7 @@ def open_index(
     _check_folders(source, classes)
     index = None if anew else _load_any(source)
     if index is None:
-        cache = _writable_folder(source)
+        cache = find_cache_folder(source)
         with hold_lock(cache / "indexing.lock", progress) as lock:
             # Another process may have built it in the meantime.
             index = None if anew else _load(source, cache)
@@ -263,7 +263,9 @@ def _cache_folders(source: Source) -> tuple[Path, Path]:
     return source.root / CACHE / source.split, personal
 
 
-def _writable_folder(source: Source) -> Path:
+def find_cache_folder(source: Source) -> Path:
+    """Return the folder for what is computed from a source: next to the images, or in the user's
+    cache if that is read-only. It is created. Raises `DataError` if neither can be."""
     beside, personal = _cache_folders(source)
     try:
         beside.mkdir(exist_ok=True, parents=True)

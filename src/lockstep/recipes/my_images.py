@@ -74,7 +74,7 @@ def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Rec
 
     typical_size = max(32 * round(facts.shorter_side / 32), 64)
     size = choose("image_size", min(typical_size, device.image_size))
-    batch = choose("global_batch_images", _choose_batch(facts, device))
+    batch = choose("global_batch_images", choose_batch(facts, device.batch))
     passes = max(round(device.passes / facts.images), device.epochs[0])
     epochs = choose("epochs", min(passes, device.epochs[1]))
     few = facts.images < _MANY
@@ -97,10 +97,10 @@ def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Rec
     ).replace(**changes)
 
 
-def _choose_batch(facts: Facts, device: _Device) -> int:
-    """Return the images of a step: a power of two that leaves an epoch several steps, rounded up to
-    a multiple of units."""
-    wanted = min(max(facts.images // _LEAST_STEPS, 8), device.batch, max(facts.images, 1))
+def choose_batch(facts: Facts, most: int) -> int:
+    """Return the images of a step, at most `most`: a power of two that leaves an epoch several
+    steps, rounded up to a multiple of units."""
+    wanted = min(max(facts.images // _LEAST_STEPS, 8), most, max(facts.images, 1))
     power = 2 ** int(math.log2(wanted))
     return -(-power // facts.units) * facts.units
 

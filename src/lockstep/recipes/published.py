@@ -14,6 +14,7 @@ geometry of each original (docs/data.md).
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.recipes.fine_tune import fine_tune
 from lockstep.recipes.my_images import my_images
 from lockstep.recipes.recipe import Recipe
 
@@ -356,6 +357,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         resnext101_32x4d_tensorflow_90ep,
         resnext101_32x4d_tensorflow_250ep,
         my_images,
+        fine_tune,
         demo,
     )
 }

@@ -159,6 +159,12 @@ class Recipe(Settings):
     NVIDIA's PyTorch code updates it after every part, so that its average follows the weights
     faster if it accumulates."""
 
+    # From trained weights (`train --weights`).
+    linear_probe: bool = False
+    """Whether a run from weights that do not tell its classes apart starts from a linear probe: the
+    classifier that fits the features of the training images best, without augmentation
+    (`lockstep.runs.linear_probe`). If false, it starts from the recipe's initial classifier."""
+
     # Pruning.
     sparsity: Literal["none", "mask_1d", "mask_2d_greedy", "mask_2d_best"] = "none"
     """2:4 structured sparsity (arXiv:2104.08378). This algorithm of `lockstep.weights.sparsity`

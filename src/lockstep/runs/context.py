@@ -39,6 +39,8 @@ class RunContext:
     """The learning rates of all steps."""
     start: Start | None = None
     """The weights that a new run starts from, on rank 0; None if they are the recipe's."""
+    probe_began: float | None = None
+    """`time.perf_counter` when this process began a linear probe; None if it fitted none."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the run begins."""
     hooks: list[Hook] = field(default_factory=list)

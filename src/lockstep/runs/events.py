@@ -45,11 +45,22 @@ class SettingsEvent(TypedDict):
 
 
 class SettledEvent(TypedDict):
-    """The values of the recipe `my-images` were chosen."""
+    """The values of the recipe `my-images` or `fine-tune` were chosen."""
 
     kind: Literal["settled"]
     lines: list[str]
     """What was chosen and why."""
+
+
+class LinearProbeEvent(TypedDict):
+    """The linear probe that a run starts from was evaluated: a first answer."""
+
+    kind: Literal["linear_probe"]
+    top1_percent: float
+    images: int
+    """Number of validation images."""
+    seconds: float
+    """Time that features, fit and evaluation took."""
 
 
 class TraceEvent(TypedDict):
@@ -102,6 +113,7 @@ Event = (
     | ProgressEvent
     | SettingsEvent
     | SettledEvent
+    | LinearProbeEvent
     | TraceEvent
     | SaveEvent
     | CellEvent

@@ -40,18 +40,30 @@ def open_run(
         if recipe is not None:
             refuse_another_recipe(out, recipe, resuming.SCHEDULE)
         check_installed(execution.loggers_used)
+    notes: list[str] = []
     if recipe is not None:
-        start = _check_start(recipe, source, execution, world, out)
+        _check_recipe(recipe, execution, world)
+        start = None if settings.counts_classes else _fit_start(recipe, source, world, out)
         share = recipe.validation_share
         sets = _open_sets(settings.data, share, recorder, stop, execution)
+        if settings.counts_classes:
+            recipe, notes = _count_classes(recipe, sets)
+            start = _fit_start(recipe, source, world, out)
     else:
-        fields = source.read_recipe_fields() if source else {}
         share = check_changes(settings.changes).validation_share
         sets = _open_sets(settings.data, share, recorder, stop, execution)
         recipe = choose_from_images(
-            sets.training, settings.changes, execution, world, recorder, out, fields
+            settings.chosen,
+            source,
+            sets.training,
+            settings.changes,
+            execution,
+            world,
+            recorder,
+            out,
         )
-        start = _check_start(recipe, source, execution, world, out)
+        _check_recipe(recipe, execution, world)
+        start = _fit_start(recipe, source, world, out)
     _check_logits(recipe, sets)
     images = len(sets.training)
     rates = learning_rates(recipe, steps_per_epoch(recipe, images))
@@ -65,20 +77,37 @@ def open_run(
             backends.load(execution.backend).engine(recipe, rates, world, execution)
         )
         run = RunContext(recipe, execution, world, engine, sets, out, stop, recorder, rates, start)
-        run.notes += sets.notes
+        run.notes += sets.notes + notes
         for name, (before, after) in changed.items():
             run.notes.append(f"{name} is {after} from here on; until here it was {before}")
         yield run
 
 
-def _check_start(
-    recipe: Recipe, source: StartSource | None, execution: Execution, world: World, out: Path
-) -> Start | None:
-    """Return the weights to start from, on rank 0. Raises an error if this recipe cannot run so."""
+def _check_recipe(recipe: Recipe, execution: Execution, world: World) -> None:
+    """Raise an error if a recipe cannot run with this execution on these ranks."""
     check_shares(recipe, world.ranks * execution.accumulation_steps)
     check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
     backends.check_options(execution.backend, recipe, on_gpu=world.on_gpu)
+
+
+def _fit_start(recipe: Recipe, source: StartSource | None, world: World, out: Path) -> Start | None:
+    """Return the weights to start from, on rank 0. Raises an error if they do not fit."""
     return fit_start(source, recipe, out) if world.rank == 0 else None
+
+
+def _count_classes(recipe: Recipe, sets: Sets) -> tuple[Recipe, list[str]]:
+    """Return the recipe with as many logits as there are classes if it has more, and a note.
+
+    NVIDIA's TensorFlow recipes keep their one logit more than classes.
+    """
+    classes = len(sets.training.classes)
+    if recipe.logits <= classes + 1:
+        return recipe, []
+    note = (
+        f"the images have {classes} classes, so the model has {classes} logits, not the recipe's"
+        f" {recipe.logits}: --set logits={recipe.logits} keeps those"
+    )
+    return recipe.replace(logits=classes), [note]
 
 
 def _open_sets(

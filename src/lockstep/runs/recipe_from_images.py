@@ -1,4 +1,5 @@
-"""Choose the values of `my-images` from the images and the device, before a run."""
+"""Choose the values of `my-images` or `fine-tune` from the images, the device and the weights,
+before a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,44 +9,73 @@ import numpy as np
 
 from lockstep.backends import World
 from lockstep.data.index import Index
-from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.my_images import NAME, Facts, choose_recipe
+from lockstep.recipes import Execution, Recipe, fine_tune, my_images
+from lockstep.recipes.my_images import Facts
 from lockstep.recipes.order import steps_per_epoch
+from lockstep.recipes.recipe import PREPROCESSING
 from lockstep.recipes.schedule import peak_lr
 from lockstep.runs.recorder import Recorder
+from lockstep.runs.starting_weights import INVISIBLE_FIELDS, StartSource
+from lockstep.system.errors import RecipeError
 from lockstep.system.machine import fast_precision
+
+CHOSEN = (my_images.NAME, fine_tune.NAME)
+"""Names of the recipes whose values are chosen from the images."""
 
 
 def choose_from_images(
+    name: str,
+    source: StartSource | None,
     training: Index,
     changes: Mapping[str, Any],
     execution: Execution,
     world: World,
     recorder: Recorder,
     out: Path,
-    weights_fields: Mapping[str, Any],
 ) -> Recipe:
-    """Return the recipe `my-images` for a run's images and device, and send the choices to the
+    """Return one of the recipes `CHOSEN` for a run's images and device, and send the choices to the
     listener.
 
-    `weights_fields` are the fields that the starting weights decide where `changes` do not; empty
-    without such weights.
+    `name` may be "": then a run that starts from weights is fine-tuned. The weights of `source`
+    decide some fields where `changes` do not. Raises `RecipeError` if `fine-tune` has no weights.
     """
+    weights = source.weights.recipe if source is not None else None
+    if not name:
+        starts = source is not None and not source.resumes
+        name = fine_tune.NAME if starts else my_images.NAME
     facts = collect_facts(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
-    decided = {name: value for name, value in weights_fields.items() if name not in changes}
-    recipe = choose_recipe(facts, decided | dict(changes)).rename(NAME)
-    lines = [*explain_choices(recipe, facts, out), *_explain_weights_fields(decided)]
+    if name == fine_tune.NAME:
+        if weights is None:
+            raise RecipeError(
+                f"the recipe {name} starts from trained weights, but none are given: add --weights"
+                " NAME (lockstep weights lists names), or leave out --recipe"
+            )
+        recipe = fine_tune.choose_recipe(facts, weights, changes)
+        decided = [*INVISIBLE_FIELDS, "image_size", *PREPROCESSING]
+    else:
+        decided = [] if weights is None else [*INVISIBLE_FIELDS]
+        fields = {} if weights is None else weights.fields()
+        recipe = my_images.choose_recipe(
+            facts, {field: fields[field] for field in decided} | dict(changes)
+        )
+    recipe = recipe.rename(name)
+    lines = explain_choices(recipe, facts, out)
+    if weights is not None:
+        lines += _explain_weights_fields(recipe, weights, decided)
     recorder.send({"kind": "settled", "lines": lines})
     return recipe
 
 
-def _explain_weights_fields(fields: Mapping[str, Any]) -> list[str]:
-    """Return a line that names the fields that the starting weights decide, without those that have
-    their usual value."""
+def _explain_weights_fields(recipe: Recipe, weights: Recipe, names: list[str]) -> list[str]:
+    """Return a line that lists the fields that the weights decide, without those that have their
+    usual value."""
+    fields = recipe.fields()
     usual = Recipe().fields()
     values = []
-    for name, value in fields.items():
-        if name == "model" or value != usual[name]:
+    for name in dict.fromkeys(names):
+        value = fields[name]
+        is_decided = value == weights.fields()[name]
+        if is_decided and (name == "model" or value != usual[name]):
             shown = "without a name" if isinstance(value, dict) else value
             values.append(f"{name} {shown}")
     return [f"  as the given weights need it: {', '.join(values)}"] if values else []
@@ -71,9 +101,9 @@ def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
     device = "GPU" if facts.on_gpu else "CPU"
     return [
         (
-            f"{NAME}: {recipe.logits} logits, {recipe.image_size} px in {recipe.precision},"
-            f" {_count_epochs(recipe.epochs)} of {steps} steps of {recipe.global_batch_images}"
-            f" images, peak learning rate {peak_lr(recipe):.2g} after"
+            f"{recipe.based_on}: {recipe.logits} logits, {recipe.image_size} px in"
+            f" {recipe.precision}, {_count_epochs(recipe.epochs)} of {steps} steps of"
+            f" {recipe.global_batch_images} images, peak learning rate {peak_lr(recipe):.2g} after"
             f" {_count_epochs(recipe.warmup_epochs)} of warm-up"
         ),
         (

@@ -16,12 +16,13 @@ import numpy as np
 
 from lockstep.data.images import printable
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
-from lockstep.recipes.my_images import NAME
 from lockstep.recipes.order import steps_per_epoch
+from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run
+from lockstep.runs.recipe_from_images import CHOSEN
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.system.strict_json import is_positive
 from lockstep.weights import checkpoint
@@ -53,7 +54,12 @@ class RunSettings:
 
     out: Path
     recipe: Recipe | None
-    """None means a new run with `my-images`, whose values are chosen from the images."""
+    """None means a new run with a recipe whose values are chosen from the images."""
+    chosen: str
+    """Name of that recipe, `my-images` or `fine-tune`; "" where the user leaves it open."""
+    counts_classes: bool
+    """Whether the model of a new run gets as many logits as there are classes if the recipe has
+    more: a published recipe, named by a user who does not set `logits`."""
     changes: Mapping[str, Any]
     """New values for fields of the recipe; they are already in `recipe` if there is one."""
     data: Path
@@ -87,7 +93,8 @@ def complete_settings(
     origins: dict[str, str] = {}
     last: dict[str, Any] = {}
     own: Recipe | None = None
-    if recipe is not None and recipe != NAME:
+    chosen = recipe if isinstance(recipe, str) and recipe in CHOSEN else ""
+    if recipe is not None and not chosen:
         own = load_recipe(recipe)
     elif holds_run(out):
         own = load_recipe(out / "recipe.yaml")
@@ -96,8 +103,12 @@ def complete_settings(
         origins["recipe"] = f"its recipe{name}"
         last = last_execution(out) if execution is None else {}
     settled = None if own is None else own.replace(**changes)
+    counts_classes = isinstance(recipe, str) and recipe in RECIPES and "logits" not in changes
     if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
-        settled, geometry = _keep_geometry(load_recipe(out / "recipe.yaml"), settled, changes)
+        there = load_recipe(out / "recipe.yaml")
+        if counts_classes:
+            settled = settled.replace(logits=min(settled.logits, there.logits))
+        settled, geometry = _keep_geometry(there, settled, changes)
         if geometry:
             origins["evaluation"] = f"its evaluation ({geometry})"
     if data is None:
@@ -110,7 +121,10 @@ def complete_settings(
         unusual = [f"{name}={value}" for name, value in kept.items() if value != defaults[name]]
         if unusual:
             origins["execution"] = ", ".join(unusual)
-    return RunSettings(out, settled, changes, Path(data), execution, origins)
+    counts_classes = counts_classes and not holds_run(out)
+    return RunSettings(
+        out, settled, chosen, counts_classes, changes, Path(data), execution, origins
+    )
 
 
 def _keep_geometry(there: Recipe, new: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, str]:

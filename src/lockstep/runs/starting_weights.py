@@ -32,7 +32,7 @@ from lockstep.recipes.initial_weights import initial_state, initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
-from lockstep.weights import Weights, checkpoint, open_weights
+from lockstep.weights import Weights, checkpoint, locate_weights, open_weights
 from lockstep.weights.sparsity import make_masks, prune_tensors
 
 
@@ -64,9 +64,9 @@ class Start:
 class StartSource:
     """The file or folder that a new run starts from."""
 
-    def __init__(self, path: Path, *, resumes: bool = False) -> None:
+    def __init__(self, name: str | Path, *, resumes: bool = False) -> None:
         """With `resumes`, the run resumes where the program of a checkpoint stopped."""
-        self.path = path
+        self.path = locate_weights(name)
         self.resumes = resumes
 
     @cached_property
@@ -75,14 +75,8 @@ class StartSource:
         Raises `CheckpointError` if they cannot be read."""
         return open_weights(self.path, momentum=self.resumes, needs_classifier=False)
 
-    def read_recipe_fields(self) -> dict[str, Any]:
-        """Return the fields of a recipe that the weights decide, as plain values: the network, and
-        mean, standard deviation and interpolation of its images."""
-        fields = self.weights.recipe.fields()
-        return {name: fields[name] for name in _INVISIBLE_FIELDS}
 
-
-_INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
+INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
 """Fields that can differ although the tensors have the same shapes: of the network (v1 and v1.5),
 and of preprocessing."""
 
@@ -107,7 +101,7 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
     verb = "resumes from" if source.resumes else "starts from the weights of"
     notes = [*weights.remarks, f"{verb} {weights.source.name}"]
     changed = difference(weights.recipe, recipe)
-    for name in _INVISIBLE_FIELDS:
+    for name in INVISIBLE_FIELDS:
         if name in changed:
             before, after = changed[name]
             notes.append(f"the weights have {name} {before}, not {after}")
@@ -161,9 +155,8 @@ def _fit_classifier(
             " training cannot resume from it: set logits, or start from its weights with --weights"
         )
     problem = f"{outputs} logits, not {recipe.logits}" if outputs else "no classifier"
-    notes.append(
-        f"the weights have {problem}: the classifier starts from the recipe's initial values"
-    )
+    more = "" if recipe.linear_probe else ": the classifier starts from the recipe's initial values"
+    notes.append(f"the weights have {problem}{more}")
     initial = initial_tensors(recipe)
     return tensors | {name: initial[name] for name in ("fc.weight", "fc.bias")}
 

@@ -10,6 +10,7 @@ from lockstep.runs.begin import begin, find_state
 from lockstep.runs.context import RunContext
 from lockstep.runs.events import Listener
 from lockstep.runs.finish import is_finished, report_again
+from lockstep.runs.linear_probe import answer_first, start_from_probe
 from lockstep.runs.loop import train_from
 from lockstep.runs.opening import open_run
 from lockstep.runs.recorder import Recorder
@@ -18,7 +19,6 @@ from lockstep.runs.resuming import RunSettings, complete_settings
 from lockstep.runs.starting_weights import StartSource
 from lockstep.system.errors import UserError
 from lockstep.system.signals import StopRequests
-from lockstep.weights import locate_weights
 
 
 def train(
@@ -37,8 +37,9 @@ def train(
     return the report: that of `out/report.json`, with `top1_percent`, its 95 % interval
     `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.Predictor` takes.
 
-    - `recipe` is a name, a file or a `Recipe`; by default `my-images`, whose values are chosen from
-      the images and the device (docs/my-images.md). `changes` are new values for its fields.
+    - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
+      `weights`; their values are chosen from images, device and weights (docs/my-images.md).
+      `changes` are new values for its fields.
     - `data` are `train` and `val` folders, or files in another storage format (docs/data.md).
       `split` is the share set apart for validation if there are no validation images.
     - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
@@ -89,8 +90,7 @@ def run_training(
         )
     source = None
     if weights or resume_from:
-        path = locate_weights(weights or resume_from or "")
-        source = StartSource(path, resumes=resume_from is not None)
+        source = StartSource(weights or resume_from or "", resumes=resume_from is not None)
     execution = settings.execution
     with StopRequests() as stop:
         world = backends.load(execution.backend).world(execution)
@@ -109,8 +109,10 @@ def run_training(
 
 def _train(run: RunContext) -> Report | None:
     """Train to the end of the run or of this command. Return the report of a finished run."""
+    start_from_probe(run)
     state, damaged = find_state(run)
     if run.world.any(run.leads and is_finished(run, state.step)):
         return report_again(run)
     begin(run, state, damaged)
+    answer_first(run)
     return train_from(run, state.step)

@@ -81,4 +81,5 @@ def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]
 
 @cache
 def _list_published() -> dict[str, Recipe]:
-    return {name: build() for name, build in RECIPES.items() if name not in ("demo", "my-images")}
+    own = ("demo", "my-images", "fine-tune")
+    return {name: build() for name, build in RECIPES.items() if name not in own}

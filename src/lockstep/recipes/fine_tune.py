@@ -1,0 +1,115 @@
+"""The recipe `fine-tune`: your own images, from weights that are trained already. Its values are
+chosen from the weights, the images and the device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.recipes.my_images import Facts, check_changes, choose_batch
+from lockstep.recipes.recipe import Recipe
+
+NAME = "fine-tune"
+_LARGEST_RATIO = 1.5
+"""Evaluation may use images this many times as large as training. The largest ratio of known
+weights is 1.4 (timm's a3_in1k)."""
+
+
+@dataclass(frozen=True)
+class _Device:
+    """Limits for a run on a device."""
+
+    batch: int
+    passes: int
+    """Training images times epochs. `epochs` is the range that the number of epochs is kept in."""
+    epochs: tuple[int, int]
+
+
+_CPU = _Device(batch=32, passes=5_000, epochs=(5, 20))
+_GPU = _Device(batch=64, passes=100_000, epochs=(10, 20))
+_RATE = 0.001
+"""Peak learning rate at 16 images; with `batch` images, it is batch / 16 times this."""
+
+
+def choose_recipe(
+    facts: Facts, weights: Recipe, changes: Mapping[str, Any] | None = None
+) -> Recipe:
+    """Return the recipe for some images, a device and weights. Fields in `changes` are kept, and
+    the others follow from them.
+
+    `weights` is the recipe of the weights. It decides the network and how images are prepared.
+    Raises `RecipeError` if a changed field is wrong.
+    """
+    changes = dict(changes or {})
+    checked = check_changes(changes)
+    device = _GPU if facts.on_gpu else _CPU
+    batch = choose_batch(facts, device.batch)
+    if "global_batch_images" in changes:
+        batch = checked.global_batch_images
+    passes = max(round(device.passes / max(facts.images, 1)), device.epochs[0])
+    epochs = checked.epochs if "epochs" in changes else min(passes, device.epochs[1])
+    size = checked.image_size if "image_size" in changes else _choose_size(weights)
+    return Recipe(
+        model=weights.model,
+        padding=weights.padding,
+        bn_epsilon=weights.bn_epsilon,
+        logits=facts.classes,
+        epochs=epochs,
+        global_batch_images=batch,
+        lr=float(f"{_RATE * batch / 16:.3g}"),
+        lr_scaling="none",
+        momentum=0.9,
+        warmup_epochs=1.0 if epochs > 1 else 0.1,
+        weight_decay=1e-4,
+        linear_probe=True,
+        precision=facts.precision,
+        loss_scaling="dynamic",
+        image_size=size,
+        crop_area=(0.35, 1.0),
+        **_prepare_images_as(weights, keeps_size="image_size" not in changes),
+        dct_scaling=facts.decodes_small and facts.shorter_side >= 4 * size,
+        exif_orientation=True,
+    ).replace(**changes)
+
+
+def _choose_size(weights: Recipe) -> int:
+    """Return the size of the images that weights were trained with. The size of their evaluation
+    stands for it where a file says only that."""
+    trained = weights.image_size
+    evaluated = weights.eval_crop
+    return trained if trained <= evaluated <= _LARGEST_RATIO * trained else evaluated
+
+
+def _prepare_images_as(weights: Recipe, *, keeps_size: bool) -> dict[str, Any]:
+    """Return the fields of a recipe that prepare images as for the weights, with or without the
+    sizes of evaluation."""
+    names = ["mean", "std", "interpolation", "antialias", "eval_antialias"]
+    names += ["eval_side_rounding", "eval_offset_rounding", "eval_sampling"]
+    if keeps_size:
+        names += ["eval_resize", "eval_crop"]
+    return {name: getattr(weights, name) for name in names}
+
+
+def fine_tune() -> Recipe:
+    """ResNet-50 v1.5 on your own images from trained weights: values chosen from weights, images
+    and device before the run (docs/my-images.md).
+
+    Shown for 1,000 photos of 10 classes and weights of ImageNet on a CPU without bf16. `lockstep
+    train --data DATA --weights NAME --out RUN` chooses the values for your images and weights.
+    Source: Lockstep's own, from the papers below. Tested on small samples only.
+
+    - logits: the number of classes.
+    - model, padding, bn_epsilon and the preprocessing: those of the weights; image_size is the size
+      that they were trained with.
+    - exif_orientation: true, because phones store photos on their side.
+    - precision, global_batch_images, crop_area, dct_scaling and weight_decay: as in `my-images`, at
+      most 64 images on a GPU.
+    - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU.
+    - lr: 0.001 at 16 images, in proportion to the batch, and momentum 0.9. It is 0.016 at 256
+      images; 0.01 is usual there (arXiv:2002.11770).
+    - warmup_epochs: 1.
+    - linear_probe: true; the first part of LP-FT (arXiv:2202.10054).
+    - All other fields are as published.
+    """
+    return choose_recipe(
+        Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32"), Recipe()
+    )

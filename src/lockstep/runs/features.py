@@ -1,0 +1,124 @@
+"""Features of a run's training images, computed once by weights that do not change.
+
+They are kept next to the index of the images, in a file for each set of weights, preprocessing and
+images. A file appears complete or not at all, and the newest few are kept.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.backends import Engine
+from lockstep.data.index import Index, find_cache_folder
+from lockstep.data.loading.loaders import make_loader
+from lockstep.models.architectures import features, model_spec
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import zero_momentum
+from lockstep.recipes.order import evaluation_plans
+from lockstep.runs.context import RunContext, stop_before_training
+from lockstep.system import heartbeat
+from lockstep.system.files import replacing
+from lockstep.system.regular_files import ANY_SIZE, open_regular
+
+BATCH_IMAGES = 32
+"""Images that pass through the model together. It is the same for every number of ranks, so that
+features are, too."""
+_FILES = 3
+"""The newest files that are kept for a set of images."""
+_NETWORK = ("model", "padding", "bn_epsilon", "precision", "image_size", "dct_scaling")
+
+
+def feature_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of a model whose logits are the features of a recipe's model, with the same
+    preprocessing."""
+    fields = recipe.evaluation_recipe().fields()
+    network = {name: fields[name] for name in _NETWORK}
+    count = features(model_spec(recipe.model))
+    return Recipe.of(recipe.preprocessing() | network | {"logits": count})
+
+
+def load_features(
+    run: RunContext, engine: Engine, tensors: dict[str, np.ndarray], images: Index
+) -> np.ndarray:
+    """Return the features of images as evaluation prepares them, without augmentation: float32
+    [images, features].
+
+    `engine` is one of `feature_recipe`, `tensors` are the run's weights. Features are read from
+    the cache, or computed and written there. Raises `Interrupted` if a stop is requested meanwhile.
+    """
+    recipe = feature_recipe(run.recipe)
+    backbone = {name: value for name, value in tensors.items() if not name.startswith("fc.")}
+    shape = (len(images), recipe.logits)
+    file = find_cache_folder(images.source) / f"features-{_hash_inputs(run, backbone, images)}.npy"
+    cached = _read(file, shape)
+    if cached is not None:
+        return cached
+    # With this classifier, a model returns its features.
+    classifier = {
+        "fc.weight": np.eye(recipe.logits, dtype=np.float32),
+        "fc.bias": np.zeros(recipe.logits, np.float32),
+    }
+    engine.write(State(0, backbone | classifier, zero_momentum(recipe)))
+    computed = np.concatenate(list(_compute(run, engine, recipe, images)))
+    _write(file, computed)
+    return computed
+
+
+def _compute(
+    run: RunContext, engine: Engine, recipe: Recipe, images: Index
+) -> Iterator[np.ndarray]:
+    """Yield the features of the images, batch by batch."""
+    plans = evaluation_plans(recipe, images.sizes_for(recipe), BATCH_IMAGES)
+    count = -(-len(images) // BATCH_IMAGES)
+    with make_loader(
+        images, recipe, run.execution, size=recipe.eval_crop, evaluation=True
+    ) as loader:
+        batches = run.recorder.watch("computing features", loader.batches(plans), count)
+        for number, batch in enumerate(batches):
+            stop_before_training(run.stop, "computing features")
+            heartbeat.note("evaluating" if number else "compiling", moved=True)
+            yield engine.predict(batch.pixels)[batch.labels >= 0]
+
+
+def _hash_inputs(run: RunContext, backbone: dict[str, np.ndarray], images: Index) -> str:
+    """Return a text that is another one for other features: a hash of weights, recipe, images and
+    what computes."""
+    about = {
+        "recipe": feature_recipe(run.recipe).fields(),
+        "backend": run.execution.backend,
+        "device": run.world.device,
+        "loader": run.execution.loader,
+        "images": [images.digest, images.states],
+    }
+    sha = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode())
+    sha.update(images.times.tobytes() + images.names.text.tobytes())
+    for name, value in sorted(backbone.items()):
+        sha.update(name.encode())
+        sha.update(np.ascontiguousarray(value).data)
+    return sha.hexdigest()[:32]
+
+
+def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """Return the features in a file; None if there are none of this shape."""
+    try:
+        with open_regular(file, ANY_SIZE) as opened:
+            values = np.lib.format.read_array(opened, allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    return values if values.shape == shape and values.dtype == np.float32 else None
+
+
+def _write(file: Path, values: np.ndarray) -> None:
+    """Write features, and remove the oldest files of the folder. A full disk leaves no file."""
+    try:
+        with replacing(file) as partial, partial.open("wb") as opened:
+            np.lib.format.write_array(opened, values, allow_pickle=False)
+        files = sorted(file.parent.glob("features-*.npy"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-_FILES]:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return  # they are computed again when they are needed

@@ -1,0 +1,136 @@
+"""The linear probe: the classifier of a run from weights that do not tell its classes apart.
+
+The features of the training images are computed once (`lockstep.runs.features`), and the best
+classifier on them is found in seconds (`lockstep.models.logistic_regression`). The run starts from
+it (LP-FT, arXiv:2202.10054): training does not first tear the features apart for a random one.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Engine
+from lockstep.data.index import Index, subset
+from lockstep.models.logistic_regression import fit_classifier
+from lockstep.runs.context import RunContext, stop_before_training
+from lockstep.runs.features import feature_recipe, load_features
+from lockstep.runs.starting_weights import Start
+from lockstep.weights import checkpoint
+
+MOST_IMAGES = 10_000
+"""With more training images, the classifier is fitted on this many, from all classes in proportion:
+so that features and solver fit into memory (about 0.5 GB for ResNet-50)."""
+_PENALTY = 0.005
+"""Penalty of the regression, divided by the number of classes: 0.001 for five. Between a third and
+three times this value, accuracy stays within its interval (benchmarks/README.md)."""
+_FOLDS = 5
+
+
+def start_from_probe(run: RunContext) -> None:
+    """Replace the classifier of the weights that a new run starts from, if the recipe has a linear
+    probe and they do not tell the run's classes apart. Every rank calls it; rank 0 computes.
+
+    Raises `Interrupted` if a stop is requested meanwhile.
+    """
+    is_due = run.leads and run.start is not None and _is_due(run, run.start)
+    if not run.world.any(is_due):
+        return
+    began = time.perf_counter()
+    backend = backends.load(run.execution.backend)
+    recipe = feature_recipe(run.recipe)
+    with backend.engine(recipe, np.zeros(1), run.world, run.execution) as engine:
+        if run.leads and run.start is not None:
+            run.start = _fit(run, engine, run.start)
+            run.probe_began = began
+        run.world.wait()
+
+
+def _is_due(run: RunContext, start: Start) -> bool:
+    if not run.recipe.linear_probe or start.resumed is not None:
+        return False
+    has_begun = bool(checkpoint.steps(run.checkpoints))
+    return not has_begun and start.classes != tuple(run.sets.training.classes)
+
+
+def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
+    """Return the weights with a classifier of the run's classes."""
+    images = _choose_images(run.sets.training)
+    labels = images.labels(np.arange(len(images)))
+    features = load_features(run, engine, start.tensors, images)
+    logits = run.recipe.logits
+    penalty = _PENALTY / logits
+    classes = tuple(run.sets.training.classes)
+
+    def fit(some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return fit_classifier(
+            features[some],
+            labels[some],
+            logits,
+            penalty,
+            begin_step=lambda: stop_before_training(run.stop, "fitting the linear probe"),
+        )
+
+    if start.classes == ():  # the file does not say which classes it knows
+        own = features @ start.tensors["fc.weight"].T + start.tensors["fc.bias"]
+        if _count_hits(own, labels) >= _cross_validate(fit, features, labels):
+            return start
+    weight, bias = fit(np.arange(len(labels)))
+    note = f"the classifier starts from a linear probe of {len(images):,} training images"
+    classifier = {"fc.weight": weight.astype(np.float32), "fc.bias": bias.astype(np.float32)}
+    return replace(
+        start,
+        tensors=start.tensors | classifier,
+        notes=(*start.notes, note),
+        classes=classes,
+    )
+
+
+def _choose_images(training: Index) -> Index:
+    """Return the images to fit on: all, or `MOST_IMAGES` at equal distances in the index, which
+    lists them by class."""
+    if len(training) <= MOST_IMAGES:
+        return training
+    order = np.argsort(training.rows["label"], kind="stable")
+    places = np.arange(MOST_IMAGES) * len(training) // MOST_IMAGES
+    return subset(training, np.sort(order[places]))
+
+
+def _cross_validate(
+    fit: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    features: np.ndarray,
+    labels: np.ndarray,
+) -> int:
+    """Return how many images are classified rightly by a probe that `fit` finds without them."""
+    folds = np.empty(len(labels), np.int64)
+    folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % _FOLDS
+    hits = 0
+    for fold in range(_FOLDS):
+        left_out = np.flatnonzero(folds == fold)
+        others = np.flatnonzero(folds != fold)
+        if len(left_out) and len(others):
+            weight, bias = fit(others)
+            hits += _count_hits(features[left_out] @ weight.T + bias, labels[left_out])
+    return hits
+
+
+def _count_hits(logits: np.ndarray, labels: np.ndarray) -> int:
+    return int((logits.argmax(axis=1) == labels).sum())
+
+
+def answer_first(run: RunContext) -> None:
+    """Send the listener the accuracy of the linear probe on the validation images, if this process
+    fitted it and they are evaluated."""
+    if run.probe_began is None or not run.recorder.evaluations:
+        return
+    first = run.recorder.evaluations[0]
+    run.recorder.send(
+        {
+            "kind": "linear_probe",
+            "top1_percent": first["top1_percent"],
+            "images": first["images"],
+            "seconds": time.perf_counter() - run.probe_began,
+        }
+    )

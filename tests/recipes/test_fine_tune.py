@@ -1,0 +1,98 @@
+"""The recipe `fine-tune`: values that are chosen from weights, images and device."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.recipes import Recipe
+from lockstep.recipes.fine_tune import choose_recipe
+from lockstep.recipes.order import check_shares, steps_per_epoch
+from lockstep.recipes.schedule import peak_lr
+from lockstep.runs.notes import RunFacts, list_unusual_settings
+from lockstep.system.errors import RecipeError
+from tests.recipes.cases import COUNTS, PHOTOS
+
+WEIGHTS = Recipe(
+    model="resnet18",
+    logits=7,
+    padding="same",
+    bn_epsilon=1e-3,
+    mean=(1, 2, 3),
+    std=(4, 5, 6),
+    interpolation="bicubic",
+    antialias=True,
+    image_size=160,
+    eval_resize=235,
+    eval_crop=224,
+    eval_offset_rounding="down",
+    lr=7.0,
+    epochs=3,
+)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("images", COUNTS)
+def test_any_number_of_images_gives_a_run_at_a_small_rate(images: int, on_gpu: bool) -> None:
+    recipe = choose_recipe(replace(PHOTOS, images=images, on_gpu=on_gpu), Recipe())
+    steps = steps_per_epoch(recipe, images)
+    counts = np.ones(10, np.int64)
+    assert list_unusual_settings(recipe, RunFacts(list("abcdefghij"), counts, counts, steps)) == []
+    assert recipe.logits == 10
+    assert 0 < peak_lr(recipe) <= 1e-3 / 8 * recipe.global_batch_images
+
+
+def test_the_weights_decide_the_network_and_how_images_are_prepared() -> None:
+    recipe = choose_recipe(PHOTOS, WEIGHTS)
+    decided = {*WEIGHTS.preprocessing(), "model", "padding", "bn_epsilon", "image_size"}
+    for name in decided - {"exif_orientation"}:
+        assert getattr(recipe, name) == getattr(WEIGHTS, name), name
+    assert recipe.exif_orientation
+    assert recipe.logits == 10
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"image_size": 48}, (48, 55, 48)),
+        ({"image_size": 160, "eval_resize": 235, "eval_crop": 224}, (160, 235, 224)),
+        # of a file that says only how evaluation prepares images
+        ({"image_size": 224, "eval_resize": 55, "eval_crop": 48}, (48, 55, 48)),
+        ({"image_size": 224, "eval_resize": 448, "eval_crop": 448}, (448, 448, 448)),
+    ],
+    ids=str,
+)
+def test_images_have_the_size_that_the_weights_were_trained_with(
+    sizes: dict[str, int], expected: tuple[int, int, int]
+) -> None:
+    recipe = choose_recipe(PHOTOS, Recipe(**sizes))
+    assert (recipe.image_size, recipe.eval_resize, recipe.eval_crop) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"image_size": 64}, {"image_size": 64, "eval_resize": 73, "eval_crop": 64}),
+        ({"eval_crop": 200}, {"image_size": 160, "eval_resize": 235, "eval_crop": 200}),
+        ({"global_batch_images": 8}, {"lr": choose_recipe(PHOTOS, WEIGHTS).lr / 4}),
+        ({"epochs": 1}, {"warmup_epochs": 0.1}),
+        ({"model": "resnet34", "mean": (0, 0, 0)}, {"model": "resnet34", "std": (4, 5, 6)}),
+        ({"exif_orientation": False, "lr": 1}, {"exif_orientation": False, "lr": 1.0}),
+    ],
+    ids=str,
+)
+def test_what_a_user_sets_is_kept_and_what_depends_on_it_follows(
+    changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    fields = choose_recipe(PHOTOS, WEIGHTS, changes).model_dump()
+    assert {name: fields[name] for name in changes | expected} == changes | expected
+
+
+def test_a_wrong_value_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError, match="epochs"):
+        choose_recipe(PHOTOS, WEIGHTS, {"epochs": 0})
+
+
+def test_the_images_of_a_step_divide_among_ranks_and_parts() -> None:
+    check_shares(choose_recipe(replace(PHOTOS, units=3, images=100), WEIGHTS), 3)

@@ -1,0 +1,202 @@
+"""Runs from weights without a recipe: they fine-tune, and lose nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lockstep
+from lockstep.data.index import open_index
+from lockstep.data.loading.loaders import make_loader
+from lockstep.data.textures import draw_data_set
+from lockstep.models.accuracy_interval import wilson
+from lockstep.models.logistic_regression import fit_classifier
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import evaluation_plans
+from lockstep.system.errors import RecipeError
+from lockstep.weights import checkpoint
+from tests.runs.cases import (
+    Event,
+    copy_bytes,
+    read_entries,
+    read_notes,
+    read_state,
+    stop_when,
+    train_and_listen,
+    train_until,
+)
+
+KINDS = ("checks", "dots", "rays", "stripes")
+OTHERS = ("blobs", "grid", "rings")
+SELDOM = Execution(evaluate_every_epochs=20, loggers=())
+PAUSE = Execution(stop_after_steps=1, loggers=())
+CHANGES = {"precision": "fp32", "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learnt to distinguish four textures."""
+    root = tmp_path_factory.mktemp("weights")
+    draw_data_set(root / "data", train_images=240, val_images=40, kinds=KINDS)
+    recipe = tiny_recipe.replace(
+        logits=4, epochs=8, lr=0.1, global_batch_images=16, crop_area=(0.5, 1.0)
+    )
+    lockstep.train(recipe, root / "data", root / "run", execution=SELDOM)
+    return root / "run"
+
+
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 other training images of each of the four textures."""
+    data = tmp_path_factory.mktemp("few") / "data"
+    draw_data_set(data, train_images=80, val_images=160, kinds=KINDS, seed=1)
+    return data
+
+
+def test_the_defaults_lose_nothing_of_good_weights(
+    weights: Path, few_images: Path, tmp_path: Path
+) -> None:
+    report = lockstep.train(
+        data=few_images,
+        out=tmp_path / "run",
+        weights=weights,
+        changes={"precision": "fp32"},
+        execution=SELDOM,
+    )
+    recipe = lockstep.load_recipe(tmp_path / "run")
+    assert (recipe.based_on, recipe.image_size, recipe.eval_resize) == ("fine-tune", 32, 36)
+    first = read_entries(tmp_path / "run", "evaluate")[0]
+    right = round(first["top1_percent"] * first["images"] / 100)
+    low, _ = wilson(right, first["images"])
+    assert first["step"] == 0
+    assert first["top1_percent"] > 60, "the weights are good"
+    assert report["final"]["trained"]["top1_percent"] >= 100 * low
+
+
+def test_a_recipe_that_a_user_names_wins(weights: Path, few_images: Path, tmp_path: Path) -> None:
+    lockstep.train(
+        "my-images",
+        few_images,
+        tmp_path / "run",
+        weights=weights,
+        changes={"epochs": 1, "precision": "fp32", "image_size": 32},
+    )
+    assert lockstep.load_recipe(tmp_path / "run").based_on == "my-images"
+
+
+def test_fine_tuning_needs_weights(few_images: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"fine-tune starts from trained weights.*--weights"):
+        lockstep.train("fine-tune", few_images, tmp_path / "run")
+
+
+def test_a_named_recipe_gets_as_many_logits_as_the_folder_has_classes(
+    few_images: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    model = lockstep.load_recipe("demo").replace(model="resnet18").fields()["model"]
+    changes = {"model": model, "epochs": 1, "image_size": 32, "precision": "fp32"}
+    pause = Execution(stop_after_steps=1, loggers=())
+    events = train_and_listen("demo", few_images, run, changes=changes, execution=pause)
+    assert lockstep.load_recipe(run).logits == 4
+    assert any("so the model has 4 logits" in note for note in read_notes(events))
+    again = train_and_listen("demo", few_images, run, changes=changes, execution=pause)
+    assert not any("logits" in note for note in read_notes(again))
+
+
+@pytest.fixture
+def other_images(tmp_path: Path) -> Path:
+    """20 training images of each of three textures that the weights do not know."""
+    draw_data_set(tmp_path / "other", train_images=60, val_images=60, kinds=OTHERS)
+    return tmp_path / "other"
+
+
+def start(data: Path, run: Path, weights: Path) -> list[Event]:
+    """Fine-tune for one step; return the events."""
+    return train_and_listen(None, data, run, weights=weights, changes=CHANGES, execution=PAUSE)
+
+
+def compute_features(weights: Path, data: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features of the training images by PyTorch's own layers, and the labels."""
+    recipe = lockstep.load_recipe(weights)
+    module = lockstep.load(weights)
+    module.fc = torch.nn.Identity()
+    index = open_index(data / "train")
+    features = []
+    with make_loader(index, recipe, Execution(), size=32, evaluation=True) as loader:
+        for batch in loader.batches(evaluation_plans(recipe, index.sizes, 1)):
+            pixels = (batch.pixels - np.array(recipe.mean)) / np.array(recipe.std)
+            values = torch.from_numpy(pixels.astype(np.float32).transpose(0, 3, 1, 2).copy())
+            features.append(module(values).detach().numpy())
+    return np.concatenate(features), index.labels(np.arange(len(index)))
+
+
+def is_computing(event: Event) -> bool:
+    return bool(event["kind"] == "progress" and event["what"] == "computing features")
+
+
+def test_a_run_of_other_classes_starts_from_the_best_classifier_on_fixed_features(
+    weights: Path, other_images: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    events = start(other_images, run, weights)
+    tensors = read_state(run, 0).tensors
+    for name, value in read_state(weights).tensors.items():
+        assert name.startswith("fc.") or tensors[name].tobytes() == value.tobytes()
+    features, labels = compute_features(weights, other_images)
+    weight, bias = fit_classifier(features, labels, 3, 0.005 / 3)
+    np.testing.assert_allclose(tensors["fc.weight"], weight, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(tensors["fc.bias"], bias, rtol=1e-3, atol=1e-3)
+    (first,) = read_entries(run, "evaluate")
+    (answer,) = [event for event in events if event["kind"] == "linear_probe"]
+    assert first["step"] == 0
+    assert (answer["top1_percent"], answer["images"]) == (first["top1_percent"], 60)
+    assert first["top1_percent"] > 50, "a third would be chance"
+    assert "the classifier starts from a linear probe of 60 training images" in read_notes(events)
+
+
+def test_features_are_computed_once(weights: Path, other_images: Path, tmp_path: Path) -> None:
+    assert any(map(is_computing, start(other_images, tmp_path / "first", weights)))
+    (file,) = (other_images / "train" / ".lockstep").glob("features-*.npy")
+    assert not any(map(is_computing, start(other_images, tmp_path / "second", weights)))
+    file.write_bytes(file.read_bytes()[:-4])  # as a full disk of another system could leave it
+    assert any(map(is_computing, start(other_images, tmp_path / "third", weights)))
+    next((other_images / "train" / "grid").glob("*.jpg")).unlink()
+    assert any(map(is_computing, start(other_images, tmp_path / "fourth", weights)))
+    states = [copy_bytes(read_state(tmp_path / run, 1).tensors) for run in ("first", "second")]
+    assert states[0] == states[1] == copy_bytes(read_state(tmp_path / "third", 1).tensors)
+
+
+def test_a_run_that_was_stopped_in_its_linear_probe_is_the_same_run(
+    weights: Path, other_images: Path, tmp_path: Path
+) -> None:
+    start(other_images, tmp_path / "whole", weights)
+    for file in (other_images / "train" / ".lockstep").glob("features-*.npy"):
+        file.unlink()
+    listener = stop_when(is_computing)
+    options = {"weights": weights, "changes": CHANGES, "execution": PAUSE}
+    train_until(listener, None, other_images, tmp_path / "run", **options)
+    assert not list((other_images / "train" / ".lockstep").glob("*features-*"))
+    start(other_images, tmp_path / "run", weights)
+    whole = read_state(tmp_path / "whole")
+    assert copy_bytes(read_state(tmp_path / "run").tensors) == copy_bytes(whole.tensors)
+
+
+@pytest.mark.parametrize("kinds", [KINDS, ("blobs", "grid", "rings", "zigzag")])
+def test_a_classifier_of_unknown_classes_stays_if_it_is_as_good_as_a_probe(
+    kinds: tuple[str, ...], weights: Path, tmp_path: Path
+) -> None:
+    draw_data_set(tmp_path / "data", train_images=80, val_images=40, kinds=kinds)
+    unnamed = tmp_path / "w.safetensors"
+    about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": []}
+    checkpoint.write_weights(unnamed, read_state(weights).tensors, about)
+    start(tmp_path / "data", tmp_path / "run", unnamed)
+    before = read_state(weights).tensors["fc.weight"]
+    after = read_state(tmp_path / "run", 0).tensors["fc.weight"]
+    assert (after.tobytes() == before.tobytes()) == (kinds == KINDS)
+
+
+def test_one_image_of_each_class_is_enough(weights: Path, tmp_path: Path) -> None:
+    draw_data_set(tmp_path / "data", train_images=3, val_images=3, kinds=OTHERS)
+    events = start(tmp_path / "data", tmp_path / "run", weights)
+    assert any(event["kind"] == "linear_probe" for event in events)
