@@ -42,7 +42,7 @@ BAD = {
     "cat/empty.jpg": (b"", "empty file"),
     "cat/half.jpg": (jpeg()[:400], "Truncated"),
     "newt/tail.jpg": (jpeg()[:-2], "Premature end"),
-    "owl/notes.txt": (b"todo: sort these\n", "not an image"),
+    "owl/notes.jpg": (b"todo: sort these\n", "not an image"),
     "owl/scans.jpg": (
         progressive_jpeg(repeated=1000),
         "more than 100 scans are too many; save the image again",

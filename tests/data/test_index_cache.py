@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lockstep.data import index as module
-from lockstep.data.index import CACHE, Index, find_index, open_index
-from lockstep.data.sources import find_source
+from lockstep.data.index import Index, find_index, open_index
+from lockstep.data.sources import CACHE, find_source
 from lockstep.system.errors import DataError
 from tests.data.cases import check_two_processes, image_folder, jpeg
 from tests.data.indexes import FILES, list_arrays, paths

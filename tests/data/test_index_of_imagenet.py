@@ -34,7 +34,7 @@ states = tuple(indexing._state(source.root / name) for name in source.files)
 index = indexing.Index(
     source, rows, names, classes, False,
     times=np.zeros(0, np.uint32), orientations=np.ones(count, np.uint8), states=states,
-    quarantined=(),
+    quarantined=(), skipped=(),
     digest=indexing._digest(rows, classes),
 )
 indexing._store(index, indexing.find_cache_folder(source), indexing._stamp(source))

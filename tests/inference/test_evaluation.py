@@ -149,6 +149,17 @@ def test_classes_the_weights_do_not_know_are_refused(
         lockstep.evaluate(save_weights(classes=("cat", *CLASSES[1:])), textures)
 
 
+def test_a_folder_with_a_name_that_is_not_utf8_is_the_class_of_that_name(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "images"
+    for name, folder in zip(CLASSES, ("b\udcff", *CLASSES[1:]), strict=True):
+        shutil.copytree(textures / "val" / name, data / folder)
+    source = save_weights(classes=("b\udcff", *CLASSES[1:]))
+    expected = lockstep.evaluate(source, textures, classes=CLASSES)["per_class"]
+    assert lockstep.evaluate(source, data)["per_class"] == expected
+
+
 def test_labels_follow_given_names(save_weights: SaveWeights, textures: Path) -> None:
     """Other programs' weights may list the classes in another order than that of the folders."""
     source = save_weights(classes=(), favourite=0)

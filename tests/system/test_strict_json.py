@@ -46,6 +46,12 @@ def test_no_other_json_of_the_package_can_have_nan_in_it() -> None:
     assert lax == []
 
 
+def test_a_file_name_that_is_not_utf8_is_written_and_read_back() -> None:
+    text = to_json({"Vögel": "b\udcff"})
+    assert text.encode() == b'{"V\xc3\xb6gel": "b\\udcff"}'
+    assert json.loads(text) == {"Vögel": "b\udcff"}
+
+
 def test_brackets_that_cannot_be_read_are_no_json() -> None:
     with pytest.raises(ValueError, match="nested too deep"):
         parsed("[" * 100_000)

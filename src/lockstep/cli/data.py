@@ -264,6 +264,7 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
     from lockstep.cli.console import Reporter
     from lockstep.data.index import open_index
     from lockstep.data.sources import find_sources
+    from lockstep.data.split import note_skipped
 
     indexes: list[tuple[str, Index]] = []
     with Reporter() as reporter:
@@ -272,6 +273,8 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
             progress = None if quiet else reporter.progress(f"indexing {split}".strip())
             index = open_index(source, classes=classes, progress=progress, anew=anew)
             indexes.append((split, index))
+        for note in note_skipped(data, [index for _, index in indexes]):
+            reporter.say(f"note: {note}")
     return indexes
 
 

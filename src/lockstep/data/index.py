@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,6 +20,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from lockstep.data.class_folders import (
+    Skipped,
+    check_layout,
+    explain_no_images,
+    list_beside_classes,
+    list_class_folders,
+    read_class_folder,
+)
 from lockstep.data.decoding.decode import check
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_sizes
 from lockstep.data.images import (
@@ -32,8 +40,8 @@ from lockstep.data.images import (
     read_file,
     relabel,
 )
-from lockstep.data.listing import CLASSES, Listing, list_images
-from lockstep.data.sources import FOLDER, Source, class_folders, find_source
+from lockstep.data.listing import Listing, list_images
+from lockstep.data.sources import CACHE, CLASSES, FOLDER, QUARANTINE, Source, find_source
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
@@ -47,11 +55,7 @@ from lockstep.system.regular_files import (
     read_regular_text,
 )
 
-VERSION = 4
-CACHE = ".lockstep"
-QUARANTINE = "quarantine.json"
-"""The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first
-byte": reason}}."""
+VERSION = 5
 Result = TypeVar("Result")
 _ARRAYS = {
     "rows": ROW,
@@ -75,6 +79,8 @@ class Index(Images):
     states: tuple[tuple[int, int], ...]
     """Size and modification time, at the time of listing, of every file that holds many images."""
     quarantined: tuple[Quarantined, ...]
+    skipped: tuple[Skipped, ...]
+    """What is in class folders and is no image of a class."""
     digest: str
     """SHA-256 of labels, lengths, sizes and classes: equal for the same images in the same order in
     any format."""
@@ -183,6 +189,25 @@ def find_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
     return None if index is None else _relabel(index, classes)
 
 
+def check_layouts(sources: Iterable[Source]) -> None:
+    """Raise `DataError` if class folders of the sources are empty or hold folders. All of them are
+    in one message, before an image is decoded."""
+    contents = []
+    for source in sources:
+        if source.format == FOLDER:
+            index = _load_any(source)
+            skipped = list_images(source).skipped if index is None else index.skipped
+            contents.append((source.root, skipped))
+    check_layout(contents)
+
+
+def list_skipped(index: Index) -> tuple[Skipped, ...]:
+    """Return what is in the folder of an index and is no image of a class."""
+    if index.source.format != FOLDER:
+        return ()
+    return (*list_beside_classes(index.root), *index.skipped)
+
+
 def _load_any(source: Source) -> Index | None:
     for folder in _cache_folders(source):
         index = _load(source, folder)
@@ -202,7 +227,8 @@ def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
     """Raise `DataError` if a class folder is not in `classes`. This is checked before all images
     are decoded."""
     if source.format == FOLDER and classes is not None:
-        unknown = sorted(set(class_folders(source.root)) - set(classes))
+        unknown = sorted(set(list_class_folders(source.root)) - set(classes))
+        unknown = [name for name in unknown if read_class_folder(source.root, name).files]
         if unknown:
             raise DataError(
                 f"{source.title} has classes that the training images do not have:"
@@ -227,7 +253,7 @@ def subset(index: Index, samples: np.ndarray) -> Index:
 def _stamp(source: Source) -> str:
     """Return a text that changes when an image is added, removed or renamed. For a folder, its own
     time shows this."""
-    names = class_folders(source.root) if source.format == FOLDER else source.files
+    names = list_class_folders(source.root) if source.format == FOLDER else source.files
     states = [(name, _state(source.root / name)) for name in names]
     lists = [(source.root / name).with_suffix(".lst") for name in source.files]
     states += [(path.name, _state(path)) for path in lists if path.is_file()]
@@ -256,7 +282,7 @@ def _cache_folders(source: Source) -> tuple[Path, Path]:
     unless the folder is all that is mounted, as in a container.
     """
     root = source.root.resolve()
-    name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
     personal = user_cache() / name / source.split
     if source.format == FOLDER and not root.is_mount():
         return root.parent / CACHE / root.name, personal
@@ -302,6 +328,8 @@ def _build(source: Source, progress: Progress) -> Index:
     # Taken before the listing: a file that is written in the meantime is noticed when it is read.
     states = tuple(_state(source.root / name) for name in source.files)
     listing = list_images(source, quarantine=read_quarantine(source), progress=progress)
+    if not len(listing) and listing.skipped and not listing.left_out and not listing.damaged:
+        raise explain_no_images(source.root, listing.skipped)
     # Pillow warns about large and odd images. The filters are set here because they are per
     # process, not per thread.
     with warnings.catch_warnings():
@@ -327,6 +355,7 @@ def _build(source: Source, progress: Progress) -> Index:
         orientations=orientations[good],
         states=states,
         quarantined=tuple(quarantined),
+        skipped=listing.skipped,
         digest=_digest(rows, listing.classes),
     )
 
@@ -413,6 +442,7 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
         "numbered": index.numbered,
         "states": index.states,
         "quarantined": [[bad.file, bad.reason] for bad in index.quarantined],
+        "skipped": index.skipped,
     }
     write_text(cache / "index.json", json.dumps(about, indent=1, allow_nan=False))
 
@@ -436,6 +466,7 @@ def _load(source: Source, cache: Path) -> Index | None:
             orientations=arrays["orientations"],
             states=tuple((size, time) for size, time in about["states"]),
             quarantined=tuple(Quarantined(file, why) for file, why in about["quarantined"]),
+            skipped=tuple(Skipped(kind, place) for kind, place in about["skipped"]),
             digest=about["digest"],
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -7,22 +7,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 
+from lockstep.data.class_folders import Skipped, list_class_folders, read_class_folder
 from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
 from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
-from lockstep.data.sources import FOLDER, Source, class_files, class_folders
+from lockstep.data.sources import CLASSES, FOLDER, Source
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import IMAGE, RECORDS, read_regular_text
 
-CLASSES = "classes.txt"
-"""A file next to files that store only numbers as labels: the names of the classes, one on each
-line, class 0 first."""
 MOST_CLASSES = 2**20
 MOST_BYTES = IMAGE.most_bytes
 """The maximum size of an image in bytes; a row has room for it."""
@@ -45,6 +43,8 @@ class Listing(Images):
     damaged: tuple[Quarantined, ...] = ()
     left_out: tuple[Quarantined, ...] = ()
     """The images that a quarantine leaves out."""
+    skipped: tuple[Skipped, ...] = ()
+    """What is in class folders and is no image of a class."""
 
 
 def list_images(
@@ -68,7 +68,9 @@ def list_images(
     - Other formats: by class and name, or only by name if all names are numbers.
     - If numbers or names are missing or not unique: as stored.
 
-    Raises `DataError` if a class is not in `classes`.
+    In a folder, only `folder/class/image` is listed. A class folder without images is no class;
+    what else is left out is in `Listing.skipped`. Raises `DataError` if a class is not in
+    `classes`.
     """
     quarantine = quarantine or {}
     if source.format == FOLDER:
@@ -79,7 +81,9 @@ def list_images(
 
 
 def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
-    folders = class_folders(source.root)
+    folders = list_class_folders(source.root)
+    contents = {name: read_class_folder(source.root, name) for name in folders}
+    folders = [name for name in folders if contents[name].files]
     classes = read_classes(source) or ()
     if not set(folders) <= set(classes):
         classes = tuple(folders)
@@ -89,12 +93,11 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     left_out = []
     damaged = []
     for folder in sorted(folders, key=labels_by_class.__getitem__):
-        files, looping = class_files(source.root / folder)
-        for file in files:
+        for file in contents[folder].files:
             name = f"{folder}/{file}"
             if name in quarantine:
                 left_out.append(Quarantined(name, quarantine[name]))
-            elif file in looping:
+            elif file in contents[folder].looping:
                 damaged.append(Quarantined(name, os.strerror(errno.ELOOP)))
             else:
                 names.append(_encode(name))
@@ -109,6 +112,7 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
         numbered=False,
         damaged=tuple(damaged),
         left_out=tuple(left_out),
+        skipped=tuple(chain.from_iterable(folder.skipped for folder in contents.values())),
     )
 
 

@@ -1,10 +1,8 @@
 """Where the images of a split are, and their storage format."""
 
-import errno
 import json
 import os
 import re
-import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +25,17 @@ IS_OF: dict[str, Callable[[str], bool]] = {
 }
 """Whether a name is that of a file of a format, for each format."""
 FORMATS = (FOLDER, *IS_OF)
-UNFINISHED = Path(".lockstep") / "pack.unfinished"
+QUARANTINE = "quarantine.json"
+"""The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first
+byte": reason}}."""
+CLASSES = "classes.txt"
+"""A file next to files that store only numbers as labels: the names of the classes, one on each
+line, class 0 first."""
+CACHE = ".lockstep"
+"""The folder of Lockstep's own files next to images."""
+UNFINISHED = Path(CACHE) / "pack.unfinished"
 """A file in a folder to which a data set is being written, until the data set is complete."""
-FINISHED = Path(".lockstep") / "pack.finished"
+FINISHED = Path(CACHE) / "pack.finished"
 """A file with a line of JSON for each written file: the lengths, by name, of this file and of those
 that describe it."""
 _DALI_INDEXES = "idx"
@@ -130,7 +136,7 @@ def list_visible(root: Path) -> tuple[list[str], list[str]]:
             if not entry.name.startswith("."):
                 if is_folder(entry):
                     folders.append(entry.name)
-                elif _is_file(entry):
+                elif is_file(entry):
                     files.append(entry.name)
     return sorted(folders), sorted(files)
 
@@ -222,48 +228,6 @@ def _check_lengths(root: Path, files: tuple[str, ...]) -> None:
             )
 
 
-def class_folders(root: Path) -> list[str]:
-    """Return the names of the class folders, sorted by their bytes.
-
-    Raises `DataError` if there are none; the message says how to sort a flat folder of images.
-    """
-    with os.scandir(root) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = sorted((entry.name for entry in visible if is_folder(entry)), key=os.fsencode)
-    if not folders:
-        files = sum(map(_is_file, visible))
-        contents = f"{files} files and no folders" if files else "nothing"
-        raise DataError(
-            f"{root} holds {contents}; expected one folder for each class with its images inside."
-            " Sort ImageNet's validation images into their classes with: lockstep data sort-val"
-            f" {shlex.quote(str(root))} --labels FILE"
-        )
-    return folders
-
-
-def class_files(folder: Path) -> tuple[list[str], set[str]]:
-    """Return the names of the images of a class folder, sorted by their bytes, and which of them
-    are links that loop.
-
-    Raises `DataError` if it is empty or holds a folder.
-    """
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = sorted(entry.name for entry in visible if is_folder(entry))
-    if folders:
-        raise DataError(
-            f"{folder} holds a folder, {folders[0]}; expected images in"
-            f" {folder.parent}/<class>/<image>"
-        )
-    if not visible:
-        raise DataError(
-            f"{folder} is empty; expected the images of a class. Remove the folder if there are"
-            " none"
-        )
-    looping = {entry.name for entry in visible if entry.is_symlink() and _loops(entry)}
-    return sorted((entry.name for entry in visible), key=os.fsencode), looping
-
-
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a folder or a link to one. A link that cannot be followed is not a
     folder."""
@@ -273,18 +237,9 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a file or a link to one."""
     try:
         return entry.is_file()
     except OSError:
         return False
-
-
-def _loops(link: os.DirEntry[str]) -> bool:
-    """Return whether a link leads back to itself. A link to nothing does not: its target may be on
-    an unmounted disk."""
-    try:
-        link.stat()
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    return False

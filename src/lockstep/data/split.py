@@ -9,19 +9,27 @@ leave none for training, the one with the largest. The only image of a class is 
 
 import hashlib
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.images import Progress
-from lockstep.data.index import Index, find_index, open_index, subset
+from lockstep.data.class_folders import Skipped, describe_skipped, list_class_folders
+from lockstep.data.images import Progress, printable
+from lockstep.data.index import (
+    Index,
+    check_layouts,
+    find_index,
+    list_skipped,
+    open_index,
+    subset,
+)
 from lockstep.data.sources import (
     ALIASES,
     Source,
-    class_folders,
     find_source,
     find_split,
     holds_split,
@@ -67,7 +75,12 @@ def same_images(digest: str, other: str) -> bool:
 
 
 def open_sets(
-    data: Path, share: float, progress: Callable[[str], Progress], *, validates: bool = True
+    data: Path,
+    share: float,
+    progress: Callable[[str], Progress],
+    *,
+    validates: bool = True,
+    is_strict: bool = False,
 ) -> Sets:
     """Return the training and validation images of a data set, or of one split of it that is given
     in its place.
@@ -75,12 +88,16 @@ def open_sets(
     A share above 0 is set apart from the training images, or from all images of a folder of
     classes. `progress` takes the name of a task and returns the function to call with its progress.
     Without `validates`, validation images are not read: their index is empty, and a folder of
-    classes has only training images. Raises `DataError` if there are no validation images, or if
-    there are and a share is requested.
+    classes has only training images. With `is_strict`, class folders that are empty or hold folders
+    are refused; otherwise they are left out, and a note counts them. Raises `DataError` if there
+    are no validation images, or if there are and a share is requested.
     """
     if share:
-        whole = open_index(whole_source(data), progress=progress("indexing"))
-        return Sets(*divide_index(whole, share), data, [])
+        source = whole_source(data)
+        if is_strict:
+            check_layouts([source])
+        whole = open_index(source, progress=progress("indexing"))
+        return Sets(*divide_index(whole, share), data, note_skipped(data, [whole]))
     notes = []
     whole_set = _find_whole_set(data)
     if whole_set is not None:
@@ -91,14 +108,32 @@ def open_sets(
             source = find_source(data)
         else:
             source = find_split(data, "train")
+        if is_strict:
+            check_layouts([source])
         training = open_index(source, progress=progress("indexing train"))
+        notes += note_skipped(data, [training])
         nothing = replace(subset(training, np.zeros(0, np.int64)), quarantined=())
         return Sets(training, nothing, data, notes)
-    training = open_index(_require_split(data, "train"), progress=progress("indexing train"))
-    validation = open_index(
-        _require_split(data, "val"), classes=training.classes, progress=progress("indexing val")
-    )
+    sources = [_require_split(data, split) for split in ALIASES]
+    if is_strict:
+        check_layouts(sources)
+    training = open_index(sources[0], progress=progress("indexing train"))
+    validation = open_index(sources[1], classes=training.classes, progress=progress("indexing val"))
+    notes += note_skipped(data, [training, validation])
     return Sets(training, validation, data, notes)
+
+
+def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
+    """Return a note that counts what is left out of the folders of a data set; none if nothing
+    is."""
+    skipped = []
+    for index in indexes:
+        split = "" if index.root == data else f"{index.root.name}/"
+        skipped += [Skipped(kind, split + printable(place)) for kind, place in list_skipped(index)]
+    if not skipped:
+        return []
+    command = f"lockstep data check {shlex.quote(str(data))}"
+    return [f"left out of {data}: {describe_skipped(skipped)}; {command} lists all"]
 
 
 def _require_split(data: Path, split: str) -> Source:
@@ -122,7 +157,7 @@ def _require_split(data: Path, split: str) -> Source:
 
 def _holds_classes(data: Path) -> bool:
     try:
-        return bool(class_folders(data))
+        return bool(list_class_folders(data))
     except DataError:
         return False
 
@@ -174,7 +209,7 @@ def divide_index(index: Index, share: float) -> tuple[Index, Index]:
         )
     training = subset(index, np.flatnonzero(~apart))
     validation = subset(index, np.flatnonzero(apart))
-    return training, replace(validation, quarantined=())
+    return training, replace(validation, quarantined=(), skipped=())
 
 
 def _set_apart(index: Index, share: float) -> np.ndarray:

@@ -17,8 +17,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from lockstep.data.images import Progress
-from lockstep.data.index import CACHE, open_index
-from lockstep.data.sources import find_sources
+from lockstep.data.index import open_index
+from lockstep.data.sources import CACHE, find_sources
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing
 from lockstep.system.locks import hold_lock

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.data.class_folders import list_class_folders
 from lockstep.data.index import Index, open_index
-from lockstep.data.sources import Source, find_source, find_split, holds_split
-from lockstep.data.split import divide_index, whole_source
+from lockstep.data.sources import FOLDER, Source, find_source, find_split, holds_split
+from lockstep.data.split import divide_index, note_skipped, whole_source
 from lockstep.recipes import Recipe
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError
 from lockstep.weights import Weights
 from lockstep.weights.class_names import assume_classes, imagenet_synsets
+from lockstep.weights.opening import escape_halves
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class EvaluationImages:
         """Return the index of the images to evaluate, and remarks on them and on the weights."""
         remarks = list(weights.remarks)
         index = self._open(weights.classes, recorder)
+        remarks += note_skipped(self.source.root, [index])
         logits = weights.recipe.logits
         if not weights.classes and len(index.classes) < logits:
             if assume_classes(weights.recipe) and set(index.classes) <= set(imagenet_synsets()):
@@ -52,6 +55,10 @@ class EvaluationImages:
 
     def _open(self, classes: tuple[str, ...], recorder: Recorder) -> Index:
         progress = recorder.progress("indexing")
+        if self.source.format == FOLDER:
+            # Weights have names that every encoding can write; those of folders can be any bytes.
+            names = {escape_halves(name): name for name in list_class_folders(self.source.root)}
+            classes = tuple(names.get(name, name) for name in classes)
         return open_index(self.source, classes=classes or None, progress=progress)
 
 

@@ -4,13 +4,13 @@ that hold many images."""
 import errno
 import glob
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, is_image_name
 from lockstep.data.images import printable
 from lockstep.data.listing import Listing, list_images
 from lockstep.data.sources import IS_OF, Source, is_folder
@@ -25,15 +25,6 @@ after each path."""
 _NUL = b"\0"
 _MOST_PATH_BYTES = 4095
 """Linux opens no longer path."""
-_COMMON = ("", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-SUFFIXES = frozenset((*_COMMON, ".pbm", ".pgm", ".pnm", ".ppm"))
-"""Files with these endings are taken from folders, and files of a storage format
-(`lockstep.data.sources.IS_OF`)."""
-_BEGINS_AS_IMAGE = re.compile(
-    rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*"
-    rb"|P[1-6]\s+(?:#[^\n]*\n\s*)*\d",
-    re.DOTALL,
-)
 _BEGIN = 2**16
 """This many bytes of standard input decide whether it is an image."""
 _SYSTEM_FOLDERS = ("/proc", "/sys")
@@ -85,7 +76,7 @@ class NamedImages:
 
     def _add_stdin(self, stdin: BinaryIO) -> None:
         begin = stdin.read(_BEGIN)
-        is_image = _BEGINS_AS_IMAGE.match(begin) is not None
+        is_image = BEGINS_AS_IMAGE.match(begin) is not None
         try:
             content = read_stream(stdin, IMAGE if is_image else NAMES, begin)
         except OSError as error:
@@ -171,7 +162,7 @@ class NamedImages:
                 self._add_folder(entry.path, within)
             elif _find_format(entry.path) is not None:
                 self._add_packed(entry.path)
-            elif Path(entry.name).suffix.lower() in SUFFIXES:
+            elif is_image_name(entry.name):
                 self._append(entry.path)
             else:
                 self.left_out.append(entry.path)

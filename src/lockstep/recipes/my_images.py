@@ -9,6 +9,9 @@ from typing import Any, Literal
 from lockstep.recipes.recipe import Recipe
 
 NAME = "my-images"
+OWN_IMAGES = (NAME, "fine-tune")
+"""The recipes for your own images. They leave out empty class folders and folders inside class
+folders with a note; others refuse them."""
 _MANY = 100_000
 """With at least this many training images, the crops and the weight decay of the published recipes
 are used."""

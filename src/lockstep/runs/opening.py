@@ -9,7 +9,7 @@ from lockstep import backends
 from lockstep.backends import World
 from lockstep.data.split import Sets, open_sets
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.my_images import check_changes
+from lockstep.recipes.my_images import OWN_IMAGES, check_changes
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
@@ -45,7 +45,8 @@ def open_run(
         _check_recipe(recipe, execution, world)
         start = None if settings.counts_classes else _fit_start(recipe, source, world, out)
         share = recipe.validation_share
-        sets = _open_sets(settings.data, share, recorder, stop, execution)
+        is_strict = recipe.based_on not in OWN_IMAGES
+        sets = _open_sets(settings.data, share, recorder, stop, execution, is_strict=is_strict)
         if settings.counts_classes:
             recipe, notes = _count_classes(recipe, sets)
             start = _fit_start(recipe, source, world, out)
@@ -111,7 +112,13 @@ def _count_classes(recipe: Recipe, sets: Sets) -> tuple[Recipe, list[str]]:
 
 
 def _open_sets(
-    data: Path, share: float, recorder: Recorder, stop: StopRequests, execution: Execution
+    data: Path,
+    share: float,
+    recorder: Recorder,
+    stop: StopRequests,
+    execution: Execution,
+    *,
+    is_strict: bool = False,
 ) -> Sets:
     """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
 
@@ -127,7 +134,7 @@ def _open_sets(
 
         return advance
 
-    return open_sets(data, share, progress, validates=not execution.train_only)
+    return open_sets(data, share, progress, validates=not execution.train_only, is_strict=is_strict)
 
 
 def _check_logits(recipe: Recipe, sets: Sets) -> None:

@@ -6,11 +6,13 @@ is `null` here; the checks also accept Python's words.
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 NOT_FINITE = "not_finite"
 """This key names the original values of numbers that JSON cannot hold."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 Check = Callable[[Any], bool]
 _MOST = 2**53
 """Every JSON reader reads whole numbers up to this one exactly."""
@@ -19,13 +21,15 @@ _MOST = 2**53
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return plain values as JSON. Letters of any language are written as they are.
 
+    Bytes of file names that are not UTF-8, which Python holds as surrogates, become JSON escapes.
     A number that is not finite becomes null, and the additional key `not_finite` names its value;
     for a list, that of the first such number.
 
     >>> to_json({"step": 3, "loss": float("inf")})
     '{"step": 3, "loss": null, "not_finite": {"loss": "inf"}}'
     """
-    return json.dumps(_replace_numbers(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_replace_numbers(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _replace_numbers(value: Any) -> Any:

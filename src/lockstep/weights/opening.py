@@ -100,16 +100,16 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
 
 def _make_printable(weights: Weights) -> Weights:
     """Return weights whose classes, remarks and arrays have names that every encoding can write."""
-    stored = [replace(array, name=_escape_halves(array.name)) for array in weights.stored]
+    stored = [replace(array, name=escape_halves(array.name)) for array in weights.stored]
     return replace(
         weights,
-        classes=tuple(map(_escape_halves, weights.classes)),
-        remarks=tuple(map(_escape_halves, weights.remarks)),
+        classes=tuple(map(escape_halves, weights.classes)),
+        remarks=tuple(map(escape_halves, weights.remarks)),
         stored=tuple(stored),
     )
 
 
-def _escape_halves(text: str) -> str:
+def escape_halves(text: str) -> str:
     """Return a text with half a UTF-16 character, which no encoding can write, spelled out."""
     return text.encode(errors="backslashreplace").decode()
 

@@ -68,6 +68,7 @@ def test_empty_and_nested_class_folders_are_found_and_the_rest_examined(tmp_path
     assert problems == [
         ("nested-folder", "bee/more"),
         ("empty-class", "dog"),
+        ("hidden", "dog/.keep"),
         ("empty", "cat/x.jpg"),
         ("duplicate-other-label", "cat/y.jpg"),
     ]

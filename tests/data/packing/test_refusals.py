@@ -96,7 +96,10 @@ def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Pa
             lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}),
             "holds 2 files and no folders.*sort-val",
         ),
-        (lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}), "a holds a folder, b"),
+        (
+            lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}),
+            "train/a/b: folder inside a class folder",
+        ),
         (
             lambda root: image_folder(root, {"train.rec": b"no records in here"}),
             "1 damaged parts of files hold no usable image",

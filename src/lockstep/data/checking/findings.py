@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.data.images import printable
-from lockstep.data.index import QUARANTINE, read_quarantine
-from lockstep.data.listing import CLASSES
-from lockstep.data.sources import FOLDER, Source
+from lockstep.data.index import read_quarantine
+from lockstep.data.sources import CLASSES, FOLDER, QUARANTINE, Source
 from lockstep.system.files import written_text
 
 ERROR = "error"
@@ -61,6 +60,12 @@ KINDS = {
         "a class folder without images", "Put its images back, or remove the folder"
     ),
     "nested-folder": _error("a folder inside a class folder", "Move its images to <class>/<image>"),
+    "stray-file": _warning(
+        "a file that is no image, which is left out", "Nothing, or put it elsewhere"
+    ),
+    "hidden": _warning(
+        "a hidden file, which is left out", "Nothing, or rename it if it is an image"
+    ),
     "no-images": _error("no image that can be used", "Put the images there, or remove it"),
     "two-formats": _error(
         "images in two formats in one folder", "Put each format in a separate folder"

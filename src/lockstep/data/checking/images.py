@@ -11,13 +11,13 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.checking.findings import ERROR, KINDS
-from lockstep.data.checking.parts import FORMAT_OF, TOO_LARGE, ImageProblem, Part, describe_error
+from lockstep.data.checking.parts import TOO_LARGE, ImageProblem, Part, describe_error
 from lockstep.data.decoding.decode import check
+from lockstep.data.decoding.image_formats import FORMAT_OF, FORMATS
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import ROW
 from lockstep.data.index import run_in_ranges
 
-_FORMATS = sorted(set(FORMAT_OF.values()))
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
 _TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
 _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
@@ -101,7 +101,7 @@ def _find_kind(data: bytes, reason: str) -> str:
 def _read_header(data: bytes) -> tuple[str, str]:
     """Return format and mode of an image without decoding it; empty if they cannot be read."""
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             # MPO is a JPEG followed by other JPEGs, as cameras write them.
             return (image.format or "").replace("MPO", "JPEG"), image.mode
     # A damaged header makes Pillow raise almost anything. The image itself was decoded.

@@ -8,8 +8,7 @@ import numpy as np
 
 from lockstep.data.checking.parts import SHOWN, Part, Problem, are_numbers, describe_error
 from lockstep.data.containers import Damage, Places, recordio
-from lockstep.data.listing import CLASSES
-from lockstep.data.sources import FOLDER, shorten_list
+from lockstep.data.sources import CLASSES, FOLDER, shorten_list
 from lockstep.system.regular_files import RECORDS, read_regular
 
 IMAGENET = {"train": 1_281_167, "val": 50_000}

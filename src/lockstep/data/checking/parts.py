@@ -11,11 +11,18 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from lockstep.data.checking.findings import FLAT, KINDS, Finding, Split
+from lockstep.data.class_folders import (
+    EMPTY_CLASS,
+    NESTED_FOLDER,
+    Skipped,
+    list_beside_classes,
+    read_class_folder,
+)
 from lockstep.data.containers import NO_LABEL, Damage
+from lockstep.data.decoding.image_formats import FORMAT_OF
 from lockstep.data.images import ROW, Names, Quarantined
-from lockstep.data.index import QUARANTINE, read_quarantine
+from lockstep.data.index import read_quarantine
 from lockstep.data.listing import (
-    CLASSES,
     SCANNERS,
     Listing,
     find_fault,
@@ -24,7 +31,9 @@ from lockstep.data.listing import (
 )
 from lockstep.data.sources import (
     ALIASES,
+    CLASSES,
     FOLDER,
+    QUARANTINE,
     UNFINISHED,
     Source,
     find_files,
@@ -36,16 +45,6 @@ from lockstep.data.sources import (
 )
 from lockstep.system.errors import DataError
 
-FORMAT_OF = {
-    **dict.fromkeys((".jpg", ".jpeg"), "JPEG"),
-    **dict.fromkeys((".ppm", ".pgm", ".pbm"), "PPM"),
-    **dict.fromkeys((".tif", ".tiff"), "TIFF"),
-    ".png": "PNG",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-    ".webp": "WEBP",
-}
-"""Pillow's name of the format, by the ending of an image's name."""
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
 _NO_CLASS = re.compile(r"its label is|expected the number of a class|it has no class")
 """Parts of the messages of the format modules about labels."""
@@ -170,6 +169,8 @@ class Part:
         """The problems that are not about one image of the listing."""
         if any(kind == "flat" for kind, _, _ in more):
             self.format = FLAT
+        elif source.format == FOLDER:
+            self.problems += _list_skipped(self.listing)
         for bad in self.listing.damaged:
             self.problems.append((_find_kind(bad.reason), bad.file, bad.reason))
         self.image_problems: list[ImageProblem] = []
@@ -224,6 +225,17 @@ class Part:
         )
 
 
+def _list_skipped(listing: Listing) -> list[Problem]:
+    """Return what is in a folder of class folders and is no image of a class."""
+    root = listing.source.root
+    details = {
+        EMPTY_CLASS: "no images",
+        NESTED_FOLDER: f"expected images in {root}/<class>/<image>",
+    }
+    skipped = [*listing.skipped, *list_beside_classes(root)]
+    return [(kind, place, details.get(kind, "left out")) for kind, place in skipped]
+
+
 def _list_source(source: Source) -> tuple[Listing, int | None, list[Problem]]:
     """Return what a source holds, the number of listed classes, and why loaders refuse the source.
 
@@ -263,6 +275,7 @@ def _make_listing(
     names: Iterable[str] = (),
     classes: tuple[str, ...] = (),
     damaged: Iterable[Quarantined] = (),
+    skipped: Iterable[Skipped] = (),
 ) -> Listing:
     return Listing(
         source,
@@ -271,6 +284,7 @@ def _make_listing(
         classes,
         numbered=are_numbers(classes),
         damaged=tuple(damaged),
+        skipped=tuple(skipped),
     )
 
 
@@ -291,21 +305,17 @@ def _list_folder(source: Source) -> tuple[Listing, list[Problem]]:
     names: list[str] = []
     rows: list[tuple[int, ...]] = []
     problems: list[Problem] = []
+    skipped: list[Skipped] = []
     for label, folder in enumerate(folders):
         try:
-            os.scandir(root / folder).close()
+            contents = read_class_folder(root, folder)
         except OSError as error:
             problems.append(("unreadable-file", folder, describe_error(error)))
             continue
-        nested, images = _list_visible(root / folder)
-        if not nested and not images:
-            problems.append(("empty-class", folder, "no images"))
-        for name in nested:
-            detail = f"expected images in {root}/<class>/<image>"
-            problems.append(("nested-folder", f"{folder}/{name}", detail))
-        names += [f"{folder}/{name}" for name in images]
-        rows += [_row(label)] * len(images)
-    return _make_listing(source, rows, names, tuple(folders)), problems
+        names += [f"{folder}/{name}" for name in contents.files]
+        rows += [_row(label)] * len(contents.files)
+        skipped += contents.skipped
+    return _make_listing(source, rows, names, tuple(folders), skipped=skipped), problems
 
 
 def _list_files(source: Source) -> tuple[Listing, list[Problem]]:

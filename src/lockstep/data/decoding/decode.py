@@ -14,6 +14,7 @@ import simplejpeg
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
+from lockstep.data.decoding.image_formats import FORMATS
 from lockstep.data.decoding.size_limits import (
     JPEG_START,
     MOST_HEADER_BYTES,
@@ -30,8 +31,6 @@ from lockstep.data.decoding.size_limits import (
 # Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have
 # them), and zeros where a baseline file should name all its coefficients.
 _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
-# Pillow supports dozens of formats and starts another program for some of them (EPS).
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _HEADERS_IN_PYTHON = (b"G", b"P")  # GIF, PPM
 _DECODERS_IN_PYTHON = ("bmp_rle", "ppm", "ppm_plain")
 _JPEG_END = b"\xff\xd9"
@@ -177,12 +176,12 @@ def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
     check_bytes(data)
     if len(data) > MOST_HEADER_BYTES and data[:1] in _HEADERS_IN_PYTHON:
         try:
-            Image.open(io.BytesIO(data[:MOST_HEADER_BYTES]), formats=_FORMATS)
+            Image.open(io.BytesIO(data[:MOST_HEADER_BYTES]), formats=FORMATS)
         except Exception:  # a damaged file makes Pillow's readers raise almost anything
             raise OverBudget(
                 f"no image within the first {MOST_HEADER_BYTES:,} bytes; save the image again"
             ) from None
-    return Image.open(io.BytesIO(data), formats=_FORMATS)
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 @contextmanager

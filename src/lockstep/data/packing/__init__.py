@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lockstep.data.class_folders import KINDS, check_layout
 from lockstep.data.images import Progress, Quarantined
-from lockstep.data.listing import CLASSES
 from lockstep.data.packing.splits import Packing, Split, check_classes, identify, list_splits
 from lockstep.data.packing.target import lock_target
 from lockstep.data.packing.writing import write_split
-from lockstep.data.sources import FOLDER, FORMATS
+from lockstep.data.sources import CLASSES, FOLDER, FORMATS
 from lockstep.system.errors import DataError
 from lockstep.system.files import lines, written_text
 from lockstep.system.machine import cores
@@ -40,21 +40,21 @@ def pack(
     return counts of images.
 
     `classes.txt` is written next to the images. Images in a quarantine are not written. Neither are
-    looping links, truncated images, and images beyond the budget of decoding: `left_out` is called
-    with the split and each of them. The order of images stays, except that an image folder sorts
-    them by class. `progress` is called with the number of images done and of all images.
-    Raises `DataError` if the target holds something else.
+    looping links, files of other kinds, and images that are truncated or over budget: `left_out` is
+    called with the split and each of them. The order stays, except that an image folder sorts
+    images by class. `progress` is called with the number of images done and of all images. Raises
+    `DataError` if class folders are empty or hold folders, or if the target holds something else.
     """
     if packing.format not in FORMATS:
         raise DataError(
             f"{packing.format} is not a storage format; choose one of {', '.join(FORMATS)}"
         )
     splits = list(list_splits(source, target, packing))
+    check_layout([(split.listing.source.root, split.listing.skipped) for split in splits])
     total = sum(len(split.listing) for split in splits)
     if not total:
         raise DataError(f"{source} has no images")
     for split in splits:
-        check_classes(split)
         _check_target(split, target)
     done = 0
 
@@ -93,11 +93,14 @@ def pack(
 
 def _list_left_out(split: Split) -> Iterator[Quarantined]:
     yield from split.listing.damaged
+    for kind, place in split.listing.skipped:
+        yield Quarantined(place, KINDS[kind][0])
     for number, reason in split.faults.reasons().items():
         yield Quarantined(split.listing.place(number), reason)
 
 
 def _check_target(split: Split, target: Path) -> None:
+    check_classes(split)
     root = split.listing.source.root
     holds_images = not split.name or split.listing.source.format == FOLDER
     if holds_images and target.resolve().is_relative_to(root.resolve()):

@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from lockstep.data.containers import Bytes
-from lockstep.data.index import CACHE, read_quarantine
-from lockstep.data.listing import CLASSES, Listing, list_images
+from lockstep.data.index import read_quarantine
+from lockstep.data.listing import Listing, list_images
 from lockstep.data.packing.faults import Faults
 from lockstep.data.packing.target import read_states
-from lockstep.data.sources import ALIASES, FOLDER, find_sources
+from lockstep.data.sources import ALIASES, CACHE, CLASSES, FOLDER, find_sources
 from lockstep.system.errors import DataError
 
 SHARD_BYTES = 2**27

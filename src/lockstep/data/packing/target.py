@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.index import CACHE
 from lockstep.data.listing import Listing
-from lockstep.data.sources import FOLDER, UNFINISHED
+from lockstep.data.sources import CACHE, FOLDER, UNFINISHED
 from lockstep.system.errors import DataError
 from lockstep.system.files import naming, written_text
 from lockstep.system.regular_files import RECORDS, TEXT, open_regular, read_regular

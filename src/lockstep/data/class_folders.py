@@ -1,0 +1,181 @@
+"""What a folder of class folders holds: its classes, their images, and what is neither."""
+
+import errno
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, is_image_name
+from lockstep.data.sources import CACHE, CLASSES, QUARANTINE, is_file, is_folder, shorten_list
+from lockstep.system.errors import DataError
+from lockstep.system.regular_files import IMAGE, open_regular
+
+EMPTY_CLASS = "empty-class"
+NESTED_FOLDER = "nested-folder"
+HIDDEN = "hidden"
+STRAY_FILE = "stray-file"
+KINDS = {
+    EMPTY_CLASS: ("empty class folder", "empty class folders"),
+    NESTED_FOLDER: ("folder inside a class folder", "folders inside class folders"),
+    HIDDEN: ("hidden file", "hidden files"),
+    STRAY_FILE: ("file of another kind", "files of other kinds"),
+}
+"""The kinds of what is left out, and the words for one and for many. They are also kinds of
+findings of `lockstep data check`."""
+REFUSED = (EMPTY_CLASS, NESTED_FOLDER)
+"""What strict readers refuse: a data set without it has fewer images or classes than its folders
+show."""
+_OWN_FILES = (QUARANTINE, CLASSES, CACHE)
+_BEGIN = 64
+"""This many bytes of a file decide whether it begins as an image."""
+_SHOWN = 5
+_LISTED = 20
+
+
+class Skipped(NamedTuple):
+    """Something in a folder of class folders that is no image of a class."""
+
+    kind: str
+    """One of `KINDS`."""
+    place: str
+    """Relative to the folder."""
+
+
+class ClassFolder(NamedTuple):
+    """The contents of a class folder."""
+
+    files: list[str]
+    """The names of the images, sorted by their bytes."""
+    looping: set[str]
+    """Which of them are links that lead back to themselves."""
+    skipped: list[Skipped]
+
+
+def list_class_folders(root: Path) -> list[str]:
+    """Return the names of the class folders, sorted by their bytes.
+
+    Raises `DataError` if there are none; the message says how to sort a flat folder of images.
+    """
+    entries = [entry for entry in _scan(root) if not entry.name.startswith(".")]
+    folders = [entry.name for entry in entries if is_folder(entry)]
+    if not folders:
+        files = sum(map(is_file, entries))
+        contents = f"{files} files and no folders" if files else "nothing"
+        raise DataError(
+            f"{root} holds {contents}; expected one folder for each class with its images inside."
+            " Sort ImageNet's validation images into their classes with: lockstep data sort-val"
+            f" {shlex.quote(str(root))} --labels FILE"
+        )
+    return folders
+
+
+def list_beside_classes(root: Path) -> list[Skipped]:
+    """Return what is next to class folders and is none, without Lockstep's own files."""
+    skipped = []
+    for entry in _scan(root):
+        if entry.name.startswith("."):
+            kind = HIDDEN
+        elif is_folder(entry):
+            continue
+        else:
+            kind = STRAY_FILE
+        if entry.name not in _OWN_FILES:
+            skipped.append(Skipped(kind, entry.name))
+    return skipped
+
+
+def read_class_folder(root: Path, name: str) -> ClassFolder:
+    """Return the contents of a class folder of `root`."""
+    contents = ClassFolder([], set(), [])
+    for entry in _scan(root / name):
+        place = f"{name}/{entry.name}"
+        if entry.name.startswith("."):
+            contents.skipped.append(Skipped(HIDDEN, place))
+        elif is_folder(entry):
+            contents.skipped.append(Skipped(NESTED_FOLDER, place))
+        elif not is_image_name(entry.name) and not _begins_as_image(entry.path):
+            contents.skipped.append(Skipped(STRAY_FILE, place))
+        else:
+            contents.files.append(entry.name)
+            if entry.is_symlink() and _is_looping(entry):
+                contents.looping.add(entry.name)
+    if not contents.files:
+        contents.skipped.insert(0, Skipped(EMPTY_CLASS, name))
+    return contents
+
+
+def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:
+    """Raise `DataError` with everything in folders of class folders that strict readers refuse.
+
+    `contents` are the folders, each with what is left out of it.
+    """
+    places = []
+    for root, skipped in contents:
+        for kind, place in skipped:
+            if kind in REFUSED:
+                places.append(f"\n  {root / place}: {KINDS[kind][0]}")
+    if places:
+        more = f"\n  ... and {len(places) - _LISTED} more" if len(places) > _LISTED else ""
+        raise DataError(
+            f"{len(places)} folders would be left out, and images or classes with them; expected"
+            f" images in <class>/<image>:{''.join(places[:_LISTED])}{more}\nMove or remove them."
+            " The recipe my-images leaves them out"
+        )
+
+
+def explain_no_images(root: Path, skipped: Sequence[Skipped]) -> DataError:
+    """Return the error for a folder whose class folders have no images; `skipped` is what they
+    hold."""
+    nested = [place for kind, place in skipped if kind == NESTED_FOLDER]
+    within = {place.partition("/")[0] for place in nested}
+    advice = "put the images of each class in a folder"
+    if len(within) == 1:
+        around = root / within.pop()
+        advice = f"if the classes are the folders in {around}, name that folder instead"
+    return DataError(
+        f"{root} has no images in {root}/<class>/<image>; left out: {describe_skipped(skipped)};"
+        f" {advice}"
+    )
+
+
+def describe_skipped(skipped: Sequence[Skipped]) -> str:
+    """Return how much of each kind is left out, with a few places.
+
+    >>> describe_skipped([Skipped(HIDDEN, "cat/.DS_Store"), Skipped(EMPTY_CLASS, "dog")])
+    '1 empty class folder (dog), 1 hidden file (cat/.DS_Store)'
+    """
+    parts = []
+    for kind, (one, many) in KINDS.items():
+        places = [place for other, place in skipped if other == kind]
+        if places:
+            name = one if len(places) == 1 else many
+            parts.append(f"{len(places)} {name} ({shorten_list(places, _SHOWN)})")
+    return ", ".join(parts)
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder, sorted by the bytes of their names."""
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: os.fsencode(entry.name))
+
+
+def _begins_as_image(path: str) -> bool:
+    """Return whether a file begins as an image. One that cannot be read counts as an image, so that
+    the reason is reported."""
+    try:
+        with open_regular(path, IMAGE) as file:
+            return BEGINS_AS_IMAGE.match(file.read(_BEGIN)) is not None
+    except OSError:
+        return True
+
+
+def _is_looping(link: os.DirEntry[str]) -> bool:
+    """Return whether a link leads back to itself. A link to nothing does not: its target may be on
+    an unmounted disk."""
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
