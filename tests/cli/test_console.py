@@ -37,7 +37,7 @@ SUMMARY = [
     "  top-1                91.25 % (88.1 to 93.6) of 400 images",
     "  top-5                99.50 %",
     "  loss                 0.3457",
-    "  best top-1           92.00 % at step 32",
+    "  best                 top-1 92.00 % at step 32",
     "  training time        60.0 s",
     "  throughput           123.5 images/s (first steps left out)",
     "  bad images left out  3",

@@ -121,7 +121,9 @@ def test_a_run_can_be_evaluated_and_asked_for_predictions(
     assert evaluated["per_class"] == report["per_class"]["trained"]
     assert evaluated["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-6)
     images = sorted((textures / "val").rglob("*.jpg"))[:3]
-    code, output, errors = call("predict", run, *images, "--json", "--top", 2, *DEFAULT)
+    code, output, errors = call(
+        "predict", run, *images, "--json", "--top", 2, "--checkpoint", "newest", *DEFAULT
+    )
     assert (code, errors) == (0, "")
     rows = json.loads(output)
     assert [row["path"] for row in rows] == [str(image) for image in images]

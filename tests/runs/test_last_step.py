@@ -22,7 +22,6 @@ from tests.runs.cases import (
 # 60 images, 30 per step
 PER_EPOCH = 2
 EPOCHS = 5
-PATIENT = Execution(early_stopping_patience=2)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +42,18 @@ def test_a_command_stops_after_this_many_more_epochs_or_steps(
     assert find_last_step(first, 100, 10, Execution(**how)) == step
 
 
-def make_log(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
-    """Return the log of a run that was evaluated at steps 10, 20, ..., also with a moving average
-    that improves."""
+def make_log(*top1: float, ema: float = 0.0, first: int = 10) -> list[dict[str, Any]]:
+    """Return the log of a run that was evaluated every 10 steps, also with a moving average."""
     log = []
-    for number, value in enumerate(top1, start=1):
-        entry = {"kind": "evaluate", "step": 10 * number, "loss": 1.0, "images": 8}
+    for step, value in enumerate(top1):
+        entry = {"kind": "evaluate", "step": first + 10 * step, "loss": 1.0, "images": 8}
         log += [entry | {"weights": "trained", "top1_percent": value}]
-        log += [entry | {"weights": "ema", "top1_percent": ema + number / 100}]
+        log += [entry | {"weights": "ema", "top1_percent": ema}]
     return log
+
+
+def explain(log: list[dict[str, Any]], step: int, epochs: int = 2, **how: Any) -> str | None:
+    return explain_early_stop(log, step, how.get("per_epoch", 10), epochs, how.get("by", "top1"))
 
 
 @pytest.mark.parametrize(
@@ -62,35 +64,71 @@ def make_log(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
         ([50.0, 40.0], False),
         ([50.0, 40.0, 30.0], True),
         ([50.0, 50.0, 50.0], True),  # equal is not better
+        ([0.0, 0.0, 0.0], True),
         ([50.0, 40.0, 60.0], False),
         ([50.0, 40.0, 60.0, 55.0, 59.0], True),
     ],
 )
-def test_early_stopping_counts_the_evaluations_since_the_best_one(
+def test_early_stopping_counts_the_epochs_since_the_best_evaluation(
     top1: list[float], stops: bool
 ) -> None:
-    assert (explain_early_stop(make_log(*top1), 10 * len(top1), 2) is not None) == stops
-    assert explain_early_stop(make_log(*top1), 10 * len(top1), 0) is None
+    assert (explain(make_log(*top1), 10 * len(top1)) is not None) == stops
+    assert explain(make_log(*top1), 10 * len(top1), epochs=0) is None
 
 
 def test_early_stopping_is_decided_at_an_evaluation_alone() -> None:
     log = make_log(50.0, 40.0, 30.0)
-    reason = "the last 2 evaluations are not above the top-1 of 50.00 % at step 10"
-    assert explain_early_stop(log, 30, 2) == reason
-    assert explain_early_stop(log, 35, 2) is None
-    assert explain_early_stop(log, 20, 2) is None
+    reason = "2 epochs have not improved the top-1; the best is top-1 50.00 % at step 10"
+    assert explain(log, 30) == reason
+    assert explain(log, 35) is None
+    assert explain(log, 20) is None
 
 
-def test_early_stopping_without_evaluations_is_refused() -> None:
-    with pytest.raises(RecipeError, match="early stopping needs evaluations; set only one"):
-        Execution(train_only=True, early_stopping_patience=2)
+def test_early_stopping_counts_epochs_and_not_evaluations() -> None:
+    log = make_log(50.0, 40.0, 30.0)  # every second epoch, or twice in one
+    assert explain(log[:4], 20, per_epoch=5) is not None
+    assert explain(log, 30, per_epoch=20) is None
+
+
+def test_the_evaluation_at_step_0_counts() -> None:
+    log = make_log(50.0, 40.0, 30.0, first=0)
+    assert "the best is top-1 50.00 % at step 0" in str(explain(log, 20))
+
+
+def test_a_moving_average_counts_as_the_trained_weights_do() -> None:
+    log = make_log(50.0, 40.0)
+    log += [event | {"top1_percent": 51.0} for event in make_log(0.0, first=30)[1:]]
+    assert explain(log, 30) is None
+    assert "step 30 (moving average)" in str(explain([*log, *make_log(0, 0, first=40)], 50))
+
+
+def test_the_lowest_loss_is_the_best() -> None:
+    log = []
+    for step, loss in ((10, 2.0), (20, 1.0), (30, 1.5), (40, 1.0)):
+        entry = {"kind": "evaluate", "step": step, "weights": "trained", "loss": loss}
+        log.append(entry | {"top1_percent": float(step)})
+    assert "the best is loss 1.0000 at step 20" in str(explain(log, 40, by="loss"))
+    assert explain(log, 40, by="top1") is None
+
+
+def test_early_stopping_without_evaluations_is_refused(
+    recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match="early stopping needs evaluations, but train_only"):
+        lockstep.train(recipe, textures, tmp_path, execution=Execution(train_only=True))
 
 
 @pytest.fixture(scope="module")
 def recipe(tiny_recipe: Recipe) -> Recipe:
     """Five epochs that change nothing that an evaluation sees."""
     return tiny_recipe.replace(
-        epochs=EPOCHS, global_batch_images=30, lr=1e-12, bn_momentum=1e-9, warmup_epochs=0
+        epochs=EPOCHS,
+        global_batch_images=30,
+        lr=1e-12,
+        bn_momentum=1e-9,
+        warmup_epochs=0,
+        early_stopping_epochs=2,
+        selection="macro_f1",
     )
 
 
@@ -102,8 +140,8 @@ def early_end(
     resumed."""
     run = tmp_path_factory.mktemp("early end") / "run"
     listener = stop_at("evaluate", 2 * PER_EPOCH)
-    train_until(listener, recipe, textures, run, execution=PATIENT)
-    lockstep.train(recipe, textures, run, execution=PATIENT)
+    train_until(listener, recipe, textures, run)
+    lockstep.train(recipe, textures, run)
     report = read_report(run)
     assert report is not None
     return run, report
@@ -118,7 +156,7 @@ def test_a_resumed_run_ends_early_where_an_uninterrupted_one_would(
     assert {entry["top1_percent"] for entry in others} == {first["top1_percent"]}
     assert (report["steps"], report["epochs"]) == (6, 5)
     assert (report["best"]["step"], report["final"]["trained"]["step"]) == (2, 6)
-    assert report["stopped_early"].startswith("the last 2 evaluations are not above")
+    assert report["stopped_early"].startswith("2 epochs have not improved the macro F1")
 
 
 def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(
@@ -133,8 +171,8 @@ def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(
     assert comparison["not_compared"] == "early stopping ended this run before its 90 epochs"
 
 
-def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
-    early_end: tuple[Path, Report], recipe: Recipe, textures: Path
+def test_a_run_that_ended_early_is_finished_until_it_may_take_more_epochs(
+    early_end: tuple[Path, Report],
 ) -> None:
     run, report = early_end
     events: list[Event] = []
@@ -149,8 +187,7 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
         if event["kind"] == "train":
             unfinished.append(read_report(run) is None)
 
-    patient = PATIENT.replace(early_stopping_patience=9)
-    whole = lockstep.train(recipe, textures, run, execution=patient, listener=listener)
+    whole = lockstep.train(out=run, changes={"early_stopping_epochs": 9}, listener=listener)
     assert unfinished == [True, True]
     assert (whole["steps"], "stopped_early" in whole) == (10, False)
     assert newest_step(run) == 10

@@ -92,7 +92,7 @@ def test_a_stop_while_calibrating_trains_nothing(
 
 
 def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_path: Path) -> None:
-    lockstep.convert(whole, tmp_path / "w.safetensors", certificate=False)
+    lockstep.convert(whole, tmp_path / "w.safetensors", certificate=False, checkpoint="newest")
     plain = lockstep.load_recipe(whole).replace(quantisation="none")
     checkpoint.write_weights(
         tmp_path / "f.safetensors",
@@ -101,7 +101,7 @@ def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_pa
     )
     reported = json.loads((whole / "report.json").read_text())["final"]["trained"]["loss"]
     run, converted, in_float = (
-        lockstep.evaluate(source, textures)["loss"]
+        lockstep.evaluate(source, textures, checkpoint="newest")["loss"]
         for source in (whole, tmp_path / "w.safetensors", tmp_path / "f.safetensors")
     )
     assert [run, converted] == pytest.approx([reported] * 2, rel=1e-6)

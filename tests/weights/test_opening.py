@@ -13,7 +13,6 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, open_weights
-from lockstep.weights.checkpoint import find_best_step
 from tests.conftest import TINY_MODEL
 
 CLASSES = ("cat", "dog")
@@ -47,23 +46,62 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
         state = State(step, value_at(step), value_at(0, trained=True), averages)
         checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     entries = [evaluation(8, 10), evaluation(16, 30), evaluation(24, 20)]
-    (tmp_path / "run" / "log.jsonl").write_text(
-        "".join(json.dumps(entry) + "\n" for entry in entries)
-    )
+    log_evaluations(tmp_path / "run", *entries)
     return tmp_path / "run"
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "step"), [("newest", 24), ("best", 16), ("8", 8), ("16", 16)]
+    ("checkpoint", "step"), [("newest", 24), ("best", 16), (None, 16), ("8", 8), ("16", 16)]
 )
-def test_a_run_gives_the_checkpoint_asked_for(
-    checkpoint: str, step: int, run: Path, tiny_recipe: Recipe
+def test_a_run_gives_the_checkpoint_asked_for_or_the_best(
+    checkpoint: str | None, step: int, run: Path, tiny_recipe: Recipe
 ) -> None:
     weights = open_weights(run, checkpoint=checkpoint)
     assert weights.tensors["fc.bias"].tolist() == [step] * 3
     assert weights.recipe == tiny_recipe
     assert weights.classes == CLASSES
     assert weights.source == run / "checkpoints" / f"step-{step:08d}"
+
+
+def log_evaluations(run: Path, *entries: dict[str, Any]) -> None:
+    (run / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+BEST_AVERAGE = "uses the best checkpoint: top-1 40.00 % at step 24 (moving average)"
+
+
+@pytest.mark.parametrize(
+    ("entries", "ema", "value", "remark"),
+    [
+        ([(8, 10), (16, 30)], None, 16, "step 16; --checkpoint newest uses step 24"),
+        ([(8, 30), (16, 30)], None, 8, "top-1 30.00 % at step 8"),  # equal is not better
+        ([(4, 99), (8, 10)], None, 8, "step 8"),  # step 4 is not kept
+        ([(16, 30), (24, 20), (24, 40, "ema")], None, -24, BEST_AVERAGE),
+        ([(16, 30), (24, 20), (24, 40, "ema")], False, 16, "at step 16;"),
+        ([(16, 60), (24, 20), (24, 40, "ema")], True, -24, BEST_AVERAGE),
+        ([], None, 24, "uses the newest checkpoint, of step 24: the run was never evaluated"),
+    ],
+)
+def test_by_default_the_best_weights_of_a_run_are_used_and_a_remark_names_them(
+    entries: list[tuple[Any, ...]], ema: bool | None, value: int, remark: str, run: Path
+) -> None:
+    log_evaluations(run, *(evaluation(*entry) for entry in entries))
+    weights = open_weights(run, ema=ema)
+    assert weights.tensors["fc.bias"].tolist() == [value] * 3
+    assert remark in "\n".join(weights.remarks)
+    assert not open_weights(run, checkpoint="newest").remarks
+
+
+def test_the_recipe_decides_which_checkpoint_is_the_best(run: Path, tiny_recipe: Recipe) -> None:
+    values = {8: (2.0, 10.0), 16: (3.0, 30.0), 24: (2.5, 20.0)}
+    for selection, step in {"top1": 8, "loss": 8, "macro_f1": 16}.items():
+        recipe = tiny_recipe.replace(selection=selection)
+        (run / "recipe.yaml").write_text(recipe.format_yaml())
+        entries = []
+        for number, (loss, f1) in values.items():
+            entries.append(evaluation(number, 50) | {"loss": loss, "macro_f1_percent": f1})
+        log_evaluations(run, *entries)
+        assert open_weights(run).tensors["fc.bias"].tolist() == [step] * 3
 
 
 def test_a_checkpoint_can_be_given_by_its_folder_or_by_its_file_of_weights(
@@ -95,10 +133,6 @@ def test_weights_can_be_used_in_another_precision(run: Path, tiny_recipe: Recipe
     weights = open_weights(run)
     assert weights.replace_precision(None).recipe == tiny_recipe
     assert weights.replace_precision("bf16").recipe == tiny_recipe.replace(precision="bf16")
-
-
-def test_the_moving_average_is_given_when_asked_for(run: Path) -> None:
-    assert open_weights(run, ema=True).tensors["fc.bias"].tolist() == [-24] * 3
 
 
 def torchvision_resnet18(logits: int) -> dict[str, np.ndarray]:
@@ -203,9 +237,9 @@ def test_what_holds_no_such_weights_is_a_clear_error(
 
 
 def test_damaged_weights_are_not_opened(run: Path) -> None:
-    path = run / "checkpoints" / "step-00000024" / "model.safetensors"
+    path = run / "checkpoints" / "step-00000016" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(CheckpointError, match=r"step-00000024/model\.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"step-00000016/model\.safetensors is damaged"):
         open_weights(run)
 
 
@@ -229,25 +263,6 @@ def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(
     path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about={})
     with pytest.raises(CheckpointError, match=r"model\.safetensors has no metadata"):
         open_weights(path)
-
-
-@pytest.mark.parametrize(
-    ("entries", "step"),
-    [
-        ([], None),
-        ([{"kind": "train", "step": 4}], None),
-        ([evaluation(4, 50)], 4),
-        ([evaluation(4, 50), evaluation(8, 60), evaluation(12, 55)], 8),
-        ([evaluation(4, 60), evaluation(8, 60)], 4),
-        ([evaluation(4, 50), evaluation(8, 99, "ema")], 4),
-        ([evaluation(8, 99, "ema")], None),
-        ([evaluation(4, 0.0)], 4),
-    ],
-)
-def test_the_best_step_is_the_earliest_with_the_highest_top1_of_the_trained_weights(
-    entries: list[dict[str, Any]], step: int | None
-) -> None:
-    assert find_best_step(entries) == step
 
 
 # Files of other programs

@@ -21,6 +21,7 @@ from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
 from lockstep.models.metrics import format_loss, is_top5_informative
+from lockstep.recipes.best_evaluation import describe_best
 from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (
     Event,
@@ -88,7 +89,7 @@ def _list_accuracies(report: Report) -> list[tuple[str, str]]:
         rows.append(("top-1", "not evaluated"))
     best = report["best"]
     if best is not None:
-        rows.append(("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}"))
+        rows.append(("best", describe_best(best, report.get("selection", "top1"))))
     return rows
 
 
@@ -327,7 +328,7 @@ class Reporter:
             self.say(f"stopped early at step {report['steps']}: {report['stopped_early']}")
             out = shlex.quote(event["out"])
             self.say(
-                f"to train on: lockstep train --out {out} --set early_stopping_patience=0, or a"
+                f"to train on: lockstep train --out {out} --set early_stopping_epochs=0, or a"
                 " greater number"
             )
         throughput = "too few steps to measure"

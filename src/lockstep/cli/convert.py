@@ -26,8 +26,8 @@ def command(
             )
         ),
     ] = "safetensors",
-    checkpoint: options.Checkpoint = "newest",
-    ema: options.Ema = False,
+    checkpoint: options.Checkpoint = None,
+    ema: options.Ema = None,
     classes: options.Classes = None,
     model: options.Model = None,
     certificate: Annotated[
@@ -83,7 +83,7 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     return text
 
 
-def _inspect(source: Path, checkpoint: str, model: str | None, as_json: bool) -> None:
+def _inspect(source: Path, checkpoint: str | None, model: str | None, as_json: bool) -> None:
     from lockstep.weights.inspection import group_by_kind, inspect
 
     description = inspect(source, checkpoint=checkpoint, model=model)

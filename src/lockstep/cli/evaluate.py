@@ -41,8 +41,8 @@ Runtime = Annotated[
 def command(
     source: options.WeightsArgument,
     data: Data,
-    checkpoint: options.Checkpoint = "newest",
-    ema: options.Ema = False,
+    checkpoint: options.Checkpoint = None,
+    ema: options.Ema = None,
     model: options.Model = None,
     classes: options.Classes = None,
     split: Split = None,

@@ -72,7 +72,13 @@ AsRecipe = Annotated[
     ),
 ]
 Checkpoint = Annotated[
-    str, typer.Option(help="Checkpoint of a run: newest, best or a step's number.")
+    str | None,
+    typer.Option(
+        help=(
+            "Checkpoint of a run: newest, best or a step's number. By default the best, or the"
+            " newest if the run was never evaluated."
+        )
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -102,7 +108,16 @@ def find_weights(name: str) -> Path:
 WeightsArgument = Annotated[
     Path, typer.Argument(parser=find_weights, help=WEIGHTS, show_default=False)
 ]
-Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
+Ema = Annotated[
+    bool | None,
+    typer.Option(
+        "--ema/--no-ema",
+        help=(
+            "Use the moving average of the weights, or not. By default what is better in the best"
+            " checkpoint."
+        ),
+    ),
+]
 Classes = Annotated[
     Path | None,
     typer.Option(

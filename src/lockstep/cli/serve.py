@@ -68,8 +68,8 @@ def command(
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Leave requests that succeed out of the log.")
     ] = False,
-    checkpoint: options.Checkpoint = "newest",
-    ema: options.Ema = False,
+    checkpoint: options.Checkpoint = None,
+    ema: options.Ema = None,
     model: options.Model = None,
     classes: options.Classes = None,
     runtime: options.Runtime = None,

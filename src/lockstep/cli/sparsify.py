@@ -26,8 +26,8 @@ def command(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,
-    checkpoint: options.Checkpoint = "newest",
-    ema: options.Ema = False,
+    checkpoint: options.Checkpoint = None,
+    ema: options.Ema = None,
     model: options.Model = None,
 ) -> None:
     """Check weights for 2:4 sparsity, or prune them once."""
@@ -55,7 +55,9 @@ def command(
     )
 
 
-def _check(source: Path, checkpoint: str, ema: bool, model: str | None, as_json: bool) -> None:
+def _check(
+    source: Path, checkpoint: str | None, ema: bool | None, model: str | None, as_json: bool
+) -> None:
     from lockstep.weights.pruning import check_sparsity
 
     result = check_sparsity(source, checkpoint=checkpoint, ema=ema, model=model)

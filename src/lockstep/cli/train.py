@@ -97,11 +97,9 @@ def command(
             help="Stop after this many more steps of the schedule; the same command resumes."
         ),
     ] = None,
-    early_stopping_patience: Annotated[
+    early_stopping_epochs: Annotated[
         int | None,
-        typer.Option(
-            help="End the run once this many evaluations in a row have not improved top-1."
-        ),
+        typer.Option(help="End the run once this many epochs have not improved the validation."),
     ] = None,
     tensorboard: Annotated[
         bool | None,
@@ -145,11 +143,12 @@ def command(
         keep_global_batch=keep_global_batch or None,
         stop_after_epochs=stop_after_epochs,
         stop_after_steps=stop_after_steps,
-        early_stopping_patience=early_stopping_patience,
         loggers=_choose_loggers(tensorboard, loggers),
     )
     if split is not None:
         changes["validation_share"] = split
+    if early_stopping_epochs is not None:
+        changes["early_stopping_epochs"] = early_stopping_epochs
     settings = complete_settings(out, recipe, data, changes=changes, how=how)
     options.prepare(settings.execution, out)
     with Reporter() as reporter:

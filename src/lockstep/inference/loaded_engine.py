@@ -17,7 +17,7 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.deprecation import accept_old_names
 from lockstep.weights import Weights, open_weights
 
-ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or an earlier step."
+ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint with an earlier step."
 """What to do if results are not finite numbers."""
 
 
@@ -26,18 +26,18 @@ def load(
     source: str | Path,
     *,
     backend: str = DEFAULT_BACKEND,
-    checkpoint: str = "newest",
-    ema: bool = False,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
     model: str | None = None,
 ) -> Any:
     """Return the framework's own module with the weights of a run, a checkpoint or another
     program's file (docs/weights.md).
 
     For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode.
-    It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. `checkpoint` is "newest",
-    "best" or a step's number; `ema` loads the moving average. `model` names the model of a file
-    that fits several, such as resnet50 and resnet50-v1. The module computes without quantisation,
-    also if the weights were trained with it.
+    It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. `checkpoint` and `ema`
+    choose the weights of a run as in `lockstep.predict`: the best ones by default. `model` names
+    the model of a file that fits several, such as resnet50 and resnet50-v1. The module computes
+    without quantisation, also if the weights were trained with it.
 
     >>> import lockstep, torch
     >>> module = lockstep.load("run")

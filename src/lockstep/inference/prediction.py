@@ -77,8 +77,8 @@ class Predictor:
         self,
         source: str | Path,
         *,
-        checkpoint: str = "newest",
-        ema: bool = False,
+        checkpoint: str | None = None,
+        ema: bool | None = None,
         model: str | None = None,
         classes: Classes | None = None,
         precision: str | None = None,
@@ -257,8 +257,8 @@ def predict(
     images: Image | Iterable[Image],
     *,
     top: int = 5,
-    checkpoint: str = "newest",
-    ema: bool = False,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
     model: str | None = None,
     classes: Classes | None = None,
     precision: str | None = None,
@@ -279,7 +279,10 @@ def predict(
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
-    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+    `checkpoint` of a run is "newest", "best" or a step's number. By default it is the best one, or
+    the newest one of a run that was never evaluated. `ema` chooses the moving average (True) or the
+    trained weights (False), by default whichever is better in the best checkpoint. `model` names
+    the model of a file that fits several, such as resnet50 and resnet50-v1.
     `preprocessing` is how images are prepared, as in `lockstep.evaluate`. `classes` replaces the
     names of the classes: names, class 0 first, or a file that lists them. By default they are those
     of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed.

@@ -15,15 +15,15 @@ from lockstep.weights import Preprocessing, Weights, open_weights
 class Selection:
     """What is chosen of a source. The fields are arguments of `lockstep.predict`."""
 
-    checkpoint: str = "newest"
-    ema: bool = False
+    checkpoint: str | None = None
+    ema: bool | None = None
     model: str | None = None
     preprocessing: Preprocessing | None = None
 
     def is_default(self) -> bool:
         """Return whether nothing is chosen. Only then an exported program can run as it is."""
         is_changed = self.ema or self.model or self.preprocessing
-        return self.checkpoint == "newest" and not is_changed
+        return self.checkpoint in (None, "newest") and not is_changed
 
     def open_weights(self, source: str | Path) -> Weights:
         """Return the weights of a source. For an export whose weights cannot be read, the error

@@ -1,9 +1,9 @@
 """Execution: how a run is carried out. The choices that decide its result are in
 `lockstep.recipes.recipe`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from lockstep.recipes import limits
 from lockstep.recipes.field_validation import Settings
@@ -108,25 +108,12 @@ class Execution(Settings):
     stop_after_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
     """Number of steps that one command trains, counted from the step that it resumes at. 0: the
     command trains to the end."""
-    early_stopping_patience: Annotated[int, Field(ge=0), limits.EPOCHS] = 0
-    """The run ends as soon as this many evaluations in a row have no higher top-1 than the best one
-    before them. 0: the run ends with its last epoch."""
     train_only: bool = False
     """Whether the run is never evaluated. Validation images are not read and may be missing."""
     model_prefix: str = ""
     """Prefix of files to which the weights at the end of every epoch are also written, in the
     format of MXNet's Module: PREFIX-symbol.json and PREFIX-0001.params, counted from 1. If it is
     empty, they are not written."""
-
-    @model_validator(mode="after")
-    def _needs_evaluations(self) -> Self:
-        if self.train_only and self.early_stopping_patience:
-            raise ValueError(
-                "train_only and early_stopping_patience are both set, but early stopping needs"
-                " evaluations; set only one (--set train_only=false, or --set"
-                " early_stopping_patience=0)"
-            )
-        return self
 
     @property
     def loggers_used(self) -> tuple[str, ...]:

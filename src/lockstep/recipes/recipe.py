@@ -18,6 +18,7 @@ from lockstep.models.architectures import (
     tensors,
 )
 from lockstep.recipes import limits
+from lockstep.recipes.best_evaluation import Selection
 from lockstep.recipes.field_validation import Settings
 from lockstep.system.errors import nearest
 
@@ -182,6 +183,17 @@ class Recipe(Settings):
     calibration_images: Annotated[int, Field(ge=1), limits.COUNTED] = 512
     """Number of training images, in the order of the first epoch, from which the scales of inputs
     are found before the first step. It is used if `quantisation` is "int8"."""
+
+    # The best checkpoint, and an early end.
+    selection: Selection = "top1"
+    """The value of an evaluation that decides which checkpoint is the best one, and when early
+    stopping ends the run. "top1": the share of images that are classified correctly.
+    "balanced_accuracy": the mean of the classes' recalls. "macro_f1": the mean of their F1. "loss":
+    the mean loss, of which the lowest is the best. The trained weights and, if there is one, their
+    moving average are compared alike. An equal value is no improvement."""
+    early_stopping_epochs: Annotated[int, Field(ge=0), limits.EPOCHS] = 0
+    """The run ends at the first evaluation that is this many epochs or more after the best one. The
+    evaluation at step 0 counts. 0: the run ends with its last epoch."""
 
     # Precision.
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp16"

@@ -25,7 +25,9 @@ _FIELDS = {
     "ema_decay": "ema model_ema model_ema_decay",
     "epochs": "epoch max_epochs n_epoch n_epochs nb_epochs num_epochs total_epochs train_epochs",
     "dlll_file": "dllogger_log log_filename raport_file report_file",
-    "early_stopping_patience": "early_stopping early_stopping_rounds patience",
+    "early_stopping_epochs": (
+        "early_stopping early_stopping_rounds early_stopping_patience patience"
+    ),
     "eval_crop": "test_size val_crop val_crop_size val_image_size val_size",
     "eval_resize": "data_val_resize resize resize_size val_resize val_resize_size",
     "evaluate_every_epochs": "eval_every eval_interval val_freq val_interval",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.data import Batch
 from lockstep.data.loading.loaders import make_loader
+from lockstep.models.class_metrics import summarise_classes
 from lockstep.recipes.order import evaluation_plans
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
@@ -36,6 +37,7 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
         run.interrupt(step)
     seconds = time.perf_counter() - began
     summary = scores.counts().summary()
+    classes = summarise_classes(scores.per_class(len(run.sets.training.classes)))
     message = divergence.describe_bad_scores(scores, step, run.recipe, run.checkpoints)
     if message is not None and step == 0:  # training may mend the weights that it starts from
         run.recorder.warn("the weights that the run starts from give losses that are not finite")
@@ -50,6 +52,8 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
         "loss": summary["loss"],
         "top1_percent": summary["top1_percent"],
         "top5_percent": summary["top5_percent"],
+        "balanced_accuracy_percent": classes["balanced_accuracy_percent"] or 0.0,
+        "macro_f1_percent": classes["macro_f1_percent"] or 0.0,
         "images": summary["images"],
         "images_per_sec": summary["images"] / seconds,
         "batches": count,

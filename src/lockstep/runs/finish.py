@@ -5,6 +5,7 @@ from typing import cast
 
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
+from lockstep.recipes.best_evaluation import describe_best, find_best
 from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
@@ -14,7 +15,6 @@ from lockstep.runs.worst_mistakes import load_worst_mistakes
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log
 from lockstep.system.files import write_json
-from lockstep.weights.checkpoint import find_best_step
 
 
 def is_finished(run: RunContext, step: int) -> bool:
@@ -55,7 +55,9 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
     None."""
     if step == run.total_steps:
         return None
-    return last_step.explain_early_stop(log, step, run.execution.early_stopping_patience)
+    recipe = run.recipe
+    epochs = recipe.early_stopping_epochs
+    return last_step.explain_early_stop(log, step, run.steps_per_epoch, epochs, recipe.selection)
 
 
 @heartbeat.saving()
@@ -78,22 +80,19 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
     best = report["best"]
     if best is not None and best["step"] == 0:
         run.recorder.note(
-            f"training has not improved the weights that the run started from, with"
-            f" {best['top1_percent']:.2f} % top-1: --checkpoint best uses them"
+            "training has not improved the weights that the run started from, which are kept as its"
+            f" best checkpoint: {describe_best(best, run.recipe.selection)}"
         )
     return report
 
 
 def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Report:
     evaluations = run.recorder.evaluations
-    best = find_best_step(evaluations)
+    best = find_best(evaluations, run.recipe.selection)
     final: dict[str, Evaluation] = {}
-    best_evaluation: Evaluation | None = None
     for event in evaluations:
         if event["step"] == step:
             final[event["weights"]] = _select_results(event)
-        if event["step"] == best and event["weights"] == "trained" and best_evaluation is None:
-            best_evaluation = _select_results(event)
     classes = run.sets.training.classes
     per_class = {weights: scores.per_class(len(classes)) for weights, scores in run.scores.items()}
     report: Report = {
@@ -102,7 +101,8 @@ def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Repo
         "epochs": run.recipe.epochs,
         "steps": step,
         "final": final,
-        "best": best_evaluation,
+        "best": None if best is None else {**_select_results(best), "weights": best["weights"]},
+        "selection": run.recipe.selection,
         "images_per_sec": run.throughput.images_per_sec,
         "data_wait_share": run.throughput.data_wait_share,
         "train_sec": run.recorder.train_sec,

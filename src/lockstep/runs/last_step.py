@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from lockstep.recipes import Execution
+from lockstep.recipes.best_evaluation import NAMES, Selection, describe_best, find_best
 from lockstep.system.event_log import LogEvent
 
 
@@ -30,26 +31,23 @@ def find_last_step(first: int, total: int, per_epoch: int, execution: Execution)
     return min(ends)
 
 
-def explain_early_stop(log: Iterable[LogEvent], step: int, patience: int) -> str | None:
+def explain_early_stop(
+    log: Iterable[LogEvent], step: int, per_epoch: int, epochs: int, selection: Selection
+) -> str | None:
     """Return why early stopping ends a run at a step, as a clause; None if it does not, or if
-    `patience` is 0.
+    `epochs` is 0.
 
-    It is decided from the log alone, after each evaluation of the trained weights: the run ends if
-    the last `patience` evaluations have no higher top-1 than the best one before them. An equal
-    top-1 is no improvement.
+    It is decided from the log alone, after each evaluation: the run ends if the best one by
+    `selection` is at least `epochs` epochs of `per_epoch` steps ago.
     """
-    evaluations = [
-        entry
-        for entry in log
-        if entry["kind"] == "evaluate" and entry["weights"] == "trained" and entry["step"] <= step
-    ]
-    if not patience or not evaluations or evaluations[-1]["step"] != step:
+    evaluations = [entry for entry in log if entry["kind"] == "evaluate" and entry["step"] <= step]
+    best = find_best(evaluations, selection)
+    if not epochs or best is None or evaluations[-1]["step"] != step:
         return None
-    best = max(evaluations, key=lambda entry: (entry["top1_percent"], -entry["step"]))
-    since = len(evaluations) - 1 - evaluations.index(best)
-    if since < patience:
+    since = (step - best["step"]) // per_epoch
+    if since < epochs:
         return None
     return (
-        f"the last {since} evaluations are not above the top-1 of {best['top1_percent']:.2f} % at"
-        f" step {best['step']}"
+        f"{since} epoch{'s have' if since > 1 else ' has'} not improved the {NAMES[selection]};"
+        f" the best is {describe_best(best, selection)}"
     )

@@ -20,7 +20,7 @@ from lockstep.runs.recipe_from_images import choose_from_images
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import RunSettings
 from lockstep.runs.starting_weights import Start, StartSource, fit_start
-from lockstep.system.errors import DataError
+from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.signals import StopRequests
 
 
@@ -38,7 +38,7 @@ def open_run(
     recipe = settings.recipe
     if world.rank == 0:
         if recipe is not None:
-            refuse_another_recipe(out, recipe, resuming.SCHEDULE)
+            refuse_another_recipe(out, recipe, resuming.RESUMABLE)
         check_installed(execution.loggers_used)
     notes: list[str] = []
     if recipe is not None:
@@ -86,6 +86,11 @@ def open_run(
 
 def _check_recipe(recipe: Recipe, execution: Execution, world: World) -> None:
     """Raise an error if a recipe cannot run with this execution on these ranks."""
+    if recipe.early_stopping_epochs and execution.train_only:
+        raise RecipeError(
+            "early stopping needs evaluations, but train_only is set: --set"
+            " early_stopping_epochs=0, or --set train_only=false"
+        )
     check_shares(recipe, world.ranks * execution.accumulation_steps)
     check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
     backends.check_options(execution.backend, recipe, on_gpu=world.on_gpu)

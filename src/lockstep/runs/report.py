@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, ClassSummary
 from lockstep.recipes import Recipe, difference
+from lockstep.recipes.best_evaluation import NAMES, Selection
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_comparison
 from lockstep.system.event_log import Summary, find_field_problem
@@ -27,6 +28,13 @@ class Evaluation(Summary):
     """Seconds since the process began."""
 
 
+class BestEvaluation(Evaluation):
+    """The best evaluation of a run."""
+
+    weights: NotRequired[str]
+    """"trained" or "ema"; missing in older reports, in which it is "trained"."""
+
+
 class Report(TypedDict):
     """The contents of report.json."""
 
@@ -38,8 +46,10 @@ class Report(TypedDict):
     final: dict[str, Evaluation]
     """The evaluation of the last step by weights: "trained" and, if the recipe has a moving
     average, "ema". Empty if the run was not evaluated then (`train_only`)."""
-    best: Evaluation | None
-    """The evaluation of the trained weights with the highest top-1; None if there was none."""
+    best: BestEvaluation | None
+    """The best evaluation by the recipe's `selection`; None if there was none."""
+    selection: NotRequired[Selection]
+    """The value that decides which evaluation is the best; missing in older reports: top1."""
     images_per_sec: float | None
     """Images trained on per second, without the first steps; None if there were too few steps."""
     data_wait_share: float | None
@@ -69,7 +79,8 @@ class Report(TypedDict):
     """The 95 % interval of `top1_percent`, from low to high. The best checkpoint was chosen on the
     same images, which makes both a little too high."""
     best_checkpoint: NotRequired[str]
-    """The path of the best checkpoint, or of the last one if none was evaluated."""
+    """The path of the best checkpoint, or of the last one if none was evaluated. If its moving
+    average is the best, this is its file."""
 
 
 def add_best_checkpoint(report: Report, out: Path) -> Report:
@@ -82,11 +93,14 @@ def add_best_checkpoint(report: Report, out: Path) -> Report:
             "top1_interval_percent": None,
             "best_checkpoint": str(path),
         }
+    path = checkpoint_path(out / "checkpoints", best["step"])
+    if best.get("weights") == "ema":
+        path /= "ema.safetensors"
     hits = round(best["top1_percent"] * best["images"] / 100)
     return report | {
         "top1_percent": best["top1_percent"],
         "top1_interval_percent": [100 * bound for bound in wilson(hits, best["images"])],
-        "best_checkpoint": str(checkpoint_path(out / "checkpoints", best["step"])),
+        "best_checkpoint": str(path),
     }
 
 
@@ -155,6 +169,7 @@ def _is_report(value: Any) -> bool:
         and is_figure(value.get("images_per_sec"))
         and (value.get("published") is None or is_comparison(value["published"]))
         and isinstance(value.get("stopped_early", ""), str)
+        and value.get("selection", "top1") in NAMES
         and is_count(value.get("restarts", 0))
         and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
     )

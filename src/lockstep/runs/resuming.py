@@ -44,6 +44,8 @@ SCHEDULE = (
     "lr_step_factor",
 )
 """Recipe fields that determine the learning rates and nothing else."""
+RESUMABLE = (*SCHEDULE, "early_stopping_epochs")
+"""Recipe fields that may change when a run resumes, if its learning rates so far stay the same."""
 _COMMAND_FIELDS = ("profile_step", "profile_steps", "stop_after_epochs", "stop_after_steps")
 """Execution fields that concern a single command; they are not kept when a run resumes."""
 
@@ -137,7 +139,7 @@ def _keep_geometry(there: Recipe, new: Recipe, changes: Mapping[str, Any]) -> tu
     free = {"eval_antialias", *GEOMETRY} - changes.keys() - eval_fields(dict(changes)).keys()
     changed = difference(there, new)
     kept = {name: before for name, (before, _) in changed.items() if name in free}
-    if changed.keys() - kept.keys() - set(SCHEDULE):
+    if changed.keys() - kept.keys() - set(RESUMABLE):
         return new, ""
     return new.replace(**kept), ", ".join(f"{name}={value}" for name, value in kept.items())
 
@@ -202,10 +204,10 @@ def explain_refusal(out: Path, there: Recipe, new: Recipe, images: int) -> str |
     """Return why the run in `out` cannot resume with another recipe, in sentences; None if it can.
 
     `there` is the run's recipe, `new` the other one, `images` the number of training images. An
-    empty string means that fields other than the schedule differ.
+    empty string means that fields that cannot change differ.
     """
     changed = difference(there, new)
-    if set(changed) - set(SCHEDULE):
+    if set(changed) - set(RESUMABLE):
         return ""
     per_epoch = steps_per_epoch(there, images)
     done = max(checkpoint.steps(out / "checkpoints"), default=0)

@@ -73,7 +73,10 @@ class StartSource:
     def weights(self) -> Weights:
         """The opened weights, with velocities and moving average if the run resumes from them.
         Raises `CheckpointError` if they cannot be read."""
-        return open_weights(self.path, momentum=self.resumes, needs_classifier=False)
+        checkpoint = "newest" if self.resumes else None
+        return open_weights(
+            self.path, checkpoint=checkpoint, momentum=self.resumes, needs_classifier=False
+        )
 
 
 INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")

@@ -82,6 +82,9 @@ class EvaluateEvent(Summary):
     step: int
     weights: str
     """"trained" or "ema"."""
+    balanced_accuracy_percent: NotRequired[float]
+    macro_f1_percent: NotRequired[float]
+    """Means over classes; logs of older versions do not have them."""
     images_per_sec: float
     batches: NotRequired[int]
     """Number of batches of a rank."""
@@ -127,6 +130,8 @@ _CHECKS: dict[str, Check] = {
     "loss_scale": is_figure,
     "top1_percent": is_percent,
     "top5_percent": is_percent,
+    "balanced_accuracy_percent": is_percent,
+    "macro_f1_percent": is_percent,
     "lr": is_figure,
     "elapsed_sec": is_number,
     "weights": is_text,

@@ -15,7 +15,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from safetensors.numpy import save_file
 
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
-from lockstep.system.event_log import LogEvent, read_log
 from lockstep.system.files import appearing, flush
 from lockstep.system.regular_files import TEXT, WEIGHTS, Limit, open_regular, read_regular
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
@@ -245,45 +243,6 @@ def steps(folder: Path) -> list[int]:
         if match and path.is_dir():
             steps.append(int(match[1]))
     return sorted(steps)
-
-
-def find_checkpoint(path: Path, name: str) -> Path:
-    """Return the path of a run's checkpoint: "newest", "best", or that of a step. Return any other
-    path unchanged. Raises `CheckpointError`."""
-    folder = path / "checkpoints"
-    if not folder.is_dir():
-        if name != "newest" and path.exists():
-            raise CheckpointError(
-                f"{path} is not a run, so it has no checkpoint {name!r} to choose; name the file"
-                " itself"
-            )
-        return path
-    saved = steps(folder)
-    if not saved:
-        raise CheckpointError(f"{path} has no checkpoint yet")
-    if name == "newest":
-        return checkpoint_path(folder, saved[-1])
-    if name == "best":
-        step = find_best_step(read_log(path / "log.jsonl"))
-        if step is None:
-            raise CheckpointError(f"{path} was never evaluated, so it has no best checkpoint")
-        return checkpoint_path(folder, step)
-    if not name.isdigit() or int(name) not in saved:
-        raise CheckpointError(
-            f"{path} has no checkpoint {name!r}; it has newest, best and steps {saved}"
-        )
-    return checkpoint_path(folder, int(name))
-
-
-def find_best_step(log: Iterable[LogEvent]) -> int | None:
-    """Return the step with the highest top-1 in a log, the earliest if several are equal; None
-    without an evaluation."""
-    scores = [
-        (event["top1_percent"], -event["step"])
-        for event in log
-        if event["kind"] == "evaluate" and event["weights"] == "trained" and "top1_percent" in event
-    ]
-    return -int(max(scores)[1]) if scores else None
 
 
 def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:

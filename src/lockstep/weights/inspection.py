@@ -19,7 +19,7 @@ _LONGEST = 80
 
 
 def inspect(
-    source: str | Path, *, checkpoint: str = "newest", model: str | None = None
+    source: str | Path, *, checkpoint: str | None = None, model: str | None = None
 ) -> dict[str, Any]:
     """Return what a run, a checkpoint or another program's file holds, as plain values that JSON
     can hold.
@@ -31,7 +31,7 @@ def inspect(
     Raises `CheckpointError` if it cannot be read.
     """
     weights = open_weights(
-        source, checkpoint=checkpoint, momentum=True, model=model, needs_classifier=False
+        source, checkpoint=checkpoint, ema=False, momentum=True, model=model, needs_classifier=False
     )
     fields = weights.recipe.fields()
     state = weights.state

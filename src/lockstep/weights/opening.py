@@ -8,7 +8,7 @@ import numpy as np
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, nearest
-from lockstep.weights.checkpoint import find_checkpoint
+from lockstep.weights.choosing import choose_weights
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.known_preprocessing import assume_preprocessing
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
@@ -26,17 +26,20 @@ from lockstep.weights.remote_weights import locate_weights
 def open_weights(
     path: str | Path,
     *,
-    checkpoint: str = "newest",
-    ema: bool = False,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
     momentum: bool = False,
     model: str | None = None,
     needs_classifier: bool = True,
     preprocessing: Preprocessing | None = None,
 ) -> Weights:
-    """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint
-    folder, a file, or weights somewhere else by their name (`lockstep.weights.remote_weights`).
+    """Return the weights of a run, a checkpoint folder, a file, or weights somewhere else by their
+    name (`lockstep.weights.remote_weights`).
 
-    - With `ema`, the weights are the moving average instead of the trained weights.
+    - `checkpoint` is "newest", "best" or a step's number of a run. By default the best one is used,
+      or the newest one of a run that was never evaluated; a remark says which.
+    - With `ema`, the weights are the moving average instead of the trained weights. By default they
+      are whichever is better of a run's best checkpoint, else the trained weights.
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as
       far as the source has them.
     - `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
@@ -53,10 +56,12 @@ def open_weights(
     settings = check_preprocessing(preprocessing)
     path = locate_weights(path)
     try:
-        path = find_checkpoint(path, checkpoint)
+        choice = choose_weights(path, checkpoint, ema)
+        path = choice.path
         # float64 values beyond float32 become infinite, as --inspect shows.
         with np.errstate(over="ignore"):
-            weights = _make_printable(_read(path, settings, ema=ema, momentum=momentum))
+            weights = _read(path, settings, ema=choice.ema, momentum=momentum)
+            weights = _make_printable(weights.add_remarks(*choice.remarks))
     except OSError as error:
         raise CheckpointError(f"{path!s:.200} cannot be read: {error.strerror or error}") from None
     if needs_classifier and not weights.has_classifier:

@@ -15,7 +15,11 @@ from lockstep.weights.sparsity import ALGORITHMS, Zeros, count_zeros, make_masks
 
 
 def check_sparsity(
-    source: str | Path, *, checkpoint: str = "newest", ema: bool = False, model: str | None = None
+    source: str | Path,
+    *,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Return whether weights are 2:4 sparse, and the zeros of every tensor, as plain values that
     JSON can hold.
@@ -73,8 +77,8 @@ def prune(
     target: str | Path,
     algorithm: str = "mask_1d",
     *,
-    checkpoint: str = "newest",
-    ema: bool = False,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
     model: str | None = None,
 ) -> dict[str, Any]:
     """Write weights that are pruned once, without training, as a new safetensors file; return what

@@ -31,8 +31,8 @@ class Source:
     """What to serve, and how to compute. The fields are the arguments of `lockstep.predict`."""
 
     source: str | Path
-    checkpoint: str = "newest"
-    ema: bool = False
+    checkpoint: str | None = None
+    ema: bool | None = None
     model: str | None = None
     classes: Classes | None = None
     precision: str | None = None
