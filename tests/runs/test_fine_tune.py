@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.data.index import open_index
+from lockstep.data.index import find_cache_folder, open_index
 from lockstep.data.loading.loaders import make_loader
+from lockstep.data.sources import find_split
 from lockstep.data.textures import draw_data_set
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.logistic_regression import fit_classifier
@@ -131,6 +132,11 @@ def compute_features(weights: Path, data: Path) -> tuple[np.ndarray, np.ndarray]
     return np.concatenate(features), index.labels(np.arange(len(index)))
 
 
+def find_features(data: Path) -> list[Path]:
+    """Return the files of features, complete or not."""
+    return list(find_cache_folder(find_split(data, "train")).glob("*features-*"))
+
+
 def is_computing(event: Event) -> bool:
     return bool(event["kind"] == "progress" and event["what"] == "computing features")
 
@@ -157,7 +163,7 @@ def test_a_run_of_other_classes_starts_from_the_best_classifier_on_fixed_feature
 
 def test_features_are_computed_once(weights: Path, other_images: Path, tmp_path: Path) -> None:
     assert any(map(is_computing, start(other_images, tmp_path / "first", weights)))
-    (file,) = (other_images / "train" / ".lockstep").glob("features-*.npy")
+    (file,) = find_features(other_images)
     assert not any(map(is_computing, start(other_images, tmp_path / "second", weights)))
     file.write_bytes(file.read_bytes()[:-4])  # as a full disk of another system could leave it
     assert any(map(is_computing, start(other_images, tmp_path / "third", weights)))
@@ -171,12 +177,12 @@ def test_a_run_that_was_stopped_in_its_linear_probe_is_the_same_run(
     weights: Path, other_images: Path, tmp_path: Path
 ) -> None:
     start(other_images, tmp_path / "whole", weights)
-    for file in (other_images / "train" / ".lockstep").glob("features-*.npy"):
+    for file in find_features(other_images):
         file.unlink()
     listener = stop_when(is_computing)
     options = {"weights": weights, "changes": CHANGES, "execution": PAUSE}
     train_until(listener, None, other_images, tmp_path / "run", **options)
-    assert not list((other_images / "train" / ".lockstep").glob("*features-*"))
+    assert not find_features(other_images)
     start(other_images, tmp_path / "run", weights)
     whole = read_state(tmp_path / "whole")
     assert copy_bytes(read_state(tmp_path / "run").tensors) == copy_bytes(whole.tensors)
