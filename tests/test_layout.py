@@ -121,8 +121,12 @@ def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> 
 
 
 TESTS = Path(__file__).parent
-RUNS_OTHER_TESTS = {"backends/test_faults.py", "backends/test_handover_faults.py"}
-"""Test modules that run tests of other modules, on wrong engines."""
+RUNS_OTHER_TESTS = {
+    "backends/fault_finders.py",
+    "backends/test_faults.py",
+    "backends/test_handover_faults.py",
+}
+"""Files that run tests of other modules, on wrong engines."""
 
 
 def imported_tests(text: str) -> set[str]:

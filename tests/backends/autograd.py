@@ -33,7 +33,7 @@ class Network:
     def logits(self, images_NHWC: np.ndarray) -> Tensor:
         return self.compute_logits(normalise(images_NHWC, self.recipe))
 
-    def compute_logits(self, x: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor, kept_features: np.ndarray | None = None) -> Tensor:
         x = F.relu(self.batch_norm(self.convolution(x, "conv1", 2), "bn1"))
         if self.recipe.padding == "same":
             x = F.max_pool2d(pad_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
@@ -44,7 +44,10 @@ class Network:
             while f"layer{stage}.{index}.conv1.weight" in self.tensors:
                 x = self.block(x, f"layer{stage}.{index}", 2 if stage > 1 and index == 0 else 1)
                 index += 1
-        return F.linear(*self.factors(x.mean(dim=(2, 3)), "fc"), self.tensors["fc.bias"])
+        x = x.mean(dim=(2, 3))
+        if kept_features is not None:
+            x = torch.where(torch.from_numpy(kept_features), x, 0) / (1 - self.recipe.dropout)
+        return F.linear(*self.factors(x, "fc"), self.tensors["fc.bias"])
 
     def factors(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Return what a convolution or the classifier multiplies: its input and its weight."""
@@ -159,6 +162,9 @@ def _gradients(
     """Return the mean loss, its gradients and the labels' ranks, and update the running statistics
     in `tensors`."""
     total = 0.0
+    weight = None
+    if recipe.class_weights != "none":
+        weight = torch.tensor(recipe.class_weights, dtype=torch.float64)
     standing = []
     sums = {
         name: torch.zeros_like(tensor) for name, tensor in tensors.items() if not is_statistic(name)
@@ -167,8 +173,9 @@ def _gradients(
         leaves = {name: tensors[name].clone().requires_grad_() for name in sums}
         network = Network(tensors | leaves, recipe, training=True)
         x, targets = _inputs_and_targets(recipe, batch, rows)
-        logits_NK = network.compute_logits(x)
-        loss = -(targets * F.log_softmax(logits_NK, dim=1)).sum(dim=1).mean() / parts
+        kept_features = None if batch.kept_features is None else batch.kept_features[rows]
+        logits_NK = network.compute_logits(x, kept_features)
+        loss = torch.nn.CrossEntropyLoss(weight)(logits_NK, targets) / parts
         for name, gradient in zip(
             sums, torch.autograd.grad(loss, list(leaves.values())), strict=True
         ):

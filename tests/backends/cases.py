@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrow_model, tensors
+from lockstep.models.architectures import (
+    MODELS,
+    ModelSpec,
+    features,
+    model_spec,
+    narrow_model,
+    tensors,
+)
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import distance
@@ -26,6 +33,9 @@ NARROWED: dict[str, dict[str, Any]] = {
 
 OTHER_COLOURS = {"mean": (10.0, 100.0, 200.0), "std": (30.0, 60.0, 120.0)}
 """Values far apart, so that a mixed-up channel or a swapped mean and deviation is noticed."""
+
+WEIGHTED = {"class_weights": tuple(0.25 * k for k in range(10))}
+"""Weights that are all different; class 0 does not count."""
 
 FP16: dict[str, Any] = {"precision": "fp16"}
 
@@ -112,8 +122,8 @@ def normalise(images: np.ndarray, recipe: Recipe) -> np.ndarray:
 def random_batch(
     recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32
 ) -> Batch:
-    """Return a batch. `mixup` says whether it has one coefficient for the "batch" or one for each
-    "sample".
+    """Return a batch, with dropout if the recipe has it. `mixup` says whether it has one
+    coefficient for the "batch" or one for each "sample".
 
     Partners are any indices below half the batch, also repeated ones. They are valid for one and
     for two accumulation parts.
@@ -121,11 +131,14 @@ def random_batch(
     rng = np.random.default_rng(seed + 1000)
     images = random_images(count, size, seed)
     labels = rng.integers(0, recipe.logits, count)
+    kept = None
+    if recipe.dropout:
+        kept = rng.random((count, features(model_spec(recipe.model)))) >= recipe.dropout
     if mixup == "none":
-        return Batch(images, labels)
+        return Batch(images, labels, kept_features=kept)
     drawn = rng.uniform(0.1, 0.9, count).astype(np.float32)
     coefficients = np.repeat(drawn[:1], count) if mixup == "batch" else drawn
-    return Batch(images, labels, coefficients, rng.integers(0, count // 2, count))
+    return Batch(images, labels, coefficients, rng.integers(0, count // 2, count), kept)
 
 
 def random_batches(recipe: Recipe, steps: int, **kind: Any) -> list[Batch]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.backends.cases import BASIC, NARROWED, OTHER_COLOURS, V1, Step
+from tests.backends.cases import BASIC, NARROWED, OTHER_COLOURS, V1, WEIGHTED, Step
 
 OF_NARROW_MODELS = {
     "narrow resnet50": {
@@ -28,6 +28,11 @@ STEPS = {
     "v1 strides": Step({"model": V1}),
     "other batch norm": Step({"bn_momentum": 0.4, "bn_epsilon": 0.01}),
     "other colours": Step(OTHER_COLOURS, "sample"),
+    "class weights": Step(WEIGHTED | {"label_smoothing": 0.0}),
+    "dropout": Step({"dropout": 0.4}),
+    "class weights, dropout and mixup in two parts": Step(
+        WEIGHTED | {"dropout": 0.4}, "sample", parts=2
+    ),
     "two parts": Step(parts=2),
     "two parts with mixup": Step(mixup="sample", parts=2),
 } | {

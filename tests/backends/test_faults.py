@@ -4,7 +4,6 @@ The same tests pass on the engine without a fault: in the files that they come f
 kind through the code here.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,103 +20,37 @@ from tests.backends import (
     test_precision,
     test_quantisation,
     test_steps,
-    test_trajectories,
     wrong,
 )
-from tests.backends.cases import FP16, OTHER_COLOURS, Step
+from tests.backends.cases import FP16, OTHER_COLOURS
 from tests.backends.conftest import starter
-from tests.backends.steps import STEPS, TRAJECTORIES
+from tests.backends.fault_finders import (
+    ALL_IN_PARTS,
+    BY_STEPS,
+    COSINE,
+    CURVE,
+    DECAY_ROLES,
+    GRADIENT,
+    LOSS,
+    QUANTISED_STEP,
+    RESNET50,
+    RESNEXT101,
+    REST,
+    STATISTICS,
+    WEIGHTS,
+    WRITTEN,
+    Test,
+    find_name,
+    make_logits_tests,
+    make_quantised_logits_tests,
+    make_rank_test,
+    make_resumed_test,
+    make_scaler_test,
+    make_schedule_tests,
+    make_step_tests,
+    make_trajectory_tests,
+)
 from tests.backends.wrong import Build, change_function, change_rates, change_recipe
-
-Test = Callable[..., None]
-
-
-def make_step_tests(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
-    def make_test(step: Step) -> Test:
-        return lambda start, tiny_recipe: test_steps.hold_step(start, tiny_recipe, step, check)
-
-    return tuple(name_test(make_test(STEPS[name]), f"{check.__name__} {name}") for name in names)
-
-
-def name_test(test: Test, name: str) -> Test:
-    test.__name__ = name
-    return test
-
-
-def make_trajectory_tests(*names: str) -> tuple[Test, ...]:
-    test = test_steps.test_eight_steps_at_changing_rates_lead_where_float64_goes
-    keys = ("changes", "mixup", "parts")
-    return tuple(
-        partial(test, **dict(zip(keys, TRAJECTORIES[name], strict=True))) for name in names
-    )
-
-
-def make_schedule_tests(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
-    def make_test(changes: dict[str, Any]) -> Test:
-        return lambda start, tiny_recipe: test_trajectories.hold_trajectory(
-            start, tiny_recipe, changes, check
-        )
-
-    return tuple(
-        name_test(make_test(test_trajectories.SCHEDULES[name]), f"{check.__name__} {name}")
-        for name in names
-    )
-
-
-def make_logits_tests(changes: dict[str, Any], size: int = 32) -> tuple[Test, ...]:
-    return (partial(test_engine.test_logits_are_those_of_float64, changes=changes, size=size),)
-
-
-def make_scaler_test(name: str) -> Test:
-    keys = ("changes", "first", "steps", "last")
-    return partial(
-        test_precision.test_a_dynamic_loss_scale_adapts,
-        **dict(zip(keys, test_precision.SCALERS[name], strict=True)),
-    )
-
-
-def make_rank_test(name: str) -> Test:
-    keys = ("logits", "label", "rank", "prediction")
-    return partial(
-        test_engine.test_ranks_count_the_classes_in_front,
-        **dict(zip(keys, test_engine.RANKED[name], strict=True)),
-    )
-
-
-def make_resumed_test(name: str) -> Test:
-    changes, parts = test_engine.RESUMED[name]
-    return partial(
-        test_engine.test_a_new_engine_goes_on_to_the_same_bits, changes=changes, parts=parts
-    )
-
-
-def make_quantised_logits_tests(factor: float) -> Test:
-    return partial(
-        test_quantisation.test_quantised_logits_are_those_of_float64, model="grouped", factor=factor
-    )
-
-
-QUANTISED_STEP = partial(
-    test_quantisation.test_a_quantised_step_is_that_of_float64, model="grouped"
-)
-LOSS, GRADIENT, STATISTICS = test_steps.CHECKS
-WEIGHTS, CURVE, REST = test_trajectories.CHECKS
-WRITTEN = test_engine.test_what_was_written_is_read_to_the_last_bit
-COSINE = "warm-up and cosine"
-BY_STEPS = "step"
-RESNET50 = "narrow resnet50 at 32 pixels"
-RESNEXT101 = "narrow resnext101-32x4d at 32 pixels"
-
-
-DECAY_ROLES = partial(
-    test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES
-)
-
-
-def find_name(test: Test) -> str:
-    """Return the name of a test without its arguments."""
-    return (test.func if isinstance(test, partial) else test).__name__.split()[0]
-
 
 FAULTS: dict[str, tuple[Any, ...]] = {
     # Decay
@@ -283,6 +216,44 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         change_function("cross_entropy", wrong.sum_losses),
         *make_step_tests(GRADIENT, "smoothed"),
         test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient,
+    ),
+    # Class weights and dropout
+    "no class weights": (
+        change_recipe(lambda recipe: {"class_weights": "none"}),
+        *make_step_tests(LOSS, "class weights", ALL_IN_PARTS),
+    ),
+    "class weights of the label alone": (
+        wrong.WeighsTheLabel,
+        *make_step_tests(LOSS, ALL_IN_PARTS),
+    ),
+    "the mean over the weights": (
+        change_function("cross_entropy", wrong.weigh_by_the_image),
+        *make_step_tests(LOSS, "class weights"),
+        *make_step_tests(GRADIENT, ALL_IN_PARTS),
+    ),
+    "a gradient for targets that sum to 1": (
+        change_function("cross_entropy", wrong.targets_sum_to_1),
+        *make_step_tests(GRADIENT, "class weights", ALL_IN_PARTS),
+    ),
+    "weighs the losses of an evaluation": (
+        wrong.WeighsScores,
+        test_engine.test_scores_are_those_of_the_logits_predicted,
+    ),
+    "no dropout": (
+        wrong.DropsNothing,
+        *make_step_tests(LOSS, "dropout", ALL_IN_PARTS),
+    ),
+    "does not divide what dropout keeps": (
+        change_function("drop", wrong.drop_without_scaling),
+        *make_step_tests(LOSS, "dropout", ALL_IN_PARTS),
+    ),
+    "drops the features of the next image": (
+        change_function("drop", wrong.drop_of_the_next_image),
+        *make_step_tests(LOSS, "dropout", ALL_IN_PARTS),
+    ),
+    "dropout in the forward pass alone": (
+        change_function("drop", wrong.drop_forward_alone),
+        *make_step_tests(GRADIENT, "dropout", ALL_IN_PARTS),
     ),
     "the last loss for all": (
         wrong.ReportsTheLastLoss,

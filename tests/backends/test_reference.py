@@ -124,9 +124,16 @@ def test_the_classifier_has_the_gradients_of_finite_differences() -> None:
     check(lambda: f.linear(x, weight, bias), x, weight, bias)
 
 
-def test_the_loss_has_the_gradients_of_finite_differences() -> None:
+def test_dropout_has_the_gradients_of_finite_differences() -> None:
+    x = random.normal(size=(3, 4))
+    kept = random.random((3, 4)) < 0.5
+    check(lambda: f.drop(x, kept, 0.4), x)
+
+
+@pytest.mark.parametrize("weights", [1.0, np.array([0, 0.5, 1, 2, 4])])
+def test_the_loss_has_the_gradients_of_finite_differences(weights: Any) -> None:
     logits = random.normal(size=(3, 5))
-    target = random.dirichlet(np.ones(5), size=3)
+    target = weights * random.dirichlet(np.ones(5), size=3)
     numerical = numerical_gradient(
         lambda: f.cross_entropy(logits, target)[0], logits, np.full(3, 1 / 3)
     )

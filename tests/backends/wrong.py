@@ -73,6 +73,7 @@ _fake_quantised = f.fake_quantise
 _running_statistics = f.running_statistics
 _targets = f.targets
 _cross_entropy = f.cross_entropy
+_drop = f.drop
 
 
 def images_mixed_alone(x: Array, coefficients: Array, partners: Array) -> Array:
@@ -132,6 +133,31 @@ def behind_ties(logits: Array, labels: Array) -> Array:
 
 def blue_first(images: Array, mean: Array, std: Array) -> Array:
     return _normalise(images, mean[::-1], std[::-1])
+
+
+def weigh_by_the_image(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
+    """Return the mean over the weights of the images instead of the mean over the images."""
+    losses, back = _cross_entropy(logits, target)
+    return losses * len(losses) / target.sum(), lambda: back() * len(losses) / target.sum()
+
+
+def targets_sum_to_1(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
+    """Return the gradient for targets that sum to 1, though weighted targets do not."""
+    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    return _cross_entropy(logits, target)[0], lambda: (probabilities - target) / len(logits)
+
+
+def drop_without_scaling(x: Array, kept: Array, dropout: float) -> tuple[Array, Any]:
+    return _drop(x, kept, 0.0)
+
+
+def drop_forward_alone(x: Array, kept: Array, dropout: float) -> tuple[Array, Any]:
+    return _drop(x, kept, dropout)[0], lambda d_y: d_y
+
+
+def drop_of_the_next_image(x: Array, kept: Array, dropout: float) -> tuple[Array, Any]:
+    return _drop(x, np.roll(kept, -1, axis=0), dropout)
 
 
 def sum_losses(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
@@ -315,6 +341,30 @@ class CountsPadding(ReferenceEngine):
         return super().evaluate(
             [Batch(batch.images, np.maximum(batch.labels, 0)) for batch in batches], ema=ema
         )
+
+
+class DropsNothing(ReferenceEngine):
+    """Trains without dropout."""
+
+    def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
+        return super()._gradients(replace(batch, kept_features=None), rows)
+
+
+class WeighsTheLabel(ReferenceEngine):
+    """Weighs all targets of an image by the weight of its label."""
+
+    def _targets(self, labels: Array) -> Array:
+        self._class_weights = None
+        return super()._targets(labels) * np.array(self._recipe.class_weights)[labels][:, None]
+
+
+class WeighsScores(ReferenceEngine):
+    """Weighs the losses of an evaluation by the classes of its images."""
+
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        scores = super().evaluate(batches, ema=ema)
+        weights = np.array(self._recipe.class_weights)[scores.labels]
+        return replace(scores, losses=weights * scores.losses)
 
 
 class EvaluatesWhatIsTrained(ReferenceEngine):

@@ -12,6 +12,7 @@ from lockstep.recipes.order import (
     BatchPlan,
     check_batch_norm,
     epoch_order,
+    keep_features,
     steps_per_epoch,
     training_plans,
     unit_positions,
@@ -294,3 +295,47 @@ def test_without_mixup_there_are_no_coefficients_and_no_partners() -> None:
 
     assert plan.coefficients is None
     assert plan.partners is None
+
+
+DROPPED = RECIPE.replace(dropout=0.3, model="resnet18")
+
+
+def test_dropout_leaves_the_same_features_of_an_image_for_any_number_of_ranks_and_parts() -> None:
+    whole = next(training_plans(DROPPED, SIZES, 1))
+    assert whole.kept_features is not None
+    by_sample = dict(zip(whole.samples.tolist(), whole.kept_features, strict=True))
+    for rank in range(2):
+        plan = next(training_plans(DROPPED, SIZES, 1, rank=rank, ranks=2, parts=4))
+        assert plan.kept_features is not None
+        for sample, kept in zip(plan.samples.tolist(), plan.kept_features, strict=True):
+            assert np.array_equal(kept, by_sample[sample])
+
+
+def test_dropout_depends_on_seed_epoch_position_and_feature_alone() -> None:
+    positions = np.array([3, 4, 40, 7])
+    kept = keep_features(DROPPED, 2, positions)
+    assert kept is not None
+    assert (kept.shape, kept.dtype) == ((4, 512), np.dtype(bool))
+    for row, position in zip(kept, positions, strict=True):
+        assert np.array_equal(keep_features(DROPPED, 2, np.array([position])), row[None])
+    for other in (DROPPED.replace(seed=6), DROPPED.replace(image_size=64)):
+        again = keep_features(other, 2, positions)
+        assert np.array_equal(again, kept) == (other.seed == DROPPED.seed)
+    assert not np.array_equal(keep_features(DROPPED, 1, positions), kept)
+
+
+def test_dropout_leaves_features_with_its_probability_and_independently() -> None:
+    kept = keep_features(DROPPED, 0, np.arange(400))
+    assert kept is not None
+    # Five deviations of the mean of as many draws of probability 0.7.
+    deviation = np.sqrt(0.7 * 0.3)
+    assert abs(kept.mean() - 0.7) < 5 * deviation / np.sqrt(kept.size)
+    assert np.abs(kept.mean(axis=0) - 0.7).max() < 5 * deviation / np.sqrt(400)
+    assert np.abs(kept.mean(axis=1) - 0.7).max() < 5 * deviation / np.sqrt(512)
+    centred = kept - 0.7
+    for shifted in (np.roll(centred, 1, axis=0), np.roll(centred, 1, axis=1)):
+        assert abs((centred * shifted).mean()) < 5 * 0.21 / np.sqrt(kept.size)
+
+
+def test_without_dropout_no_plan_has_features() -> None:
+    assert next(training_plans(RECIPE, SIZES, 0)).kept_features is None

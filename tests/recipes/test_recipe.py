@@ -69,6 +69,8 @@ INF = float("inf")
         ("label_smoothing", 1.5),
         ("mixup_alpha", -0.1),
         ("mixup_alpha", 5),
+        ("dropout", 1),
+        ("dropout", -0.1),
         ("ema_decay", 2),
         ("precision", "fp61"),
         ("sparsity", "mask_3d"),

@@ -35,6 +35,7 @@ QUANTITIES = [
     "statistics",
     "gradient",
     "two parts",
+    "weighted loss",
     "initial gradient",
     "weights",
     "moving average",
@@ -182,6 +183,12 @@ def shift_partners(batch: Batch) -> Batch:
     return batch if batch.partners is None else replace(batch, partners=np.roll(batch.partners, 1))
 
 
+def shift_kept_features(batch: Batch) -> Batch:
+    if batch.kept_features is None:
+        return batch
+    return replace(batch, kept_features=np.roll(batch.kept_features, 1, axis=0))
+
+
 def move_stride(model: Any) -> Any:
     return replace(model, stride_in="1x1")
 
@@ -216,6 +223,11 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
     "computes parts as one": (
         Wrong(execution=lambda how: how.replace(accumulation_steps=1)),
         ["two parts"],
+    ),
+    "forgets the class weights": (change(class_weights="none"), ["two parts", "weighted loss"]),
+    "drops the features of another image": (
+        Wrong(batches=shift_kept_features),
+        ["two parts", "weighted loss"],
     ),
     "drops the tail": (
         Wrong(evaluated=lambda batch: bool((batch.labels >= 0).all())),

@@ -30,7 +30,7 @@ from lockstep.inference.runtimes import NATIVE, choose_device, describe_cpu, ope
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.limits import MOST_EPOCHS
-from lockstep.recipes.order import BatchPlan, centre_plan, training_plans
+from lockstep.recipes.order import BatchPlan, centre_plan, keep_features, training_plans
 from lockstep.system.errors import DataError
 from lockstep.system.machine import peak_memory_bytes
 from lockstep.weights import LOCKSTEP, Weights
@@ -306,7 +306,9 @@ class _Source:
         random = np.random.default_rng(0)
         images = self._cell.batch
         noise = random.integers(0, 256, (images, self._size, self._size, 3), dtype=np.uint8)
-        return Batch(noise, random.integers(0, self._recipe.logits, images), is_held=True)
+        labels = random.integers(0, self._recipe.logits, images)
+        kept = keep_features(self._recipe, 0, np.arange(images))
+        return Batch(noise, labels, kept_features=kept, is_held=True)
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:
@@ -319,15 +321,15 @@ class _Source:
         with make_loader(
             index, self._recipe, self._execution, size=self._size, evaluation=evaluates
         ) as loader:
-            plans = self._plan(index.sizes_for(self._recipe)[chosen])
+            plans = self._plan(index.sizes_for(self._recipe)[chosen], index.labels(chosen))
             yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 
-    def _plan(self, sizes: np.ndarray) -> Iterator[BatchPlan]:
+    def _plan(self, sizes: np.ndarray, labels: np.ndarray) -> Iterator[BatchPlan]:
         share: dict[str, Any] = {"rank": self._world.rank, "ranks": self._world.ranks}
         if self._cell.what == TRAIN:
             recipe = self._recipe.replace(epochs=MOST_EPOCHS)
             parts = self._execution.accumulation_steps
-            return training_plans(recipe, sizes, 0, parts=parts, **share)
+            return training_plans(recipe, sizes, 0, labels=labels, parts=parts, **share)
         return _repeat_evaluation(self._recipe, sizes, self._cell.batch, **share)
 
 

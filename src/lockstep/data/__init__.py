@@ -41,6 +41,8 @@ class Batch:
     """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
     partners: np.ndarray | None = None
     """int64 [N]: MixUp's partner, an index into the image's accumulation part of the batch."""
+    kept_features: np.ndarray | None = None
+    """bool [N, features]: the features of each image that dropout leaves; None without dropout."""
     is_held: bool = False
     """Whether every batch has the same array of images, so that an engine may keep it on its
     device."""

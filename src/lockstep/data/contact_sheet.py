@@ -22,7 +22,8 @@ def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -
     sizes = index.sizes_for(recipe)
     if evaluation:
         return next(evaluation_plans(recipe, sizes, images))
-    return next(training_plans(recipe.replace(global_batch_images=images), sizes, 0))
+    recipe = recipe.replace(global_batch_images=images)
+    return next(training_plans(recipe, sizes, 0, labels=index.rows["label"]))
 
 
 def contact_sheet(

@@ -56,7 +56,7 @@ class Settings(BaseModel):
 
 
 _MOST_SHOWN = 100
-"""Number of characters of a wrong value that a message shows."""
+"""Number of characters of a value that a message shows."""
 _MOST_PROBLEMS = 10
 """Number of problems of one recipe that are reported. For each of them, the nearest names are
 searched."""
@@ -88,4 +88,9 @@ def _shorten(value: object) -> str:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
         return "an integer that is too long to write"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
+    return shorten_text(text)
+
+
+def shorten_text(text: str, most: int = _MOST_SHOWN) -> str:
+    """Return the text of a value for a message: a thousand class weights are cut off."""
+    return text if len(text) <= most else f"{text[:most]} ..."

@@ -57,8 +57,9 @@ def check_changes(changes: Mapping[str, Any]) -> Recipe:
     """Return a recipe with these fields. Raises `RecipeError` if one is wrong.
 
     `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
+    So are `class_weights`, which must fit the number of logits.
     """
-    late = ("eval_resize", "eval_crop")
+    late = ("eval_resize", "eval_crop", "class_weights")
     return Recipe.of({name: value for name, value in changes.items() if name not in late})
 
 

@@ -1,11 +1,11 @@
-"""The images of a step, with their crops, flips and MixUp: pure functions of (seed, epoch,
+"""The images of a step, with their crops, flips, MixUp and dropout: pure functions of (seed, epoch,
 position).
 
-The images of an epoch have one random order. Step s takes positions s*B to (s+1)*B - 1 of it, for
-any number of ranks. A step is divided into units of equal size, one for each rank and accumulation
-part. A unit takes consecutive positions from the front of the step and the mirrored positions from
-the back. Reversing a unit then pairs the same images as reversing the whole step, so that MixUp by
-reversal is the same for one rank and for many.
+The images of an epoch are chosen by `sampling` and have a random order. Step s takes positions s*B
+to (s+1)*B - 1 of it, for any number of ranks. A step is divided into units of equal size, one for
+each rank and accumulation part. A unit takes consecutive positions from the front of the step and
+the mirrored positions from the back. Reversing a unit then pairs the same images as reversing the
+whole step, so that MixUp by reversal is the same for one rank and for many.
 
 Training and evaluation crop and resize an image in the same way: window -> resize -> square at an
 offset.
@@ -17,14 +17,16 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from lockstep.recipes.philox import Purpose, draw, uniform
+from lockstep.models.architectures import features, model_spec
+from lockstep.recipes.class_sampling import draw_by_class
+from lockstep.recipes.philox import Purpose, draw, draw_keys, uniform
 from lockstep.recipes.recipe import Recipe
 from lockstep.system.errors import RecipeError
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a loader does for one batch of N images, and the MixUp of the batch."""
+    """What a loader does for one batch of N images, and the batch's MixUp and dropout."""
 
     samples: np.ndarray
     """int64 [N]: rows of the index. -1 is padding: a black image that is not counted."""
@@ -41,12 +43,28 @@ class BatchPlan:
     partners: np.ndarray | None = None
     """int64 [N]: MixUp's partner of the image, as an index into the image's unit of the batch; None
     without MixUp."""
+    kept_features: np.ndarray | None = None
+    """bool [N, features]: the features of each image that dropout leaves; None without dropout."""
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
     """Return the order of the images in an epoch: int64 [images], a permutation."""
-    keys = draw(seed, Purpose.ORDER, 0, -(-images // 4), epoch=epoch).reshape(-1)[:images]
-    return np.argsort(keys, kind="stable")
+    return np.argsort(draw_keys(seed, Purpose.ORDER, images, epoch=epoch), kind="stable")
+
+
+def order_samples(
+    recipe: Recipe, epoch: int, images: int, labels: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the samples of an epoch in their order: int64 [images].
+
+    `labels` are integers [images]; "plain" sampling does not need them.
+    """
+    order = epoch_order(recipe.seed, epoch, images)
+    if recipe.sampling == "plain":
+        return order
+    if labels is None:
+        raise ValueError(f"sampling {recipe.sampling} needs the labels of the images")
+    return draw_by_class(recipe.sampling, recipe.seed, epoch, labels)[order]
 
 
 def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
@@ -115,13 +133,15 @@ def training_plans(
     sizes: np.ndarray,
     first_step: int,
     *,
+    labels: np.ndarray | None = None,
     rank: int = 0,
     ranks: int = 1,
     parts: int = 1,
 ) -> Iterator[BatchPlan]:
     """Yield one rank's plan for every step from `first_step` to the end of the run.
 
-    `sizes` is [images, 2]: height and width of every image of the index. A plan has N =
+    `sizes` is [images, 2]: height and width of every image of the index. `labels` is [images]; it
+    may be left out if the recipe's sampling is "plain". A plan has N =
     global_batch_images / ranks images: `parts` units, one after the other.
     """
     step_images = recipe.global_batch_images
@@ -131,7 +151,7 @@ def training_plans(
     own_units = range(rank * parts, (rank + 1) * parts)
     positions = [unit_positions(unit, units, step_images) for unit in own_units]
     for epoch in range(first_step // per_epoch, recipe.epochs):
-        order = epoch_order(recipe.seed, epoch, len(sizes))
+        order = order_samples(recipe, epoch, len(sizes), labels)
         for step in range(max(first_step - epoch * per_epoch, 0), per_epoch):
             start = step * step_images
             plans = [
@@ -162,6 +182,7 @@ def _training_unit(
         flips=uniform(numbers(Purpose.FLIP)[:, 0]) < recipe.flip_probability,
         coefficients=_coefficients(recipe, epoch, start, numbers) if mixed else None,
         partners=_partners(recipe, numbers) if mixed else None,
+        kept_features=keep_features(recipe, epoch, positions),
     )
 
 
@@ -190,6 +211,15 @@ class _Numbers:
         return np.concatenate(
             [draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs]
         )
+
+    def rows(self, purpose: Purpose, length: int) -> np.ndarray:
+        """Return a row of numbers for each position: uint64 [N, length]."""
+        draws = -(-length // 4)
+        rows = [
+            draw(self.seed, purpose, first * draws, count * draws, epoch=self.epoch)
+            for first, count in self.runs
+        ]
+        return np.concatenate(rows).reshape(self.count, 4 * draws)[:, :length]
 
 
 def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.ndarray:
@@ -256,6 +286,16 @@ def _partners(recipe: Recipe, numbers: _Numbers) -> np.ndarray:
     if recipe.mixup_pairing == "reverse":
         return np.arange(numbers.count)[::-1].copy()
     return np.argsort(numbers(Purpose.MIXUP_PARTNER)[:, 0], kind="stable")
+
+
+def keep_features(recipe: Recipe, epoch: int, positions: np.ndarray) -> np.ndarray | None:
+    """Return which features dropout leaves of the images at some positions of an epoch: bool [N,
+    features]; None without dropout."""
+    if not recipe.dropout:
+        return None
+    numbers = _Numbers(recipe.seed, epoch, positions)
+    drawn = numbers.rows(Purpose.DROPOUT, features(model_spec(recipe.model)))
+    return uniform(drawn) >= recipe.dropout
 
 
 def evaluation_plans(

@@ -23,6 +23,9 @@ class Purpose(IntEnum):
     MIXUP_PARTNER = 5
     WEIGHT = 6
     TEXTURE = 7
+    DROPOUT = 8
+    CLASS_SHARE = 9
+    CLASS_IMAGE = 10
 
 
 def draw(
@@ -32,6 +35,11 @@ def draw(
     4]."""
     bits = np.random.Philox(counter=[first, epoch, attempt, purpose], key=[seed, 0])
     return np.asarray(bits.random_raw(4 * count)).reshape(count, 4)
+
+
+def draw_keys(seed: int, purpose: Purpose, count: int, *, epoch: int) -> np.ndarray:
+    """Return a number for each of the positions 0 to `count - 1`, to sort by: uint64 [count]."""
+    return draw(seed, purpose, 0, -(-count // 4), epoch=epoch).reshape(-1)[:count]
 
 
 def uniform(raw: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ here alone.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+import numpy as np
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from lockstep.models.architectures import (
     ListedRole,
@@ -19,6 +20,7 @@ from lockstep.models.architectures import (
 )
 from lockstep.recipes import limits
 from lockstep.recipes.best_evaluation import Selection
+from lockstep.recipes.class_weights import balance_classes, check_class_weights
 from lockstep.recipes.field_validation import Settings
 from lockstep.system.errors import nearest
 
@@ -27,6 +29,9 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Colour = tuple[NotNegative, NotNegative, NotNegative]
 Deviation = tuple[Positive, Positive, Positive]
+ClassWeights = Annotated[
+    Literal["none", "balanced"] | tuple[NotNegative, ...], BeforeValidator(check_class_weights)
+]
 EVAL_RATIO = 256 / 224
 """Size after the resize over size of the crop, in the evaluation of the published recipes."""
 PREPROCESSING = (
@@ -145,6 +150,16 @@ class Recipe(Settings):
     batch norms in shortcuts."""
     label_smoothing: Fraction = 0.1
     """Label smoothing s: target = (1 - s) * one-hot + s / logits."""
+    class_weights: ClassWeights = "none"
+    """Weights of the classes in the training loss. The loss of an image is the sum over classes k
+    of -weight[k] * target[k] * log p[k], with the target after label smoothing and MixUp. The loss
+    of a step is the mean over its images, as in PyTorch's CrossEntropyLoss(weight) with
+    probabilities as targets. Numbers: one for each logit. "balanced": images / (classes * images of
+    the class), counted in the training images when the run begins; its recipe.yaml has the numbers.
+    A class without images gets 1. "none": all are 1. The loss of a validation is not weighted."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that a feature of an image is set to 0 in front of the classifier, in training.
+    The other features are divided by 1 - dropout (arXiv:1207.0580). 0: no dropout."""
     mixup_alpha: Annotated[float, Field(ge=0, le=4)] = 0.0
     """Alpha of MixUp (arXiv:1710.09412): coefficients are drawn from Beta(alpha, alpha). 0: no
     MixUp."""
@@ -219,6 +234,12 @@ class Recipe(Settings):
     `loss_scale_backoff`."""
 
     # The images.
+    sampling: Literal["plain", "balanced", "square_root"] = "plain"
+    """How often an epoch has the images of each class. "plain": every image comes once. "balanced":
+    every class comes equally often. "square_root": a class comes in proportion to the square root
+    of its number of images (arXiv:1805.00932). An epoch has as many images as there are. The images
+    of a rare class come several times in it, equally often up to once more. Of a frequent class,
+    some images are left out, others in each epoch."""
     image_size: Annotated[int, Field(ge=32), limits.SIDE] = 224
     """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
     `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of
@@ -280,8 +301,8 @@ class Recipe(Settings):
     because the data set has validation images."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the random numbers. It decides initial weights, order, crops, flips and MixUp.
-    Nothing else is random."""
+    """Seed of the random numbers. It decides initial weights, order, crops, flips, MixUp and
+    dropout. Nothing else is random."""
 
     _based_on: str = PrivateAttr(default="")
 
@@ -322,6 +343,13 @@ class Recipe(Settings):
         """
         return self.replace(precision="fp32") if self.precision == "fp16" else self
 
+    def settle_class_weights(self, labels: np.ndarray) -> Self:
+        """Return the recipe of a run on training images with these labels, integers [images]:
+        `class_weights` "balanced" becomes numbers."""
+        if self.class_weights != "balanced":
+            return self
+        return self.replace(class_weights=balance_classes(labels, self.logits))
+
     def decays(self, tensor: Tensor) -> bool:
         """Return whether weight decay applies to a tensor of the model."""
         return tensor.is_listed(self.weight_decay_roles)
@@ -351,6 +379,12 @@ class Recipe(Settings):
         if self.eval_crop > self.eval_resize:
             raise ValueError(
                 f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize})"
+            )
+        weights = self.class_weights
+        if not isinstance(weights, str) and len(weights) != self.logits:
+            raise ValueError(
+                f"class_weights has {len(weights)} numbers; expected one for each of the"
+                f" {self.logits} logits"
             )
         if 0 < self.mixup_alpha < 0.01:
             raise ValueError(f"mixup_alpha must be 0 or at least 0.01, not {self.mixup_alpha}")

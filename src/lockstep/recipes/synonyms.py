@@ -40,6 +40,8 @@ _FIELDS = {
         "crop_size data_image_size image_shape img_size imgsz input_shape input_size resolution"
         " size train_crop_size"
     ),
+    "class_weights": "class_weight loss_weight loss_weights",
+    "dropout": "classifier_dropout drop drop_rate dropout_rate head_dropout",
     "interpolation": (
         "interp interpolation_mode resample resampling resize_interpolation train_interpolation"
     ),
@@ -73,6 +75,7 @@ _FIELDS = {
     "save_every_steps": (
         "checkpoint_every save_every save_freq save_frequency save_interval save_steps"
     ),
+    "sampling": "balanced_sampler class_sampling oversample oversampling sampler weighted_sampler",
     "seed": "manual_seed random_seed rng_seed",
     "sparsity": "asp prune pruning sparse",
     "stop_after_epochs": "run_epochs",

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 import yaml
 
 from lockstep.recipes import Recipe, difference, load_recipe
+from lockstep.recipes.field_validation import shorten_text
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
 
@@ -123,7 +124,9 @@ def refuse_another_recipe(path: Path, recipe: Recipe, allowed: Collection[str]) 
 def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError:
     """Return the error that names every field that differs. `reason` are sentences on why it cannot
     change."""
-    lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in changed.items()]
+    lines = []
+    for name, (old, new) in changed.items():
+        lines.append(f"  {name}: {shorten_text(str(old))} there, {shorten_text(str(new))} now")
     advice = f"{reason}\nUse another --out, or its recipe.".lstrip()
     return RecipeError(f"{path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
 

@@ -36,6 +36,7 @@ def train_from(run: RunContext, first: int) -> Report | None:
         run.recipe,
         training.sizes_for(run.recipe),
         first,
+        labels=training.rows["label"],
         rank=run.world.rank,
         ranks=run.world.ranks,
         parts=run.execution.accumulation_steps,

@@ -38,7 +38,9 @@ def open_run(
     recipe = settings.recipe
     if world.rank == 0:
         if recipe is not None:
-            refuse_another_recipe(out, recipe, resuming.RESUMABLE)
+            # "balanced" becomes numbers once the images are counted, and is compared then.
+            late = ("class_weights",) if recipe.class_weights == "balanced" else ()
+            refuse_another_recipe(out, recipe, (*resuming.RESUMABLE, *late))
         check_installed(execution.loggers_used)
     notes: list[str] = []
     if recipe is not None:
@@ -66,6 +68,7 @@ def open_run(
         _check_recipe(recipe, execution, world)
         start = _fit_start(recipe, source, world, out)
     _check_logits(recipe, sets)
+    recipe = recipe.settle_class_weights(sets.training.rows["label"])
     images = len(sets.training)
     rates = learning_rates(recipe, steps_per_epoch(recipe, images))
     with ExitStack() as stack:

@@ -32,10 +32,13 @@ def calibrate(run: RunContext) -> Scales:
     """
     images = run.sets.training
     images_at_once = min(BATCH_IMAGES, run.recipe.global_batch_images)
-    plain = run.recipe.replace(global_batch_images=images_at_once, epochs=1, mixup_alpha=0.0)
+    plain = run.recipe.replace(
+        global_batch_images=images_at_once, epochs=1, mixup_alpha=0.0, dropout=0.0
+    )
     wanted = -(-run.recipe.calibration_images // images_at_once)
     count = min(wanted, steps_per_epoch(plain, len(images)))
-    plans = islice(training_plans(plain, images.sizes_for(plain), 0), count)
+    sizes = images.sizes_for(plain)
+    plans = islice(training_plans(plain, sizes, 0, labels=images.rows["label"]), count)
     with make_loader(images, run.recipe, run.execution, size=run.recipe.image_size) as loader:
         batches = _watch(run, loader.batches(plans), count)
         scales = input_scales(cast(QuantisingEngine, run.engine).calibrate(batches))

@@ -20,6 +20,7 @@ from lockstep.backends import Backend, Engine, World
 from lockstep.data import Batch
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import keep_features
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
     DECAY,
@@ -116,10 +117,15 @@ class Worker:
             return add_prefix("initial gradient", engine.read().momentum)
 
     def _two_parts(self) -> Arrays:
-        """Return the gradient of a step in two parts, each with its own batch norm and partners."""
-        with self._engine(self._plain, np.zeros(1), parts=2) as engine:
-            engine.train([_mix(self._workload.batches[0], parts=2)], 0)
-            return add_prefix("two parts", engine.read().momentum)
+        """Return loss and gradient of a step with class weights and dropout in two parts, each with
+        its own batch norm and partners."""
+        weights = np.linspace(0.5, 1.5, self._plain.logits)
+        recipe = self._plain.replace(dropout=0.25, class_weights=weights.tolist())
+        batch = _drop(_mix(self._workload.batches[0], parts=2), recipe)
+        with self._engine(recipe, np.zeros(1), parts=2) as engine:
+            loss = engine.fetch(engine.train([batch], 0)).losses
+            momentum = engine.read().momentum
+        return {"weighted loss": loss} | add_prefix("two parts", momentum)
 
     def _free_run(self) -> Arrays:
         """Run all steps in order; return the losses, how far the weights moved, and their moving
@@ -189,7 +195,8 @@ class Worker:
         state = replace(self._workload.state, tensors=tensors | falling)
         with self._engine(self._plain, np.zeros(1), state) as engine:
             scores = engine.evaluate([Batch(batch.images, padded)])
-            counts = engine.fetch(engine.train([Batch(batch.images, labels)], 0)).counts
+            unmixed = Batch(batch.images, labels, kept_features=batch.kept_features)
+            counts = engine.fetch(engine.train([unmixed], 0)).counts
         hits = [counts.top1, counts.top5, counts.images]
         return {"counts": np.array([*hits, *scores.ranks, *scores.predictions])}
 
@@ -228,9 +235,13 @@ def _mix(batch: Batch, parts: int = 1) -> Batch:
     are within a part."""
     count = len(batch.labels)
     partners = np.tile(np.roll(np.arange(count // parts), 3), parts)
-    return Batch(
-        batch.images, batch.labels, np.linspace(0.2, 0.9, count, dtype=np.float32), partners
-    )
+    coefficients = np.linspace(0.2, 0.9, count, dtype=np.float32)
+    return replace(batch, coefficients=coefficients, partners=partners)
+
+
+def _drop(batch: Batch, recipe: Recipe) -> Batch:
+    """Return a batch with the recipe's dropout."""
+    return replace(batch, kept_features=keep_features(recipe, 0, np.arange(len(batch.labels))))
 
 
 def _subtract(arrays: Arrays, others: Arrays) -> Arrays:

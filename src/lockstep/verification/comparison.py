@@ -64,6 +64,7 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
         ("statistics", f"{kind}statistics", VALUE),
         ("gradient", direction if low else "steady gradient", sharp),
         ("two parts", direction if low else "steady gradient", sharp),
+        ("weighted loss", f"{kind}loss", VALUE),
         ("initial gradient", direction, DIRECTION),
         ("weights", direction if low else "weights", sharp),
         ("moving average", f"{kind}statistics", VALUE),

@@ -90,6 +90,7 @@ def build(
     # evaluation is not full.
     images = 10 * (recipe.global_batch_images // 10 + 1)
     draw_data_set(data, train_images=images, val_images=images)
+    recipe = recipe.settle_class_weights(open_index(data / "train").rows["label"])
     training, validation = load_batches(recipe, data)
     initial = initial_state(recipe.replace(ema_decay=0.0))
     batches = [batch for _, batch in training]
@@ -127,7 +128,8 @@ def load_batches(
     loader makes them."""
     training = open_index(data / "train")
     validation = open_index(data / "val")
-    to_train = list(training_plans(recipe, training.sizes_for(recipe), 0))
+    labels = training.rows["label"]
+    to_train = list(training_plans(recipe, training.sizes_for(recipe), 0, labels=labels))
     to_evaluate = list(
         evaluation_plans(recipe, validation.sizes_for(recipe), recipe.global_batch_images)
     )

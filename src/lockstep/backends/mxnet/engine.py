@@ -8,14 +8,11 @@ and the graph computes with views. MXNet executes all calls asynchronously, also
 """
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import cache
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -23,6 +20,7 @@ import numpy as np
 from lockstep.backends import Interval
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.mxnet.model import Pass, variables
+from lockstep.backends.mxnet.waiting import Result, run_in_thread
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
@@ -32,11 +30,10 @@ from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic
-
-Result = TypeVar("Result")
 
 _LOOK_SEC = 1.0
 """Seconds to wait for steps before checking whether all ranks still exist."""
@@ -94,6 +91,8 @@ class MxnetEngine(VectorState):
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean = self._array(np.array(recipe.mean, np.float32).reshape(1, 1, 1, 3))
         self._std = self._array(np.array(recipe.std, np.float32).reshape(1, 1, 1, 3))
+        weights = read_class_weights(recipe.class_weights)
+        self._class_weights = None if weights is None else self._array(weights.reshape(1, -1))
         self._held: tuple[np.ndarray, Array] | None = None
 
     def __enter__(self) -> "MxnetEngine":
@@ -133,7 +132,7 @@ class MxnetEngine(VectorState):
             done = time.perf_counter()
             return np.concatenate([sums, np.full((len(sums), 1), scale.asscalar())], axis=1), done
 
-        return FutureHandle(first, len(rows), _run_in_thread(fetch_rows))
+        return FutureHandle(first, len(rows), run_in_thread(fetch_rows))
 
     def _forward_and_back(self, batch: Batch) -> Array:
         """Write the gradient of scale / ranks * (mean loss) to `_gradient` and return this rank's
@@ -160,17 +159,28 @@ class MxnetEngine(VectorState):
                 x = _mix(x, partners, weight.reshape((-1, 1, 1, 1)))
                 targets = _mix(targets, partners, weight.reshape((-1, 1)))
             targets = (1 - smoothing) * targets + smoothing / classes
+            fed = {"images": x}
+            if batch.kept_features is not None:
+                factors = batch.kept_features[rows] / np.float32(1 - self._recipe.dropout)
+                fed["feature_factors"] = self._array(factors)
             with mx.autograd.record():
-                logits = self._graph(x, self._inputs, self._recipe, training=True)
+                logits = self._graph(fed, self._inputs, self._recipe, training=True)
             # The gradient of cross-entropy, computed by its formula.
-            slope = mx.nd.softmax(logits) - targets
+            probabilities = mx.nd.softmax(logits)
+            log_sums = _log_sum_exp(logits)
+            if self._class_weights is not None:
+                targets = mx.nd.broadcast_mul(targets, self._class_weights)
+                totals = targets.sum(axis=1)
+                probabilities = mx.nd.broadcast_mul(probabilities, totals.reshape((-1, 1)))
+                log_sums = totals * log_sums
+            slope = probabilities - targets
             slope = mx.nd.broadcast_mul(
                 slope,
                 (self._scale.value / (size * self._parts * self._world.ranks)).reshape((1, 1)),
             )
             mx.autograd.backward([logits], [slope])
             self._move_statistics(size, x.shape)
-            losses = _log_sum_exp(logits) - (targets * logits).sum(axis=1)
+            losses = log_sums - (targets * logits).sum(axis=1)
             rank = _rank_labels(logits, own)
             columns = [losses, rank < 1, rank < 5, mx.nd.ones_like(losses)]
             counted = mx.nd.concat(*(column.astype("float64").sum() for column in columns), dim=0)
@@ -178,31 +188,39 @@ class MxnetEngine(VectorState):
         return sums
 
     def _graph(
-        self, images: Array, values: Mapping[str, Array], recipe: Recipe, *, training: bool
+        self,
+        fed: Mapping[str, Array],
+        values: Mapping[str, Array],
+        recipe: Recipe,
+        *,
+        training: bool,
     ) -> Array:
-        """Return the logits of normalised images, in the recipe's precision."""
-        height, width = self._read_size(images.shape)
+        """Return the logits of normalised images, in the recipe's precision.
+
+        `fed` are the `images`, and with dropout the `feature_factors`.
+        """
+        height, width = self._read_size(fed["images"].shape)
         key = (height, width, training, recipe.precision)
         how: Any = {"size": (height, width), "training": training, "on_gpu": self._world.on_gpu}
         if training and self._synchronised:
             run = Pass(recipe, values, **how, moments=self._moments_over_ranks)
-            logits = run.logits(images)
+            logits = run.logits(*fed.values())
             self._values_of_a_channel[height, width] = run.values_of_a_channel
             return logits
         if key not in self._graphs:
             run = Pass(recipe, variables(recipe), **how)
-            symbol = run.logits(mx.sym.var("images"))
+            symbol = run.logits(*(mx.sym.var(name) for name in fed))
             names = symbol.list_inputs()
             flags = [
-                ("data_indices", [names.index("images")]),
-                ("param_indices", [i for i, name in enumerate(names) if name != "images"]),
+                ("data_indices", [names.index(name) for name in fed]),
+                ("param_indices", [i for i, name in enumerate(names) if name not in fed]),
                 ("static_alloc", self._static),
                 ("static_shape", self._static),
             ]
             self._graphs[key] = mx.nd.CachedOp(symbol, flags), names
             self._values_of_a_channel[height, width] = run.values_of_a_channel
         graph, names = self._graphs[key]
-        return graph(*(images if name == "images" else values[name] for name in names))
+        return graph(*(fed[name] if name in fed else values[name] for name in names))
 
     def _read_size(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return height and width of normalised images."""
@@ -334,7 +352,7 @@ class MxnetEngine(VectorState):
                 if vector is not None:  # statistics are rank 0's
                     self._world.share(vector[self._layout.trained :])
 
-        self._wait_for(_run_in_thread(share_statistics))
+        self._wait_for(run_in_thread(share_statistics))
         recipe = self._recipe.evaluation_recipe()
         rows = []
         for batch in batches:
@@ -349,7 +367,7 @@ class MxnetEngine(VectorState):
                 mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5))
             )
 
-        return Scores.unpack_table(self._wait_for(_run_in_thread(gather_rows)))
+        return Scores.unpack_table(self._wait_for(run_in_thread(gather_rows)))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -361,7 +379,8 @@ class MxnetEngine(VectorState):
         # In training mode: otherwise MXNet changes the layout of the weights for oneDNN, within the
         # vector that they share.
         with mx.autograd.train_mode():
-            return self._graph(self._normalise(images), values, recipe, training=False)
+            fed = {"images": self._normalise(images)}
+            return self._graph(fed, values, recipe, training=False)
 
     # State
 
@@ -378,37 +397,6 @@ class MxnetEngine(VectorState):
     def _clear_removed(self, vector: Array, removed: Array) -> None:
         kept = vector[: self._layout.trained]
         kept[:] = mx.nd.where(removed, mx.nd.zeros_like(kept), kept)
-
-
-def _run_in_thread(work: Callable[[], Result]) -> "Future[Result]":
-    """Do work that waits in a separate daemon thread, which does not keep the process from ending.
-
-    It is the same thread for all work: MXNet keeps 5 MB for every thread that has called it, also
-    after the thread's end.
-    """
-    future: Future[Result] = Future()
-
-    def do() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    _work_queue().put(do)
-    return future
-
-
-@cache
-def _work_queue() -> "SimpleQueue[Callable[[], None]]":
-    """Return the queue of a thread that does what is put into it, in this order."""
-    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-
-    def go_on() -> None:
-        while True:
-            queue.get()()
-
-    threading.Thread(target=go_on, name="lockstep-fetch", daemon=True).start()
-    return queue
 
 
 class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]

@@ -51,8 +51,9 @@ class Pass:
         """Number of values of a channel in one image, by the name of the batch norm that averages
         them."""
 
-    def logits(self, images: Node) -> Node:
-        """Return float32 logits [N, logits] of normalised images in the device's layout."""
+    def logits(self, images: Node, feature_factors: Node | None = None) -> Node:
+        """Return float32 logits [N, logits] of normalised images in the device's layout. Dropout
+        multiplies features by `feature_factors`, float32 [N, features]."""
         spec = model_spec(self._recipe.model)
         x = self._relu(self._convolution(self._round(images), stem(spec)))
         x = self._window(x, 3, 2, self._max_pool)
@@ -63,6 +64,8 @@ class Pass:
                 x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=self._layout
             )
         )
+        if feature_factors is not None:
+            x = self._ops.cast(self._round(x), dtype="float32") * feature_factors
         weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         y = self._ops.FullyConnected(
             self._round(x), weight, bias, num_hidden=self._recipe.logits, name="fc"

@@ -30,6 +30,7 @@ from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
 
@@ -93,6 +94,8 @@ class PaddleEngine(VectorState):
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean = paddle.to_tensor(list(recipe.mean), dtype="float32")
         self._std = paddle.to_tensor(list(recipe.std), dtype="float32")
+        weights = read_class_weights(recipe.class_weights)
+        self._class_weights = None if weights is None else paddle.to_tensor(weights)
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._borrower = Borrower(on_gpu=world.on_gpu)
         compiled = execution.compile == "on" or (
@@ -178,19 +181,17 @@ class PaddleEngine(VectorState):
             rows = slice(part * size, (part + 1) * size)
             x = self._normalise(images[rows])
             own = labels[rows]
-            targets = F.one_hot(own, self._recipe.logits)
-            if batch.coefficients is not None and batch.partners is not None:
-                partners = paddle.to_tensor(batch.partners[rows], dtype="int64")
-                weight = paddle.to_tensor(batch.coefficients[rows], dtype="float32").reshape(
-                    [-1, 1, 1, 1]
-                )
-                x = weight * x + (1 - weight) * x.index_select(partners)
-                weight = weight.reshape([-1, 1])
-                targets = weight * targets + (1 - weight) * targets.index_select(partners)
+            x, targets = self._mix(x, F.one_hot(own, self._recipe.logits), batch, rows)
             smoothing = self._recipe.label_smoothing
             targets = (1 - smoothing) * targets + smoothing / self._recipe.logits
             factor = self._scale.value / (size * self._parts * self._world.ranks)
             inputs = {"images": x, "targets": targets, "factor": factor}
+            if self._class_weights is not None:
+                targets = inputs["targets"] = targets * self._class_weights
+                inputs["totals"] = targets.sum(axis=1, keepdim=True)
+            if batch.kept_features is not None:
+                factors = batch.kept_features[rows] / np.float32(1 - self._recipe.dropout)
+                inputs["feature_factors"] = paddle.to_tensor(factors)
             logits, *results = self._gradients_of_part(inputs | self._views)
             # Joined here and not in the program, where oneDNN's kernels fail on some shapes.
             count = len(self._layout.parameters)
@@ -200,13 +201,26 @@ class PaddleEngine(VectorState):
             statistics.add_(self._recipe.bn_momentum * (moved - statistics))
             # Not by `log_softmax`, which on CPUs returns -64 for every logit that is more than 64
             # below the largest.
-            losses = paddle.logsumexp(logits, axis=1) - (targets * logits).sum(axis=1)
+            log_sums = paddle.logsumexp(logits, axis=1)
+            if self._class_weights is not None:
+                log_sums = log_sums * inputs["totals"].squeeze(1)
+            losses = log_sums - (targets * logits).sum(axis=1)
             rank = _rank_labels(logits, own)
             columns = [losses, rank < 1, rank < 5, paddle.ones_like(losses)]
             counted = paddle.stack([column.cast("float64").sum() for column in columns])
             gradient = part_gradient if gradient is None else gradient.add_(part_gradient)
             sums = counted if sums is None else sums + counted
         return gradient, sums
+
+    def _mix(self, x: Tensor, targets: Tensor, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return images and targets of a part after MixUp, if the batch has it."""
+        if batch.coefficients is None or batch.partners is None:
+            return x, targets
+        partners = paddle.to_tensor(batch.partners[rows], dtype="int64")
+        own = paddle.to_tensor(batch.coefficients[rows], dtype="float32").reshape([-1, 1, 1, 1])
+        mixed = own * x + (1 - own) * x.index_select(partners)
+        own = own.reshape([-1, 1])
+        return mixed, own * targets + (1 - own) * targets.index_select(partners)
 
     def _forward_and_back(
         self, inputs: Tensors, differentiate: Callable[..., list[Tensor]], onednn: bool
@@ -218,10 +232,13 @@ class PaddleEngine(VectorState):
         run = Pass(
             self._recipe, inputs, training=True, on_gpu=on_gpu, moments=moments, onednn=onednn
         )
-        logits = run.logits(inputs["images"])
+        logits = run.logits(inputs["images"], inputs.get("feature_factors"))
         # The gradient of cross-entropy, computed by its formula: oneDNN's kernels fail on the
         # gradients of its parts.
-        of_logits = (F.softmax(logits.detach(), axis=1) - inputs["targets"]) * inputs["factor"]
+        probabilities = F.softmax(logits.detach(), axis=1)
+        if self._class_weights is not None:
+            probabilities = probabilities * inputs["totals"]
+        of_logits = (probabilities - inputs["targets"]) * inputs["factor"]
         gradients = differentiate(
             [logits], [inputs[name] for name in self._layout.parameters], [of_logits]
         )

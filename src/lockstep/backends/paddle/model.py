@@ -47,14 +47,17 @@ class Pass:
         self.statistics: dict[str, Tensor] = {}
         """In training, the statistics of this batch: means and unbiased variances, in float32."""
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Return float32 logits [N, logits] of normalised images in this device's layout."""
+    def logits(self, images: Tensor, feature_factors: Tensor | None = None) -> Tensor:
+        """Return float32 logits [N, logits] of normalised images in this device's layout. Dropout
+        multiplies features by `feature_factors`, float32 [N, features]."""
         spec = model_spec(self._recipe.model)
         x = F.relu(self._convolution(self._round(images), stem(spec)))
         x = self._pool(self._plain(x))
         for block in blocks(spec):
             x = self._block(x, block)
         x = self._average(self._plain(x).cast("float32"))
+        if feature_factors is not None:
+            x = self._round(x) * feature_factors
         weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         # The bias has two axes: with one axis, oneDNN's kernel fails on its gradient for a single
         # image.

@@ -22,6 +22,7 @@ from lockstep.models.metrics import Counts, Scores
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
 
 Arrays = dict[str, np.ndarray]
@@ -67,6 +68,7 @@ class ReferenceEngine:
             if recipe.ema_decay
             else {}
         )
+        self._class_weights = read_class_weights(recipe.class_weights)
         self._masks: dict[str, np.ndarray] = {}
         self._scales: dict[str, float] | None = None
         self._scale = LossScale(recipe)
@@ -137,10 +139,13 @@ class ReferenceEngine:
             own = batch.coefficients[rows].astype(self._dtype)
             x = f.mix(x, own, batch.partners[rows])
             target = f.mix(target, own, batch.partners[rows])
+        if self._class_weights is not None:
+            target = target * self._class_weights.astype(self._dtype)
         network = Network(
             self._recipe, self._convert(self._tensors), training=True, scales=self._scales
         )
-        logits, back = network.logits(x)
+        kept = None if batch.kept_features is None else batch.kept_features[rows]
+        logits, back = network.logits(x, kept)
         losses, d_logits = f.cross_entropy(logits, target)
         back(d_logits() * (self._scale.value / self._parts))
         for name, value in network.statistics.items():

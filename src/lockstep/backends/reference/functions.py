@@ -206,15 +206,26 @@ def targets(labels: Array, logits: int, *, smoothing: float, dtype: np.dtype) ->
     return (1 - smoothing) * np.eye(logits, dtype=dtype)[labels] + dtype.type(smoothing / logits)
 
 
+def drop(x: Array, kept: Array, dropout: float) -> tuple[Array, Back]:
+    """Apply dropout: kept values are divided by 1 - dropout, the others are 0. arXiv:1207.0580.
+
+    Also return back: d_y -> d_x.
+    """
+    factors = kept / x.dtype.type(1 - dropout)
+    return x * factors, lambda d_y: d_y * factors
+
+
 def cross_entropy(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
     """Return the losses [N] and back: () -> the gradient of their mean with respect to the logits.
 
     loss[n] = -sum over k of  target[n, k] * log p[n, k],   p = softmax(logits)
-    d_logits = (p - target) / N                             since a row of target sums to 1
+    d_logits = (sum of target * p - target) / N             the sum is over a row
+    With class weights, a target is the product of target and weights.
     """
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return -(target * log_p).sum(axis=1), lambda: (np.exp(log_p) - target) / len(logits)
+    total = target.sum(axis=1, keepdims=True)
+    return -(target * log_p).sum(axis=1), lambda: (total * np.exp(log_p) - target) / len(logits)
 
 
 def rank_labels(logits: Array, labels: Array) -> Array:

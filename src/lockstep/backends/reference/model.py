@@ -46,9 +46,11 @@ class Network:
         self.gradients: dict[str, Array] = {}
         """Gradients of every parameter, once `back` has been called."""
 
-    def logits(self, x: Array) -> tuple[Array, Callable[[Array], None]]:
+    def logits(
+        self, x: Array, kept_features: Array | None = None
+    ) -> tuple[Array, Callable[[Array], None]]:
         """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None.
-        It fills `gradients`."""
+        It fills `gradients`. Dropout leaves the `kept_features`, bool [N, features]."""
         spec = model_spec(self._recipe.model)
         backs = []
 
@@ -62,6 +64,8 @@ class Network:
         for block in blocks(spec):
             x = then(self._block(x, block))
         x = then(self._rounding(f.average_pool(x)))
+        if kept_features is not None:
+            x = then(self._rounding(f.drop(x, kept_features, self._recipe.dropout)))
         x = then(self._classifier(x))
 
         def back(d_logits: Array) -> None:

@@ -36,6 +36,7 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Scores
 from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
 
@@ -72,6 +73,7 @@ class TensorflowEngine:
             for name, p in self._parameters.items()
         }
         self._ema = new_variables(recipe) if recipe.ema_decay else {}
+        self._class_weights = read_class_weights(recipe.class_weights)
         self._removed: dict[str, Tensor] = {}
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._scale = LossScale(recipe)
@@ -138,6 +140,8 @@ class TensorflowEngine:
         sums = []
         for step, batch in enumerate(batches, first):
             columns = [self._images(batch), tf.constant(batch.labels)]
+            if batch.kept_features is not None:
+                columns.append(tf.constant(batch.kept_features))
             if batch.coefficients is not None and batch.partners is not None:
                 columns += [tf.constant(batch.coefficients), tf.constant(batch.partners)]
             try:
@@ -204,14 +208,15 @@ class TensorflowEngine:
         return gradients, sums
 
     def _gradients_of_part(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        coefficients: Tensor | None = None,
-        partners: Tensor | None = None,
+        self, images: Tensor, labels: Tensor, *columns: Tensor
     ) -> tuple[list[Tensor], Tensor]:
+        """Return the gradients and sums of a part. `columns` are the kept features if the recipe
+        has dropout, and coefficients and partners with MixUp."""
         x = self._normalise(images)
-        if coefficients is not None:
+        mixup = list(columns)
+        kept_features = mixup.pop(0) if self._recipe.dropout else None
+        if mixup:
+            coefficients, partners = mixup
             weight = tf.reshape(coefficients, [-1, 1, 1, 1])
             x = weight * x + (1 - weight) * tf.gather(x, partners)
         # XLA's own batch norm computes the variance as E[x^2] - E[x]^2 in float32, which loses
@@ -221,9 +226,9 @@ class TensorflowEngine:
             self._recipe, self._tensors, training=True, moments=moments, recompute=self._recomputes
         )
         with tf.GradientTape() as tape:
-            logits = run.logits(x)
+            logits = run.logits(x, kept_features)
             losses = self._cross_entropy(logits, labels)
-            if coefficients is not None:
+            if mixup:
                 mixed = self._cross_entropy(logits, tf.gather(labels, partners))
                 losses = coefficients * losses + (1 - coefficients) * mixed
             loss = tf.reduce_mean(losses) * (self._scale.value / (self._parts * self._world.ranks))
@@ -249,11 +254,14 @@ class TensorflowEngine:
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         smoothing = self._recipe.label_smoothing
         classes = self._recipe.logits
-        if smoothing == 0:
+        if smoothing == 0 and self._class_weights is None:
             return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         target = tf.one_hot(
             labels, classes, 1 - smoothing + smoothing / classes, smoothing / classes
         )
+        if self._class_weights is not None:
+            # TensorFlow's own operation has the right gradient only if a target sums to 1.
+            return -tf.reduce_sum(self._class_weights * target * tf.nn.log_softmax(logits), axis=1)
         return tf.nn.softmax_cross_entropy_with_logits(target, logits)
 
     def _normalise(self, images: Tensor) -> Tensor:

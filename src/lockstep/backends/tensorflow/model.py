@@ -56,8 +56,9 @@ class Pass:
         self.statistics: dict[str, Tensor] = {}
         """In training, the running statistics after this batch."""
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]."""
+    def logits(self, images: Tensor, kept_features: Tensor | None = None) -> Tensor:
+        """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]. Dropout
+        leaves the `kept_features`, bool [N, features]."""
         spec = model_spec(self._recipe.model)
         x = tf.nn.relu(self._convolution(tf.cast(images, self._dtype), stem(spec)))
         x, padding = self._pad(x, 3, 2)
@@ -65,6 +66,9 @@ class Pass:
         for block in blocks(spec):
             x = self._recompute(x, block) if self._recomputes else self._block(x, block)
         x = tf.cast(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), self._dtype)
+        if kept_features is not None:
+            factors = tf.cast(kept_features, tf.float32) / (1 - self._recipe.dropout)
+            x = tf.cast(tf.cast(x, tf.float32) * factors, self._dtype)
         weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         y = tf.nn.bias_add(tf.matmul(self._widen(x), weight), bias)
         return tf.cast(tf.cast(y, self._dtype), tf.float32)

@@ -38,6 +38,7 @@ from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.class_weights import read_class_weights
 from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -174,8 +175,8 @@ class TorchEngine:
         return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
 
     def _compute(self, columns: Sequence[Tensor]) -> Tensor:
-        """Take a step on images, labels and MixUp's columns on the device, and return the sums of
-        `_TrainingLoss`."""
+        """Take a step on the columns of a batch on the device (`Inputs.upload`), and return the
+        sums of `_TrainingLoss`."""
         self._update.forget_gradients()  # those of a step that failed
         sums = []
         for part, inputs in enumerate(
@@ -307,6 +308,7 @@ class _TrainingLoss(nn.Module):
 
     mean: Tensor
     std: Tensor
+    class_weights: Tensor | None
 
     def __init__(self, model: nn.Module, recipe: Recipe, layout: torch.memory_format) -> None:
         super().__init__()
@@ -315,6 +317,10 @@ class _TrainingLoss(nn.Module):
         self._layout = layout
         self.register_buffer("mean", torch.tensor(recipe.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(recipe.std).view(1, 3, 1, 1), persistent=False)
+        weights = read_class_weights(recipe.class_weights)
+        self.register_buffer(
+            "class_weights", None if weights is None else torch.tensor(weights), persistent=False
+        )
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return uint8 images [N, H, W, 3] as float32 [N, 3, H, W], (x - mean) / std, in the
@@ -327,19 +333,25 @@ class _TrainingLoss(nn.Module):
         self,
         images: Tensor,
         labels: Tensor,
-        coefficients: Tensor | None = None,
-        partners: Tensor | None = None,
+        *columns: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images."""
+        """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images.
+
+        `columns` are the kept features if the recipe has dropout, and coefficients and partners
+        with MixUp.
+        """
         x = self.normalise(images)
-        if coefficients is not None and partners is not None:
+        mixup = list(columns)
+        kept_features = mixup.pop(0) if self._recipe.dropout else None
+        if mixup:
+            coefficients, partners = mixup
             weight = coefficients.view(-1, 1, 1, 1)
             x = weight * x + (1 - weight) * x[partners]
         with autocast(self._recipe, images.device):
-            logits = self.model(x)
+            logits = self.model(x, kept_features)
         logits = logits.float()
         losses = self._cross_entropy(logits, labels)
-        if coefficients is not None and partners is not None:
+        if mixup:
             losses = coefficients * losses + (1 - coefficients) * self._cross_entropy(
                 logits, labels[partners]
             )
@@ -351,7 +363,11 @@ class _TrainingLoss(nn.Module):
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(
-            logits, labels, reduction="none", label_smoothing=self._recipe.label_smoothing
+            logits,
+            labels,
+            weight=self.class_weights,
+            reduction="none",
+            label_smoothing=self._recipe.label_smoothing,
         )
 
 

@@ -27,6 +27,7 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self._recomputes = recompute
+        self._dropout = recipe.dropout
         self.conv1 = _conv(stem(spec), recipe.padding, quantised)
         self.bn1 = _batch_norm(stem(spec), recipe)
         self.maxpool = _MaxPool(recipe.padding)
@@ -40,8 +41,8 @@ class Model(nn.Module):
         self._stages = list(stages)
         self.fc = (QuantisedLinear if quantised else nn.Linear)(features(spec), recipe.logits)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
+    def forward(self, images: Tensor, kept_features: Tensor | None = None) -> Tensor:
+        """Return the logits. Dropout leaves the `kept_features`, bool [N, features]."""
         x = self.maxpool(activate(self.bn1, self.conv1(images)))
         for name in self._stages:
             stage = self.get_submodule(name)
@@ -50,7 +51,10 @@ class Model(nn.Module):
                 if self._recomputes and self.training
                 else stage(x)
             )
-        return self.fc(x.mean(dim=(2, 3)))
+        x = x.mean(dim=(2, 3))
+        if kept_features is not None:
+            x = x * (kept_features / (1 - self._dropout))
+        return self.fc(x)
 
     def last_stage(self) -> nn.Module:
         """Return the stage whose output is averaged and classified."""

@@ -82,7 +82,7 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         tasks = [to_load[first : first + count] for first in range(0, len(to_load), count)]
         work = [self._pool.submit(self._load, plan, some, images) for some in tasks]
         labels = self._index.labels(plan.samples)
-        return Batch(images, labels, plan.coefficients, plan.partners), work
+        return Batch(images, labels, plan.coefficients, plan.partners, plan.kept_features), work
 
     def _load(self, plan: BatchPlan, some: list[int], images: np.ndarray) -> None:
         for i in some:

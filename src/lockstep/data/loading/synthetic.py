@@ -35,5 +35,6 @@ class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
                 self._index.labels(plan.samples),
                 plan.coefficients,
                 plan.partners,
+                plan.kept_features,
                 is_held=True,
             )
