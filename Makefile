@@ -93,10 +93,12 @@ $(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/decodi
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	touch $@
 
+# ExecuTorch comes without the packages that it asks for: nothing here imports 20 of them (70 MB to download).
 # Triton is not with the other packages: its import ends a process that has imported TensorFlow, and PyTorch's compiler imports
 # it wherever it can. Tests of kernels name its folder (tests/processes.py).
 $(VENV)/.dev: $(VENV)/.torch
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --no-deps executorch torchao
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/triton triton
 	touch $@
 

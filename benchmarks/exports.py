@@ -26,8 +26,10 @@ from lockstep.weights import LOCKSTEP, Weights, certificate, checkpoint
 from measuring import random_tensors, record
 
 MODELS = ("resnet50", "resnext101-32x4d")
-PRECISIONS = {"savedmodel": ("fp32", "bf16", "fp16")} | dict.fromkeys(
-    ("onnx", "triton", "openvino"), ("fp32", "fp16", "int8")
+PRECISIONS = (
+    {"savedmodel": ("fp32", "bf16", "fp16")}
+    | dict.fromkeys(("onnx", "triton", "openvino"), ("fp32", "fp16", "int8"))
+    | dict.fromkeys(("executorch", "litert"), ("fp32", "int8"))
 )
 """The precisions of formats that have others than fp32."""
 

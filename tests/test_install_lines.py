@@ -38,6 +38,7 @@ MESSAGES = {
     **{name: LOGGERS[name].install for name in ("mlflow", "wandb")},
     **{row.extra: row.install for row in RUNTIMES.values()},
     "dali": dali.INSTALL,
+    "executorch": FRAMEWORKS["torch"].exports["executorch"].install,
     "keras": keras_variables.INSTALL,
     "serve": serving.INSTALL,
 }

@@ -183,7 +183,7 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
         ({}, "int8 needs images, .*: --data DATA"),
         (
             {"data": "DATA", "method": "median"},
-            "there is no method 'median' to calibrate with. Known: minmax",
+            "there is no method 'median' to calibrate onnx with. Known: minmax",
         ),
         ({"data": "DATA", "calibration_images": 0}, "0 calibration images"),
     ],

@@ -25,6 +25,23 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Export:
+    """A format that `lockstep export` writes, with a module of a backend's folder."""
+
+    function: str
+    """The function that writes a program."""
+    module: str = "export"
+    distributions: tuple[str, ...] = ()
+    """Distributions that write and run it, of which one must be installed. None: those of the
+    framework."""
+    install: str = ""
+    """What to type to install them."""
+    phone_file: str | None = None
+    """The file of a program for phones. It takes one square; `function` returns the file's content,
+    in fp32 or quantised after training. None: a program takes photos."""
+
+
+@dataclass(frozen=True)
 class Framework:
     """One backend, as far as it can be described without importing its framework."""
 
@@ -32,9 +49,8 @@ class Framework:
     """Distributions of which one must be installed."""
     install: str
     """What to type to install it."""
-    exports: Mapping[str, str] = field(default_factory=dict)
-    """Formats that `lockstep export` writes, each with the function of the backend's module
-    `export` that writes it."""
+    exports: Mapping[str, Export] = field(default_factory=dict)
+    """The formats that its folder writes."""
     module: str | None = None
     """The framework's module, which is imported only in the backend's folder. None: it computes
     with NumPy."""
@@ -133,7 +149,7 @@ FRAMEWORKS: dict[str, Framework] = {
         ("paddlepaddle", "paddlepaddle-gpu"),
         "pip install paddlepaddle==3.3.1",
         module="paddle",
-        exports={"paddle-inference": "export"},
+        exports={"paddle-inference": Export("export")},
         # On a CPU, gloo adds up Paddle's fp16 as if it were integers.
         on_cpu=Options(layout=("auto", "nchw"), all_reduce_precision=("fp32", "bf16")),
         on_gpu=Options(layout=("auto", "nhwc"), all_reduce_precision=_FLOATS),
@@ -156,7 +172,11 @@ FRAMEWORKS: dict[str, Framework] = {
         ("tensorflow", "tensorflow-cpu"),
         "pip install tensorflow==2.21.0",
         module="tensorflow",
-        exports={"savedmodel": "export", "frozen-graph": "export_frozen_graph"},
+        exports={
+            "savedmodel": Export("export"),
+            "frozen-graph": Export("export_frozen_graph"),
+            "litert": Export("build_program", "litert", phone_file="model.tflite"),
+        },
         on_cpu=_TENSORFLOW,
         on_gpu=_TENSORFLOW,
         addresses="TF_CONFIG",
@@ -171,7 +191,17 @@ FRAMEWORKS: dict[str, Framework] = {
         ("torch",),
         "pip install torch==2.13.0",
         module="torch",
-        exports={"torchscript": "export_torchscript", "torch-export": "export_program"},
+        exports={
+            "torchscript": Export("export_torchscript"),
+            "torch-export": Export("export_program"),
+            "executorch": Export(
+                "build_program",
+                "executorch_program",
+                ("executorch",),
+                "pip install executorch==1.5.1 torchao==0.18.0",
+                phone_file="model.pte",
+            ),
+        },
         on_cpu=_TORCH,
         on_gpu=replace(_TORCH, cuda_graph=("auto", "on", "off")),
         addresses="MASTER_ADDR",

@@ -13,7 +13,7 @@ To = Annotated[
     typer.Option(
         help=(
             "Format: savedmodel, frozen-graph, paddle-inference, torchscript, torch-export, onnx,"
-            " openvino, tensorrt or triton."
+            " openvino, tensorrt or triton; for phones executorch or litert."
         )
     ),
 ]
@@ -22,7 +22,7 @@ Precision = Annotated[
     typer.Option(
         help=(
             "fp32 (default); bf16 or fp16 of a SavedModel or frozen graph; fp16 or int8 of ONNX and"
-            " what is made of it."
+            " what is made of it; int8 of executorch and litert."
         ),
         show_default=False,
     ),
@@ -76,7 +76,7 @@ def command(
     assignments: options.SetPreprocessing = None,
     like: options.AsRecipe = None,
 ) -> None:
-    """Write a model for a server, with its preprocessing."""
+    """Write a program for a server or a phone, with its preprocessing."""
     from lockstep import export
     from lockstep.cli.console import Reporter
 

@@ -5,7 +5,8 @@ The photos have several sizes and shapes. The engine gets what `predict` makes o
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
@@ -16,7 +17,7 @@ from lockstep import backends
 from lockstep.backends import FRAMEWORKS
 from lockstep.inference.images import read_square
 from lockstep.inference.loaded_engine import load_engine
-from lockstep.inference.targets import Target, Wanted
+from lockstep.inference.targets import Answers, Program, Target, Wanted
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import CheckpointError
@@ -76,7 +77,8 @@ def compare_program(target: Target, wanted: Wanted, folder: Path, precision: str
     photos = draw_photos(weights.recipe)
     squares = _read_squares(photos, weights.recipe)
     backend = _choose_backend(target.backend, quantises=bool(weights.scales))
-    logits = _compute_logits(weights, backend, squares)
+    with open_engine(weights, backend) as engine:
+        _, logits = engine(squares)
     if not np.isfinite(logits).all():
         raise CheckpointError(
             f"{weights.source} computes logits that are not finite numbers, so the export cannot be"
@@ -164,13 +166,20 @@ def _choose_backend(backend: str | None, *, quantises: bool) -> str:
     return _REFERENCE
 
 
-def _compute_logits(weights: Weights, backend: str, images: np.ndarray) -> np.ndarray:
-    """Return an engine's logits, float64."""
+@contextmanager
+def open_engine(weights: Weights, backend: str) -> Iterator[Program]:
+    """Yield a backend's engine, which answers squares, uint8 [N, S, S, 3], with classes and logits,
+    float64."""
     execution = Execution(backend=backend, reference_dtype="float32", compile="off")
     world = backends.load(backend).world(execution)
     try:
         with load_engine(weights, world, execution) as engine:
-            return engine.predict(images).astype(np.float64)
+
+            def answer(squares: np.ndarray) -> Answers:
+                logits = engine.predict(squares).astype(np.float64)
+                return logits.argmax(axis=1), logits
+
+            yield answer
     finally:
         world.close()
 

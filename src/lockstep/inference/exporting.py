@@ -1,4 +1,4 @@
-"""Export trained models to files that a server's runtime loads without Lockstep."""
+"""Export trained models to programs that run without Lockstep, on servers or phones."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,13 @@ from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.inference.programs import write_description
 from lockstep.inference.quantising import Calibration, quantise
 from lockstep.inference.selection import Selection
-from lockstep.inference.targets import PRECISIONS, Target, Wanted, find_target
+from lockstep.inference.targets import (
+    ONNX_PRECISIONS,
+    PHONE_PRECISIONS,
+    Target,
+    Wanted,
+    find_target,
+)
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.deprecation import accept_old_names
@@ -41,13 +47,14 @@ def export(
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Write a model for a server, with preprocessing and softmax inside; return what was written.
+    """Write a program for a server or a phone, with softmax inside; return what was written.
 
     `source` is whatever `evaluate` accepts, and `to` a target, which docs/deploy.md describes:
     "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export", "onnx",
-    "openvino", "tensorrt" or "triton". A program takes `images`, photos of any size, and answers
-    as `predict` does: with `classes` and `probabilities`. If it takes squares only, `batch` or
-    `bare` are given, or `precision` is int8, see docs/deploy.md and docs/quantisation.md.
+    "openvino", "tensorrt", "triton", "executorch" or "litert". A program takes `images`, photos of
+    any size, and answers as `predict` does: with `classes` and `probabilities`. If it takes squares
+    only, `batch` or `bare` are given, or `precision` is int8, see docs/deploy.md and
+    docs/quantisation.md.
 
     With `compare`, the program is run by its own runtime before it gets its name, and compared
     with a backend: `comparison` of the result is `lockstep.inference.comparison.Comparison`, or
@@ -69,7 +76,7 @@ def export(
     remarks = [*weights.remarks, *_remark_on_precision(target, weights, precision)]
     remarks += _remark_on_decoding(weights)
     loss = None
-    if precision == "int8" and not weights.scales:
+    if precision == "int8" and not wanted.weights.scales:
         calibration = _plan_calibration(data, calibration_images, method, tolerance)
         wanted, loss = quantise(target, wanted, calibration, Recorder(listener))
     if compare and target.runtime() is None:
@@ -115,16 +122,20 @@ def _check_options(target: Target, precision: str | None, *, batch: int | None, 
     """Raise `CheckpointError` if a format does not have an option. Backends check other precisions
     than int8 themselves."""
     if target.backend is None:
-        if precision not in (None, *PRECISIONS):
+        if precision not in (None, *ONNX_PRECISIONS):
             raise CheckpointError(
-                f"{target.name} is written in {', '.join(PRECISIONS)}, not in {precision}; leave"
-                " out precision: the program that runs the model can choose its own"
+                f"{target.name} is written in {', '.join(ONNX_PRECISIONS)}, not in {precision};"
+                " leave out precision: the program that runs the model can choose its own"
             )
         return
+    if target.phone_file is not None and precision not in (None, *PHONE_PRECISIONS):
+        raise CheckpointError(
+            f"{target.name} is written in {' or '.join(PHONE_PRECISIONS)}, not in {precision}"
+        )
     options = {
         "--batch": batch is not None,
         "--bare": bare,
-        "--precision int8": precision == "int8",
+        "--precision int8": precision == "int8" and target.phone_file is None,
     }
     for option, is_set in options.items():
         if is_set:
@@ -155,6 +166,7 @@ def _plan_program(
     """Return what to write. Scales of weights that were trained with quantisation are used where
     the format has them."""
     computed_in = "fp32" if precision in (None, "int8") else precision
+    batch = batch if target.phone_file is None else 1
     wanted = Wanted(weights.replace_precision(computed_in), batch, bare)
     if weights.scales and not _quantises(target, precision):
         return wanted.drop_scales()
@@ -177,11 +189,15 @@ def _remark_on_precision(target: Target, weights: Weights, precision: str | None
             remark += f" (--precision {trained_in} computes in it)"
         remarks.append(remark)
     if weights.scales and not _quantises(target, precision):
-        how = "--to onnx" if target.backend else "without --precision, or with int8, it"
-        remarks.append(
-            f"{target.name} computes in float, but the weights were trained for"
-            f" {weights.recipe.quantisation}; {how} quantises"
-        )
+        if precision == "int8":
+            remark = "is quantised after training, without the scales of the weights"
+        else:
+            how = "--to onnx" if target.backend else "without --precision, or with int8, it"
+            remark = (
+                f"{target.name} computes in float, but the weights were trained for"
+                f" {weights.recipe.quantisation}; {how} quantises"
+            )
+        remarks.append(remark)
     return remarks
 
 

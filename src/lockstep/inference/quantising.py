@@ -1,7 +1,8 @@
-"""Int8 after training: an ONNX model that is calibrated on training images, and what it loses on
-validation images.
+"""Int8 after training: an ONNX model or a program for phones that is calibrated on training images,
+and what it loses on validation images.
 
-ONNX Runtime's static quantiser does the work. It measures the range of every value on the
+Programs for phones are quantised by their frameworks' own quantisers (`lockstep.backends`). Of ONNX
+models ONNX Runtime's static quantiser does the work. It measures the range of every value on the
 calibration images, and puts pairs of QuantizeLinear and DequantizeLinear where a convolution, a
 sum, a pool or the classifier takes or gives values. Weights have a scale for each output channel.
 Batch norms are folded first, so that ONNX Runtime computes convolutions in integers.
@@ -27,8 +28,9 @@ from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import find_split, holds_split
 from lockstep.data.split import divide_index, whole_source
 from lockstep.inference import onnx_model
+from lockstep.inference.comparison import open_engine
 from lockstep.inference.evaluation_images import check_classes
-from lockstep.inference.targets import Answers, Target, Wanted
+from lockstep.inference.targets import Program, Target, Wanted
 from lockstep.inference.targets.onnx_file import Session
 from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluation_plans
@@ -70,44 +72,50 @@ class Loss(TypedDict):
     calibration_images: int
     validation_images: int
     top1_before: float
-    """Top-1 of the model in fp32, in percent."""
+    """Top-1 of the model in fp32, in percent: of the ONNX model, or of the backend's engine."""
     top1_after: float
 
 
 def quantise(
     target: Target, wanted: Wanted, how: Calibration, recorder: Recorder
 ) -> tuple[Wanted, Loss]:
-    """Return what to write with an ONNX model in int8, and what it loses, which is in its metadata
-    too.
+    """Return what to write with a program in int8, and what it loses. An ONNX model has this in its
+    metadata, too.
 
-    Raises `BackendError` without ONNX Runtime, `DataError` if images are missing, and
+    Raises `BackendError` without the quantiser, `DataError` if images are missing, and
     `CheckpointError` if more than the tolerance is lost.
     """
-    if how.method not in METHODS:
+    methods = [*METHODS] if target.phone_file is None else ["minmax"]
+    if how.method not in methods:
         raise CheckpointError(
-            f"there is no method {how.method!r} to calibrate with. {nearest(how.method, METHODS)}"
+            f"there is no method {how.method!r} to calibrate {target.name} with."
+            f" {nearest(how.method, methods)}"
         )
     weights = wanted.weights
     training, validation = _open_sets(how.data, weights, recorder)
     chosen = np.unique(
         np.linspace(0, len(training) - 1, min(how.images, len(training))).astype(np.int64)
     )
-    form = onnx_model.Form(None, wanted.bare, folded=True)
-    plain = onnx_model.build_model(weights.recipe, weights.tensors, weights.classes, None, form)
     calibrating = recorder.watch(
         "calibrating", _load_batches(subset(training, chosen), weights), _count_batches(len(chosen))
     )
-    symmetric = target.takes_symmetric_int8
-    inputs = (wanted.inputs().prepare(batch.pixels) for batch in calibrating)
-    model = _quantise_static(plain, inputs, len(chosen), how.method, symmetric=symmetric)
-    hits = _count_hits(wanted, [plain, model], validation, recorder)
+    squares = (batch.pixels for batch in calibrating)
+    with contextlib.ExitStack() as stack:
+        if target.phone_file is None:
+            quantised, programs = _quantise_onnx(target, wanted, squares, len(chosen), how.method)
+        else:
+            quantised = target.build_phone_program(weights, squares)
+            engine = stack.enter_context(open_engine(weights, str(target.backend)))
+            programs = [engine, target.load_phone_program(wanted.inputs(), quantised)]
+        hits = _count_hits(weights, programs, validation, recorder)
     before, after = (100.0 * count / len(validation) for count in hits)
     if not before - after <= how.tolerance:
+        advice = f"another --method ({', '.join(methods)}), " if len(methods) > 1 else ""
         raise CheckpointError(
             f"int8 loses {before - after:.2f} points of top-1: {before:.2f} % before and"
             f" {after:.2f} % after, of {len(validation)} images; expected to lose at most"
-            f" {how.tolerance:g} (--tolerance). Nothing is written. Try another --method"
-            f" ({', '.join(METHODS)}), more --calibration-images, or train with quantisation"
+            f" {how.tolerance:g} (--tolerance). Nothing is written. Try {advice}more"
+            " --calibration-images, or train with quantisation"
         )
     loss: Loss = {
         "method": how.method,
@@ -116,8 +124,9 @@ def quantise(
         "top1_before": before,
         "top1_after": after,
     }
-    _describe(model, plain, wanted.batch if target.fixes_batch else None, loss)
-    return replace(wanted, quantised=model), loss
+    if target.phone_file is None:
+        _describe(quantised, wanted.batch if target.fixes_batch else None, loss)
+    return replace(wanted, quantised=quantised), loss
 
 
 def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Index]:
@@ -260,28 +269,46 @@ def _silence() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _count_hits(
-    wanted: Wanted, models: list[Any], validation: Index, recorder: Recorder
-) -> list[int]:
-    """Return the number of images that each model classifies right."""
-    sessions = [Session(model.SerializeToString()) for model in models]
-    hits = [0] * len(models)
-    batches = _load_batches(validation, wanted.weights)
-    for batch in recorder.watch(
-        "evaluating before and after", batches, _count_batches(len(validation))
-    ):
-        inputs = wanted.inputs().prepare(batch.pixels)
-        for place, session in enumerate(sessions):
-            answers: Answers = session.run(inputs)
-            hits[place] += int((answers[0] == batch.labels).sum())
-    return hits
-
-
-def _describe(model: Any, plain: Any, batch: int | None, loss: Loss) -> None:
-    """Give a model the metadata and the name of the plain one, its loss and its batch."""
+def _quantise_onnx(
+    target: Target, wanted: Wanted, squares: Iterator[np.ndarray], images: int, method: str
+) -> tuple[Any, list[Program]]:
+    """Return an ONNX model in int8, and the programs before and after."""
+    weights = wanted.weights
+    form = onnx_model.Form(None, wanted.bare, folded=True)
+    plain = onnx_model.build_model(weights.recipe, weights.tensors, weights.classes, None, form)
+    inputs = map(wanted.inputs().prepare, squares)
+    symmetric = target.takes_symmetric_int8
+    model = _quantise_static(plain, inputs, images, method, symmetric=symmetric)
     model.producer_name = plain.producer_name
     del model.metadata_props[:]
     model.metadata_props.extend(plain.metadata_props)
+    return model, [_open_model(wanted, onnx) for onnx in (plain, model)]
+
+
+def _open_model(wanted: Wanted, model: Any) -> Program:
+    """Return an ONNX model that takes batches of any size."""
+    session = Session(model.SerializeToString())
+    inputs = replace(wanted.inputs(), batch=None)
+    return lambda squares: inputs.run_batches(squares, session.run)
+
+
+def _count_hits(
+    weights: Weights, programs: list[Program], validation: Index, recorder: Recorder
+) -> list[int]:
+    """Return the number of images that each program classifies right."""
+    hits = [0] * len(programs)
+    batches = _load_batches(validation, weights)
+    for batch in recorder.watch(
+        "evaluating before and after", batches, _count_batches(len(validation))
+    ):
+        for place, program in enumerate(programs):
+            classes, _ = program(batch.pixels)
+            hits[place] += int((classes == batch.labels).sum())
+    return hits
+
+
+def _describe(model: Any, batch: int | None, loss: Loss) -> None:
+    """Add to a model what int8 costs, and its batch."""
     model.metadata_props.add(key=KEY, value=to_json(loss))
     if batch is not None:
         for value in (*model.graph.input, *model.graph.output):

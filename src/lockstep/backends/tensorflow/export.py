@@ -63,12 +63,14 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
 
 def _build_serving(recipe: Recipe, tensors: dict[str, np.ndarray]) -> tuple[tf.Module, Any]:
     """Return the module and its function of images. Raises `CheckpointError`."""
-    module = _Serving(recipe, tensors)
+    module = PhotoProgram(recipe, tensors)
     images = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
     return module, graph(module.serve, input_signature=[images])
 
 
-class _Serving(tf.Module):  # type: ignore[misc]
+class PhotoProgram(tf.Module):  # type: ignore[misc]
+    """Photos to classes and probabilities. Raises `CheckpointError` if the tensors do not fit."""
+
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
         super().__init__()
         self._geometry = read_geometry(recipe)
@@ -78,11 +80,22 @@ class _Serving(tf.Module):  # type: ignore[misc]
 
     def serve(self, images: Tensor) -> dict[str, Tensor]:
         """Return classes and probabilities of images of one size."""
+        logits = self._model((self.crop(images) - self._mean) / self._std)
+        return {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
+
+    def crop(self, images: Tensor) -> Tensor:
+        """Return what the model sees of photos, before it is normalised: float32 [N, S, S, 3]."""
         side = self._geometry.eval_crop
         squares = tf.transpose(crop_centre(images, self._geometry, _Operations()), (0, 2, 3, 1))
-        squares = tf.ensure_shape(squares, [None, side, side, 3])
-        logits = self._model((squares - self._mean) / self._std)
-        return {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
+        return tf.ensure_shape(squares, [None, side, side, 3])
+
+
+class SquareProgram(PhotoProgram):
+    """The same for squares: uint8 RGB [N, S, S, 3]."""
+
+    def crop(self, images: Tensor) -> Tensor:
+        """Return the squares in float32."""
+        return tf.cast(images, tf.float32)
 
 
 class _Operations:

@@ -31,7 +31,7 @@ def export_torchscript(
     `classes.txt`, in the archive and next to it. Raises `CheckpointError` if the recipe computes in
     another precision than fp32, or if the tensors do not fit.
     """
-    program = _Program(recipe, _model(recipe, tensors))
+    program = PhotoProgram(recipe, tensors)
     example = torch.zeros(2, recipe.eval_resize + 1, recipe.eval_resize + 14, 3, dtype=torch.uint8)
     with warnings.catch_warnings():
         # Tracing warns that SAME padding depends on the size of its input. That size is always the
@@ -52,7 +52,7 @@ def export_program(
 
     Inputs, outputs, `classes.txt` and errors are those of `export_torchscript`.
     """
-    program = _Program(recipe, _model(recipe, tensors))
+    program = PhotoProgram(recipe, tensors)
     # Lengths of 0 and 1 would become constants of the program, and so would lengths that are equal.
     example = torch.zeros(2, recipe.eval_resize + 1, recipe.eval_resize + 14, 3, dtype=torch.uint8)
     dynamic = dict.fromkeys((0, 1, 2), torch.export.Dim.DYNAMIC)
@@ -83,23 +83,23 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
     return answer
 
 
-def _model(recipe: Recipe, tensors: dict[str, np.ndarray]) -> nn.Module:
-    if recipe.precision != "fp32":
-        raise CheckpointError(
-            f"a program for PyTorch is in fp32, not in {recipe.precision}; leave out precision"
-        )
-    return load_module(recipe, tensors).requires_grad_(False)
+class PhotoProgram(nn.Module):
+    """Photos to classes and probabilities: `forward` takes uint8 RGB [N, H, W, 3].
 
-
-class _Program(nn.Module):
-    """Photos to classes and probabilities: `forward` takes uint8 RGB [N, H, W, 3]."""
+    Raises `CheckpointError` if the recipe computes in another precision than fp32, or if the
+    tensors do not fit.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, recipe: Recipe, model: nn.Module) -> None:
+    def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
         super().__init__()
-        self.model = model
+        if recipe.precision != "fp32":
+            raise CheckpointError(
+                f"a program for PyTorch is in fp32, not in {recipe.precision}; leave out precision"
+            )
+        self.model = load_module(recipe, tensors).requires_grad_(False)
         self.geometry = read_geometry(recipe)
         self.register_buffer("mean", torch.tensor(recipe.mean, dtype=torch.float32).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(recipe.std, dtype=torch.float32).view(3, 1, 1))
@@ -107,9 +107,21 @@ class _Program(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Return classes, int64 [N], and probabilities, float32 [N, logits]."""
-        squares = crop_centre(images, self.geometry, _Operations())
-        logits = self.model((squares - self.mean) / self.std)
+        logits = self.model((self.crop(images) - self.mean) / self.std)
         return {"classes": logits.argmax(dim=1), "probabilities": logits.softmax(dim=1)}
+
+    def crop(self, images: Tensor) -> Tensor:
+        """Return what the model sees of photos, before it is normalised: float32 [N, 3, S, S]."""
+        squares: Tensor = crop_centre(images, self.geometry, _Operations())
+        return squares
+
+
+class SquareProgram(PhotoProgram):
+    """The same for squares: uint8 RGB [N, S, S, 3]."""
+
+    def crop(self, images: Tensor) -> Tensor:
+        """Return the squares in the model's layout: float32 [N, 3, S, S]."""
+        return images.to(torch.float32).permute(0, 3, 1, 2)
 
 
 class _Checked(nn.Module):

@@ -6,7 +6,7 @@ of an ONNX model.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from lockstep.backends import FRAMEWORKS, Framework
 from lockstep.inference import onnx_model
 from lockstep.inference.onnx_photos import take_photos
 from lockstep.system.errors import BackendError, CheckpointError, nearest
+from lockstep.system.files import write_lines
+from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights import Weights
 
 Answers = tuple[np.ndarray, np.ndarray]
@@ -28,8 +30,10 @@ Program = Callable[[np.ndarray], Answers]
 """A program that was loaded. It takes images, uint8 [N, H, W, 3], all of one size."""
 CLASSES = "classes.txt"
 """The file next to a program that names the classes, one on each line."""
-PRECISIONS = ("fp32", "fp16", "int8")
+ONNX_PRECISIONS = ("fp32", "fp16", "int8")
 """The precisions of ONNX models, and of what is made of them."""
+PHONE_PRECISIONS = ("fp32", "int8")
+"""The precisions of programs for phones."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,8 @@ class Wanted:
     bare: bool = False
     """Whether the program takes normalised images and returns logits."""
     quantised: Any = None
-    """The ONNX model that was quantised after training; None: the model is made from the weights.
-    """
+    """What was quantised after training: an ONNX model, or the content of a program for phones.
+    None: the program is made from the weights."""
 
     def onnx_model(self, *, photos: bool) -> Any:
         """Return the ONNX model: with `photos`, one that takes photos of any size, unless it is to
@@ -134,6 +138,9 @@ class Target:
     takes_symmetric_int8: bool = False
     """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as
     TensorRT wants them."""
+    phone_file: str | None = None
+    """The file of a program for phones, which takes one square; None: it is for computers. Its
+    `function` is that of `lockstep.backends.frameworks.Export`, its `load_program` loads it."""
     can_run_code: bool = False
     """Whether a program can do more than compute: unpickle, run code, or read and write files. ONNX
     models and OpenVINO's cannot."""
@@ -147,20 +154,40 @@ class Target:
         """Write a program into a new folder. Raises `BackendError` if a package is missing, and
         `CheckpointError`."""
         weights = wanted.weights
-        if self.backend is not None:
-            backends.load(self.backend)
+        if self.phone_file is not None:
+            program = wanted.quantised or self.build_phone_program(weights)
+            folder.mkdir()
+            (folder / self.phone_file).write_bytes(program)
+            write_lines(folder / CLASSES, weights.classes)
+        elif self.backend is not None:
             self._call(self.function, weights.recipe, weights.tensors, weights.classes, folder)
         else:
             self._call(self.function, wanted, folder)
 
+    def build_phone_program(
+        self, weights: Weights, squares: Iterable[np.ndarray] | None = None
+    ) -> bytes:
+        """Return the content of a program for phones. It is quantised if there are squares, uint8
+        [N, S, S, 3], to calibrate on.
+
+        Raises `BackendError` if a package is missing, and `CheckpointError`.
+        """
+        program: bytes = self._call(self.function, weights.recipe, weights.tensors, squares)
+        return program
+
+    def load_phone_program(self, inputs: Inputs, program: bytes) -> Program:
+        """Return a program for phones in its own runtime, for squares, uint8 [N, S, S, 3]."""
+        run = self._call("load_program", program)
+        return lambda squares: inputs.run_batches(squares, run)
+
     def open_program(self, inputs: Inputs, folder: Path) -> AbstractContextManager[Program]:
         """Return a written program in its own runtime. It answers uint8 images [N, H, W, 3]."""
-        program: AbstractContextManager[Program]
-        if self.backend is None:
-            program = self._call("open_program", inputs, folder)
-        else:
-            backends.load(self.backend)
-            program = nullcontext(self._call("open_program", folder))
+        if self.phone_file is not None:
+            content = read_regular(folder / self.phone_file, WEIGHTS)
+            return nullcontext(self.load_phone_program(inputs, content))
+        if self.backend is not None:
+            return nullcontext(self._call("open_program", folder))
+        program: AbstractContextManager[Program] = self._call("open_program", inputs, folder)
         return program
 
     def resizes(self, wanted: Wanted) -> bool:
@@ -188,22 +215,37 @@ class Target:
         return f"photos of any size: uint8 RGB [{n}, H, W, 3]"
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        return getattr(importlib.import_module(self.module), function)(*arguments)
+        """Call a function of the module. Raises `BackendError` if a package is missing."""
+        if self.backend is not None:
+            backends.load(self.backend)
+        try:
+            module = importlib.import_module(self.module)
+        except ImportError as error:
+            raise self.explain_missing(error) from None
+        return getattr(module, function)(*arguments)
+
+    def explain_missing(self, error: ImportError) -> BackendError:
+        """Return what to raise if a package that writes or runs the format is missing."""
+        return BackendError(
+            f"exporting to {self.name} needs {self.distributions[0]}: {self.install} ({error})"
+        )
 
 
 def _list_framework_targets() -> list[Target]:
     return [
         Target(
             form,
-            f"lockstep.backends.{name}.export",
-            function,
+            f"lockstep.backends.{name}.{export.module}",
+            export.function,
             name,
-            framework.distributions,
-            framework.install,
+            export.distributions or framework.distributions,
+            export.install or framework.install,
+            takes_photos=export.phone_file is None,
+            phone_file=export.phone_file,
             can_run_code=True,
         )
         for name, framework in FRAMEWORKS.items()
-        for form, function in framework.exports.items()
+        for form, export in framework.exports.items()
     ]
 
 
@@ -256,6 +298,4 @@ def package(name: str, target: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BackendError(
-            f"exporting to {target} needs {name}: {TARGETS[target].install} ({error})"
-        ) from None
+        raise TARGETS[target].explain_missing(error) from None
