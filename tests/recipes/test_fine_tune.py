@@ -89,6 +89,12 @@ def test_what_a_user_sets_is_kept_and_what_depends_on_it_follows(
     assert {name: fields[name] for name in changes | expected} == changes | expected
 
 
+def test_a_run_that_is_not_evaluated_does_not_stop_early() -> None:
+    assert choose_recipe(PHOTOS, WEIGHTS).early_stopping_epochs > 0
+    unseen = choose_recipe(replace(PHOTOS, is_evaluated=False), WEIGHTS)
+    assert unseen.early_stopping_epochs == 0
+
+
 def test_a_wrong_value_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match="epochs"):
         choose_recipe(PHOTOS, WEIGHTS, {"epochs": 0})

@@ -153,7 +153,7 @@ def test_a_run_of_other_classes_starts_from_the_best_classifier_on_fixed_feature
     weight, bias = fit_classifier(features, labels, 3, 0.005 / 3)
     np.testing.assert_allclose(tensors["fc.weight"], weight, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(tensors["fc.bias"], bias, rtol=1e-3, atol=1e-3)
-    (first,) = read_entries(run, "evaluate")
+    first = read_entries(run, "evaluate")[0]
     (answer,) = [event for event in events if event["kind"] == "linear_probe"]
     assert first["step"] == 0
     assert (answer["top1_percent"], answer["images"]) == (first["top1_percent"], 60)

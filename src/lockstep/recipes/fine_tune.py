@@ -26,6 +26,8 @@ class _Device:
 
 _CPU = _Device(batch=32, passes=5_000, epochs=(5, 20))
 _GPU = _Device(batch=64, passes=100_000, epochs=(10, 20))
+_LEAST_PATIENCE = 5
+"""Epochs without a better evaluation that end a run: half of the epochs, at least this many."""
 _RATE = 0.001
 """Peak learning rate at 16 images; with `batch` images, it is batch / 16 times this."""
 
@@ -60,7 +62,9 @@ def choose_recipe(
         momentum=0.9,
         warmup_epochs=1.0 if epochs > 1 else 0.1,
         weight_decay=1e-4,
+        ema_decay=0.99,
         linear_probe=True,
+        early_stopping_epochs=max(_LEAST_PATIENCE, epochs // 2) if facts.is_evaluated else 0,
         precision=facts.precision,
         loss_scaling="dynamic",
         image_size=size,
@@ -107,6 +111,10 @@ def fine_tune() -> Recipe:
     - lr: 0.001 at 16 images, in proportion to the batch, and momentum 0.9. It is 0.016 at 256
       images; 0.01 is usual there (arXiv:2002.11770).
     - warmup_epochs: 1.
+    - ema_decay: 0.99. The average of the last hundred steps smooths small batches (timm and
+      torchvision average, too); where it is better than the trained weights, it is the best
+      checkpoint.
+    - early_stopping_epochs: half of the epochs, at least 5.
     - linear_probe: true; the first part of LP-FT (arXiv:2202.10054).
     - All other fields are as published.
     """

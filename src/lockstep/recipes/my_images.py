@@ -33,6 +33,8 @@ class Facts:
     """The precision that is fast on the device."""
     decodes_small: bool = True
     """Whether the loader can decode JPEGs at a fraction of their size."""
+    is_evaluated: bool = True
+    """Whether the run evaluates, so that it can stop early."""
     units: int = 1
     """Number of equal parts that the images of a step must divide into: ranks times accumulation
     steps."""

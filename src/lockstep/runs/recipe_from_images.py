@@ -91,6 +91,7 @@ def collect_facts(training: Index, execution: Execution, *, on_gpu: bool, ranks:
         # fp16, on older GPUs, needs loss scaling
         precision="bf16" if fast_precision(on_gpu) == "bf16" else "fp32",
         decodes_small=execution.loader == "host",
+        is_evaluated=not execution.train_only,
         units=ranks * execution.accumulation_steps,
     )
 
