@@ -80,12 +80,38 @@ def bad(count: int) -> dict[str, Any]:
     }
 
 
+SHOWN = "top-1 91.25 % (88.1 to 93.6), top-5 100.00 %, loss 0.3457 on 400 images"
+ON_TIME = {"elapsed_sec": 1.0}
 FIRST_LINE = "60 training and 20 validation images on CPU, 2 threads"
 LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start": ([START], [FIRST_LINE]),
     "a start with a note": (
         [START | {"notes": ["[x] is slow"]}],
         ["note: [x] is slow", FIRST_LINE],
+    ),
+    "what early stopping waits for": (
+        [
+            WHOLE | ON_TIME | {"selection": "top1", "early_stopping_epochs": 2, "best": None},
+            EVALUATION | {"step": 10},
+            EVALUATION | {"step": 10, "weights": "ema", "top1_percent": 95.0},
+            EVALUATION | {"step": 20},
+            event("train", step=25, loss=2.346, images_per_sec=99.5, lr=0.004, elapsed_sec=9.0),
+            EVALUATION | {"step": 30},
+            EVALUATION | {"step": 40, "top1_percent": 96.0},
+        ],
+        [
+            "a recipe of 4 epochs of 10 steps",
+            FIRST_LINE,
+            f"step 10: {SHOWN}, the best so far; ends after epoch 3 unless it improves",
+            "step 10 (moving average): top-1 95.00 % (92.4 to 96.7), top-5 100.00 %, loss 0.3457"
+            " on 400 images, the best so far; ends after epoch 3 unless it improves",
+            f"step 20: {SHOWN}; the best is 95.00 % at step 10 (moving average); ends after epoch 3"
+            " unless it improves",
+            "epoch 3 of 4, step 25 of 40: loss 2.346, 99.5 images/s, lr 0.004, at most 5 s left",
+            f"step 30: {SHOWN}; the best is 95.00 % at step 10 (moving average)",
+            "step 40: top-1 96.00 % (93.6 to 97.5), top-5 100.00 %, loss 0.3457 on 400 images, the"
+            " best so far",
+        ],
     ),
     "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
     "a start that resumes": ([START | {"step": 16}], [FIRST_LINE, "resuming after step 16 of 40"]),

@@ -78,7 +78,7 @@ def test_early_stopping_counts_the_epochs_since_the_best_evaluation(
 
 def test_early_stopping_is_decided_at_an_evaluation_alone() -> None:
     log = make_log(50.0, 40.0, 30.0)
-    reason = "2 epochs have not improved the top-1; the best is top-1 50.00 % at step 10"
+    reason = "2 epochs have not improved the top-1; the best is 50.00 % at step 10"
     assert explain(log, 30) == reason
     assert explain(log, 35) is None
     assert explain(log, 20) is None
@@ -92,7 +92,7 @@ def test_early_stopping_counts_epochs_and_not_evaluations() -> None:
 
 def test_the_evaluation_at_step_0_counts() -> None:
     log = make_log(50.0, 40.0, 30.0, first=0)
-    assert "the best is top-1 50.00 % at step 0" in str(explain(log, 20))
+    assert "the best is 50.00 % at step 0" in str(explain(log, 20))
 
 
 def test_a_moving_average_counts_as_the_trained_weights_do() -> None:
@@ -107,7 +107,7 @@ def test_the_lowest_loss_is_the_best() -> None:
     for step, loss in ((10, 2.0), (20, 1.0), (30, 1.5), (40, 1.0)):
         entry = {"kind": "evaluate", "step": step, "weights": "trained", "loss": loss}
         log.append(entry | {"top1_percent": float(step)})
-    assert "the best is loss 1.0000 at step 20" in str(explain(log, 40, by="loss"))
+    assert "the best is 1.0000 at step 20" in str(explain(log, 40, by="loss"))
     assert explain(log, 40, by="top1") is None
 
 

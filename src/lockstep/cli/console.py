@@ -14,8 +14,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
+from lockstep.cli.outlook import Outlook
 from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
@@ -120,7 +122,7 @@ class Reporter:
             # leaves room for epoch, steps, time left and loss in 80 columns
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            _TimeLeft(),
+            _TimeLeft(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[note]}"),
             console=self.console,
             transient=True,
@@ -135,6 +137,7 @@ class Reporter:
         self._since: tuple[int, float] | None = None
         """Step and second from which the time left is estimated."""
         self._shows_top5 = True
+        self._outlook: Outlook | None = None
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -218,6 +221,7 @@ class Reporter:
         self._first = event["step"]
         self._since = (event["step"], event["elapsed_sec"]) if "elapsed_sec" in event else None
         self._shows_top5 = is_top5_informative(about["classes"])
+        self._outlook = Outlook.read(event)
         for message in event["damaged"]:
             self.say(f"skipped a corrupt checkpoint: {message}")
         for note in event["notes"]:
@@ -285,8 +289,14 @@ class Reporter:
             # the first steps of a process wait for compilers and caches
             self._since = (step, second)
         epoch = self._name_epoch(step)
-        note = f"loss {event['loss']:.3f}, {event['images_per_sec']:.1f} images/s"
-        self._advance("training", step, self._total, note, left, epoch)
+        loss = f"loss {event['loss']:.3f}"
+        note = f"{loss}, {event['images_per_sec']:.1f} images/s"
+        outlook = self._outlook
+        best = outlook.name_best() if outlook is not None else ""
+        in_bar = f"{loss}, {best}" if best else note
+        self._advance("training", step, self._total, in_bar, left, epoch)
+        if left and outlook is not None and outlook.patience:
+            left = f"at most {left}"
         if not self.console.is_terminal:
             where = f"{epoch}, step" if self._per_epoch else "step"
             line = f"{where} {step} of {self._total}: {note}, lr {event['lr']:.4g}"
@@ -299,6 +309,7 @@ class Reporter:
         self.say(
             f"step {event['step']}{name}: top-1 {accuracy}, {top5}"
             f"loss {format_loss(event['loss'])} on {event['images']} images"
+            f"{self._outlook.describe(event) if self._outlook is not None else ''}"
         )
 
     def _show_trace(self, event: TraceEvent) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.metrics import format_loss
 from lockstep.system.event_log import EvaluateEvent, LogEvent
 
@@ -53,23 +54,30 @@ def _score(event: EvaluateEvent, selection: Selection) -> float | None:
     return float(percent) if isinstance(percent, float | int) else None
 
 
-def format_selected(event: Mapping[str, Any], selection: Selection) -> str:
-    """Return the value that decides, as it is shown.
+def describe_best(best: Mapping[str, Any], selection: Selection, *, short: bool = False) -> str:
+    """Return the best evaluation as it is shown, if `short` without the name of the value and its
+    95 % interval.
 
-    >>> format_selected({"top1_percent": 93.333}, "top1")
-    'top-1 93.33 %'
-    """
-    if selection == "loss":
-        return f"loss {format_loss(event['loss'])}"
-    percent = event[f"{selection}_percent"]
-    return f"{NAMES[selection]} {percent:.2f} %"
-
-
-def describe_best(best: Mapping[str, Any], selection: Selection) -> str:
-    """Return the best evaluation as it is shown.
-
-    >>> describe_best({"top1_percent": 93.3333, "step": 84, "weights": "ema"}, "top1")
-    'top-1 93.33 % at step 84 (moving average)'
+    >>> best = {"top1_percent": 93.3333, "images": 150, "step": 84, "weights": "ema"}
+    >>> describe_best(best, "top1")
+    'top-1 93.33 % (88.2 to 96.3) at step 84 (moving average)'
+    >>> describe_best(best, "top1", short=True)
+    '93.33 % at step 84 (moving average)'
     """
     average = " (moving average)" if best.get("weights") == "ema" else ""
-    return f"{format_selected(best, selection)} at step {best['step']}{average}"
+    value = format_value(best, selection)
+    if selection == "top1" and "images" in best and not short:
+        value = format_accuracy(best["top1_percent"], best["images"])
+    name = "" if short else f"{NAMES[selection]} "
+    return f"{name}{value} at step {best['step']}{average}"
+
+
+def format_value(event: Mapping[str, Any], selection: Selection) -> str:
+    """Return the value that decides, as it is shown.
+
+    >>> format_value({"top1_percent": 93.333}, "top1")
+    '93.33 %'
+    """
+    if selection == "loss":
+        return format_loss(event["loss"])
+    return f"{event[f'{selection}_percent']:.2f} %"

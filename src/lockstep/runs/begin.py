@@ -116,6 +116,9 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
             "notes": collect_notes(run, step),
             "changed": find_changed_fields(run.recipe),
             "environment": environment,
+            "selection": run.recipe.selection,
+            "early_stopping_epochs": run.recipe.early_stopping_epochs,
+            "best": run.find_best(),
         }
     )
     restart = find_restart()

@@ -14,12 +14,13 @@ from lockstep.data.split import Sets
 from lockstep.models.metrics import Scores, Throughput
 from lockstep.models.quantisation import Scales
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.best_evaluation import find_best
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.runs.hooks import Hook
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.starting_weights import Start
 from lockstep.system.errors import DivergedError, Interrupted
-from lockstep.system.event_log import DivergedEvent
+from lockstep.system.event_log import DivergedEvent, EvaluateEvent
 from lockstep.system.signals import StopRequests
 
 
@@ -84,6 +85,10 @@ class RunContext:
     def weights_to_evaluate(self) -> list[str]:
         """The kinds of weights that are evaluated."""
         return ["trained", "ema"] if self.recipe.ema_decay else ["trained"]
+
+    def find_best(self) -> EvaluateEvent | None:
+        """Return the best evaluation so far, on rank 0; None if there is none."""
+        return find_best(self.recorder.evaluations, self.recipe.selection)
 
     def should_stop(self) -> bool:
         """Return whether any rank was asked to stop; every rank asks before every batch."""

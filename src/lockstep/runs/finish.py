@@ -5,7 +5,7 @@ from typing import cast
 
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
-from lockstep.recipes.best_evaluation import describe_best, find_best
+from lockstep.recipes.best_evaluation import describe_best
 from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
@@ -88,7 +88,7 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
 
 def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Report:
     evaluations = run.recorder.evaluations
-    best = find_best(evaluations, run.recipe.selection)
+    best = run.find_best()
     final: dict[str, Evaluation] = {}
     for event in evaluations:
         if event["step"] == step:

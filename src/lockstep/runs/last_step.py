@@ -49,5 +49,5 @@ def explain_early_stop(
         return None
     return (
         f"{since} epoch{'s have' if since > 1 else ' has'} not improved the {NAMES[selection]};"
-        f" the best is {describe_best(best, selection)}"
+        f" the best is {describe_best(best, selection, short=True)}"
     )

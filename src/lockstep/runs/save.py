@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.models.state import State
-from lockstep.recipes.best_evaluation import find_best
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
 from lockstep.runs.hooks import make_hooks
@@ -24,7 +23,7 @@ def save(run: RunContext) -> None:
         run.diverge(state.step, message)
     run.recorder.flush()
     path = write_checkpoint(run, state)
-    best = find_best(run.recorder.evaluations, run.recipe.selection)
+    best = run.find_best()
     best_step = None if best is None else best["step"]
     checkpoint.prune(run.checkpoints, run.execution.keep_checkpoints, best_step)
     run.recorder.send({"kind": "save", "step": state.step, "path": str(path)})

@@ -50,6 +50,11 @@ class StartEvent(TypedDict):
     """The recipe's fields that differ from the published recipe, with their values in this run."""
     environment: dict[str, Any]
     """The contents of environment.json."""
+    selection: NotRequired[str]
+    """The value that decides which evaluation is the best: `Recipe.selection`."""
+    early_stopping_epochs: NotRequired[int]
+    best: NotRequired["EvaluateEvent | None"]
+    """The best evaluation so far. Older logs do not have this and the two fields before it."""
     elapsed_sec: NotRequired[float]
 
 
