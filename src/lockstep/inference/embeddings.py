@@ -39,7 +39,8 @@ def add_features(weights: Weights) -> Weights:
     tensors = dict(weights.tensors)
     tensors["fc.weight"] = np.concatenate([np.eye(count, dtype=np.float32), tensors["fc.weight"]])
     tensors["fc.bias"] = np.concatenate([np.zeros(count, np.float32), tensors["fc.bias"]])
-    recipe = weights.recipe.replace(logits=count + weights.recipe.logits)
+    logits = count + weights.recipe.logits
+    recipe = weights.recipe.replace(logits=logits, class_weights="none")
     return replace(weights, recipe=recipe, state=State(weights.state.step, tensors, {}), classes=())
 
 
