@@ -22,7 +22,7 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     weights = open_weights(
         save_random(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding), tmp_path)
     )
-    images = pictures(64, 96)
+    images = pictures(128, 160)
     classes = np.array([3, 0, 9])
     world = backends.load("torch").world(Execution())
     heat = make_explainer(weights, "torch", world).heat(images, classes)
@@ -37,12 +37,61 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     expected = np.einsum("nc,nchw->nhw", of_class, activations) / (
         activations.shape[2] * activations.shape[3]
     )
-    assert expected.shape == (3, 2, 3)
+    assert expected.shape == (3, 4, 5)
     assert (expected > 0).any()
     assert (expected < 0).any()
     np.testing.assert_allclose(
         heat, np.maximum(expected, 0), rtol=1e-4, atol=1e-6 * np.abs(expected).max()
     )
+
+
+def test_grad_cam_of_small_images_is_that_of_an_earlier_stage(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    """Compare with differences of the logits where a channel is raised everywhere, in float64."""
+    weights = open_weights(save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path))
+    images = pictures(32, 32)
+    classes = np.array([3, 0, 9])
+    world = backends.load("torch").world(Execution())
+    heat = make_explainer(weights, "torch", world).heat(images, classes)
+
+    module = lockstep.load(weights.source).double()
+    raised = torch.zeros(1, dtype=torch.float64)
+    kept: list[torch.Tensor] = []
+
+    def raise_channel(_: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        kept.append(output)
+        return output + raised
+
+    module.layer2.register_forward_hook(raise_channel)
+    pixels = torch.from_numpy(((images - MEAN) / STD).transpose(0, 3, 1, 2))
+    slopes = []
+    with torch.inference_mode():
+        module(pixels)
+        activations = kept[0].numpy()
+        for channel in range(activations.shape[1]):
+            logits = []
+            for step in (-1e-6, 1e-6):
+                raised = torch.zeros(1, activations.shape[1], 1, 1, dtype=torch.float64)
+                raised[0, channel] = step
+                logits.append(module(pixels).numpy()[range(3), classes])
+            slopes.append((logits[1] - logits[0]) / 2e-6)
+    assert heat.shape == (3, 4, 4)
+    expected = np.einsum("cn,nchw->nhw", np.array(slopes), activations) / 16
+    np.testing.assert_allclose(
+        heat, np.maximum(expected, 0), rtol=1e-3, atol=1e-4 * np.abs(expected).max()
+    )
+
+
+def test_images_that_are_too_small_for_every_stage_are_refused(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    weights = open_weights(save_random(tiny_recipe, tmp_path))
+    world = backends.load("torch").world(Execution())
+    explainer = make_explainer(weights, "torch", world)
+    assert explainer.heat(pictures(13, 13), np.zeros(3, np.int64)).shape == (3, 4, 4)
+    with pytest.raises(BackendError, match=r"at least 13 pixels a side, not 12: .* eval_crop=64"):
+        explainer.heat(pictures(12, 12), np.zeros(3, np.int64))
 
 
 def test_heat_colours_the_pixels_below_it_and_no_others() -> None:

@@ -1,9 +1,10 @@
-"""Grad-CAM with PyTorch: where the last stage's features speak for a class."""
+"""Grad-CAM with PyTorch: where a stage's features speak for a class."""
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.backends.shared.explaining import choose_stage
 from lockstep.backends.torch.engine import canonical_tensors, copy_into
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld
@@ -12,14 +13,13 @@ from lockstep.recipes import Recipe
 
 
 class Explainer:
-    """Weights in float32, without quantisation, whose last stage can be differentiated."""
+    """Weights in float32, without quantisation, whose stages can be differentiated."""
 
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray], world: TorchWorld) -> None:
         self._device = world.torch_device
         self._model = Model(model_spec(recipe.model), recipe)
         copy_into(canonical_tensors(self._model), tensors, "weights")
         self._model.to(self._device).eval().requires_grad_(False)
-        self._model.last_stage().register_forward_hook(self._keep)
         self._kept = torch.zeros(0)
         self._mean, self._std = (
             torch.tensor(values, device=self._device)[:, None, None]
@@ -31,14 +31,19 @@ class Explainer:
         return self._kept
 
     def heat(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return Grad-CAM (arXiv:1610.02391) of the last stage: float32 [N, height, width] of its
-        output, at least 0.
+        """Return Grad-CAM (arXiv:1610.02391) of the last stage that is large enough: float32
+        [N, height, width] of its output, at least 0.
 
         `images` are uint8 [N, size, size, 3], `classes` int64 [N]: the output of each image to
-        explain.
+        explain. Raises `BackendError` if no stage is large enough.
         """
+        stage = self._model.stage(choose_stage(min(images.shape[1:3])))
         pixels = torch.from_numpy(images).to(self._device).permute(0, 3, 1, 2).float()
-        with torch.inference_mode(False), torch.enable_grad():
+        with (
+            stage.register_forward_hook(self._keep),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
             logits = self._model((pixels - self._mean) / self._std)
             chosen = logits.gather(1, torch.from_numpy(classes).to(self._device)[:, None]).sum()
         (gradient,) = torch.autograd.grad(chosen, self._kept)

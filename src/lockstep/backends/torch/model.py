@@ -56,9 +56,9 @@ class Model(nn.Module):
             x = x * (kept_features / (1 - self._dropout))
         return self.fc(x)
 
-    def last_stage(self) -> nn.Module:
-        """Return the stage whose output is averaged and classified."""
-        return self.get_submodule(self._stages[-1])
+    def stage(self, number: int) -> nn.Module:
+        """Return a stage, 1 to 4. The output of the last one is averaged and classified."""
+        return self.get_submodule(self._stages[number - 1])
 
 
 class _Residual(nn.Module):
