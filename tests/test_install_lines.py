@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lockstep.backends import FRAMEWORKS
+from lockstep.data.decoding import image_formats
 from lockstep.data.loading import dali
 from lockstep.inference import serving
 from lockstep.inference.runtimes import RUNTIMES
@@ -39,6 +40,7 @@ MESSAGES = {
     **{row.extra: row.install for row in RUNTIMES.values()},
     "dali": dali.INSTALL,
     "executorch": FRAMEWORKS["torch"].exports["executorch"].install,
+    "heic": image_formats.INSTALL,
     "keras": keras_variables.INSTALL,
     "serve": serving.INSTALL,
 }

@@ -29,6 +29,7 @@ from lockstep.data.class_folders import (
     read_class_folder,
 )
 from lockstep.data.decoding.decode import check
+from lockstep.data.decoding.image_formats import MISSING, readable_formats
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_sizes
 from lockstep.data.images import (
     ROW,
@@ -338,7 +339,9 @@ def _build(source: Source, progress: Progress) -> Index:
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
         images = len(listing) + len(listing.left_out) or "its"
-        raise DataError(f"{source.title}: none of {images} images can be read")
+        raise DataError(
+            f"{source.title}: none of {images} images can be read{_name_first(listing, bad)}"
+        )
     quarantined = [Quarantined(listing.place(i), bad[i]) for i in sorted(bad)]
     quarantined += listing.damaged
     for image in listing.left_out:
@@ -358,6 +361,14 @@ def _build(source: Source, progress: Progress) -> Index:
         skipped=listing.skipped,
         digest=_digest(rows, listing.classes),
     )
+
+
+def _name_first(listing: Listing, bad: dict[int, str]) -> str:
+    """Return the first image that cannot be read, and why, for a message; "" without one."""
+    if not bad:
+        return ""
+    first = min(bad)
+    return f"; the first is {printable(listing.place(first))}: {bad[first]}"
 
 
 def _inspect(listing: Listing, progress: Progress) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
@@ -452,6 +463,10 @@ def _load(source: Source, cache: Path) -> Index | None:
         about = json.loads(read_regular_text(cache / "index.json", RECORDS))
         if about["stamp"] != _stamp(source):
             return None
+        reasons = {reason for _, reason in about["quarantined"]}
+        missing = [format for format, reason in MISSING.items() if reason in reasons]
+        if missing and set(missing) & set(readable_formats()):
+            return None  # what decodes them was installed since
         arrays = {name: _map(cache / name, dtype) for name, dtype in _ARRAYS.items()}
         # Files left by a killed process or a full disk do not match.
         if _checksum(arrays) != about["checksum"]:

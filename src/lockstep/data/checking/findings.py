@@ -120,6 +120,9 @@ KINDS = {
     "empty": _bad_image("an image of 0 bytes", _FETCH),
     "truncated": _bad_image("the end of the image is missing", _FETCH),
     "damaged": _bad_image("an image that cannot be decoded", _FETCH),
+    "needs-plug-in": _error(
+        "an image of a format that is not read here", "Install what the message says"
+    ),
     "not-an-image": _bad_image(
         "not an image in a known format", "Remove it, or leave it out with the quarantine"
     ),

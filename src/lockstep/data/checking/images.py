@@ -13,7 +13,7 @@ from PIL import Image
 from lockstep.data.checking.findings import ERROR, KINDS
 from lockstep.data.checking.parts import TOO_LARGE, ImageProblem, Part, describe_error
 from lockstep.data.decoding.decode import check
-from lockstep.data.decoding.image_formats import FORMAT_OF, FORMATS
+from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import ROW
 from lockstep.data.index import run_in_ranges
@@ -88,6 +88,8 @@ def _find_kind(data: bytes, reason: str) -> str:
     `check`."""
     if reason == "empty file":
         return "empty"
+    if reason in MISSING.values():
+        return "needs-plug-in"
     if TOO_LARGE.search(reason):
         return "too-large"
     if _TRUNCATED.search(reason):
@@ -101,7 +103,7 @@ def _find_kind(data: bytes, reason: str) -> str:
 def _read_header(data: bytes) -> tuple[str, str]:
     """Return format and mode of an image without decoding it; empty if they cannot be read."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=readable_formats()) as image:
             # MPO is a JPEG followed by other JPEGs, as cameras write them.
             return (image.format or "").replace("MPO", "JPEG"), image.mode
     # A damaged header makes Pillow raise almost anything. The image itself was decoded.

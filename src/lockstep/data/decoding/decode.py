@@ -14,7 +14,7 @@ import simplejpeg
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.image_formats import FORMATS
+from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
 from lockstep.data.decoding.size_limits import (
     JPEG_START,
     MOST_HEADER_BYTES,
@@ -176,12 +176,12 @@ def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
     check_bytes(data)
     if len(data) > MOST_HEADER_BYTES and data[:1] in _HEADERS_IN_PYTHON:
         try:
-            Image.open(io.BytesIO(data[:MOST_HEADER_BYTES]), formats=FORMATS)
+            Image.open(io.BytesIO(data[:MOST_HEADER_BYTES]), formats=readable_formats())
         except Exception:  # a damaged file makes Pillow's readers raise almost anything
             raise OverBudget(
                 f"no image within the first {MOST_HEADER_BYTES:,} bytes; save the image again"
             ) from None
-    return Image.open(io.BytesIO(data), formats=FORMATS)
+    return Image.open(io.BytesIO(data), formats=readable_formats())
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
             image.load()
             yield image
     except UnidentifiedImageError:
-        raise ValueError("not an image in a known format") from None
+        raise ValueError(explain_unreadable(data)) from None
     except OverBudget:
         raise
     except Image.DecompressionBombError as error:

@@ -5,12 +5,15 @@ A camera that is held on its side stores the image as its sensor has it, and a n
 (JEITA CP-3451, tag 0x0112). Recipes with `exif_orientation` see the image as it is shown.
 """
 
+import io
 import struct
 from itertools import count, islice
 
 import cv2
 import numpy as np
+from PIL import Image
 
+from lockstep.data.decoding.image_formats import BOX, readable_formats
 from lockstep.data.decoding.jpeg import Window
 
 UPRIGHT = 1
@@ -63,7 +66,20 @@ def _find_exif(data: bytes) -> bytes:
     if data[8:12] == _WEBP:
         at = data.rfind(b"EXIF")  # it is after the pixels
         return data[at + 8 :].removeprefix(_EXIF) if at > 0 else b""
+    if data[4:8] == BOX:
+        return _find_exif_by_pillow(data)
     return b""
+
+
+def _find_exif_by_pillow(data: bytes) -> bytes:
+    """Return the EXIF data of a HEIC or AVIF. Pillow puts AVIF's own orientation into it; its
+    plug-in for HEIC turns images while it decodes, and leaves none."""
+    try:
+        with Image.open(io.BytesIO(data), formats=readable_formats()) as image:
+            exif = image.info.get("exif")
+    except Exception:  # a damaged file makes Pillow's readers raise almost anything
+        return b""
+    return exif.removeprefix(_EXIF) if isinstance(exif, bytes) else b""
 
 
 def _find_exif_in_jpeg(data: bytes) -> bytes:

@@ -27,6 +27,7 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.decoding.decode import header_size
+from lockstep.data.decoding.image_formats import readable_formats
 from lockstep.data.decoding.size_limits import OverBudget, TooManyPixels
 from lockstep.inference.decoding.forms import BadForm, image_in
 from lockstep.inference.images import read_square
@@ -84,6 +85,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     Image.init()
+    readable_formats()
     control = socket.socket(fileno=descriptor)
     settings = Settings(**json.loads(control.recv(LARGEST_MESSAGE)))
     recipe = Recipe.of(settings.recipe)
