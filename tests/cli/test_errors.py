@@ -40,7 +40,10 @@ WRONG = [
     (f"{TRAIN} --set epochs=-3", "epochs: .*, not -3"),
     (f"{TRAIN} --set epochs=many", "epochs: .*, not 'many'"),
     (f"{TRAIN} --set epochs=[1", "epochs: '\\[1' is not a value"),
-    (f"{TRAIN} --set model=resnet5", "there is no model 'resnet5'. Did you mean resnet50"),
+    (
+        f"{TRAIN} --set model=resnet5",
+        "there is no model 'resnet5'. Did you mean resnet50.* --set 'model={block: bottleneck, ",
+    ),
     (f"{TRAIN} --set padding=sme", "padding: .*'symmetric' or 'same'.*, not 'sme'"),
     (f"{TRAIN} --set loader_threads=-1", "loader_threads: .*, not -1"),
     (f"{TRAIN} --backend trch", "there is no backend 'trch'. Did you mean torch?"),
@@ -223,6 +226,7 @@ def test_without_a_command_the_help_is_shown(answer: Run) -> None:
             2,
             "lockstep: [Errno 28] No space left on device: 'a/b'\n",
         ),
+        (BrokenPipeError(32, "a rank is gone"), 2, "lockstep: [Errno 32] a rank is gone\n"),
     ],
     ids=repr,
 )
@@ -274,3 +278,4 @@ def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
+        assert process.wait() == 0

@@ -64,7 +64,7 @@ def test_a_page_has_all_of_a_run(run: Path, tmp_path: Path) -> None:
         "environment",
     } <= page.ids()
     assert "95 % Wilson interval" in page.text
-    assert "nearest published: demo" in page.text
+    assert "nearest recipe: demo" in page.text
     assert [chart["name"] for chart in page.data["charts"]] == [
         "loss",
         "accuracy",
@@ -264,8 +264,8 @@ def test_nothing_to_report_and_nowhere_to_write_are_errors(run: Path, tmp_path: 
     ("name", "shown"),
     [
         ("demo", "based on demo"),
-        ("<b>pets", "<b>pets · nearest published: demo"),
-        ("", " nearest published:"),
+        ("<b>pets", "<b>pets · nearest recipe: demo"),
+        ("", " nearest recipe: demo"),
     ],
 )
 def test_a_page_names_the_recipe_of_a_run(name: str, shown: str, run: Path, tmp_path: Path) -> None:
@@ -274,3 +274,4 @@ def test_a_page_names_the_recipe_of_a_run(name: str, shown: str, run: Path, tmp_
     (tmp_path / "named" / "recipe.yaml").write_text(note + (run / "recipe.yaml").read_text())
     page = write_page(tmp_path / "named", tmp_path / "page.html")
     assert shown in page.text
+    assert '<th scope="col">Published</th>' not in (tmp_path / "page.html").read_text()

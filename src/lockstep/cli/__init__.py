@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -28,7 +28,7 @@ from lockstep.cli import (
     weights,
 )
 from lockstep.cli.hints import Command
-from lockstep.cli.terminal import print
+from lockstep.cli.terminal import is_reader_gone, print
 from lockstep.system import heartbeat
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
@@ -104,18 +104,19 @@ def run() -> None:
 
 
 def _run_command() -> int:
+    output = sys.stdout
     try:
-        return int(app(standalone_mode=False) or 0)
+        code = int(app(standalone_mode=False) or 0)
+        sys.stdout.flush()
+        return code
     except _Misuse as error:
         _explain(error)
         return int(error.exit_code)
     except LockstepError as error:
         _complain(error)
         return error.exit_code
-    except BrokenPipeError:  # the reader of the output has exited, such as `head`
-        # For the interpreter's own flush at exit.
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-        return 1
+    except BrokenPipeError as error:
+        return _end_without_reader(error, output)
     except MemoryError as error:
         reason = f": {error}" if str(error) else ""
         _complain(
@@ -127,7 +128,20 @@ def _run_command() -> int:
         _complain(error)
         return UserError.exit_code
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # Typer's answer to it
+            return _end_without_reader(stop.__context__, output)
         return stop.code if isinstance(stop.code, int) else 0
+
+
+def _end_without_reader(error: BrokenPipeError, output: TextIO) -> int:
+    """Return the exit code after a write to a closed pipe: 0 if it is the output, whose reader has
+    what it wanted, such as `head`."""
+    if not is_reader_gone(output):
+        _complain(error)  # a connection
+        return UserError.exit_code
+    # For the interpreter's own flush at exit.
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    return 0
 
 
 def _explain(misuse: Any) -> None:

@@ -42,7 +42,10 @@ Embeddings = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.npz",
-        help="Write the features before the classifier, and the paths, to this file.",
+        help=(
+            "Write the features before the classifier, and the paths, to this file; predictions are"
+            " then shown only with --format or --output."
+        ),
     ),
 ]
 Explain = Annotated[
@@ -92,6 +95,7 @@ def command(
         names.insert(0, run)
         run = source
     writer = choose_form("json" if as_json and form is None else form, output)
+    is_printed = embeddings is None or output is not None or form is not None or as_json
     named = _list_images(names)
     _check_files(output, embeddings, explain, len(named))
     with ExitStack() as stack:
@@ -110,7 +114,7 @@ def command(
                 **settings,
             )
         )
-        write = stack.enter_context(_open_output(output))
+        write = stack.enter_context(_open_output(output, is_printed))
         keepers = []
         if embeddings is not None:
             keepers.append(stack.enter_context(_keep_embeddings(embeddings, predictor.features)))
@@ -119,8 +123,9 @@ def command(
         failed = _predict_all(predictor, named, top, writer, write, keepers)
     for path in (output, embeddings, explain):
         if path is not None and path.exists():
-            file = sys.stderr if output is None else sys.stdout
-            print(f"wrote {path}: {len(named) - failed} images", file=file)
+            file = sys.stderr if output is None and is_printed else sys.stdout
+            features = f" of {predictor.features} features" if path == embeddings else ""
+            print(f"wrote {path}: {len(named) - failed} images{features}", file=file)
     if failed:
         raise LockstepError(f"{failed} of {len(named)} images could not be read")
 
@@ -247,16 +252,17 @@ def _save(prediction: "Prediction", path: Path) -> None:
 
 
 @contextmanager
-def _open_output(output: Path | None) -> Iterator[Any]:
+def _open_output(output: Path | None, is_printed: bool) -> Iterator[Any]:
     """Yield a function that writes text to a file, or to standard output so that a reader has it at
-    once."""
+    once, or nowhere."""
     from lockstep.system.files import written_text
 
     if output is None:
 
         def write(text: str) -> None:
-            print(text, end="")
-            sys.stdout.flush()
+            if is_printed:
+                print(text, end="")
+                sys.stdout.flush()
 
         yield write
         return

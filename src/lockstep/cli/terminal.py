@@ -9,6 +9,7 @@ letters. Ruff's T20 refuses Python's own `print`.
 import builtins
 import json
 import re
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,16 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def is_reader_gone(file: TextIO) -> bool:
+    """Return whether a file is a pipe that nobody reads any more."""
+    watch = select.poll()
+    try:
+        watch.register(file, select.POLLOUT)
+    except (ValueError, OSError):  # no file of the system
+        return False
+    return any(events & select.POLLERR for _, events in watch.poll(0))
+
+
 def make_console(**options: Any) -> "Console":
     """Return a rich console that escapes texts, tables and bars in the same way. Rich's own colours
     and moves stay."""
@@ -89,6 +100,9 @@ def make_console(**options: Any) -> "Console":
     from rich.text import Text
 
     class EscapingConsole(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True  # what was begun is done to its end, without a reader
+
         def render_str(self, text: str, **how: Any) -> Text:
             return super().render_str(escape_text(text), **how)  # before it is laid out
 

@@ -87,6 +87,10 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 
+EXAMPLE = "model={block: bottleneck, layers: [2, 2, 2, 2]}"
+"""A model without a name, as `--set` takes it: ResNet-26, with two bottlenecks a stage."""
+
+
 def model_spec(model: str | ModelSpec) -> ModelSpec:
     """Return the spec of a named model, or the spec itself.
 
@@ -95,7 +99,10 @@ def model_spec(model: str | ModelSpec) -> ModelSpec:
     if isinstance(model, ModelSpec):
         return model
     if model not in MODELS:
-        raise RecipeError(f"there is no model {model!r}. {nearest(model, MODELS)}")
+        raise RecipeError(
+            f"there is no model {model!r}. {nearest(model, MODELS)} Other ResNets are described by"
+            f" their blocks, such as ResNet-26: --set {EXAMPLE!r}"
+        )
     return MODELS[model]
 
 

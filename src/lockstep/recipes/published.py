@@ -361,3 +361,5 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         demo,
     )
 }
+OWN_RECIPES = ("my-images", "fine-tune", "demo")
+"""The recipes of Lockstep's own. All others are published by others."""

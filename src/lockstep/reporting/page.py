@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from lockstep.models.latency import PERCENTILES
 from lockstep.models.metrics import format_loss
+from lockstep.recipes.published import OWN_RECIPES
 from lockstep.reporting import summary
 from lockstep.reporting.curves import build_charts
 from lockstep.reporting.views import add_images, build_views, image_key, select_data
@@ -56,6 +57,7 @@ def render(runs: Sequence[Run], *, explain: bool = False) -> str:
         percentiles=PERCENTILES,
         recipe=summary.list_recipe_fields(runs),
         environments=summary.list_environments(runs),
+        own_recipes=OWN_RECIPES,
         published_differences=summary.list_published_differences,
         charts=charts,
         views=views,

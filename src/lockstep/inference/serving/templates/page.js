@@ -1,7 +1,7 @@
 "use strict";
 const $ = (selector) => document.querySelector(selector);
 const MOST_RESULTS = 100, MOST_TRIES = 5;
-let token = "", done = 0, chosen = 0, about = null;
+let token = "", done = 0, failed = 0, chosen = 0, about = null;
 const waiting = [];
 let running = false;
 
@@ -60,14 +60,17 @@ async function run() {
   running = true;
   while (waiting.length) {
     $("#status").textContent = `Image ${done + 1} of ${chosen}`;
-    await classify(waiting.shift());
+    const isClassified = await classify(waiting.shift());
     done += 1;
+    if (!isClassified) failed += 1;
   }
   running = false;
-  $("#status").textContent = `${done} of ${chosen} images are classified.`;
+  const failures = failed ? ` ${failed} failed: their cards say why.` : "";
+  $("#status").textContent = `${done - failed} of ${chosen} images are classified.${failures}`;
 }
 
 async function classify(file) {
+  let isClassified = false;
   const card = node("li", { className: "card result" }), pictures = node("div", { className: "pictures" });
   const details = node("div", {}, node("h2", { textContent: file.name || "image" }));
   card.append(pictures, details);
@@ -79,12 +82,14 @@ async function classify(file) {
     const began = performance.now();
     const result = await send(file);
     show(result, details, pictures, performance.now() - began);
+    isClassified = true;
   } catch (error) {
     details.append(node("p", { className: "bad", textContent: error.message }));
   }
   $("#results").prepend(card);
   $("#clear").hidden = false;
   while ($("#results").children.length > MOST_RESULTS) $("#results").lastChild.remove();
+  return isClassified;
 }
 
 async function send(file) {
