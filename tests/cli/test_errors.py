@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep import cli
+from lockstep import backends, cli
 from lockstep.data.textures import draw_data_set
 from lockstep.system.errors import DivergedError, Interrupted
 from tests.lines import check_lines
@@ -254,6 +254,30 @@ def test_one_of_several_ranks_says_who_it_is_and_leaves_its_exit_code(
     assert code == 2
     assert errors.startswith("[rank 3] lockstep: there is no recipe")
     assert (tmp_path / "3").read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train --data MISSING --out OUT", "there is no folder .*missing"),
+        ("train --data DATA --weights MISSING --out OUT", "there is no run, no file .*missing"),
+        ("predict MISSING a.jpg", "there is no run, no file .*missing"),
+        ("predict DATA/train MISSING", "missing: No such file or directory"),
+        ("serve MISSING", "there is no run, no file .*missing"),
+        ("convert MISSING a.safetensors", "there is no run, no file .*missing"),
+    ],
+)
+def test_a_missing_path_is_said_before_a_framework_is_imported(
+    command: str,
+    message: str,
+    places: dict[str, str],
+    answer: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backends, "load", raising(AssertionError("a framework is imported")))
+    code, output, errors = answer(*fill_places(command, places))
+    assert (code in (1, 2), output) == (True, "")
+    assert re.search(message, errors)
 
 
 def raising(error: BaseException) -> Callable[..., None]:

@@ -87,6 +87,7 @@ def command(
     from lockstep import Predictor
     from lockstep.cli.predict_forms import choose_form
     from lockstep.system.errors import LockstepError
+    from lockstep.weights.recognition import check_exists
 
     settings = options.read_inference_options(assignments, backend, like)
     names = list(images or [])
@@ -98,10 +99,13 @@ def command(
     is_printed = embeddings is None or output is not None or form is not None or as_json
     named = _list_images(names)
     _check_files(output, embeddings, explain, len(named))
+    weights = options.find_weights(run)
+    check_exists(weights)
+    _refuse_missing(named)
     with ExitStack() as stack:
         predictor = stack.enter_context(
             Predictor(
-                options.find_weights(run),
+                weights,
                 checkpoint=checkpoint,
                 ema=ema,
                 model=model,
@@ -150,6 +154,17 @@ def _list_images(arguments: list[str]) -> "NamedImages":
             " @list or -"
         )
     return named
+
+
+def _refuse_missing(named: "NamedImages") -> None:
+    """Raise `LockstepError` if none of the images exists, before a framework is imported."""
+    from lockstep.system.errors import LockstepError
+
+    if not named.are_missing():
+        return
+    for name in named:
+        print(f"lockstep: {escape_line(str(name))}: No such file or directory", file=sys.stderr)
+    raise LockstepError(f"{len(named)} of {len(named)} images could not be read")
 
 
 def _predict_all(

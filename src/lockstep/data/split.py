@@ -92,35 +92,48 @@ def open_sets(
     are refused; otherwise they are left out, and a note counts them. Raises `DataError` if there
     are no validation images, or if there are and a share is requested.
     """
+    data, sources, notes = find_run_sources(data, share, validates=validates)
+    if is_strict:
+        check_layouts(sources)
     if share:
-        source = whole_source(data)
-        if is_strict:
-            check_layouts([source])
-        whole = open_index(source, progress=progress("indexing"))
-        return Sets(*divide_index(whole, share), data, note_skipped(data, [whole]))
+        whole = open_index(sources[0], progress=progress("indexing"))
+        return Sets(*divide_index(whole, share), data, notes + note_skipped(data, [whole]))
+    training = open_index(sources[0], progress=progress("indexing train"))
+    if not validates:
+        nothing = replace(subset(training, np.zeros(0, np.int64)), quarantined=())
+        return Sets(training, nothing, data, notes + note_skipped(data, [training]))
+    validation = open_index(sources[1], classes=training.classes, progress=progress("indexing val"))
+    notes += note_skipped(data, [training, validation])
+    return Sets(training, validation, data, notes)
+
+
+class RunSources(NamedTuple):
+    """Where the images of a run are."""
+
+    data: Path
+    """The data set's folder."""
+    sources: list[Source]
+    """The training images and, if they are read, the validation images; or all, of which a share is
+    set apart."""
+    notes: list[str]
+    """Messages about arguments that are read differently than written."""
+
+
+def find_run_sources(data: Path, share: float, *, validates: bool = True) -> RunSources:
+    """Return where the images are that `open_sets` opens. Raises the same errors, before an image
+    is read."""
+    if share:
+        return RunSources(data, [whole_source(data)], [])
     notes = []
     whole_set = _find_whole_set(data)
     if whole_set is not None:
         notes = [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole_set}"]
         data = whole_set
-    if not validates:
-        if not holds_split(data, "train") and _holds_classes(data):
-            source = find_source(data)
-        else:
-            source = find_split(data, "train")
-        if is_strict:
-            check_layouts([source])
-        training = open_index(source, progress=progress("indexing train"))
-        notes += note_skipped(data, [training])
-        nothing = replace(subset(training, np.zeros(0, np.int64)), quarantined=())
-        return Sets(training, nothing, data, notes)
-    sources = [_require_split(data, split) for split in ALIASES]
-    if is_strict:
-        check_layouts(sources)
-    training = open_index(sources[0], progress=progress("indexing train"))
-    validation = open_index(sources[1], classes=training.classes, progress=progress("indexing val"))
-    notes += note_skipped(data, [training, validation])
-    return Sets(training, validation, data, notes)
+    if validates:
+        return RunSources(data, [_require_split(data, split) for split in ALIASES], notes)
+    if not holds_split(data, "train") and _holds_classes(data):
+        return RunSources(data, [find_source(data)], notes)
+    return RunSources(data, [find_split(data, "train")], notes)
 
 
 def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:

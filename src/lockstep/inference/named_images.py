@@ -52,6 +52,10 @@ class NamedImages:
             else:
                 yield from part
 
+    def are_missing(self) -> bool:
+        """Return whether all images are paths at which there is nothing."""
+        return all(isinstance(image, str) and not os.path.lexists(image) for image in self)
+
     def add(self, argument: str, stdin: BinaryIO) -> None:
         """Add what an argument of the command line names. Raises `DataError` if it is a list that
         cannot be read."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep import backends
 from lockstep.backends import World
-from lockstep.data.split import Sets, open_sets
+from lockstep.data.split import Sets, find_run_sources, open_sets
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import OWN_IMAGES, check_changes
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
@@ -22,6 +22,16 @@ from lockstep.runs.resuming import RunSettings
 from lockstep.runs.starting_weights import Start, StartSource, fit_start
 from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.signals import StopRequests
+
+
+def check_paths(settings: RunSettings, source: StartSource | None) -> None:
+    """Raise `DataError` or `CheckpointError` if images or weights are missing, before a framework
+    is imported."""
+    recipe = settings.recipe or check_changes(settings.changes)
+    validates = not settings.execution.train_only
+    find_run_sources(settings.data, recipe.validation_share, validates=validates)
+    if source is not None:
+        source.check_exists()
 
 
 @contextmanager

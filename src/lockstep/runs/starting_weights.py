@@ -33,6 +33,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights import Weights, checkpoint, locate_weights, open_weights
+from lockstep.weights.recognition import check_exists
 from lockstep.weights.sparsity import make_masks, prune_tensors
 
 
@@ -68,6 +69,10 @@ class StartSource:
         """With `resumes`, the run resumes where the program of a checkpoint stopped."""
         self.path = locate_weights(name)
         self.resumes = resumes
+
+    def check_exists(self) -> None:
+        """Raise `CheckpointError` if there is nothing at the path."""
+        check_exists(self.path)
 
     @cached_property
     def weights(self) -> Weights:

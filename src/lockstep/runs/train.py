@@ -12,7 +12,7 @@ from lockstep.runs.events import Listener
 from lockstep.runs.finish import is_finished, report_again
 from lockstep.runs.linear_probe import answer_first, start_from_probe
 from lockstep.runs.loop import train_from
-from lockstep.runs.opening import open_run
+from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.report import Report, add_best_checkpoint
 from lockstep.runs.resuming import RunSettings, complete_settings
@@ -92,6 +92,7 @@ def run_training(
     if weights or resume_from:
         source = StartSource(weights or resume_from or "", resumes=resume_from is not None)
     execution = settings.execution
+    check_paths(settings, source)
     with StopRequests() as stop:
         world = backends.load(execution.backend).world(execution)
         try:

@@ -35,6 +35,12 @@ def recognise(path: Path) -> tuple[Format, Path]:
     raise _describe_unknown(path)
 
 
+def check_exists(path: Path) -> None:
+    """Raise `CheckpointError` if there is nothing at a path, before a framework is imported."""
+    if not path.exists():
+        recognise(path)  # some formats are named by the begin of their files' names
+
+
 def read_head(path: Path) -> bytes:
     """Return the begin of a file, by which formats recognise it."""
     with open_regular(path, WEIGHTS) as file:
