@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
 from lockstep.data.contact_sheet import contact_sheet, first_plan, write_sheet
@@ -13,6 +14,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
+from lockstep.system.plotting import find_font, list_families
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import CONTAINERS, pack_as
 
@@ -99,6 +101,31 @@ def test_the_name_of_a_class_stands_below_its_image_and_within_its_width(
     for left in (MARGIN, MARGIN + 32 + MARGIN):
         assert (below[:, left : left + 32] < 128).any()
     assert (below[:, 2 * MARGIN + 2 * 32 + 2 :] == 255).all()
+
+
+def test_letters_that_differ_look_different(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    names = "?ößłЖΩע"
+    data = image_folder(tmp_path, {f"{name}/1.jpg": jpeg() for name in names})
+    pixels = np.asarray(contact_sheet(open_index(data), tiny_recipe, len(names), evaluation=True))
+    texts = {
+        pixels[top : top + LINE, left : left + 32].tobytes()
+        for top in range(MARGIN + 32, len(pixels) - LINE + 1, 32 + MARGIN + LINE)
+        for left in range(MARGIN, pixels.shape[1] - 32, 32 + MARGIN)
+    }
+    assert len(texts - {b"\xff" * LINE * 32 * 3}) == len(names)
+
+
+def test_a_letter_that_the_usual_font_lacks_is_drawn_in_another() -> None:
+    usual = get_font(find_font("a")).get_charmap()
+    other = next(
+        letter
+        for letter in get_font(findfont("STIXGeneral")).get_charmap()
+        if letter not in usual and not chr(letter).isspace()
+    )
+    assert other in get_font(find_font(chr(other))).get_charmap()
+    assert "Last" not in find_font("\U0010fffd")  # a font of boxes for everything
+    assert list_families(["a"])[0] == "DejaVu Sans"
+    assert len(list_families(["a", chr(other)])) == 2
 
 
 def test_a_sheet_is_written_as_png_into_a_new_folder(tmp_path: Path) -> None:

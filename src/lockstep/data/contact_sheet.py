@@ -6,13 +6,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from lockstep.data.images import printable
 from lockstep.data.index import Index
 from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.system.plotting import find_font
 
 _MARGIN = 8
 _LINE = 16
+_LETTERS = 11
+"""Height of the letters in pixels."""
 
 
 def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -> BatchPlan:
@@ -42,22 +46,17 @@ def contact_sheet(
         "RGB", (columns * step + _MARGIN, -(-count // columns) * (step + _LINE) + _MARGIN), "white"
     )
     draw = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default()
     for i, (pixels, label) in enumerate(zip(batch.pixels, batch.labels.tolist(), strict=True)):
         left = _MARGIN + i % columns * step
         top = _MARGIN + i // columns * (step + _LINE)
         sheet.paste(Image.fromarray(pixels), (left, top))
-        name = index.classes[label].replace("\n", " ")
+        name = printable(index.classes[label]).replace("\n", " ")
+        font = ImageFont.truetype(find_font(name), _LETTERS)
         draw.text((left, top + size + 1), _shorten(name, size, draw, font), fill="black", font=font)
     return sheet
 
 
-def _shorten(
-    text: str,
-    width: int,
-    draw: ImageDraw.ImageDraw,
-    font: "ImageFont.ImageFont | ImageFont.FreeTypeFont",
-) -> str:
+def _shorten(text: str, width: int, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont) -> str:
     while text and draw.textlength(text, font=font) > width:
         text = text[:-1]
     return text

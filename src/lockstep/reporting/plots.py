@@ -10,7 +10,7 @@ from lockstep.reporting.curves import Chart, build_charts
 from lockstep.reporting.views import Matrix, View, build_views
 from lockstep.runs.reading import Run
 from lockstep.system.errors import UserError
-from lockstep.system.plotting import over_steps, plain, save
+from lockstep.system.plotting import list_families, over_steps, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,8 +108,9 @@ def _draw_matrix(matrix: Matrix, name: str) -> "Figure":
     axes.set(title=f"Confusion, {plain(name)}", xlabel="taken for", ylabel="class")
     if count <= _MOST_NUMBERS and matrix.group_classes == 1:
         names = list(map(plain, matrix.names))
-        axes.set_xticks(range(count), names, rotation=60, ha="right")
-        axes.set_yticks(range(count), names)
+        families = list_families(names)
+        axes.set_xticks(range(count), names, rotation=60, ha="right", fontfamily=families)
+        axes.set_yticks(range(count), names, fontfamily=families)
         for row, column in zip(*np.nonzero(cells), strict=True):
             colour = "white" if shares[row, column] > 0.5 else "black"
             style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
