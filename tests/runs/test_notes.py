@@ -159,3 +159,12 @@ def test_few_images_get_the_best_free_weights_of_their_model(model: str, name: s
     assert f"--weights {name};" in note
     assert suggest_weights(recipe, FEW_IMAGES) == []
     assert suggest_weights(recipe.rename("resnet50-paddle-90ep"), 500) == []
+
+
+def test_classes_whose_names_look_alike_are_noted() -> None:
+    names = ["Cat", "cat ", "dog"]
+    notes = list_unusual_settings(
+        SENSIBLE.replace(logits=3), RunFacts(names, np.full(3, 9), np.full(3, 3), 4)
+    )
+    assert [note for note in notes if "Cat, cat ;" in note]
+    assert len(notes) == 2  # the other is about top-5

@@ -182,6 +182,7 @@ def _check_classes(facts: RunFacts) -> Iterator[str]:
         yield f"all images are of one class, {facts.classes[0]}: there is nothing to classify"
     elif not is_top5_informative(len(facts.classes)):
         yield f"top-5 is left out: it means nothing with {len(facts.classes)} classes"
+    yield from _note_similar_names(facts.classes)
     for split, counts in (("training", facts.training), ("validation", facts.validation)):
         if not counts.any():
             continue  # images that are not read
@@ -192,4 +193,17 @@ def _check_classes(facts: RunFacts) -> Iterator[str]:
             yield (
                 f"no {split} images for {len(lacking)} of {len(facts.classes)} classes:"
                 f" {names}{more}"
+            )
+
+
+def _note_similar_names(classes: Sequence[str]) -> Iterator[str]:
+    """Yield a note for classes whose names differ only in capital letters or spaces."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"the names of {len(names)} classes differ only in capital letters or spaces:"
+                f" {', '.join(names)}; if they are one class, put its images into one folder"
             )
