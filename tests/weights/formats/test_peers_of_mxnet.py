@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import lockstep
 from lockstep.models.architectures import MODELS, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -233,6 +234,20 @@ def test_the_model_zoos_resnet50_v1_gives_its_logits(kind: str, theirs: Path) ->
     assert_near(
         logits(original, images_of(theirs)), np.load(theirs / "resnet50_v1-logits.npz")["logits"]
     )
+
+
+def test_the_model_zoos_resnet50_v1_gets_a_certificate_that_names_the_folded_biases(
+    theirs: Path, tmp_path: Path
+) -> None:
+    """PyTorch computes what was written; NumPy, or MXNet where it is installed, what was read."""
+    small = {"image_size": 64, "eval_resize": 72, "eval_crop": 64}
+    record = lockstep.convert(
+        theirs / "resnet50_v1-names.params", tmp_path / "gluon.safetensors", preprocessing=small
+    )["certificate"]
+    assert (record["model"], record["holds"], record["top1_agreement"]) == ("resnet50-v1", True, 1)
+    assert record["engines"]["source"] != record["engines"]["target"]
+    assert record["tensors_equal"] == record["tensors"]
+    assert [change for change in record["changes"] if "32 convolutions have biases" in change]
 
 
 def softmax(values: np.ndarray) -> np.ndarray:
