@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,11 @@ class Host:
     name: str
     interface: str
     address: str
+
+    @property
+    def files(self) -> Path:
+        """The folder of files that `ip netns exec` puts in the place of those in /etc."""
+        return Path("/etc/netns") / self.name
 
     def inside(self, *arguments: object) -> list[str]:
         """Return a command that runs another one on this host."""
@@ -118,7 +124,10 @@ class Host:
 
 @contextmanager
 def two_hosts(number: int = 0) -> Iterator[tuple[Host, Host]]:
-    """Make two hosts with a cable between them, and remove them with all their processes."""
+    """Make two hosts with a cable between them, and remove them with all their processes.
+
+    The name of each is an address of loopback there, as in /etc/hosts of many systems.
+    """
     names = [f"lockstep-{os.getpid()}-{number}-{end}" for end in "ab"]
     one, other = hosts = tuple(
         Host(name, f"ls{os.getpid() % 10**6}{end}{number}", f"10.{77 + number}.0.{place}")
@@ -127,6 +136,9 @@ def two_hosts(number: int = 0) -> Iterator[tuple[Host, Host]]:
     try:
         for host in hosts:
             subprocess.run(["ip", "netns", "add", host.name], check=True)
+            host.files.mkdir(parents=True)
+            names = f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n"
+            (host.files / "hosts").write_text(names)
         cable = ["type", "veth", "peer", "name", other.interface, "netns", other.name]
         subprocess.run(["ip", "link", "add", one.interface, "netns", one.name, *cable], check=True)
         for host in hosts:
@@ -138,6 +150,7 @@ def two_hosts(number: int = 0) -> Iterator[tuple[Host, Host]]:
         for host in hosts:
             kill_all(host)
             subprocess.run(["ip", "netns", "del", host.name], check=False)
+            shutil.rmtree(host.files, ignore_errors=True)
 
 
 def kill_all(host: Host) -> None:

@@ -1,12 +1,16 @@
-"""The network interface by which PyTorch's ranks on several machines meet."""
+"""How PyTorch's ranks on several machines meet: by which interface, and within which time."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from ipaddress import IPv4Address
 
 import pytest
 
 from lockstep.launch.nodes import list_addresses
+from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError
+from lockstep.system.ranks import LOOPBACK, free_ports
 
 dist = pytest.importorskip("torch.distributed")
 world = pytest.importorskip("lockstep.backends.torch.world")
@@ -64,3 +68,26 @@ def test_ranks_that_do_not_come_are_not_waited_for_without_end(
     monkeypatch.setattr(world, "COMING", timedelta(milliseconds=20))
     with pytest.raises(RuntimeError, match=r"(?i)time"):
         world.choose_interface(dist.HashStore(), 0, 2, "localhost")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_no_other_connects_to_ends(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank has come, but the addresses of gloo lead nowhere."""
+    [port] = free_ports(1)
+    place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(world, "CONNECTING", timedelta(milliseconds=100))
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(come, 1 - rank)
+        with pytest.raises(BackendError, match=rf"cannot meet at {LOOPBACK}:{port}"):
+            world.TorchWorld(Execution())
+        other.result()
+    assert not dist.is_initialized()
+
+
+def come(rank: int) -> object:
+    """Come to the store that the ranks meet at, as one of two ranks; return the store."""
+    store, _, _ = next(dist.rendezvous("env://", rank, 2))
+    store.set(f"lockstep-address-{rank}", LOOPBACK)
+    return store

@@ -178,6 +178,33 @@ def test_a_process_that_starts_decoders_is_replaced_however_often_that_fails(
     assert sum("no memory" in report for report in reports) == 2
 
 
+def test_a_process_that_starts_decoders_is_replaced_when_it_is_stopped(
+    pool_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Replacement(_Forker):
+        def __init__(self) -> None:
+            monkeypatch.setattr(pool, "_STARTING_SEC", PATIENCE_SEC)
+            super().__init__()
+
+    async def run() -> None:
+        await decoders.start(pool_settings)
+        assert decoders._forker is not None
+        stopped = decoders._forker._process.pid
+        [decoder] = children(stopped)
+        monkeypatch.setattr(pool, "_Forker", Replacement)
+        monkeypatch.setattr(pool, "_STARTING_SEC", 0.01)
+        os.kill(stopped, signal.SIGSTOP)
+        os.kill(decoder, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_SEC):
+            while is_running(stopped) or not decoders.is_ready:
+                decoders.mend()
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(pool, "_AGAIN_SEC", 0.01)
+    with closing(Decoders(1, lambda report: None)) as decoders:
+        asyncio.run(run())
+
+
 def test_a_decoder_is_ended_although_the_process_that_does_it_was_busy(
     pool_settings: Settings,
 ) -> None:
