@@ -1,0 +1,13 @@
+"""Ranks whose work is done end without an abort, on a busy machine."""
+
+import pytest
+
+from tests.backends.ends import run_pairs
+from tests.backends.launchers import LAUNCHED
+from tests.soak import in_a_soak
+
+
+@in_a_soak
+@pytest.mark.parametrize("name", [name for name in LAUNCHED if " " not in name])
+def test_no_rank_aborts_at_its_end(name: str) -> None:
+    assert run_pairs(name, 100) == []
