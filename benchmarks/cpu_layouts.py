@@ -7,11 +7,7 @@ MKL_ENABLE_INSTRUCTIONS=AVX2. The name of the result file contains the kind of p
 avx512.
 """
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -20,8 +16,8 @@ import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import initial_state
-from lockstep.system.machine import arithmetic, cores
-from measuring import median, recipe, record, round_all
+from lockstep.system.machine import arithmetic
+from measuring import describe_load, list_figures, make_parser, median, recipe, record, take_turns
 
 WHO = ("engine", "NCHW", "NHWC", "NHWC compiled")
 LONG_EPOCH_STEPS = 100_000
@@ -102,34 +98,22 @@ def turn(who: str, precision: str, size: int, batch: int, steps: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--precision", default=arithmetic().pays)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--turn", choices=WHO, help="Run one turn in this process.")
+    parser.add_argument("--turn", nargs=2, help="Run one turn in this process.")
     options = parser.parse_args()
     if options.turn:
-        print(
-            json.dumps(
-                turn(options.turn, options.precision, options.size, options.batch, options.steps)
-            )
-        )
+        who = options.turn[0]
+        figures = turn(who, options.precision, options.size, options.batch, options.steps)
+        print(json.dumps(figures))
         return
-    turns_by_name: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
-    for _ in range(options.turns):
-        for who in WHO:  # alternately, so that other work on the machine affects all of them
-            command = [sys.executable, *sys.argv, "--turn", who, "--precision", options.precision]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            turns_by_name[who].append(json.loads(done.stdout.splitlines()[-1]))
-    rates = {
-        who: [turn["images_per_sec"] for turn in turns] for who, turns in turns_by_name.items()
-    }
-    by_processor = {
-        who: [turn["images_per_processor_sec"] for turn in turns]
-        for who, turns in turns_by_name.items()
-    }
+    turns = take_turns(WHO, options.turns)
+    rates = list_figures(turns, "images_per_sec")
+    by_processor = list_figures(turns, "images_per_processor_sec")
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
     record(
         f"cpu_layouts_{kind}_{options.precision}",
@@ -138,17 +122,10 @@ def main() -> None:
                 f"images a second, ResNet-50 training, {options.size} px, batch {options.batch};"
                 f" {options.turns} turns"
             ),
-            "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
-            "load_average": os.getloadavg()[0],
-            "idle_machine": os.getloadavg()[0] < cores() + 1,
-            "images_per_sec": {who: round_all(values) for who, values in rates.items()},
-            "images_per_processor_sec": {
-                who: round_all(values) for who, values in by_processor.items()
-            },
-            "first_step_sec": {
-                who: round_all([turn["first_step_sec"] for turn in turns])
-                for who, turns in turns_by_name.items()
-            },
+            **describe_load(),
+            "images_per_sec": rates,
+            "images_per_processor_sec": by_processor,
+            "first_step_sec": list_figures(turns, "first_step_sec"),
             "engine_over_best": _over_best(rates),
             "engine_over_best_by_processor_time": _over_best(by_processor),
         },

@@ -1,7 +1,6 @@
 """Compare the training loop of a run, with its log, TensorBoard and stop requests, with the same
 compiled step in a bare loop."""
 
-import argparse
 import itertools
 import tempfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from measuring import (
     alternate,
     engine,
     make_batch,
+    make_parser,
     median,
     recipe,
     record,
@@ -33,7 +33,7 @@ ROUNDS = 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--backend", default="torch")
     backend = parser.parse_args().backend
     settings = recipe()

@@ -7,11 +7,7 @@ export --to onnx --precision int8` writes, calibrated on a few random images: it
 depend on them.
 """
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,10 +29,19 @@ from lockstep.inference.runtimes import (
 from lockstep.inference.runtimes.exported import open_exported
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
-from lockstep.system.machine import arithmetic, cores, peak_memory_bytes
+from lockstep.system.machine import arithmetic, peak_memory_bytes
 from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.checkpoint import write_weights
-from measuring import median, recipe, record, round_all
+from measuring import (
+    Turns,
+    describe_load,
+    list_figures,
+    make_parser,
+    median,
+    recipe,
+    record,
+    take_turns,
+)
 
 EAGER = "eager NCHW fp32"
 TARGETS = {"bf16": 3.5, "fp32": 1.5}
@@ -143,13 +148,14 @@ def list_contenders() -> list[str]:
     runtimes = list_installed("torch")
     for precision in ("fp32", "bf16"):
         if precision in arithmetic().precisions:
-            able = [name for name in runtimes if computes_in(name, precision)]
-            contenders += [f"{name} {precision}" for name in able]
+            contenders += [
+                f"{name} {precision}" for name in runtimes if computes_in(name, precision)
+            ]
     return contenders + [f"{name} int8" for name in runtimes if name in INT8_RUNS_IN]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--turns", type=int, default=3)
@@ -161,57 +167,37 @@ def main() -> None:
         who, started, int8 = options.turn
         print(json.dumps(turn(who, options.batch, options.iterations, float(started), Path(int8))))
         return
-    names = list_contenders()
-    turns_by_name: dict[str, list[dict[str, float]]] = {who: [] for who in names}
     with tempfile.TemporaryDirectory() as folder:
         int8 = write_int8(Path(folder))
-        for _ in range(options.turns):
-            for who in names:  # alternately, so that other work on the machine affects all of them
-                command = [
-                    sys.executable,
-                    *sys.argv,
-                    "--turn",
-                    who,
-                    str(time.perf_counter()),
-                    str(int8),
-                ]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                turns_by_name[who].append(json.loads(done.stdout.splitlines()[-1]))
+        turns = take_turns(list_contenders(), options.turns, str(int8))
     kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
-    record(f"inference_runtimes_{kind}", summarise(turns_by_name, options.batch, options.turns))
+    record(f"inference_runtimes_{kind}", summarise(turns, options.batch, options.turns))
 
 
-def summarise(
-    turns_by_name: dict[str, list[dict[str, float]]], batch: int, turns: int
-) -> dict[str, Any]:
+def summarise(turns_by_name: Turns, batch: int, turns: int) -> dict[str, Any]:
     """Return what is recorded of all turns."""
-    by: dict[str, dict[str, list[float]]] = {
-        figure: {
-            who: round_all([turn[figure] for turn in turns]) for who, turns in turns_by_name.items()
-        }
-        for figure in ("images_per_sec", "images_per_processor_sec", "first_answer_sec", "peak_mb")
-    }
-    over = {
-        figure: {
-            who: round(median(by[figure][who]) / median(by[figure][EAGER]), 3)
-            for who in list(turns_by_name)[1:]
-        }
-        for figure in ("images_per_sec", "images_per_processor_sec")
-    }
-    others = {
-        who: ratio for who, ratio in over["images_per_sec"].items() if not who.endswith("int8")
-    }
-    best = max(others.values())
-    int8 = max(ratio for who, ratio in over["images_per_sec"].items() if who not in others)
+    by: dict[str, dict[str, list[float]]] = {}
+    for figure in ("images_per_sec", "images_per_processor_sec", "first_answer_sec", "peak_mb"):
+        by[figure] = list_figures(turns_by_name, figure)
+    over: dict[str, dict[str, float]] = {}
+    for figure in ("images_per_sec", "images_per_processor_sec"):
+        middles = {who: median(values) for who, values in by[figure].items()}
+        eager = middles.pop(EAGER)
+        over[figure] = {who: round(middle / eager, 3) for who, middle in middles.items()}
+    best = 0.0
+    int8 = 0.0
+    for who, ratio in over["images_per_sec"].items():
+        if who.endswith("int8"):
+            int8 = max(int8, ratio)
+        else:
+            best = max(best, ratio)
     return {
         "what": (
             f"images a second, ResNet-50 inference, 224 px, batch {batch}; {turns} turns, one"
             " process each"
         ),
-        "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
+        **describe_load(),
         "threads": count_threads(),
-        "load_average": os.getloadavg()[0],
-        "idle_machine": os.getloadavg()[0] < cores() + 1,
         **by,
         "over_eager": over["images_per_sec"],
         "over_eager_by_processor_time": over["images_per_processor_sec"],

@@ -1,9 +1,7 @@
 """Compare training from JPEGs through the loader with training on one batch held in memory, on the
 same engine."""
 
-import argparse
 import itertools
-from pathlib import Path
 
 from lockstep.data.index import open_index
 from lockstep.data.loading.host import HostLoader
@@ -13,6 +11,7 @@ from measuring import (
     alternate,
     engine,
     make_batch,
+    make_parser,
     median,
     recipe,
     record,
@@ -25,10 +24,7 @@ ROUNDS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, help="Folder with images as <class>/<image>."
-    )
+    parser = make_parser(__doc__, "Folder with images as <class>/<image>.")
     index = open_index(parser.parse_args().data)
     settings = recipe(epochs=1000)
     built, _ = engine(settings)

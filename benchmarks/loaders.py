@@ -1,24 +1,15 @@
 """Compare the host loader with DALI's random-crop decoder, a DataLoader with Pillow and tf.data, on
 1 and 2 cores."""
 
-import argparse
-from pathlib import Path
-
 from lockstep.benchmark.loader import CONTENDERS, Work, compare
-from measuring import record
+from measuring import make_parser, record
 
 TURNS = 3
 SECONDS = 5.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        help="Folder of JPEGs by class, in RGB or greyscale, not CMYK.",
-    )
+    parser = make_parser(__doc__, "Folder of JPEGs by class, in RGB or greyscale, not CMYK.")
     data = parser.parse_args().data
     results = {
         f"{threads} threads": compare(

@@ -1,13 +1,16 @@
 """Helpers for all benchmarks: a held batch, an engine at 224 px, alternating measurements, and the
 result file."""
 
+import argparse
 import json
 import math
+import os
 import shlex
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,21 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.published import RECIPES
 from lockstep.runs.environment import describe_environment
+from lockstep.system.machine import arithmetic, cores
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 16
+Turns = Mapping[str, Sequence[Mapping[str, float]]]
+"""The figures of every turn, by contender."""
+
+
+def make_parser(description: str | None, data: str = "") -> argparse.ArgumentParser:
+    """Return the parser of a benchmark's options; `data` describes its folder of images, if it
+    needs one."""
+    parser = argparse.ArgumentParser(description=description)
+    if data:
+        parser.add_argument("--data", type=Path, required=True, help=data)
+    return parser
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -78,8 +93,41 @@ def alternate(
     first: Callable[[], float], second: Callable[[], float], rounds: int
 ) -> tuple[list[float], list[float]]:
     """Take two measurements alternately, `rounds` times each, and return both lists of values."""
-    pairs = [(first(), second()) for _ in range(rounds)]
-    return [a for a, _ in pairs], [b for _, b in pairs]
+    of_first = []
+    of_second = []
+    for _ in range(rounds):
+        of_first.append(first())
+        of_second.append(second())
+    return of_first, of_second
+
+
+def take_turns(contenders: Sequence[str], turns: int, *more: str) -> Turns:
+    """Run this program once for every turn, with `--turn CONTENDER MORE`; its last line is JSON.
+
+    The contenders alternate, so that other work on the machine affects all of them.
+    """
+    figures: dict[str, list[Mapping[str, float]]] = {who: [] for who in contenders}
+    for _ in range(turns):
+        for who in contenders:
+            started = str(time.perf_counter())
+            command = [sys.executable, *sys.argv, "--turn", who, started, *more]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            figures[who].append(json.loads(done.stdout.splitlines()[-1]))
+    return figures
+
+
+def list_figures(turns: Turns, figure: str) -> dict[str, list[float]]:
+    """Return a figure of all turns, rounded, by contender."""
+    return {who: round_all([turn[figure] for turn in own]) for who, own in turns.items()}
+
+
+def describe_load() -> dict[str, Any]:
+    """Return the processor, and whether other programs are running."""
+    return {
+        "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
+        "load_average": os.getloadavg()[0],
+        "idle_machine": os.getloadavg()[0] < cores() + 1,
+    }
 
 
 def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:

@@ -1,7 +1,6 @@
 """Compare writing a data set in another storage format, byte for byte, with copying the same bytes
 with cp."""
 
-import argparse
 import os
 import shutil
 import tempfile
@@ -11,9 +10,11 @@ from itertools import count, product
 from pathlib import Path
 from subprocess import run
 
+import numpy as np
+
 from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FOLDER, FORMATS
-from measuring import median, record, round_all, seconds
+from measuring import make_parser, median, record, round_all, seconds
 
 ROUNDS = 7
 COPIES = 10
@@ -36,13 +37,7 @@ that cp copies."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        help="Folder of images by class. Each image is copied 10 times.",
-    )
+    parser = make_parser(__doc__, "Folder of images by class. Each image is copied 10 times.")
     data = parser.parse_args().data
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -81,13 +76,13 @@ def main() -> None:
                 + ", not cached" * (not cached)
             )
             ratios[name] = {
-                "seconds": round_all([took for took, _ in ours]),
-                "cp": round_all([took for took, _ in cp]),
+                "seconds": round_all(np.array(ours)[:, 0].tolist()),
+                "cp": round_all(np.array(cp)[:, 0].tolist()),
             }
-            for i, key in enumerate(("ratio", "ratio with sync")):
-                ratios[name][key] = round(
-                    median(a[i] / b[i] for a, b in zip(ours, cp, strict=True)), 3
-                )
+            for key, quotients in zip(
+                ("ratio", "ratio with sync"), (np.array(ours) / np.array(cp)).T, strict=True
+            ):
+                ratios[name][key] = round(median(quotients.tolist()), 3)
         size = sum(file.stat().st_size for file in (root / "recordio").iterdir() if file.is_file())
     record("packing", {"what": f"seconds to write {size / 1e6:.0f} MB, {ROUNDS} turns", **ratios})
 

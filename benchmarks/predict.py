@@ -5,7 +5,6 @@ Both decode the same files to 224 px on all cores, alternately. The network is s
 decoding is most of the work: with a slower engine the ratio is nearer to 1.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from lockstep.models.architectures import ModelSpec
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import evaluation_plans
 from lockstep.weights.checkpoint import write_weights
-from measuring import alternate, engine, median, recipe, record, round_all
+from measuring import alternate, engine, make_parser, median, recipe, record, round_all
 
 NARROW = ModelSpec(
     block="bottleneck",
@@ -34,13 +33,7 @@ BATCH = 32
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        help="A folder of class folders, of some hundreds of images.",
-    )
+    parser = make_parser(__doc__, "A folder of class folders, of some hundreds of images.")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     index, (computed, _) = open_index(arguments.data), engine(RECIPE)

@@ -1,21 +1,17 @@
 """Train a published recipe for some epochs on real images at 64 px; record the loss and accuracy of
 every epoch."""
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import lockstep
 from lockstep.cli.console import Reporter
 from lockstep.system.event_log import read_log
-from measuring import record
+from measuring import make_parser, record
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, help="Training and validation images of ten classes."
-    )
+    parser = make_parser(__doc__, "Training and validation images of ten classes.")
     parser.add_argument("--recipe", default="resnet50-paddle-90ep")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--epochs", type=int, default=12)

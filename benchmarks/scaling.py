@@ -199,12 +199,15 @@ def measure_row(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
             for process in running:
                 process.kill()
                 process.wait()
-        ranks = [
-            json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)
-        ]
-    others = measure_others([ProcessorTime(**rank["processors"]) for rank in ranks], cores())
+        counted = []
+        processors = []
+        for number in range(row.ranks):
+            rank = json.loads((folder / f"rank-{number}.json").read_text())
+            counted.append(rank["counted"])
+            processors.append(ProcessorTime(**rank["processors"]))
+    others = measure_others(processors, cores())
     return row.key | {
-        "times_sec": combine_times([rank["counted"] for rank in ranks]),
+        "times_sec": combine_times(counted),
         "other_programs_share": others,
     }
 
@@ -246,11 +249,11 @@ def start_rank(rank: int, row: Row, names: list[str], folder: Path) -> "subproce
 def wait(running: list["subprocess.Popen[bytes]"], folder: Path) -> None:
     """Wait for all ranks. Ends the program if one fails, or if they take too long."""
     ends_at = time.monotonic() + LONGEST_SEC
-    while any(process.poll() is None for process in running):
-        if any(process.poll() for process in running) or time.monotonic() > ends_at:
-            break
+    codes: list[int | None] = [None]
+    while None in codes and not any(codes) and time.monotonic() < ends_at:
         time.sleep(0.1)
-    if any(process.returncode != 0 for process in running):
+        codes = [process.poll() for process in running]
+    if set(codes) != {0}:
         reasons = [json.loads(file.read_text())["reason"] for file in folder.glob("failure-*.json")]
         sys.exit(f"a rank failed: {' '.join(reasons) or 'it said nothing'}")
 
@@ -314,11 +317,7 @@ def campaign(options: argparse.Namespace) -> None:
     chosen = wanted if options.only is None else [wanted[number - 1] for number in options.only]
     began = time.monotonic()
     for number, row in enumerate(chosen, 1):
-        same = [
-            old
-            for old in result["rows"]
-            if all(old[name] == value for name, value in row.key.items())
-        ]
+        same = [old for old in result["rows"] if old.items() >= row.key.items()]
         kept = [old for old in same if old["other_programs_share"] <= MOST_OF_OTHERS]
         new = kept[0] if kept else measure_row(row, settings)
         if not kept:
@@ -336,12 +335,10 @@ def campaign(options: argparse.Namespace) -> None:
         )
     if options.only is None:
         measured_rows = read_measured(options.out)
-        checks = [
-            check
-            for check in compare_steps(fit_steps(measured_rows), measured_rows)
-            if not check.measured.fitted
-        ]
-        worst = max(abs(check.difference) for check in checks)
+        worst = 0.0
+        for check in compare_steps(fit_steps(measured_rows), measured_rows):
+            if not check.measured.fitted:
+                worst = max(worst, abs(check.difference))
         print(
             f"the largest difference of a prediction from a step that was not fitted: {worst:.1%},"
             " wanted 10 %"

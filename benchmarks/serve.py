@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import resource
 import socket
 import statistics
 import subprocess
@@ -33,7 +34,7 @@ from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores
 from lockstep.weights import open_weights
 from lockstep.weights.checkpoint import write_weights
-from measuring import median, recipe, record, round_all
+from measuring import make_parser, median, recipe, record, round_all
 
 ADDED_MS = 3.0
 KEPT = 0.9
@@ -149,20 +150,18 @@ def wait_for(port: int) -> None:
 def under_load(clients: list[Client], pid: int, seconds: float) -> dict[str, Any]:
     """Let all clients send for some seconds. Return rate, percentiles, errors, and the growth of
     the server's memory."""
-    times: list[list[float]] = [[] for _ in clients]
+    times: list[float] = []  # threads append to it
     errors: list[str] = []
     end = time.perf_counter() + seconds
 
-    def send(client: Client, own: list[float]) -> None:
+    def send(client: Client) -> None:
         try:
             while time.perf_counter() < end:
-                own.append(client.ms())
+                times.append(client.ms())
         except (OSError, ValueError) as error:
             errors.append(str(error))
 
-    workers = [
-        threading.Thread(target=send, args=pair) for pair in zip(clients, times, strict=True)
-    ]
+    workers = [threading.Thread(target=send, args=(client,)) for client in clients]
     began = time.perf_counter()
     spent = processor_ms(pid)
     for worker in workers:
@@ -175,12 +174,11 @@ def under_load(clients: list[Client], pid: int, seconds: float) -> dict[str, Any
     spent = processor_ms(pid) - spent
     for client in clients:
         client.close()
-    whole = [sec for client in times for sec in client]
-    percentiles = statistics.quantiles(whole, n=100)
+    percentiles = statistics.quantiles(times, n=100)
     return {
-        "images_per_sec": round(len(whole) / took, 2),
-        "processor_ms_per_image": round(spent / len(whole), 3),
-        "requests": len(whole),
+        "images_per_sec": round(len(times) / took, 2),
+        "processor_ms_per_image": round(spent / len(times), 3),
+        "requests": len(times),
         "errors": errors[:3],
         "p50_ms": round(percentiles[49], 2),
         "p99_ms": round(percentiles[98], 2),
@@ -191,8 +189,8 @@ def under_load(clients: list[Client], pid: int, seconds: float) -> dict[str, Any
 
 def memory_mb(pid: int) -> float:
     """Return the memory that a process has in RAM."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
 
 
 def processor_ms(pid: int) -> float:
@@ -278,7 +276,7 @@ def measure_all(settings: Recipe, options: argparse.Namespace, folder: Path) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--runtime", default="onnxruntime")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--precision", default="fp32")

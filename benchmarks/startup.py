@@ -6,7 +6,6 @@ predict` of one photo.
 version, that version is measured too. All of them are measured alternately.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from lockstep.inference.runtimes import list_installed
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
-from measuring import median, random_tensors, record, round_all, seconds
+from measuring import make_parser, median, random_tensors, record, round_all, seconds
 
 
 def prepare(folder: Path) -> tuple[Path, Path]:
@@ -50,7 +49,7 @@ def run(source: Path | None, *arguments: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
         "--baseline", type=Path, metavar="SRC", help="The folder src of another version."

@@ -210,7 +210,8 @@ def run_command(
     files = (folder / "output", folder / "errors")
     with files[0].open("wb") as output, files[1].open("wb") as errors:
         code = run_process(line, campaign.device, seconds, stdout=output, stderr=errors)
-    printed, complaints = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    printed = files[0].read_text(encoding="utf-8", errors="replace")
+    complaints = files[1].read_text(encoding="utf-8", errors="replace")
     with (campaign.out / "campaign.log").open("a", encoding="utf-8") as log:
         log.write(f"\n== {line}\n{printed}{complaints}")
     reason = ""

@@ -2,6 +2,7 @@
 Lockstep where one measures it, otherwise modules of this folder."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,8 +22,8 @@ RUNTIMES = "onnxruntime,tensorrt,openvino,paddle-inference"
 def read_rows(printed: str, report: Path) -> list[Row]:
     """Return the JSON objects that a module printed, one a line. A line that a kill cut off is left
     out."""
-    lines = [line for line in printed.splitlines(keepends=True) if line.startswith('{"what":')]
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = re.findall(r'^{"what":.*\n', printed, re.MULTILINE)
+    return list(map(json.loads, lines))
 
 
 def read_lines(printed: str, report: Path) -> list[Row]:

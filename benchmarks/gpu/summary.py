@@ -38,7 +38,9 @@ class Line(NamedTuple):
 
 def print_summary(results: Sequence[Mapping[str, Any]]) -> None:
     """Print the summary of the results of parts on one machine."""
-    rows = [row for result in results for row in result["rows"]]
+    rows: list[Row] = []
+    for result in results:
+        rows += result["rows"]
     device = results[0]["about"]["device"] if results else ""
     print(f"{device}\n")
     print_table(judge(rows, device))
@@ -46,10 +48,16 @@ def print_summary(results: Sequence[Mapping[str, Any]]) -> None:
     print_table(_list_rates(rows))
     for row in rows:
         if row["what"] == "conformance":
-            print("\n".join(line for line in row["lines"] if line.startswith(FAULTS)))
+            for line in list_faults(row):
+                print(line)
     for result in results:
         if result["status"] != "ok":
             print(f"{result['part']}: {result['status']}: {result['reason']}")
+
+
+def list_faults(row: Row) -> list[str]:
+    """Return pytest's lines about tests that did not pass."""
+    return [line for line in row["lines"] if line.startswith(FAULTS)]
 
 
 def judge(rows: Sequence[Row], device: str) -> list[Line]:
@@ -71,7 +79,7 @@ def _judge_exactness(rows: Sequence[Row], device: str) -> list[Line]:
         return is_on_device and all(quantity["passed"] for quantity in engine["rows"])
 
     def is_passed(row: Row) -> bool | None:
-        is_faulty = any(line.startswith(FAULTS) for line in row["lines"])
+        is_faulty = bool(list_faults(row))
         if "KeyboardInterrupt" in " ".join(row["lines"]) and not is_faulty:
             return None
         return " passed" in row["lines"][-1] and not is_faulty
@@ -126,9 +134,9 @@ def _judge_speed(rows: Sequence[Row], device: str) -> list[Line]:
 
 def find_rows(rows: Iterable[Row], *contenders: str, **fields: Any) -> list[Row]:
     """Return the training of some contenders whose fields have these values, the fastest first."""
-    trained = [row for row in rows if row["what"] == "train" and row["status"] == "ok"]
-    same = [row for row in trained if row["contender"] in contenders]
-    matching = [row for row in same if all(row.get(name) == fields[name] for name in fields)]
+    wanted = fields | {"what": "train", "status": "ok"}
+    same = [row for row in rows if row.items() >= wanted.items()]
+    matching = [row for row in same if row["contender"] in contenders]
     return sorted(matching, key=lambda row: -row[RATE])
 
 

@@ -135,15 +135,17 @@ def summarise_trace(
     begin = kernels[0]["ts"]
     end = begin
     gaps = []
+    long_gaps = 0
     sums: dict[str, float] = {}
     for kernel in kernels:
         gaps.append(max(kernel["ts"] - end, 0.0))
+        long_gaps += gaps[-1] > GAP_US
         end = max(end, kernel["ts"] + kernel["dur"])
         sums[kernel["name"]] = sums.get(kernel["name"], 0.0) + kernel["dur"] / 1000 / steps
     return {
         "span_ms": (end - begin) / 1000 / steps,
         "busy_share": 1 - sum(gaps) / (end - begin),
-        "gaps": sum(gap > GAP_US for gap in gaps) / steps,
+        "gaps": long_gaps / steps,
         "longest_gap_us": max(gaps),
         "longest": sorted(sums.items(), key=lambda item: -item[1])[:10],
     }

@@ -39,33 +39,6 @@ def test_what_was_written_is_printed_with_every_remark(
     assert any(re.search(r"1001 outputs.* 10$", line) for line in lines)
 
 
-def test_weights_for_paddle_are_one_file_if_there_are_no_velocities(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
-    code, output, errors = answer(
-        "convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle"
-    )
-    lines = output.splitlines()
-    assert (code, errors, lines[0]) == (0, "", f"wrote {tmp_path / 'model.pdparams'}")
-    assert all(line.startswith("note: ") for line in lines[1:])
-    assert any(re.search(r"1000 outputs.* 10: --num-of-class", line) for line in lines)
-
-
-def test_weights_for_mxnet_are_a_graph_and_the_file_of_an_epoch(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
-    code, output, errors = answer(
-        "convert", run_folder, tmp_path / "model-0090.params", "--to", "nvidia-mxnet"
-    )
-    lines = output.splitlines()
-    assert (code, errors) == (0, "")
-    assert lines[:2] == [
-        f"wrote {tmp_path / name}" for name in ("model-symbol.json", "model-0090.params")
-    ]
-    assert all(line.startswith("note: ") for line in lines[2:])
-    assert any(re.search(r"1000 outputs.* 10: --num-classes", line) for line in lines)
-
-
 def test_a_safetensors_file_is_written_if_nothing_else_is_said(
     answer: Run, run_folder: Path, tmp_path: Path
 ) -> None:
@@ -95,15 +68,6 @@ def test_a_name_in_a_file_cannot_make_a_line_of_its_own(answer: Run, tmp_path: P
     assert "left over and not used: a\\nwrote b\n" in output
 
 
-def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    target = tmp_path / "weights.safetensors"
-    target.write_text("mine")
-    code, output, errors = answer("convert", run_folder, target)
-    assert (code, output) == (2, "")
-    check_lines(errors, f"^lockstep: {target} already exists")
-    assert target.read_text() == "mine"
-
-
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     compute_in_this_process(monkeypatch)
@@ -127,16 +91,6 @@ def test_the_certificate_is_the_last_line(
     )
 
 
-def test_an_existing_certificate_is_not_overwritten(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
-    theirs = tmp_path / "weights.safetensors.certificate.json"
-    theirs.write_text("mine")
-    code, output, errors = answer("convert", run_folder, tmp_path / "weights.safetensors")
-    assert (code, output) == (2, "")
-    check_lines(errors, f"^lockstep: {theirs} already exists")
-
-
 def test_a_model_without_a_name_gets_no_certificate_where_it_cannot_be_read_back(
     answer: Run, run_folder: Path, tmp_path: Path
 ) -> None:
@@ -156,13 +110,6 @@ def test_json_is_only_for_inspections(answer: Run, run_folder: Path, tmp_path: P
     assert (code, output) == (2, "")
     assert "add --inspect" in errors
     assert not (tmp_path / "a.safetensors").exists()
-
-
-@pytest.mark.parametrize("target", [".", "/"])
-def test_a_target_without_a_name_is_one_message(target: str, answer: Run, run_folder: Path) -> None:
-    code, output, errors = answer("convert", run_folder, target)
-    assert (code, output) == (2, "")
-    check_lines(errors, f"^lockstep: {target} is not .*weights.safetensors$")
 
 
 def test_a_file_that_fits_two_models_is_converted_as_the_named_one(

@@ -192,17 +192,6 @@ def test_indexing_says_what_is_left_out_and_always_begins_anew(few: Path, answer
     assert open_index(few / "train").sizes[0].tolist() == [41, 10]
 
 
-def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
-    few: Path, tmp_path: Path, answer: Run
-) -> None:
-    image_folder(few, {"val/owl/w.jpg": jpeg()})
-    target = pack_as(few, tmp_path / "target", "tfrecord", shards=2)
-    (target / "validation-00000-of-00002").unlink()
-    code, _, errors = answer("data", "info", target)
-    assert code == 2
-    assert "lacks 1 of 2 files: validation-00000-of-00002" in errors
-
-
 def test_info_is_a_table_of_counts_classes_sizes_and_labels(few: Path, answer: Run) -> None:
     code, output, errors = answer("data", "info", few)
     lines = [line.split(None, 2) for line in output[output.index("train\n") :].splitlines()]

@@ -102,11 +102,3 @@ def test_labels_are_held_against_the_outputs_of_a_model(
     code, output, _ = answer("data", "check", data, "--logits", 9)
     assert code == 1
     assert "too-many-classes" in output
-
-
-def test_a_folder_that_is_not_there_is_refused(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
-    code, _, errors = answer("data", "check", tmp_path / "nowhere")
-    assert code == 2
-    assert "there is no folder" in errors

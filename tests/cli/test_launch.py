@@ -12,8 +12,6 @@ import pytest
 
 from lockstep import backends
 from lockstep.launch.launcher import LOCKSTEP
-from lockstep.launch.nodes import one_machine
-from lockstep.system.errors import BackendError
 from tests.backends.conftest import BACKENDS
 from tests.processes import call
 
@@ -182,12 +180,6 @@ def test_the_reference_is_refused_because_it_has_no_ranks(
 
 
 # Horovod
-
-
-@pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
-def test_horovod_is_refused_to_pytorch_with_the_backends_that_have_it() -> None:
-    with pytest.raises(BackendError, match=r"distributed=native.*--backend mxnet"):
-        backends.load("torch").prepare_ranks(one_machine(2), "horovod").__enter__()
 
 
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")

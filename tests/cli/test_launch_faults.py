@@ -201,6 +201,7 @@ def test_torchrun_starts_ranks_again_bit_for_bit(
 # Faults
 
 
+@in_a_soak
 def test_a_stopped_rank_ends_the_launch(
     training: list[object], tmp_path: Path, record: Record
 ) -> None:

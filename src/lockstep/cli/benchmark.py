@@ -66,8 +66,8 @@ def loader(
     from lockstep.cli.console import Reporter
 
     work = Work(str(data), threads, batch, size, seconds)
-    with Reporter() as reporter:
-        progress = None if as_json else reporter.progress("measuring")
+    with Reporter(is_quiet=as_json) as reporter:
+        progress = reporter.progress("measuring")
         comparison = compare(loaders.split(","), work, turns, progress)
     if as_json:
         print_json(comparison)

@@ -146,17 +146,15 @@ def measure(
     for message in _note_emulation(cells, execution):
         print(f"note: {message}", file=sys.stderr)
     command = shlex.join(["lockstep", *sys.argv[1:]])
-    with Reporter() as reporter:
+    with Reporter(is_quiet=as_json) as reporter:
 
         def listener(event: "Event") -> None:
-            if event["kind"] == "cell":
+            if event["kind"] == "cell" and not as_json:
                 reporter.say(describe_cell(event["cell"], kept=event["kept"]))
             else:
                 reporter(event)
 
-        report = benchmark(
-            cells, plan, out=out, command=command, listener=None if as_json else listener
-        )
+        report = benchmark(cells, plan, out=out, command=command, listener=listener)
     if as_json:
         print_json(report)
     else:

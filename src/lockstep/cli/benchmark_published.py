@@ -99,5 +99,4 @@ def _list_lines(beside: "Beside") -> list[str]:
 
 
 def _format_count(name: str, count: int | None) -> str:
-    number = "?" if count is None else count
-    return f"{number} x {name}"
+    return f"{count or '?'} x {name}"

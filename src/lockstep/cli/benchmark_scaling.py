@@ -232,7 +232,9 @@ def _show_fit(console: "Console", fit: "Fit", rows: "list[Compared]") -> None:
     for row in rows:
         own = row.measured
         is_fitted = own.fitted and (own.ranks == 1 or not own.on_gpu)
-        rate = "" if own.bits_per_sec is None else f"{own.bits_per_sec / 1e6:.0f}"
+        rate = ""
+        if own.bits_per_sec is not None:
+            rate = f"{own.bits_per_sec / 1e6:.0f}"
         where = (str(own.ranks), str(own.hosts), rate, str(own.batch), str(own.all_reduce_mb))
         figures = (f"{own.step_sec:.4f}", f"{row.predicted_sec:.4f}", f"{row.difference:+.1%}")
         table.add_row("fitted" if is_fitted else "check", *where, *figures)
@@ -286,7 +288,9 @@ def _build_predictions(weak: "list[Prediction]", strong: "list[Prediction]") -> 
     strong_by_ranks = {prediction.ranks: prediction for prediction in strong}
     for prediction in weak:
         other = strong_by_ranks.get(prediction.ranks)
-        cells = ("-",) * len(columns) if other is None else _format_cells(other)
+        cells = ("-",) * len(columns)
+        if other is not None:
+            cells = _format_cells(other)
         table.add_row(str(prediction.ranks), *_format_cells(prediction), *cells)
     return table
 

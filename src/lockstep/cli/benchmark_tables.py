@@ -112,7 +112,7 @@ def _build_quotients(pairs: list[Pair]) -> Table:
             f"{pair.over['what']} {_name_pair(pair)}: {word}{pair.over[pair.axis]}",
             str(pair.under[pair.axis]),
             *_format_pair(pair),
-            "" if pair.scaling is None else f"{pair.scaling:.0%}",
+            format_number(pair.scaling, ".0%"),
         )
     return table
 

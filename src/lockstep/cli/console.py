@@ -105,17 +105,20 @@ def _describe_images(about: Mapping[str, Any]) -> str:
     line += f" images on {about['device']}"
     if about["ranks"] > 1:
         line += f", {about['ranks']} ranks"
-    return line if is_evaluated else f"{line}, never evaluated"
+    if not is_evaluated:
+        line += ", never evaluated"
+    return line
 
 
 class Reporter:
     """A listener for `lockstep.train` and `lockstep.evaluate`; a context manager.
 
     With `to_stderr`, standard output is left to results; if these go to the terminal, there is no
-    bar between them.
+    bar between them. With `is_quiet`, no event is shown.
     """
 
-    def __init__(self, *, to_stderr: bool = False) -> None:
+    def __init__(self, *, to_stderr: bool = False, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
         self.console = make_console(soft_wrap=True, stderr=to_stderr)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -148,6 +151,8 @@ class Reporter:
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
+        if self._is_quiet:
+            return
         show = getattr(self, f"_show_{event['kind']}", None)
         if show is not None:
             show(event)
@@ -300,12 +305,18 @@ class Reporter:
         if not self.console.is_terminal:
             where = f"{epoch}, step" if self._per_epoch else "step"
             line = f"{where} {step} of {self._total}: {note}, lr {event['lr']:.4g}"
-            self.say(f"{line}, {left} left" if left else line)
+            if left:
+                line += f", {left} left"
+            self.say(line)
 
     def _show_evaluate(self, event: EvaluateEvent) -> None:
-        name = "" if event["weights"] == "trained" else " (moving average)"
+        name = ""
+        if event["weights"] != "trained":
+            name = " (moving average)"
         accuracy = format_accuracy(event["top1_percent"], event["images"])
-        top5 = f"top-5 {event['top5_percent']:.2f} %, " if self._shows_top5 else ""
+        top5 = ""
+        if self._shows_top5:
+            top5 = f"top-5 {event['top5_percent']:.2f} %, "
         self.say(
             f"step {event['step']}{name}: top-1 {accuracy}, {top5}"
             f"loss {format_loss(event['loss'])} on {event['images']} images"

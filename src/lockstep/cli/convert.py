@@ -106,8 +106,10 @@ def _inspect(source: Path, checkpoint: str | None, model: str | None, as_json: b
 
 def _format_value(name: str, value: Any) -> str:
     if name == "classes":
-        names = f"{', '.join(value[:5])}{' ...' if len(value) > 5 else ''}"
-        return f"{len(value)}: {names}" if value else "no names"
+        if not value:
+            return "no names"
+        more = ["..."] if len(value) > 5 else []
+        return f"{len(value)}: {' '.join([', '.join(value[:5]), *more])}"
     if isinstance(value, dict):
         return ", ".join(f"{key} {part}" for key, part in value.items())
     if isinstance(value, bool):

@@ -66,7 +66,7 @@ def pack(
         def left_out(split: str, bad: "Quarantined") -> None:
             nonlocal count_left_out
             count_left_out += 1
-            place = f"{split}/{bad.file}" if split else bad.file
+            place = "/".join(filter(None, (split, bad.file)))
             reporter.say(f"left out: {escape_line(printable(place))}: {bad.reason}")
 
         counts = write(source, target, packing, reporter.progress("packing"), left_out)
@@ -171,10 +171,12 @@ def check(
     from lockstep.cli.console import Reporter
     from lockstep.data.checking import examine
 
-    with Reporter() as reporter:
-        progress = None if as_json else reporter.progress("checking")
+    with Reporter(is_quiet=as_json) as reporter:
+        progress = reporter.progress("checking")
         report = examine(data, logits=logits or None, smallest=smallest, progress=progress)
-    written = report.write_quarantine() if quarantine else []
+    written: list[Path] = []
+    if quarantine:
+        written = report.write_quarantine()
     if as_json:
         print_json(report.describe())
     else:
@@ -202,7 +204,7 @@ def _report_lines(report: "Report") -> Iterator[str]:
         yield f"{about.severity:<8} {kind:<22} {count:>7}  {about.meaning}"
         findings = [finding for finding in report.findings if finding.kind == kind]
         for finding in findings[:_SHOWN]:
-            where = f"{finding.split}/{finding.place}" if finding.split else finding.place
+            where = "/".join(filter(None, (finding.split, finding.place)))
             if finding.name not in ("", finding.place):
                 where += f" ({finding.name})"
             detail = escape_line(printable(finding.detail))
@@ -210,7 +212,10 @@ def _report_lines(report: "Report") -> Iterator[str]:
         if len(findings) > _SHOWN:
             yield f"         ... and {len(findings) - _SHOWN} more; --json lists all"
         yield f"         -> {about.remedy}"
-    yield "nothing found" if not report.findings else f"{len(report.findings)} findings"
+    if report.findings:
+        yield f"{len(report.findings)} findings"
+    else:
+        yield "nothing found"
 
 
 @app.command("show")
@@ -267,10 +272,10 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
     from lockstep.data.split import note_skipped
 
     indexes: list[tuple[str, Index]] = []
-    with Reporter() as reporter:
+    with Reporter(is_quiet=quiet) as reporter:
         for split, source in find_sources(data).items():
             classes = indexes[0][1].classes if indexes else None
-            progress = None if quiet else reporter.progress(f"indexing {split}".strip())
+            progress = reporter.progress(f"indexing {split}".strip())
             index = open_index(source, classes=classes, progress=progress, anew=anew)
             indexes.append((split, index))
         for note in note_skipped(data, [index for _, index in indexes]):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.terminal import make_console, print, print_json, print_table
+from lockstep.cli.terminal import format_number, make_console, print, print_json, print_table
 
 app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -106,7 +106,7 @@ def table(
     for row in rows:
         gpus = f"{row.accelerators} x {row.accelerator}" if row.accelerator else "-"
         epochs = str(row.epochs or "-")
-        hours = "-" if row.hours is None else f"{row.hours:g}"
+        hours = format_number(row.hours, "g")
         notes = row.variant or ""
         lines.append((row.recipe, row.figure(), row.precision, gpus, epochs, hours, notes))
     print_table(lines)

@@ -51,7 +51,7 @@ def command(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)  # as Ctrl-C: stop the worker and remove its folder
     names = None if backends is None else [name.strip() for name in backends.split(",")]
-    with Reporter() as reporter:
+    with Reporter(is_quiet=as_json) as reporter:
         report = verify(
             names,
             recipe=recipe,
@@ -59,7 +59,7 @@ def command(
             steps=steps,
             precision=precision,
             full=full,
-            listener=None if as_json else reporter,
+            listener=reporter,
         )
     if as_json:
         print_json(report)

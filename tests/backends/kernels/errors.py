@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.verification.kernel_bounds import STORAGE, Batch, Bounds, Storage, batch_norm_bounds
+from tests.backends.kernels.bounds import STORAGE, Batch, Bounds, Storage, batch_norm_bounds
 
 EPS = 1e-5
 PLAIN = "batch norm"

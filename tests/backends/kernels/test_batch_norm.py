@@ -14,7 +14,7 @@ from lockstep.backends.torch.fused_batch_norm import FusedBatchNorm, fuse
 from lockstep.backends.torch.kernels import batch_norm, operators
 from lockstep.backends.torch.kernels.batch_norm import Tiling
 from lockstep.models.architectures import MODELS, tensors
-from lockstep.verification.kernel_bounds import STORAGE, Storage
+from tests.backends.kernels.bounds import STORAGE, Storage
 from tests.backends.kernels.device import DEVICE
 from tests.backends.kernels.errors import (
     ADD_RELU,
