@@ -1,6 +1,7 @@
 """The recipe `fine-tune`: your own images, from weights that are trained already. Its values are
 chosen from the weights, the images and the device."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,10 @@ _CPU = _Device(batch=32, passes=5_000, epochs=(5, 20))
 _GPU = _Device(batch=64, passes=100_000, epochs=(10, 20))
 _LEAST_PATIENCE = 5
 """Epochs without a better evaluation that end a run: half of the epochs, at least this many."""
-_RATE = 0.001
-"""Peak learning rate at 16 images; with `batch` images, it is batch / 16 times this."""
+_RATE = 0.004
+"""Peak learning rate at 8 images; it grows with the square root of the batch."""
+_KNOWN_RATE = 0.0005
+"""The same for weights that tell the classes apart already, and have little to learn."""
 
 
 def choose_recipe(
@@ -49,6 +52,7 @@ def choose_recipe(
         batch = checked.global_batch_images
     passes = max(round(device.passes / max(facts.images, 1)), device.epochs[0])
     epochs = checked.epochs if "epochs" in changes else min(passes, device.epochs[1])
+    rate = _KNOWN_RATE if facts.is_known else _RATE
     size = checked.image_size if "image_size" in changes else _choose_size(weights)
     return Recipe(
         model=weights.model,
@@ -57,7 +61,7 @@ def choose_recipe(
         logits=facts.classes,
         epochs=epochs,
         global_batch_images=batch,
-        lr=float(f"{_RATE * batch / 16:.3g}"),
+        lr=float(f"{rate * math.sqrt(batch / 8):.3g}"),
         lr_scaling="none",
         momentum=0.9,
         warmup_epochs=1.0 if epochs > 1 else 0.1,
@@ -108,8 +112,9 @@ def fine_tune() -> Recipe:
     - precision, global_batch_images, crop_area, dct_scaling and weight_decay: as in `my-images`, at
       most 64 images on a GPU.
     - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU.
-    - lr: 0.001 at 16 images, in proportion to the batch, and momentum 0.9. It is 0.016 at 256
-      images; 0.01 is usual there (arXiv:2002.11770).
+    - lr: 0.004 at 8 images, and 0.0005 for weights that tell the classes apart already: both are
+      measured (benchmarks/notes/fine-tuning.md). It grows with the square root of the batch
+      (arXiv:1404.5997), with momentum 0.9.
     - warmup_epochs: 1.
     - ema_decay: 0.99. The average of the last hundred steps smooths small batches (timm and
       torchvision average, too); where it is better than the trained weights, it is the best

@@ -35,6 +35,8 @@ class Facts:
     """Whether the loader can decode JPEGs at a fraction of their size."""
     is_evaluated: bool = True
     """Whether the run evaluates, so that it can stop early."""
+    is_known: bool = False
+    """Whether the weights that the run starts from tell these classes apart."""
     units: int = 1
     """Number of equal parts that the images of a step must divide into: ranks times accumulation
     steps."""

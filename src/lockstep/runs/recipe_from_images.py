@@ -43,7 +43,8 @@ def choose_from_images(
     if not name:
         starts = source is not None and not source.resumes
         name = fine_tune.NAME if starts else my_images.NAME
-    facts = collect_facts(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
+    is_known = source is not None and source.knows(training.classes)
+    facts = collect_facts(training, execution, world, is_known=is_known)
     if name == fine_tune.NAME:
         if weights is None:
             raise RecipeError(
@@ -81,18 +82,21 @@ def _explain_weights_fields(recipe: Recipe, weights: Recipe, names: list[str]) -
     return [f"  as the given weights need it: {', '.join(values)}"] if values else []
 
 
-def collect_facts(training: Index, execution: Execution, *, on_gpu: bool, ranks: int) -> Facts:
+def collect_facts(
+    training: Index, execution: Execution, world: World, *, is_known: bool = False
+) -> Facts:
     """Return the facts that the recipe's values are chosen from."""
     return Facts(
         classes=len(training.classes),
         images=len(training),
         shorter_side=int(np.median(training.sizes.min(axis=1))),
-        on_gpu=on_gpu,
+        on_gpu=world.on_gpu,
         # fp16, on older GPUs, needs loss scaling
-        precision="bf16" if fast_precision(on_gpu) == "bf16" else "fp32",
+        precision="bf16" if fast_precision(world.on_gpu) == "bf16" else "fp32",
         decodes_small=execution.loader == "host",
         is_evaluated=not execution.train_only,
-        units=ranks * execution.accumulation_steps,
+        is_known=is_known,
+        units=world.ranks * execution.accumulation_steps,
     )
 
 

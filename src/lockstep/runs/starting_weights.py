@@ -83,6 +83,12 @@ class StartSource:
             self.path, checkpoint=checkpoint, momentum=self.resumes, needs_classifier=False
         )
 
+    def knows(self, classes: Sequence[str]) -> bool:
+        """Return whether the weights tell these classes apart, as far as they name theirs."""
+        weights = self.weights
+        fits = weights.has_classifier and weights.recipe.logits == len(classes)
+        return fits and weights.classes in ((), tuple(classes))
+
 
 INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
 """Fields that can differ although the tensors have the same shapes: of the network (v1 and v1.5),
