@@ -9,12 +9,22 @@ from PIL import Image
 
 from lockstep.inference.images import read_square
 from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.calibration import TemperatureFit
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
 
 MEAN = (100.0, 110.0, 120.0)
 STD = (50.0, 60.0, 70.0)
+FIT: TemperatureFit = {
+    "temperature": 3.0,
+    "images": 150,
+    "loss_before": 0.5,
+    "loss_after": 0.4,
+    "error_percent_before": 9.0,
+    "error_percent_after": 2.0,
+}
+"""What a calibration may have found."""
 CLASSES = (
     "blobs",
     "bricks",

@@ -25,6 +25,16 @@ Split = Annotated[
         )
     ),
 ]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help=(
+            "Fit a temperature to the images and store it with the checkpoint: predict, serve and"
+            " export then show probabilities that can be believed."
+        ),
+    ),
+]
 Runtime = Annotated[
     str | None,
     typer.Option(
@@ -47,6 +57,7 @@ def command(
     classes: options.Classes = None,
     split: Split = None,
     batch: options.Batch = 32,
+    calibrate: Calibrate = False,
     as_json: options.AsJson = False,
     runtime: Runtime = None,
     backend: options.Backend = DEFAULT_BACKEND,
@@ -79,6 +90,7 @@ def command(
             classes=classes,
             split=split,
             batch=batch,
+            calibrate=calibrate,
             runtime=runtime,
             listener=listener,
             **settings,
@@ -96,6 +108,7 @@ def _show(result: dict[str, Any]) -> None:
     from lockstep.models.class_metrics import FEW_IMAGES, find_small_classes, format_means
     from lockstep.models.metrics import format_loss, is_top5_informative
     from lockstep.recipes.published_accuracies import describe_comparison
+    from lockstep.runs.temperature import describe_fit
 
     print(f"{result['source']} on {result['data']}")
     accuracy = format_accuracy(result["top1_percent"], result["images"])
@@ -107,6 +120,8 @@ def _show(result: dict[str, Any]) -> None:
     print(f"  speed   {describe_speed(result['speed'], result['runtime'])}")
     for name, text in describe_comparison(result["published"]):
         print(f"  {name} {text}")
+    if "calibration" in result:
+        print(f"  stored  {describe_fit(result['calibration'], result['images'])}")
     for remark in result["remarks"]:
         print(f"  note: {escape_line(remark)}")
     small = [result["classes"][number] for number in find_small_classes(result["per_class"])]

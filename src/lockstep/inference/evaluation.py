@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.data import Batch
 from lockstep.data.index import Index
 from lockstep.data.loading.loaders import make_loader
+from lockstep.inference.calibrating import Calibrator
 from lockstep.inference.computation import Computation, open_computation
 from lockstep.inference.evaluation_images import EvaluationImages, find_evaluation_images
 from lockstep.inference.loaded_engine import ADVICE
@@ -44,6 +45,7 @@ def evaluate(
     precision: str | None = None,
     split: float | None = None,
     batch: int = 32,
+    calibrate: bool = False,
     runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
@@ -57,6 +59,8 @@ def evaluate(
     - `runtime` is "native" (the execution's backend; the default), "auto" (the fastest installed
       one that keeps the bound), another runtime such as "onnxruntime", or "program": an export in
       its own runtime. Exports that can only compute run by default (docs/deploy.md).
+    - With `calibrate`, a temperature is fitted to the images and stored with the checkpoint.
+      `calibration` of the result is `models.calibration.TemperatureFit`; None if none fits.
     - The other options are those of `lockstep.predict`. With several processes (torchrun), every
       process calls this and gets the result.
 
@@ -76,6 +80,7 @@ def evaluate(
     if isinstance(export, ExportedProgram):
         export.check_options(precision, ranks=int(os.environ.get("WORLD_SIZE", "1")))
     weights = selection.open_weights(source) if export is None else export.about
+    calibrator = Calibrator(weights) if calibrate else None
     weights = weights.replace_classes(classes)
     images = find_evaluation_images(Path(data), weights.recipe, split)
     if isinstance(export, ExportedProgram):
@@ -83,7 +88,7 @@ def evaluate(
     name = runtime or (AUTO if export else NATIVE)
     sizes: dict[str, Any] = {"most_images": batch, "exported": export}
     with open_computation(name, weights, precision, execution, listener, **sizes) as computation:
-        result = _evaluate_weights(computation, weights, images, execution, batch)
+        result = _evaluate_weights(computation, weights, images, execution, batch, calibrator)
     if export is None:
         result["remarks"] += remark_on_weights(Path(source), runtime)
     return result
@@ -95,8 +100,12 @@ def _evaluate_weights(
     images: EvaluationImages,
     execution: Execution,
     batch: int,
+    calibrator: Calibrator | None,
 ) -> dict[str, Any]:
-    """Return the result of an evaluation by all ranks. `weights` are as they were opened."""
+    """Return the result of an evaluation by all ranks, with a calibration if there is a
+    `calibrator`. `weights` are as they were opened."""
+    if calibrator is not None:
+        computation = calibrator.watch(computation)
     recipe = computation.weights.recipe
     index, remarks = images.open_index(computation.weights, computation.recorder)
     place = {"rank": computation.rank, "ranks": computation.ranks}
@@ -108,12 +117,14 @@ def _evaluate_weights(
         scores = computation.evaluate(pace.watch(batches))
     if computation.runtime == NATIVE:
         recipe = recipe.evaluation_recipe()
+    calibration = {} if calibrator is None else {"calibration": calibrator.store_fit()}
     return {
         "remarks": remarks,
         "runtime": computation.runtime,
         "precision": recipe.precision,
         **_describe_scores(scores, weights, images, index),
         "speed": pace.describe_speed(batch_images=batch, on_gpu=computation.on_gpu),
+        **calibration,
     }
 
 

@@ -1,7 +1,10 @@
 """Export trained models to programs that run without Lockstep, on servers or phones."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lockstep.inference.comparison import Comparison, compare_program
 from lockstep.inference.preprocessing_file import write_preprocessing
@@ -15,6 +18,7 @@ from lockstep.inference.targets import (
     Wanted,
     find_target,
 )
+from lockstep.models.calibration import UNCALIBRATED
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.deprecation import accept_old_names
@@ -74,7 +78,7 @@ def export(
     weights = selection.open_weights(source).replace_classes(classes)
     wanted = _plan_program(target, weights, precision, batch, bare=bare)
     remarks = [*weights.remarks, *_remark_on_precision(target, weights, precision)]
-    remarks += _remark_on_decoding(weights)
+    remarks += [*_remark_on_temperature(weights, bare=bare), *_remark_on_decoding(weights)]
     loss = None
     if precision == "int8" and not wanted.weights.scales:
         calibration = _plan_calibration(data, calibration_images, method, tolerance)
@@ -164,13 +168,24 @@ def _plan_program(
     target: Target, weights: Weights, precision: str | None, batch: int | None, *, bare: bool
 ) -> Wanted:
     """Return what to write. Scales of weights that were trained with quantisation are used where
-    the format has them."""
+    the format has them. A program that computes probabilities has their temperature in its
+    classifier."""
     computed_in = "fp32" if precision in (None, "int8") else precision
     batch = batch if target.phone_file is None else 1
-    wanted = Wanted(weights.replace_precision(computed_in), batch, bare)
+    temperature = 1.0 if bare else weights.calibration.temperature
+    weights = _divide_classifier(weights.replace_precision(computed_in), temperature)
+    wanted = Wanted(weights, batch, bare, temperature=temperature)
     if weights.scales and not _quantises(target, precision):
         return wanted.drop_scales()
     return wanted
+
+
+def _divide_classifier(weights: Weights, temperature: float) -> Weights:
+    """Return weights whose logits are divided by a temperature."""
+    tensors = dict(weights.tensors)
+    for name in ("fc.weight", "fc.bias"):
+        tensors[name] = tensors[name] / np.float32(temperature)
+    return replace(weights, state=replace(weights.state, tensors=tensors))
 
 
 def _quantises(target: Target, precision: str | None) -> bool:
@@ -199,6 +214,16 @@ def _remark_on_precision(target: Target, weights: Weights, precision: str | None
             )
         remarks.append(remark)
     return remarks
+
+
+def _remark_on_temperature(weights: Weights, *, bare: bool) -> list[str]:
+    """Return a remark on how probabilities are calibrated, if they are."""
+    if weights.calibration == UNCALIBRATED:
+        return []
+    temperature = f"{weights.calibration.temperature:.9g}"
+    if bare:
+        return [f"for calibrated probabilities, divide the logits by {temperature} before softmax"]
+    return [f"probabilities are calibrated: the classifier is divided by {temperature}"]
 
 
 def _remark_on_decoding(weights: Weights) -> list[str]:

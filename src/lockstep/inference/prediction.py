@@ -20,6 +20,7 @@ from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.runtimes import AUTO, NATIVE, start_import
 from lockstep.inference.runtimes.exported import ExportedModel
 from lockstep.inference.selection import Selection
+from lockstep.models.calibration import UNCALIBRATED, Calibration, compute_probabilities
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -162,7 +163,7 @@ class Predictor:
                 heat = self._explainer.heat(batch.pixels, logits.argmax(axis=1))
                 pictures = overlay(batch.pixels, heat)
             for i, path in enumerate(batch.paths):
-                best, probabilities = find_likeliest(logits[i], top)
+                best, probabilities = find_likeliest(logits[i], top, self._weights.calibration)
                 classes = tuple(names.get(number, str(number)) for number in best)
                 row = None
                 if self.features:
@@ -333,16 +334,24 @@ def open_for_prediction(
     weights = selection.open_weights(source) if exported is None else exported.about
     for remark in weights.remarks:
         recorder.note(remark)
+    if weights.calibration != UNCALIBRATED:
+        recorder.note(describe_calibration(weights.calibration))
     return _name_classes(weights.replace_classes(classes), recorder), exported
 
 
-def find_likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
+def find_likeliest(
+    logits: np.ndarray, top: int, calibration: Calibration = UNCALIBRATED
+) -> tuple[list[int], tuple[float, ...]]:
     """Return the numbers of the `top` likeliest classes of an image, and their probabilities, from
     its logits [logits]."""
-    powers = np.exp(logits.astype(np.float64) - logits.max())
-    powers /= powers.sum()
-    best = np.argsort(-powers, kind="stable")[:top]
-    return best.tolist(), tuple(powers[best].tolist())
+    probabilities = compute_probabilities(logits, calibration.temperature)
+    best = np.argsort(-probabilities, kind="stable")[:top]
+    return best.tolist(), tuple(probabilities[best].tolist())
+
+
+def describe_calibration(calibration: Calibration) -> str:
+    """Return how probabilities are computed, for people."""
+    return f"probabilities are calibrated: logits are divided by {calibration.temperature:.3g}"
 
 
 def _name_classes(weights: Weights, recorder: Recorder) -> Weights:

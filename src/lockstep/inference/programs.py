@@ -41,6 +41,7 @@ def write_description(folder: Path, target: Target, wanted: Wanted, precision: s
         "batch": wanted.batch if target.fixes_batch else None,
         "precision": precision,
         "logits": recipe.logits,
+        "temperature": wanted.temperature,
         "validation_share": recipe.validation_share,
         "classes": list(wanted.weights.classes),
         "preprocessing": recipe.preprocessing(),

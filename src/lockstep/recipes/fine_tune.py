@@ -76,6 +76,7 @@ def choose_recipe(
         **_prepare_images_as(weights, keeps_size="image_size" not in changes),
         dct_scaling=facts.decodes_small and facts.shorter_side >= 4 * size,
         exif_orientation=True,
+        temperature_scaling=True,
     ).replace(**changes)
 
 
@@ -120,6 +121,7 @@ def fine_tune() -> Recipe:
       torchvision average, too); where it is better than the trained weights, it is the best
       checkpoint.
     - early_stopping_epochs: half of the epochs, at least 5.
+    - temperature_scaling: true, as in `my-images`.
     - linear_probe: true; the first part of LP-FT (arXiv:2202.10054).
     - All other fields are as published.
     """

@@ -102,6 +102,7 @@ def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Rec
         antialias=True,
         dct_scaling=facts.decodes_small and facts.shorter_side >= 4 * size,
         exif_orientation=True,
+        temperature_scaling=True,
     ).replace(**changes)
 
 
@@ -136,6 +137,8 @@ def my_images() -> Recipe:
     - antialias: true, because photos shrink a lot.
     - dct_scaling: true for images that are at least four times as large as image_size.
     - exif_orientation: true, because phones store photos on their side.
+    - temperature_scaling: true, so that probabilities of new photos can be believed
+      (arXiv:1706.04599).
     - zero_init_last_bn: true, so that short runs start well (arXiv:1706.02677).
     - All other fields are as published.
     """

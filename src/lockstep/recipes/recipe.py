@@ -300,6 +300,11 @@ class Recipe(Settings):
     validation images. The hash of each image's name decides (`lockstep.data.split`). 0: none,
     because the data set has validation images."""
 
+    temperature_scaling: bool = False
+    """Whether a temperature is fitted to the validation images when the run ends, by which the
+    best checkpoint's logits are divided for probabilities (arXiv:1706.04599). No accuracy and no
+    loss depends on it."""
+
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the random numbers. It decides initial weights, order, crops, flips, MixUp and
     dropout. Nothing else is random."""

@@ -21,6 +21,7 @@ from lockstep.runs.finish import find_early_stop, finish
 from lockstep.runs.report import Report
 from lockstep.runs.save import save
 from lockstep.runs.step_intervals import IntervalPlan, plan_intervals
+from lockstep.runs.temperature import calibrate_best
 from lockstep.system import heartbeat
 from lockstep.system.event_log import TrainEvent
 
@@ -30,7 +31,7 @@ def train_from(run: RunContext, first: int) -> Report | None:
     if the run does."""
     stopped_early = find_early_stop(run, first)
     if stopped_early:
-        return finish(run, first, stopped_early)
+        return _end(run, first, stopped_early)
     training = run.sets.training
     plans = training_plans(
         run.recipe,
@@ -45,11 +46,17 @@ def train_from(run: RunContext, first: int) -> Report | None:
         step = TrainingLoop(run, loader.batches(plans)).train(first)
     stopped_early = find_early_stop(run, step)
     if step == run.total_steps or stopped_early:
-        return finish(run, step, stopped_early)
+        return _end(run, step, stopped_early)
     run.recorder.pause(
         {"kind": "pause", "step": step, "total": run.total_steps, "out": str(run.out)}
     )
     return None
+
+
+def _end(run: RunContext, step: int, stopped_early: str | None) -> Report | None:
+    """Do what follows the last step of a run; return the report, on rank 0."""
+    calibrate_best(run, step)
+    return finish(run, step, stopped_early)
 
 
 class TrainingLoop:

@@ -220,7 +220,7 @@ def load_weights(
     also has velocities, moving average and loss scale. Raises `CheckpointError` if a part is
     missing or damaged; other parts are not read.
     """
-    name = "ema.safetensors" if ema else "model.safetensors"
+    name = find_weights_file(path, ema=ema).name
     description = _read_description(path)
     if name not in description["sha256"]:
         raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
@@ -233,6 +233,24 @@ def load_weights(
         average = _read_part(path, description, "ema.safetensors")[0]
         state = State(state.step, tensors, momentum, average, description["scaler"])
     return state, about
+
+
+def read_digest(file: Path) -> str:
+    """Return the SHA-256 of a file of a checkpoint as the checkpoint states it; "" if it does not
+    have the file. Raises `CheckpointError`."""
+    digest: str = _read_description(file.parent)["sha256"].get(file.name, "")
+    return digest
+
+
+def find_weights_file(folder: Path, *, ema: bool) -> Path:
+    """Return the file of a checkpoint's weights, or of their moving average."""
+    return folder / ("ema.safetensors" if ema else "model.safetensors")
+
+
+def is_weights_file(path: Path) -> bool:
+    """Return whether a file is that of the weights or the moving average of a checkpoint."""
+    names = {find_weights_file(path.parent, ema=ema).name for ema in (False, True)}
+    return path.name in names and (path.parent / "state.json").is_file()
 
 
 def steps(folder: Path) -> list[int]:

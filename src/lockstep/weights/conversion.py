@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.models.calibration import UNCALIBRATED
 from lockstep.recipes import Recipe
 from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import CheckpointError, nearest
@@ -130,7 +131,8 @@ def _certificate_path(target: Path) -> Path:
 
 
 def _describe_losses(to: str, weights: Weights, *, certified: bool) -> list[str]:
-    """Return remarks on the preprocessing and the scales that a format does not hold."""
+    """Return remarks on the preprocessing, the scales and the temperature that a format does not
+    hold."""
     remarks = []
     differences = TARGETS[to].list_unlike_assumed(weights.recipe)
     if differences:
@@ -144,6 +146,10 @@ def _describe_losses(to: str, weights: Weights, *, certified: bool) -> list[str]
     if weights.scales and to != "safetensors":
         remarks.append(
             f"{to} holds no scales of {weights.recipe.quantisation}: its readers compute in float"
+        )
+    if weights.calibration != UNCALIBRATED and to != "safetensors":
+        remarks.append(
+            f"{to} holds no temperature: its readers compute probabilities that are not calibrated"
         )
     return remarks
 

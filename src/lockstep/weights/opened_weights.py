@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.models.quantisation import Scales
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -67,6 +68,10 @@ class Weights:
     """Files that were read in addition to `source`, such as timm's `config.json`."""
     scales: Scales = field(default_factory=dict)
     """Scales of the inputs of all quantised layers; empty if the recipe is not quantised."""
+    calibration: Calibration = UNCALIBRATED
+    """What turns the logits into probabilities."""
+    checkpoint_file: Path | None = None
+    """The file of Lockstep's checkpoint that they are in; None if they are from elsewhere."""
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.models.architectures import STEM_KERNEL
+from lockstep.models.calibration import UNCALIBRATED
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
@@ -102,7 +103,8 @@ def prune(
     masks = make_masks(weights.tensors, algorithm, recipe.sparsity_excluded, recipe.stem_channels)
     tensors = weights.tensors | prune_tensors(weights.tensors, masks)
     state = replace(weights.state, tensors=tensors)
-    lockstep_files.write(Path(target), replace(weights, recipe=recipe, state=state))
+    pruned = replace(weights, recipe=recipe, state=state, calibration=UNCALIBRATED)
+    lockstep_files.write(Path(target), pruned)
     return {
         "written": str(target),
         "zeros": sum(int(mask.size - np.count_nonzero(mask)) for mask in masks.values()),

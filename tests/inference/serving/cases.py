@@ -137,7 +137,12 @@ def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
         return engine.predict(squares)
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
+TEMPERATURE = 2.0
+"""The temperature of the fixture `weights`."""
+
+
+def calibrated_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits / TEMPERATURE
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     shares: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
     return shares

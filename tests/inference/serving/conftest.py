@@ -4,17 +4,20 @@ from pathlib import Path
 import pytest
 
 from lockstep.recipes import Recipe
-from tests.inference.cases import MEAN, STD, image_file, save_random
-from tests.inference.serving.cases import ENGINE, Server, serving
+from lockstep.weights.calibration_file import write_calibration
+from tests.inference.cases import FIT, MEAN, STD, image_file, save_random
+from tests.inference.serving.cases import ENGINE, TEMPERATURE, Server, serving
 
 
 @pytest.fixture(scope="session")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights of a tiny model with ten classes, for images of 32 px."""
+    """Random weights of a tiny model with ten classes, for images of 32 px, with a temperature."""
     recipe = tiny_recipe.replace(
         mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True
     )
-    return save_random(recipe, tmp_path_factory.mktemp("weights"))
+    path = save_random(recipe, tmp_path_factory.mktemp("weights"))
+    write_calibration(path / "model.safetensors", FIT | {"temperature": TEMPERATURE})
+    return path
 
 
 @pytest.fixture(scope="session")

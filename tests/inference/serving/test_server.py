@@ -18,13 +18,13 @@ from tests.inference.serving.cases import (
     PATIENCE_SEC,
     TOKEN,
     Server,
+    calibrated_softmax,
     encode_request,
     head,
     noise,
     reference_logits,
     serving,
     session,
-    softmax,
 )
 from tests.processes import wait_until
 
@@ -89,7 +89,7 @@ def test_tensors_as_json_and_binary_get_the_logits_of_the_reference(
             for output in answer.json()["outputs"]
         }
         assert values["logits"] == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
-        assert values["probabilities"] == pytest.approx(softmax(logits), abs=1e-5)
+        assert values["probabilities"] == pytest.approx(calibrated_softmax(logits), abs=1e-5)
         assert values["classes"].tolist() == logits.argmax(axis=1)[:, None].tolist()
 
 

@@ -10,7 +10,7 @@ import pytest
 import lockstep
 from lockstep.recipes import Execution
 from tests.inference.cases import CLASSES
-from tests.inference.serving.cases import Server, noise, reference_logits, softmax
+from tests.inference.serving.cases import Server, calibrated_softmax, noise, reference_logits
 
 PAGE = Path(__file__).parents[3] / "docs" / "serve.md"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of gevent and its friends
@@ -57,7 +57,7 @@ def test_the_client_infers(triton: Any, client: Any, weights: Path, in_binary: b
         logits, abs=1e-4 * float(np.abs(logits).max())
     )
     assert answer.as_numpy("logits").dtype == np.float32
-    assert answer.as_numpy("probabilities") == pytest.approx(softmax(logits), abs=1e-5)
+    assert answer.as_numpy("probabilities") == pytest.approx(calibrated_softmax(logits), abs=1e-5)
     assert answer.as_numpy("classes").tolist() == logits.argmax(axis=1)[:, None].tolist()
 
 

@@ -30,6 +30,7 @@ from lockstep.inference.serving.limits import LARGEST_JSON, Limits
 from lockstep.inference.serving.logs import log
 from lockstep.inference.serving.metrics import Metrics
 from lockstep.inference.serving.model import About
+from lockstep.models.calibration import compute_probabilities
 from lockstep.system.errors import DivergedError
 from lockstep.system.strict_json import to_json
 from lockstep.weights.class_names import describe_class
@@ -242,7 +243,7 @@ class Predict(_Route):
 
     def _describe_classes(self, logits: np.ndarray, top: int) -> dict[str, Any]:
         names = dict(enumerate(self._parts.about.classes))
-        best, shares = find_likeliest(logits, top)
+        best, shares = find_likeliest(logits, top, self._parts.about.calibration)
         classes = [names.get(number, str(number)) for number in best]
         return {
             "model": self._parts.about.name,
@@ -274,10 +275,10 @@ class Infer(_Route):
                 raise Refused(400, str(error)) from None
             ticket.admit(len(content))
             logits = await self._limit_time(request, self._compute_logits(ticket, content))
-        powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+        temperature = parts.about.calibration.temperature
         tensors = {
             oip.LOGITS: logits,
-            oip.PROBABILITIES: (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32),
+            oip.PROBABILITIES: compute_probabilities(logits, temperature).astype(np.float32),
             oip.CLASSES: logits.argmax(axis=1)[:, None].astype(np.int64),
         }
         pieces, json_length = oip.encode_answer(

@@ -15,6 +15,7 @@ from lockstep.inference.grad_cam import Explainer, make_explainer
 from lockstep.inference.prediction import open_for_prediction
 from lockstep.inference.runtimes import AUTO, NATIVE
 from lockstep.inference.selection import Selection
+from lockstep.models.calibration import Calibration
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -53,6 +54,8 @@ class About:
     """Preprocessing and number of logits."""
     classes: tuple[str, ...]
     """Names of the classes; empty if unknown."""
+    calibration: Calibration
+    """What turns the logits into probabilities."""
     explains: bool
     """Whether it can compute Grad-CAM."""
 
@@ -125,6 +128,7 @@ def open_model(
             precision=recipe.precision,
             recipe=recipe,
             classes=weights.classes,
+            calibration=weights.calibration,
             explains=runtime.world is not None and FRAMEWORKS[execution.backend].explains,
         )
         served = Served(about, runtime, execution.backend)

@@ -89,6 +89,9 @@ class Wanted:
     quantised: Any = None
     """What was quantised after training: an ONNX model, or the content of a program for phones.
     None: the program is made from the weights."""
+    temperature: float = 1.0
+    """The classifier of the weights is already divided by it, so that softmax gives calibrated
+    probabilities in every format."""
 
     def onnx_model(self, *, photos: bool) -> Any:
         """Return the ONNX model: with `photos`, one that takes photos of any size, unless it is to

@@ -1,6 +1,7 @@
 """Lockstep's own weights: a checkpoint folder, or a safetensors file.
 
-The metadata has the recipe, the names of the classes and perhaps scales of quantisation.
+The metadata has the recipe, the names of the classes and perhaps scales of quantisation and the
+temperature of probabilities.
 """
 
 from dataclasses import replace
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.calibration import UNCALIBRATED
 from lockstep.models.quantisation import Scales, check_scales
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.strict_json import is_list_of, is_number, is_text
-from lockstep.weights import checkpoint
+from lockstep.weights import calibration_file, checkpoint
 from lockstep.weights.formats import dtype_name, foreign_safetensors, numbers, refuse_existing
 from lockstep.weights.formats.common import map_shapes, redirect_file
 from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
@@ -39,7 +41,8 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
     """Read a file, which has no velocities, whatever `momentum` is. Raises `CheckpointError` if it
     is damaged, or not of Lockstep."""
     arrays, metadata = checkpoint.read_weights(path, as_stored=True)
-    return _build_weights(path, State(0, arrays, {}), metadata or {})
+    weights = _build_weights(path, State(0, arrays, {}), metadata or {})
+    return _add_calibration(weights, path) if checkpoint.is_weights_file(path) else weights
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -52,7 +55,15 @@ def read_checkpoint(folder: Path, *, ema: bool, momentum: bool) -> Weights:
     state, metadata = checkpoint.load_weights(folder, ema=ema, everything=momentum and not ema)
     weights = _build_weights(folder, state, metadata)
     recipe = weights.recipe.rename(_read_recipe_name(folder))
+    weights = _add_calibration(weights, checkpoint.find_weights_file(folder, ema=ema))
     return replace(weights, recipe=recipe, epochs=_count_epochs(folder, state.step))
+
+
+def _add_calibration(weights: Weights, file: Path) -> Weights:
+    """Return the weights of a checkpoint's file with what was found for it later."""
+    calibration, remarks = calibration_file.read_calibration(file)
+    weights = replace(weights, calibration=calibration, checkpoint_file=file)
+    return weights.add_remarks(*remarks)
 
 
 def write(
@@ -64,6 +75,9 @@ def write(
     metadata: dict[str, Any] = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
     if weights.scales:
         metadata["scales"] = weights.scales
+    if weights.calibration != UNCALIBRATED:
+        description = calibration_file.describe_calibration(weights.calibration)
+        metadata[calibration_file.KEY] = description
     if not certified:
         metadata["certificate"] = "none"
     refuse_existing(target)
@@ -108,8 +122,20 @@ def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weight
     state = replace(state, tensors=converted)
     _check_canonical(path, recipe, state)
     scales = read_scales(metadata, recipe, path)
+    calibration = UNCALIBRATED
+    if calibration_file.KEY in metadata:
+        value = metadata[calibration_file.KEY]
+        calibration = calibration_file.parse_calibration(value, path)
     return Weights(
-        recipe, state, classes, path, LOCKSTEP, has_preprocessing=True, stored=stored, scales=scales
+        recipe,
+        state,
+        classes,
+        path,
+        LOCKSTEP,
+        has_preprocessing=True,
+        stored=stored,
+        scales=scales,
+        calibration=calibration,
     )
 
 

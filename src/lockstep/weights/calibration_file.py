@@ -1,0 +1,74 @@
+"""`calibration.json` in a checkpoint's folder: what turns its logits into probabilities.
+
+It is written after the checkpoint, which never changes, and names the weights by their SHA-256. So
+it stays with a checkpoint that is copied, and does not fit another one. `model.safetensors` and
+`ema.safetensors` have an entry each.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.models.calibration import UNCALIBRATED, Calibration, TemperatureFit
+from lockstep.system.errors import CheckpointError
+from lockstep.system.files import write_json
+from lockstep.system.regular_files import TEXT, read_regular
+from lockstep.system.strict_json import is_rate, parsed
+from lockstep.weights.checkpoint import read_digest
+
+FILE = "calibration.json"
+KEY = "calibration"
+"""The key of a calibration in the metadata of other files."""
+
+
+def write_calibration(file: Path, fit: TemperatureFit) -> None:
+    """Keep what was found for a checkpoint's file of weights, next to it. Raises `CheckpointError`
+    if it cannot be written."""
+    path = file.parent / FILE
+    entries = _read_entries(path)
+    entries[file.name] = {"sha256": read_digest(file), **fit}
+    try:
+        write_json(path, entries)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from None
+
+
+def read_calibration(file: Path) -> tuple[Calibration, tuple[str, ...]]:
+    """Return what was found for a checkpoint's file of weights, and remarks. Raises
+    `CheckpointError` if `calibration.json` is damaged."""
+    path = file.parent / FILE
+    entry = _read_entries(path).get(file.name)
+    if entry is None:
+        return UNCALIBRATED, ()
+    if not isinstance(entry, dict) or entry.get("sha256") != read_digest(file):
+        return UNCALIBRATED, (f"{path} is of other weights, and was left out",)
+    return parse_calibration(entry, path), ()
+
+
+def describe_calibration(calibration: Calibration) -> dict[str, Any]:
+    """Return a calibration as the metadata of other files have it."""
+    return {"temperature": calibration.temperature}
+
+
+def parse_calibration(value: Any, source: Path) -> Calibration:
+    """Return the calibration in metadata. Raises `CheckpointError` if it is none."""
+    if not isinstance(value, dict) or not is_rate(value.get("temperature")):
+        raise CheckpointError(
+            f"{source}: {KEY} is {value!r:.100}; expected a temperature above 0. Calibrate its run"
+            " again: lockstep evaluate RUN --data DATA --calibrate"
+        )
+    return Calibration(float(value["temperature"]))
+
+
+def _read_entries(path: Path) -> dict[str, Any]:
+    """Return the entries of a `calibration.json` by file; none if there is no such file."""
+    try:
+        entries = parsed(read_regular(path, TEXT))
+        if not isinstance(entries, dict):
+            raise ValueError("expected an object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}; remove it to continue without it"
+        ) from None
+    return entries

@@ -1,0 +1,86 @@
+"""What a stored temperature changes: probabilities everywhere, logits nowhere."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lockstep
+from lockstep.weights.calibration_file import write_calibration
+from tests.inference.cases import FIT, image_file
+
+SaveWeights = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    return image_file(tmp_path, 50, 60)
+
+
+@pytest.fixture
+def calibrated(save_weights: SaveWeights, photo: Path) -> tuple[Path, np.ndarray]:
+    """A checkpoint with a temperature, and its logits of the photo without one."""
+    source = save_weights()
+    with lockstep.Predictor(source) as predictor:
+        [logits] = predictor.logits(photo)
+    write_calibration(source / "model.safetensors", FIT)
+    return source, logits
+
+
+def compute_expected(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax of the logits over the temperature, the largest first."""
+    powers = np.exp(logits.astype(np.float64) / 3)
+    return -np.sort(-powers / powers.sum())
+
+
+def test_probabilities_are_those_of_the_divided_logits(
+    calibrated: tuple[Path, np.ndarray], photo: Path
+) -> None:
+    source, logits = calibrated
+    events: list[Any] = []
+    with lockstep.Predictor(source, listener=events.append) as predictor:
+        [prediction] = predictor.predict(photo, top=10)
+        [again] = predictor.logits(photo)
+    np.testing.assert_allclose(prediction.probabilities, compute_expected(logits), rtol=1e-9)
+    np.testing.assert_array_equal(again, logits)
+    assert "probabilities are calibrated: logits are divided by 3" in [
+        event.get("message") for event in events
+    ]
+
+
+@pytest.mark.parametrize("to", ["onnx", "torchscript"])
+def test_an_export_computes_calibrated_probabilities(
+    to: str, calibrated: tuple[Path, np.ndarray], photo: Path, tmp_path: Path
+) -> None:
+    source, logits = calibrated
+    folder = tmp_path / "exported"
+    result = lockstep.export(source, folder, to=to)  # compares with an engine
+    assert "probabilities are calibrated: the classifier is divided by 3" in result["remarks"]
+    assert json.loads((folder / "export.json").read_text())["temperature"] == 3
+    if to == "torchscript":
+        answers = torch.jit.load(folder / "model.pt")(
+            torch.tensor(np.array(Image.open(photo))[None])
+        )
+        probabilities = -np.sort(-answers["probabilities"][0].numpy())
+    else:
+        with lockstep.Predictor(folder) as predictor:
+            [prediction] = predictor.predict(photo, top=10)
+        probabilities = np.array(prediction.probabilities)
+    np.testing.assert_allclose(probabilities, compute_expected(logits), rtol=1e-3)
+
+
+def test_a_bare_export_has_the_logits_and_names_the_temperature(
+    calibrated: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    source, _ = calibrated
+    result = lockstep.export(source, tmp_path / "bare", to="onnx", bare=True, compare=False)
+    remark = "for calibrated probabilities, divide the logits by 3 before softmax"
+    assert remark in result["remarks"]
+    written = lockstep.load(tmp_path / "bare").fc.weight.detach().numpy()
+    np.testing.assert_array_equal(written, lockstep.load(source).fc.weight.detach().numpy())

@@ -1,0 +1,82 @@
+"""Temperature scaling against closed forms, a grid of temperatures, and drawn labels."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lockstep.models.calibration import (
+    compute_calibration_error,
+    compute_probabilities,
+    fit_temperature,
+)
+
+
+def draw_overconfident(factor: float, images: int = 4000) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits that are `factor` times those that the labels were drawn from."""
+    random = np.random.default_rng(3)
+    logits = random.normal(0, 1.5, (images, 6))
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    labels = (chances.cumsum(axis=1) > random.random((images, 1))).argmax(axis=1)
+    return factor * logits, labels
+
+
+def test_with_two_logits_the_temperature_has_a_closed_form() -> None:
+    """Of 100 images with the logits (0, 2), 75 have label 1: the loss is least where the
+    probability is 3/4, which is where 2 / temperature = log 3."""
+    logits = np.tile([0.0, 2.0], (100, 1))
+    labels = (np.arange(100) < 75).astype(np.int64)
+    fit = fit_temperature(logits, labels)
+    assert fit is not None
+    assert fit["temperature"] == pytest.approx(2 / math.log(3), rel=1e-8)
+    assert fit["loss_after"] == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert fit["error_percent_after"] == pytest.approx(0, abs=1e-6)
+    assert fit["error_percent_before"] == pytest.approx(100 / (1 + math.exp(-2)) - 75)
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
+def test_the_temperature_that_labels_were_drawn_with_is_found_again(factor: float) -> None:
+    logits, labels = draw_overconfident(factor)
+    fit = fit_temperature(logits, labels)
+    assert fit is not None
+    assert fit["temperature"] == pytest.approx(factor, rel=0.06)
+    assert fit == fit_temperature(logits, labels)
+
+
+def test_no_temperature_of_a_grid_has_a_smaller_loss() -> None:
+    logits, labels = draw_overconfident(3.0, images=200)
+    fit = fit_temperature(logits.astype(np.float32), labels)
+    assert fit is not None
+    losses = []
+    for temperature in np.geomspace(0.05, 20, 2001):
+        probabilities = compute_probabilities(logits, temperature)
+        losses.append(-np.log(probabilities[np.arange(200), labels]).mean())
+    assert fit["loss_after"] <= min(losses) + 1e-7
+    assert fit["loss_after"] < fit["loss_before"]
+
+
+def test_the_calibration_error_of_overconfident_logits_falls() -> None:
+    fit = fit_temperature(*draw_overconfident(3.0))
+    assert fit is not None
+    assert fit["error_percent_before"] > 15
+    assert fit["error_percent_after"] < 3
+
+
+def test_the_calibration_error_is_the_weighted_distance_of_the_bins() -> None:
+    confidences = np.array([0.95, 0.95, 0.95, 0.95, 0.5, 0.5, 1.0])
+    hits = np.array([True, True, True, False, False, False, True])
+    # The last of 15 bins begins at 14/15 and holds the first four and the 1.0.
+    expected = (abs(4 * 0.95 + 1.0 - 4) + 2 * 0.5) / 7
+    assert compute_calibration_error(confidences, hits) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("case", ["all right", "few", "logits say nothing"])
+def test_where_no_temperature_fits_there_is_none(case: str) -> None:
+    logits, labels = draw_overconfident(1.0, images=200)
+    if case == "all right":
+        labels = logits.argmax(axis=1)
+    elif case == "few":
+        logits, labels = logits[:19], labels[:19]
+    else:
+        labels = logits.argmin(axis=1)
+    assert fit_temperature(logits, labels) is None

@@ -1,0 +1,99 @@
+"""A run fits a temperature to the validation images at its end; what uses weights then uses it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.recipes import Recipe
+from lockstep.runs.report import Report
+from lockstep.weights.calibration_file import FILE
+from tests.runs.cases import Event, stop_when, train_until
+
+
+@pytest.fixture(scope="module")
+def learnt(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The training images, which a tiny model soon tells apart a little, also as validation."""
+    data = tmp_path_factory.mktemp("learnt")
+    for part in ("train", "val"):
+        (data / part).symlink_to(textures / "train")
+    return data
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    tiny_recipe: Recipe, learnt: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Report]:
+    """A finished run, which was stopped while it calibrated, and its report."""
+
+    def is_calibrating(event: Event) -> bool:
+        return bool(event["kind"] == "progress" and event["what"] == "calibrating ema")
+
+    recipe = tiny_recipe.replace(epochs=6, ema_decay=0.5, temperature_scaling=True)
+    run = tmp_path_factory.mktemp("calibrated") / "run"
+    train_until(stop_when(is_calibrating), recipe, learnt, run)
+    assert not (run / "report.json").exists()
+    return run, lockstep.train(recipe, learnt, run)
+
+
+def find_folder(report: Report) -> Path:
+    """Return the folder of the best checkpoint."""
+    path = Path(report["best_checkpoint"])
+    return path if path.is_dir() else path.parent
+
+
+def compute_losses(logits: np.ndarray, labels: np.ndarray, temperatures: np.ndarray) -> np.ndarray:
+    """Return the mean cross-entropy at every temperature."""
+    losses = []
+    for temperature in temperatures:
+        scaled = logits.astype(np.float64) / temperature
+        totals = np.log(np.exp(scaled).sum(axis=1))
+        losses.append(float((totals - scaled[np.arange(len(labels)), labels]).mean()))
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "ema.safetensors"])
+def test_the_temperature_has_the_least_loss_on_the_validation_images(
+    weights: str, calibrated: tuple[Path, Report], learnt: Path
+) -> None:
+    _, report = calibrated
+    paths = sorted((learnt / "val").rglob("*.jpg"))
+    labels = [report["classes"].index(path.parent.name) for path in paths]
+    best = find_folder(report)
+    entry = json.loads((best / FILE).read_text())[weights]
+    with lockstep.Predictor(best / weights) as predictor:
+        logits = np.stack(list(predictor.logits(paths)))
+        [prediction] = predictor.predict(paths[0], top=1)
+    temperature = entry["temperature"]
+    near = temperature * np.geomspace(0.5, 2, 401)
+    losses = compute_losses(logits, np.array(labels), near)
+    assert near[losses.argmin()] == pytest.approx(temperature, rel=0.01)
+    assert entry["loss_after"] == pytest.approx(losses.min(), rel=1e-5)
+    assert entry["images"] == len(paths)
+    powers = np.exp((logits[0].astype(np.float64) - logits[0].max()) / temperature)
+    assert prediction.probabilities[0] == pytest.approx(powers.max() / powers.sum(), rel=1e-5)
+
+
+def test_an_evaluation_stores_the_same_temperature_if_it_is_asked_to(
+    calibrated: tuple[Path, Report], learnt: Path
+) -> None:
+    run, report = calibrated
+    best = find_folder(report)
+    before = json.loads((best / FILE).read_text())
+    weights = f"{'ema' if report['best']['weights'] == 'ema' else 'model'}.safetensors"
+    plain = lockstep.evaluate(run, learnt)
+    assert "calibration" not in plain
+    (best / FILE).unlink()
+    result = lockstep.evaluate(run, learnt, calibrate=True)
+    assert result["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+    assert result["top1_percent"] == plain["top1_percent"]
+    after = json.loads((best / FILE).read_text())
+    assert after.keys() == {weights}
+    assert after[weights]["temperature"] == pytest.approx(before[weights]["temperature"], rel=1e-5)
+    (best / FILE).write_text(json.dumps(before))
+
+
+def test_a_run_of_another_recipe_has_no_temperature(uninterrupted: Path) -> None:
+    assert not list(uninterrupted.rglob(FILE))
