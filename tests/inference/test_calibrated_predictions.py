@@ -11,6 +11,9 @@ import torch
 from PIL import Image
 
 import lockstep
+from lockstep.cli.predict_forms import choose_form
+from lockstep.inference.prediction import Prediction
+from lockstep.system.errors import UserError
 from lockstep.weights.calibration_file import write_calibration
 from tests.inference.cases import FIT, image_file
 
@@ -84,3 +87,54 @@ def test_a_bare_export_has_the_logits_and_names_the_temperature(
     assert remark in result["remarks"]
     written = lockstep.load(tmp_path / "bare").fc.weight.detach().numpy()
     np.testing.assert_array_equal(written, lockstep.load(source).fc.weight.detach().numpy())
+
+
+@pytest.fixture
+def uncertain(calibrated: tuple[Path, np.ndarray]) -> tuple[Path, float]:
+    """The checkpoint with a threshold just above the photo's probability, and that threshold."""
+    source, logits = calibrated
+    threshold = float(compute_expected(logits)[0]) + 1e-4
+    entry: Any = {**FIT, "unknown_below": threshold}
+    write_calibration(source / "model.safetensors", entry)
+    return source, threshold
+
+
+def test_an_image_below_the_threshold_is_unknown(
+    uncertain: tuple[Path, float], photo: Path
+) -> None:
+    source, threshold = uncertain
+    for unknown_below, expected in ((None, True), (threshold - 2e-4, False), (0, False)):
+        [prediction] = lockstep.predict(source, photo, unknown_below=unknown_below)
+        assert prediction.is_unknown is expected
+        assert len(prediction.classes) == 5
+    with pytest.raises(UserError, match="expected 0 to 1"):
+        lockstep.predict(source, photo, unknown_below=70)
+
+
+def test_an_exported_model_keeps_the_threshold(
+    uncertain: tuple[Path, float], photo: Path, tmp_path: Path
+) -> None:
+    source, threshold = uncertain
+    lockstep.export(source, tmp_path / "exported", to="onnx", compare=False)
+    for runtime in (None, "native"):
+        with lockstep.Predictor(tmp_path / "exported", runtime=runtime) as predictor:
+            [prediction] = predictor.predict(photo)
+            assert predictor.unknown_below == threshold
+        assert prediction.is_unknown
+
+
+FORMS = {
+    "table": "p.png\n  unknown: no class has 75.00 % or more\n   60.00 %  dots\n",
+    "csv": "path,rank,class,probability,unknown\np.png,1,dots,0.600000,true\n",
+    "jsonl": '{"path": "p.png", "classes": ["dots"], "probabilities": [0.6], "unknown": true}\n',
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_outputs_say_unknown_only_where_there_is_a_threshold(name: str) -> None:
+    form = choose_form(name, None)
+    plain = form.begin() + form.row(Prediction(Path("p.png"), ("dots",), (0.6,)))
+    assert "unknown" not in plain
+    form.unknown_below = 0.75
+    prediction = Prediction(Path("p.png"), ("dots",), (0.6,), is_unknown=True)
+    assert form.begin() + form.row(prediction) + form.end() == FORMS[name]

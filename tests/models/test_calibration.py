@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 
+from lockstep.models.accuracy_interval import wilson
 from lockstep.models.calibration import (
+    choose_threshold,
     compute_calibration_error,
     compute_probabilities,
     fit_temperature,
 )
+from lockstep.system.errors import DataError
 
 
 def draw_overconfident(factor: float, images: int = 4000) -> tuple[np.ndarray, np.ndarray]:
@@ -80,3 +83,29 @@ def test_where_no_temperature_fits_there_is_none(case: str) -> None:
     else:
         labels = logits.argmin(axis=1)
     assert fit_temperature(logits, labels) is None
+
+
+@pytest.mark.parametrize("wanted", [0.5, 0.8, 0.9, 0.95, 1.0])
+def test_of_all_thresholds_with_the_precision_the_one_that_answers_most_is_chosen(
+    wanted: float,
+) -> None:
+    random = np.random.default_rng(5)
+    confidences = random.integers(20, 100, 300) / 100  # many are equal
+    hits = random.random(300) < confidences**0.5
+    hits[confidences > 0.97] = True
+    threshold = choose_threshold(confidences, hits, wanted)
+    answered = confidences >= threshold["unknown_below"]
+    assert threshold["answered"] == answered.sum()
+    assert threshold["precision_percent"] == pytest.approx(100 * hits[answered].mean())
+    assert threshold["answered_percent"] == pytest.approx(answered.sum() / 3)
+    assert hits[answered].mean() >= wanted
+    for least in np.unique(confidences):
+        if (confidences >= least).sum() > answered.sum():
+            assert hits[confidences >= least].mean() < wanted
+    interval = [100 * bound for bound in wilson(int(hits[answered].sum()), int(answered.sum()))]
+    assert threshold["precision_interval_percent"] == pytest.approx(interval)
+
+
+def test_a_precision_that_no_threshold_reaches_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"reaches a precision of 99 %.*right in 66\.67 %"):
+        choose_threshold(np.array([0.9, 0.8, 0.7]), np.array([False, True, True]), 0.99)

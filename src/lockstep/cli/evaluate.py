@@ -11,6 +11,7 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
     from lockstep.inference.runtimes.scoring import Speed
+    from lockstep.models.calibration import Threshold
     from lockstep.runs.events import Event
 
 Data = Annotated[
@@ -32,6 +33,16 @@ Calibrate = Annotated[
         help=(
             "Fit a temperature to the images and store it with the checkpoint: predict, serve and"
             " export then show probabilities that can be believed."
+        ),
+    ),
+]
+PrecisionAt = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help=(
+            "Choose the threshold below which predict and serve say unknown, so that this share of"
+            " the other images is right, such as 0.99; store it and a temperature."
         ),
     ),
 ]
@@ -58,6 +69,7 @@ def command(
     split: Split = None,
     batch: options.Batch = 32,
     calibrate: Calibrate = False,
+    precision_at: PrecisionAt = None,
     as_json: options.AsJson = False,
     runtime: Runtime = None,
     backend: options.Backend = DEFAULT_BACKEND,
@@ -91,6 +103,7 @@ def command(
             split=split,
             batch=batch,
             calibrate=calibrate,
+            precision_at=precision_at,
             runtime=runtime,
             listener=listener,
             **settings,
@@ -122,6 +135,8 @@ def _show(result: dict[str, Any]) -> None:
         print(f"  {name} {text}")
     if "calibration" in result:
         print(f"  stored  {describe_fit(result['calibration'], result['images'])}")
+    if result.get("threshold") is not None:
+        print(f"  stored  {describe_threshold(result['threshold'])}")
     for remark in result["remarks"]:
         print(f"  note: {escape_line(remark)}")
     small = [result["classes"][number] for number in find_small_classes(result["per_class"])]
@@ -131,6 +146,17 @@ def _show(result: dict[str, Any]) -> None:
         print(f"  note: classes of fewer than {FEW_IMAGES} images are rough: {names}{more}")
     for bad in result["quarantined"]:
         print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
+
+
+def describe_threshold(threshold: "Threshold") -> str:
+    """Return a chosen threshold for a person to read."""
+    low, high = threshold["precision_interval_percent"]
+    return (
+        f"unknown below {100 * threshold['unknown_below']:.2f} %:"
+        f" {threshold['precision_percent']:.2f} % ({low:.1f} to {high:.1f}) of the"
+        f" {threshold['answered']} images that are answered are right, and"
+        f" {threshold['answered_percent']:.1f} % are answered"
+    )
 
 
 def describe_speed(speed: "Speed", runtime: str) -> str:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from lockstep.runs.events import Event
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
+UnknownBelow = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PROBABILITY",
+        help=(
+            "An image whose likeliest class is less probable is unknown; by default the"
+            " checkpoint's threshold (`evaluate --precision-at`). 0: none."
+        ),
+    ),
+]
 Runtime = Annotated[
     str | None,
     typer.Option(

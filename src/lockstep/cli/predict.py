@@ -69,6 +69,7 @@ def command(
     ema: options.Ema = None,
     model: options.Model = None,
     classes: options.Classes = None,
+    unknown_below: options.UnknownBelow = None,
     form: Form = None,
     as_json: AsJson = False,
     output: Output = None,
@@ -110,6 +111,7 @@ def command(
                 ema=ema,
                 model=model,
                 classes=classes,
+                unknown_below=unknown_below,
                 batch=batch,
                 features=embeddings is not None,
                 explain=explain is not None,
@@ -118,6 +120,7 @@ def command(
                 **settings,
             )
         )
+        writer.unknown_below = predictor.unknown_below
         write = stack.enter_context(_open_output(output, is_printed))
         keepers = []
         if embeddings is not None:

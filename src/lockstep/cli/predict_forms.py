@@ -14,6 +14,9 @@ from lockstep.weights.class_names import describe_class
 class Form:
     """Makes text of predictions, one after the other."""
 
+    unknown_below = 0.0
+    """The threshold below which images are unknown. If it is 0, the text has nothing on it."""
+
     def begin(self) -> str:
         """Return the text before all predictions."""
         return ""
@@ -33,25 +36,30 @@ class Table(Form):
     def row(self, prediction: Prediction) -> str:
         """Return the lines of a prediction."""
         lines = [escape_line(str(prediction.path))]
+        if prediction.is_unknown:
+            lines.append(f"  unknown: no class has {100 * self.unknown_below:.2f} % or more")
         for name, share in zip(prediction.classes, prediction.probabilities, strict=True):
             lines.append(f"  {100 * share:6.2f} %  {escape_line(describe_class(name))}")
         return "\n".join([*lines, ""])
 
 
 class Csv(Form):
-    """A line for each class of each image; rank 1 is the likeliest class."""
+    """A line for each class of each image; rank 1 is the likeliest class. The last column is there
+    if images can be unknown."""
 
     def begin(self) -> str:
         """Return the header."""
-        return _format_csv("path", "rank", "class", "probability")
+        unknown = ("unknown",) if self.unknown_below else ()
+        return _format_csv("path", "rank", "class", "probability", *unknown)
 
     def row(self, prediction: Prediction) -> str:
         """Return the lines of a prediction."""
         path = _escape_path(str(prediction.path))
         lines = ""
+        unknown = (str(prediction.is_unknown).lower(),) if self.unknown_below else ()
         shares = zip(prediction.classes, prediction.probabilities, strict=True)
         for rank, (name, share) in enumerate(shares, start=1):
-            lines += _format_csv(path, rank, _escape_name(name), f"{share:.6f}")
+            lines += _format_csv(path, rank, _escape_name(name), f"{share:.6f}", *unknown)
         return lines
 
 
@@ -83,7 +91,7 @@ class JsonLines(Form):
 
     def row(self, prediction: Prediction) -> str:
         """Return the line of a prediction."""
-        return format_json(_list_fields(prediction)) + "\n"
+        return format_json(_list_fields(prediction, self.unknown_below)) + "\n"
 
 
 class Json(Form):
@@ -94,7 +102,7 @@ class Json(Form):
 
     def row(self, prediction: Prediction) -> str:
         """Keep a prediction."""
-        self._rows.append(_list_fields(prediction))
+        self._rows.append(_list_fields(prediction, self.unknown_below))
         return ""
 
     def end(self) -> str:
@@ -102,13 +110,13 @@ class Json(Form):
         return format_json(self._rows, indent=1) + "\n"
 
 
-def _list_fields(prediction: Prediction) -> dict[str, object]:
-    probabilities = [round(share, 6) for share in prediction.probabilities]
-    return {
+def _list_fields(prediction: Prediction, unknown_below: float) -> dict[str, object]:
+    fields: dict[str, object] = {
         "path": str(prediction.path),
         "classes": prediction.classes,
-        "probabilities": probabilities,
+        "probabilities": [round(share, 6) for share in prediction.probabilities],
     }
+    return fields | {"unknown": prediction.is_unknown} if unknown_below else fields
 
 
 FORMS: dict[str, type[Form]] = {"table": Table, "csv": Csv, "jsonl": JsonLines, "json": Json}

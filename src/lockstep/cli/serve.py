@@ -72,6 +72,7 @@ def command(
     ema: options.Ema = None,
     model: options.Model = None,
     classes: options.Classes = None,
+    unknown_below: options.UnknownBelow = None,
     runtime: options.Runtime = None,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.SetForWeights = None,
@@ -87,6 +88,7 @@ def command(
 
     how = options.read_inference_options(assignments, backend, like) | {"runtime": runtime}
     how |= {"checkpoint": checkpoint, "ema": ema, "model": model, "classes": classes}
+    how |= {"unknown_below": unknown_below}
     limits = Limits(
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,

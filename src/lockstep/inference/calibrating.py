@@ -1,16 +1,22 @@
-"""Fit a temperature to the images of an evaluation, for probabilities that can be believed."""
+"""Fit a temperature to the images of an evaluation, for probabilities that can be believed, and
+choose a threshold for a precision."""
 
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from lockstep.backends.reference import functions
 from lockstep.data import Batch
 from lockstep.inference.computation import Computation
-from lockstep.models.calibration import TemperatureFit, fit_temperature
+from lockstep.models.calibration import (
+    choose_threshold,
+    compute_probabilities,
+    fit_temperature,
+)
 from lockstep.models.metrics import Scores
 from lockstep.runs.temperature import collect_logits
 from lockstep.system.errors import CheckpointError, UserError
@@ -21,9 +27,14 @@ from lockstep.weights.calibration_file import write_calibration
 class Calibrator:
     """Evaluates images, and keeps their logits."""
 
-    def __init__(self, weights: Weights) -> None:
-        """Raise an error if a temperature of the weights could not be stored, or under a
-        launcher."""
+    def __init__(self, weights: Weights, precision: float | None) -> None:
+        """Keep the precision that a threshold is chosen for, if there is one.
+
+        Raises `UserError` if it is not a precision, or under a launcher, and `CheckpointError` if a
+        temperature of the weights could not be stored.
+        """
+        if precision is not None and not 0 < precision <= 1:
+            raise UserError(f"the precision is {precision}; expected a share such as 0.99")
         if weights.checkpoint_file is None:
             raise CheckpointError(
                 f"{weights.source} is not a checkpoint of a run, so it has no place for a"
@@ -31,6 +42,7 @@ class Calibrator:
             )
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError("--calibrate computes in one process; start it without a launcher")
+        self._precision = precision
         self._file = weights.checkpoint_file
         self._logits = np.zeros((0, 1), np.float32)
         self._labels = np.zeros(0, np.int64)
@@ -47,10 +59,20 @@ class Calibrator:
         table = functions.score(self._logits.astype(np.float64), self._labels)
         return Scores.unpack_table(table)
 
-    def store_fit(self) -> TemperatureFit | None:
-        """Fit a temperature and store it with the checkpoint. None if none fits; then a stored one
-        stays."""
+    def store(self) -> dict[str, Any]:
+        """Fit a temperature, choose a threshold if one is wanted, and store them with the
+        checkpoint. If there is neither, what is stored stays.
+
+        The result has them as `calibration` and `threshold`. Raises `DataError` if no threshold
+        reaches the precision.
+        """
         fit = fit_temperature(self._logits, self._labels)
-        if fit is not None:
-            write_calibration(self._file, fit)
-        return fit
+        threshold = None
+        if self._precision is not None:
+            temperature = 1.0 if fit is None else fit["temperature"]
+            probabilities = compute_probabilities(self._logits, temperature)
+            hits = self._logits.argmax(axis=1) == self._labels
+            threshold = choose_threshold(probabilities.max(axis=1), hits, self._precision)
+        if fit is not None or threshold is not None:
+            write_calibration(self._file, fit, threshold)
+        return {"calibration": fit, "threshold": threshold}

@@ -46,6 +46,7 @@ def evaluate(
     split: float | None = None,
     batch: int = 32,
     calibrate: bool = False,
+    precision_at: float | None = None,
     runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
@@ -60,7 +61,9 @@ def evaluate(
       one that keeps the bound), another runtime such as "onnxruntime", or "program": an export in
       its own runtime. Exports that can only compute run by default (docs/deploy.md).
     - With `calibrate`, a temperature is fitted to the images and stored with the checkpoint.
-      `calibration` of the result is `models.calibration.TemperatureFit`; None if none fits.
+      `precision_at`, such as 0.99, also chooses the threshold below which `predict` and `serve`
+      say "unknown". The result has `calibration` (`models.calibration.TemperatureFit`; None if none
+      fits) and `threshold` (`models.calibration.Threshold`).
     - The other options are those of `lockstep.predict`. With several processes (torchrun), every
       process calls this and gets the result.
 
@@ -80,7 +83,9 @@ def evaluate(
     if isinstance(export, ExportedProgram):
         export.check_options(precision, ranks=int(os.environ.get("WORLD_SIZE", "1")))
     weights = selection.open_weights(source) if export is None else export.about
-    calibrator = Calibrator(weights) if calibrate else None
+    calibrator = None
+    if calibrate or precision_at is not None:
+        calibrator = Calibrator(weights, precision_at)
     weights = weights.replace_classes(classes)
     images = find_evaluation_images(Path(data), weights.recipe, split)
     if isinstance(export, ExportedProgram):
@@ -117,7 +122,7 @@ def _evaluate_weights(
         scores = computation.evaluate(pace.watch(batches))
     if computation.runtime == NATIVE:
         recipe = recipe.evaluation_recipe()
-    calibration = {} if calibrator is None else {"calibration": calibrator.store_fit()}
+    calibration = {} if calibrator is None else calibrator.store()
     return {
         "remarks": remarks,
         "runtime": computation.runtime,

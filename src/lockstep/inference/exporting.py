@@ -18,7 +18,6 @@ from lockstep.inference.targets import (
     Wanted,
     find_target,
 )
-from lockstep.models.calibration import UNCALIBRATED
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.deprecation import accept_old_names
@@ -218,7 +217,7 @@ def _remark_on_precision(target: Target, weights: Weights, precision: str | None
 
 def _remark_on_temperature(weights: Weights, *, bare: bool) -> list[str]:
     """Return a remark on how probabilities are calibrated, if they are."""
-    if weights.calibration == UNCALIBRATED:
+    if weights.calibration.temperature == 1:
         return []
     temperature = f"{weights.calibration.temperature:.9g}"
     if bare:

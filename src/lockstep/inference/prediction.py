@@ -49,6 +49,8 @@ class Prediction:
     """Class names, or numbers as text where the names are unknown. Names of a run are those of its
     folders of images."""
     probabilities: tuple[float, ...]
+    is_unknown: bool = False
+    """Whether the likeliest class is less probable than the threshold."""
     features: np.ndarray | None = field(default=None, compare=False, repr=False)
     """The features before the classifier, float32 [features], of a `Predictor` with `features`."""
     explanation: np.ndarray | None = field(default=None, compare=False, repr=False)
@@ -86,6 +88,7 @@ class Predictor:
         batch: int = BATCH,
         features: bool = False,
         explain: bool = False,
+        unknown_below: float | None = None,
         runtime: str | None = None,
         execution: Execution | None = None,
         preprocessing: Preprocessing | None = None,
@@ -102,7 +105,7 @@ class Predictor:
         execution = execution or Execution()
         start_import(runtime or NATIVE, execution)  # while weights are read, on another core
         recorder = Recorder(listener if is_leading() else None)
-        selection = Selection(checkpoint, ema, model, preprocessing)
+        selection = Selection(checkpoint, ema, model, preprocessing, unknown_below)
         may_export = not (features or explain)
         weights, exported = open_for_prediction(
             source, runtime, execution, recorder, selection, classes, as_exported=may_export
@@ -111,6 +114,8 @@ class Predictor:
         self._batch_size = batch
         self.features = count_features(weights) if features else 0
         """The number of features of an image; 0 if predictions have none."""
+        self.unknown_below = weights.calibration.unknown_below
+        """An image is unknown if its likeliest class is less probable than this; 0: none is."""
         name = runtime or (AUTO if exported else NATIVE)
         computed = add_features(weights) if features else weights
         sizes: dict[str, Any] = {"most_images": batch, "exported": exported}
@@ -169,7 +174,8 @@ class Predictor:
                 if self.features:
                     row = features[i].copy()  # a part of the array would keep all of it
                 picture = None if pictures is None else pictures[i]
-                yield Prediction(path, classes, probabilities, row, picture)
+                is_unknown = bool(probabilities) and probabilities[0] < self.unknown_below
+                yield Prediction(path, classes, probabilities, is_unknown, row, picture)
 
     def logits(
         self, images: Image | Iterable[Image], *, on_error: OnError | None = None
@@ -264,6 +270,7 @@ def predict(
     classes: Classes | None = None,
     precision: str | None = None,
     batch: int = BATCH,
+    unknown_below: float | None = None,
     runtime: str | None = None,
     execution: Execution | None = None,
     preprocessing: Preprocessing | None = None,
@@ -287,6 +294,8 @@ def predict(
     `preprocessing` is how images are prepared, as in `lockstep.evaluate`. `classes` replaces the
     names of the classes: names, class 0 first, or a file that lists them. By default they are those
     of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed.
+    `unknown_below` replaces the checkpoint's threshold: an image whose likeliest class is less
+    probable is unknown.
     `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this
     processor only emulates. `runtime` is "native" (the execution's backend; the default), another
     runtime such as "onnxruntime", or "auto", the fastest one that is installed. An
@@ -304,6 +313,7 @@ def predict(
         classes=classes,
         precision=precision,
         batch=batch,
+        unknown_below=unknown_below,
         runtime=runtime,
         execution=execution,
         preprocessing=preprocessing,
@@ -332,6 +342,7 @@ def open_for_prediction(
     if as_exported and selection.is_default():
         exported = find_exported_model(Path(source), runtime, execution)
     weights = selection.open_weights(source) if exported is None else exported.about
+    weights = selection.replace_threshold(weights)
     for remark in weights.remarks:
         recorder.note(remark)
     if weights.calibration != UNCALIBRATED:
@@ -350,8 +361,15 @@ def find_likeliest(
 
 
 def describe_calibration(calibration: Calibration) -> str:
-    """Return how probabilities are computed, for people."""
-    return f"probabilities are calibrated: logits are divided by {calibration.temperature:.3g}"
+    """Return how probabilities are computed, and when an image is unknown, for people."""
+    parts = []
+    if calibration.temperature != 1:
+        parts.append(
+            f"probabilities are calibrated: logits are divided by {calibration.temperature:.3g}"
+        )
+    if calibration.unknown_below:
+        parts.append(f"images below {100 * calibration.unknown_below:.2f} % are unknown")
+    return "; ".join(parts)
 
 
 def _name_classes(weights: Weights, recorder: Recorder) -> Weights:

@@ -42,6 +42,7 @@ def write_description(folder: Path, target: Target, wanted: Wanted, precision: s
         "precision": precision,
         "logits": recipe.logits,
         "temperature": wanted.temperature,
+        "unknown_below": wanted.weights.calibration.unknown_below,
         "validation_share": recipe.validation_share,
         "classes": list(wanted.weights.classes),
         "preprocessing": recipe.preprocessing(),

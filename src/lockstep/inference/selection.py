@@ -1,13 +1,13 @@
 """Which weights of a source are used, and what of an export is run instead of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.inference.computation import find_exported_model
 from lockstep.inference.programs import PROGRAM, ExportedProgram, find_program, find_program_to_run
 from lockstep.inference.runtimes.exported import ExportedModel
 from lockstep.recipes import Execution
-from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.errors import BackendError, CheckpointError, UserError
 from lockstep.weights import Preprocessing, Weights, open_weights
 
 
@@ -19,11 +19,25 @@ class Selection:
     ema: bool | None = None
     model: str | None = None
     preprocessing: Preprocessing | None = None
+    unknown_below: float | None = None
 
     def is_default(self) -> bool:
         """Return whether nothing is chosen. Only then an exported program can run as it is."""
         is_changed = self.ema or self.model or self.preprocessing
         return self.checkpoint in (None, "newest") and not is_changed
+
+    def replace_threshold(self, weights: Weights) -> Weights:
+        """Return weights with the chosen threshold; with their own if none is chosen. Raises
+        `UserError` if it is not from 0 to 1."""
+        if self.unknown_below is None:
+            return weights
+        if not 0 <= self.unknown_below <= 1:
+            raise UserError(
+                f"the threshold of unknown images is {self.unknown_below}; expected 0 to 1, such as"
+                " 0.7"
+            )
+        calibration = replace(weights.calibration, unknown_below=self.unknown_below)
+        return replace(weights, calibration=calibration)
 
     def open_weights(self, source: str | Path) -> Weights:
         """Return the weights of a source. For an export whose weights cannot be read, the error

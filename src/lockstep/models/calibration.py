@@ -1,4 +1,5 @@
-"""How far probabilities can be believed: temperature scaling (Guo et al. 2017, arXiv:1706.04599).
+"""How far probabilities can be believed: temperature scaling (Guo et al. 2017, arXiv:1706.04599),
+and a threshold below which an image is unknown.
 
 A network that is trained until it fits is surer than it is right. Its logits are divided by one
 number, the temperature, before softmax. The order of the classes stays as it is.
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
+
+from lockstep.models.accuracy_interval import wilson
+from lockstep.system.errors import DataError
 
 LEAST_IMAGES = 20
 """A temperature is not fitted to fewer images."""
@@ -28,6 +32,8 @@ class Calibration:
 
     temperature: float = 1.0
     """Logits are divided by it before softmax."""
+    unknown_below: float = 0.0
+    """An image is unknown if the probability of its likeliest class is below this; 0: none is."""
 
 
 UNCALIBRATED = Calibration()
@@ -44,6 +50,21 @@ class TemperatureFit(TypedDict):
     error_percent_before: float
     """The expected calibration error at temperature 1."""
     error_percent_after: float
+
+
+class Threshold(TypedDict):
+    """A threshold that was chosen for a precision, and what it does to the images of the choice."""
+
+    wanted_percent: float
+    """The precision to reach at least."""
+    unknown_below: float
+    precision_percent: float
+    """The share of the answered images that are right. An image is answered if it is not unknown.
+    """
+    precision_interval_percent: list[float]
+    """Its 95 % interval."""
+    answered: int
+    answered_percent: float
 
 
 def compute_probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -83,6 +104,47 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> TemperatureFit | 
         "loss_after": losses[1],
         "error_percent_before": errors[0],
         "error_percent_after": errors[1],
+    }
+
+
+def choose_threshold(confidences: np.ndarray, hits: np.ndarray, precision: float) -> Threshold:
+    """Return the threshold that answers the most images with at least this precision, above 0 and
+    at most 1.
+
+    `confidences` are the probabilities of the likeliest classes [N], `hits` whether these are
+    right, bool [N]. The threshold is halfway between the last image that is answered and the first
+    that is not. Raises `DataError` if no threshold reaches the precision.
+
+    >>> confidences, hits = np.array([0.9, 0.8, 0.6, 0.5]), np.array([True, True, False, True])
+    >>> choose_threshold(confidences, hits, 0.9)["unknown_below"]
+    0.7
+    """
+    order = np.argsort(-confidences, kind="stable")
+    sorted_confidences = confidences[order].astype(np.float64)
+    answered = np.arange(1, len(hits) + 1)
+    shares = hits[order].cumsum() / answered
+    # Images of the same confidence are answered together.
+    is_last = np.append(sorted_confidences[1:] < sorted_confidences[:-1], True)
+    reached = np.flatnonzero(is_last & (shares >= precision))
+    if not reached.size:
+        best = 100 * float(shares[is_last].max())
+        raise DataError(
+            f"no threshold reaches a precision of {100 * precision:g} %: the surest of"
+            f" {len(hits)} images are right in {best:.2f} %; ask for less, or use more images"
+        )
+    last = int(reached[-1])
+    count = last + 1
+    unknown_below = 0.0
+    if count < len(hits):
+        unknown_below = float(sorted_confidences[last : last + 2].mean())
+    right = int(hits[order][:count].sum())
+    return {
+        "wanted_percent": 100 * precision,
+        "unknown_below": unknown_below,
+        "precision_percent": 100 * right / count,
+        "precision_interval_percent": [100 * bound for bound in wilson(right, count)],
+        "answered": count,
+        "answered_percent": 100 * count / len(hits),
     }
 
 

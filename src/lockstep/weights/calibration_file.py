@@ -1,4 +1,5 @@
-"""`calibration.json` in a checkpoint's folder: what turns its logits into probabilities.
+"""`calibration.json` in a checkpoint's folder: what turns its logits into probabilities, and which
+probabilities are too small.
 
 It is written after the checkpoint, which never changes, and names the weights by their SHA-256. So
 it stays with a checkpoint that is copied, and does not fit another one. `model.safetensors` and
@@ -8,11 +9,11 @@ it stays with a checkpoint that is copied, and does not fit another one. `model.
 from pathlib import Path
 from typing import Any
 
-from lockstep.models.calibration import UNCALIBRATED, Calibration, TemperatureFit
+from lockstep.models.calibration import UNCALIBRATED, Calibration, TemperatureFit, Threshold
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_json
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.system.strict_json import is_rate, parsed
+from lockstep.system.strict_json import is_number, is_rate, parsed
 from lockstep.weights.checkpoint import read_digest
 
 FILE = "calibration.json"
@@ -20,12 +21,15 @@ KEY = "calibration"
 """The key of a calibration in the metadata of other files."""
 
 
-def write_calibration(file: Path, fit: TemperatureFit) -> None:
-    """Keep what was found for a checkpoint's file of weights, next to it. Raises `CheckpointError`
-    if it cannot be written."""
+def write_calibration(
+    file: Path, fit: TemperatureFit | None, threshold: Threshold | None = None
+) -> None:
+    """Keep what was found for a checkpoint's file of weights next to it, in place of older results.
+    Raises `CheckpointError` if it cannot be written."""
     path = file.parent / FILE
     entries = _read_entries(path)
-    entries[file.name] = {"sha256": read_digest(file), **fit}
+    entry: dict[str, Any] = {"sha256": read_digest(file), "temperature": 1.0}
+    entries[file.name] = entry | dict(fit or {}) | dict(threshold or {})
     try:
         write_json(path, entries)
     except OSError as error:
@@ -46,17 +50,24 @@ def read_calibration(file: Path) -> tuple[Calibration, tuple[str, ...]]:
 
 def describe_calibration(calibration: Calibration) -> dict[str, Any]:
     """Return a calibration as the metadata of other files have it."""
-    return {"temperature": calibration.temperature}
+    return {
+        "temperature": calibration.temperature,
+        "unknown_below": calibration.unknown_below,
+    }
 
 
 def parse_calibration(value: Any, source: Path) -> Calibration:
     """Return the calibration in metadata. Raises `CheckpointError` if it is none."""
-    if not isinstance(value, dict) or not is_rate(value.get("temperature")):
+    values = value if isinstance(value, dict) else {}
+    temperature = values.get("temperature")
+    threshold = values.get("unknown_below", 0.0)
+    if not is_rate(temperature) or not is_number(threshold) or not 0 <= threshold <= 1:
         raise CheckpointError(
-            f"{source}: {KEY} is {value!r:.100}; expected a temperature above 0. Calibrate its run"
-            " again: lockstep evaluate RUN --data DATA --calibrate"
+            f"{source}: {KEY} is {value!r:.100}; expected a temperature above 0, and perhaps a"
+            " threshold from 0 to 1. Calibrate its run again: lockstep evaluate RUN --data DATA"
+            " --calibrate"
         )
-    return Calibration(float(value["temperature"]))
+    return Calibration(float(values["temperature"]), float(threshold))
 
 
 def _read_entries(path: Path) -> dict[str, Any]:

@@ -139,6 +139,8 @@ def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
 
 TEMPERATURE = 2.0
 """The temperature of the fixture `weights`."""
+UNKNOWN_BELOW = 0.137
+"""Its threshold. Some of the photos are above it, and some are below."""
 
 
 def calibrated_softmax(logits: np.ndarray) -> np.ndarray:

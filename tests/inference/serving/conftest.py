@@ -1,22 +1,25 @@
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.recipes import Recipe
 from lockstep.weights.calibration_file import write_calibration
 from tests.inference.cases import FIT, MEAN, STD, image_file, save_random
-from tests.inference.serving.cases import ENGINE, TEMPERATURE, Server, serving
+from tests.inference.serving.cases import ENGINE, TEMPERATURE, UNKNOWN_BELOW, Server, serving
 
 
 @pytest.fixture(scope="session")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights of a tiny model with ten classes, for images of 32 px, with a temperature."""
+    """Random weights of a tiny model with ten classes, for images of 32 px, with a temperature and
+    a threshold."""
     recipe = tiny_recipe.replace(
         mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True
     )
     path = save_random(recipe, tmp_path_factory.mktemp("weights"))
-    write_calibration(path / "model.safetensors", FIT | {"temperature": TEMPERATURE})
+    entry: Any = {**FIT, "temperature": TEMPERATURE, "unknown_below": UNKNOWN_BELOW}
+    write_calibration(path / "model.safetensors", entry)
     return path
 
 

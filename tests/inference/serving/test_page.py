@@ -106,6 +106,8 @@ def test_images_get_bars_of_their_classes(
         assert card.locator(".value").all_text_contents() == [
             f"{100 * share:.2f} %" for share in prediction.probabilities
         ]
+        unknown = ["Unknown: no class has 13.70 % or more."] if prediction.is_unknown else []
+        assert card.locator(".unknown").all_text_contents() == unknown
         widths = card.locator(".fill").evaluate_all(
             "all => all.map(bar => bar.getBoundingClientRect().width)"
         )

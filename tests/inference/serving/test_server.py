@@ -48,7 +48,14 @@ def test_an_image_gets_the_classes_that_the_reference_predicts(
         assert tuple(content["classes"]) == prediction.classes
         assert content["names"] == content["classes"]
         assert content["probabilities"] == pytest.approx(prediction.probabilities, abs=2e-6)
+        assert content["unknown"] is prediction.is_unknown
         assert content["ms"].keys() == {"receive", "decode", "wait", "compute", "total"}
+
+
+def test_photos_above_and_below_the_threshold_are_tested(
+    expected: list[lockstep.Prediction],
+) -> None:
+    assert {prediction.is_unknown for prediction in expected} == {True, False}
 
 
 @pytest.mark.parametrize("path", ["/", "/v2/health/live", "/v2/health/ready", "/v2", "/metrics"])

@@ -67,7 +67,15 @@ def open_exported(file: Path) -> ExportedModel:
             " preprocessing takes them: export it without --bare"
         )
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
-    return ExportedModel(Weights(recipe, State(0, {}, {}), classes, file, LOCKSTEP), logits)
+    about = Weights(
+        recipe,
+        State(0, {}, {}),
+        classes,
+        file,
+        LOCKSTEP,
+        calibration=onnx_metadata.read_threshold(graph.metadata),
+    )
+    return ExportedModel(about, logits)
 
 
 def _recipe(text: str, logits: int) -> Recipe:

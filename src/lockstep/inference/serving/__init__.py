@@ -46,6 +46,7 @@ def serve(
     ema: bool | None = None,
     model: str | None = None,
     classes: Classes | None = None,
+    unknown_below: float | None = None,
     precision: str | None = None,
     runtime: str | None = None,
     execution: Execution | None = None,
@@ -75,9 +76,8 @@ def serve(
         raise UserError(f"port is {port}; expected 0 to {_MOST_PORT}")
     if name is not None and (not name or "/" in name):
         raise UserError(f"the model's name is {name!r}; expected a name without slashes")
-    served = Source(
-        source, checkpoint, ema, model, classes, precision, runtime, execution, preprocessing
-    )
+    how = (checkpoint, ema, model, classes, precision, runtime, execution, preprocessing)
+    served = Source(source, *how, unknown_below)
     with bind_socket(host, port) as sock:
         address = str(sock.getsockname()[0])
         access = make_access(host, address, token, no_token=no_token, hosts=allow_hosts)

@@ -93,6 +93,7 @@ def _list_pages(parts: Parts) -> list[Route]:
                 "classes": about.recipe.logits,
                 "size": about.recipe.eval_crop,
                 "explains": about.explains,
+                "unknown_below": about.calibration.unknown_below,
                 "body_mb": parts.limits.max_body_mb,
                 "lockstep": version(),
             }

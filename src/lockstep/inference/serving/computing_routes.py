@@ -243,13 +243,18 @@ class Predict(_Route):
 
     def _describe_classes(self, logits: np.ndarray, top: int) -> dict[str, Any]:
         names = dict(enumerate(self._parts.about.classes))
-        best, shares = find_likeliest(logits, top, self._parts.about.calibration)
+        calibration = self._parts.about.calibration
+        best, shares = find_likeliest(logits, top, calibration)
         classes = [names.get(number, str(number)) for number in best]
+        unknown = {}
+        if calibration.unknown_below:
+            unknown = {"unknown": shares[0] < calibration.unknown_below}
         return {
             "model": self._parts.about.name,
             "classes": classes,
             "names": [describe_class(name) for name in classes],
             "probabilities": [round(share, 6) for share in shares],
+            **unknown,
         }
 
 

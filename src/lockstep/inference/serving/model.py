@@ -40,6 +40,7 @@ class Source:
     runtime: str | None = None
     execution: Execution | None = None
     preprocessing: Preprocessing | None = None
+    unknown_below: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,13 @@ def open_model(
         source.runtime,
         execution,
         Recorder(listener),
-        Selection(source.checkpoint, source.ema, source.model, source.preprocessing),
+        Selection(
+            source.checkpoint,
+            source.ema,
+            source.model,
+            source.preprocessing,
+            source.unknown_below,
+        ),
         source.classes,
     )
     with open_computation(

@@ -22,6 +22,7 @@ from lockstep.system.errors import BackendError, CheckpointError, nearest
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights import Weights
+from lockstep.weights.formats import onnx_metadata
 
 Answers = tuple[np.ndarray, np.ndarray]
 """What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one,
@@ -103,6 +104,9 @@ class Wanted:
             model = onnx_model.build_model(
                 weights.recipe, weights.tensors, weights.classes, weights.scales, form
             )
+        threshold = weights.calibration.unknown_below
+        if threshold:
+            model.metadata_props.add(key=onnx_metadata.UNKNOWN_BELOW, value=str(threshold))
         return take_photos(model, weights.recipe) if photos and not self.bare else model
 
     def drop_scales(self) -> Self:

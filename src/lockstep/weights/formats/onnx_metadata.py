@@ -9,17 +9,21 @@ compute is the value `SQUARES`, and their names, and those of their constants, b
 `PREPROCESSING`. Without them the model is one of squares, which are its input `IMAGES` then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
 from lockstep.system.strict_json import parsed, to_json
 from lockstep.weights.preprocessing import FIELDS
 
 KEY = "lockstep_preprocessing"
+UNKNOWN_BELOW = "lockstep_unknown_below"
+"""The metadata property with the threshold below which images are unknown. The temperature is in
+the model's classifier."""
 IMAGES = "images"
 """The input of a model: photos, uint8 [N, H, W, 3], or squares."""
 SQUARES = "squares"
@@ -76,6 +80,16 @@ def read_preprocessing(
         return apply_preprocessing(recipe, text, normalises=normalises), True, ()
     except ValueError as error:
         return recipe, False, (*remarks, f"its {label} was left out: {error}")
+
+
+def read_threshold(metadata: Mapping[str, str]) -> Calibration:
+    """Return the threshold in a model's metadata. One that is not a number from 0 to 1 is left
+    out."""
+    try:
+        threshold = float(metadata.get(UNKNOWN_BELOW, 0))
+    except ValueError:
+        return UNCALIBRATED
+    return Calibration(1.0, threshold) if 0 <= threshold <= 1 else UNCALIBRATED
 
 
 def take_squares(model: Any, side: int | None = None) -> None:

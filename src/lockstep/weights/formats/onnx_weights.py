@@ -14,7 +14,7 @@ from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network import ASSUMPTION, ROUNDING, Network
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import Graph
-from lockstep.weights.formats.onnx_metadata import KEY, read_preprocessing
+from lockstep.weights.formats.onnx_metadata import KEY, read_preprocessing, read_threshold
 from lockstep.weights.opened_weights import Weights, list_arrays
 
 NAME = "ONNX"
@@ -68,6 +68,7 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
         has_preprocessing=has_preprocessing,
         stored=list_arrays(graph.describe_arrays(), resnet.list_sources(graph)),
         others=graph.list_files(),
+        calibration=read_threshold(graph.metadata),
     )
 
 

@@ -109,6 +109,10 @@ function show(result, details, pictures, milliseconds) {
   if (result.explanation) {
     pictures.append(node("img", { alt: `What speaks for ${result.names[0]}`, src: result.explanation }));
   }
+  if (result.unknown) {
+    const least = (100 * about.unknown_below).toFixed(2);
+    details.append(node("p", { className: "unknown", textContent: `Unknown: no class has ${least} % or more.` }));
+  }
   const bars = node("ul", { className: "bars" });
   result.names.forEach((name, i) => {
     const percent = 100 * result.probabilities[i], fill = node("div", { className: "fill" });
