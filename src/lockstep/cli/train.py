@@ -1,11 +1,14 @@
 """`lockstep train`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli import options
+
+if TYPE_CHECKING:
+    from lockstep.runs.events import Event
 
 
 def command(
@@ -152,7 +155,12 @@ def command(
     settings = complete_settings(out, recipe, data, changes=changes, how=how)
     options.prepare(settings.execution, out)
     with Reporter() as reporter:
-        run_training(settings, weights=weights, resume_from=resume_from, listener=reporter)
+
+        def listener(event: "Event") -> None:
+            options.show_note(event)
+            reporter(event)
+
+        run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
 
 
 def _choose_loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:
