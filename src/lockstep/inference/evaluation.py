@@ -60,17 +60,15 @@ def evaluate(
     - `runtime` is "native" (the execution's backend; the default), "auto" (the fastest installed
       one that keeps the bound), another runtime such as "onnxruntime", or "program": an export in
       its own runtime. Exports that can only compute run by default (docs/deploy.md).
-    - With `calibrate`, a temperature is fitted to the images and stored with the checkpoint.
-      `precision_at`, such as 0.99, also chooses the threshold below which `predict` and `serve`
-      say "unknown". The result has `calibration` (`models.calibration.TemperatureFit`; None if none
-      fits) and `threshold` (`models.calibration.Threshold`).
+    - With `calibrate`, a temperature is fitted and stored with the checkpoint. `precision_at`, such
+      as 0.99, also chooses the threshold of unknown images (`inference.calibrating`).
     - The other options are those of `lockstep.predict`. With several processes (torchrun), every
       process calls this and gets the result.
 
     `speed` of the result is how fast images were evaluated (`runtimes.scoring.Speed`). `published`
     is the top-1 next to published ones (`lockstep.recipes.published_accuracies.Comparison`), or
-    None. Raises `DivergedError` if a loss is not a finite number, and `DataError` if images or
-    `classes` do not fit the weights.
+    None. Raises `DivergedError` if a loss is not finite, and `DataError` if images or `classes` do
+    not fit the weights.
 
     >>> import lockstep
     >>> result = lockstep.evaluate("run", "data", checkpoint="best")
@@ -83,9 +81,8 @@ def evaluate(
     if isinstance(export, ExportedProgram):
         export.check_options(precision, ranks=int(os.environ.get("WORLD_SIZE", "1")))
     weights = selection.open_weights(source) if export is None else export.about
-    calibrator = None
-    if calibrate or precision_at is not None:
-        calibrator = Calibrator(weights, precision_at)
+    wants_calibration = calibrate or precision_at is not None
+    calibrator = Calibrator(weights, precision_at) if wants_calibration else None
     weights = weights.replace_classes(classes)
     images = find_evaluation_images(Path(data), weights.recipe, split)
     if isinstance(export, ExportedProgram):

@@ -294,13 +294,12 @@ def predict(
     `preprocessing` is how images are prepared, as in `lockstep.evaluate`. `classes` replaces the
     names of the classes: names, class 0 first, or a file that lists them. By default they are those
     of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed.
-    `unknown_below` replaces the checkpoint's threshold: an image whose likeliest class is less
-    probable is unknown.
-    `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this
-    processor only emulates. `runtime` is "native" (the execution's backend; the default), another
-    runtime such as "onnxruntime", or "auto", the fastest one that is installed. An
-    exported ONNX model runs as it is, unless `runtime` is "native". `listener` gets notes about the
-    weights, names that are assumed, the precision and the runtime.
+    An image whose likeliest class is less probable than `unknown_below` is unknown; by default that
+    is the checkpoint's threshold. `precision` replaces the recipe's precision. By default, fp32
+    replaces a precision that this processor only emulates. `runtime` is "native" (the execution's
+    backend; the default), another runtime such as "onnxruntime", or "auto", the fastest one that is
+    installed. An exported ONNX model runs as it is, unless `runtime` is "native". `listener` gets
+    notes about the weights, names that are assumed, the precision and the runtime.
 
     Raises `DataError` that names the first file that is not an image, or if `classes` does not fit
     the weights, and `DivergedError` if a logit is not a finite number.
