@@ -249,7 +249,9 @@ class Reporter:
                 f"  {split}/{escape_line(image['file'])}: {image['reason']}" for image in images
             ]
         if lines:
-            self.say(f"{len(lines)} bad images are left out:")
+            self.say(
+                f"{_count(len(lines), 'bad image')} {'is' if len(lines) == 1 else 'are'} left out:"
+            )
         for line in lines[:10]:
             self.say(line)
         if len(lines) > 10:

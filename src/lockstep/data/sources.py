@@ -71,7 +71,7 @@ def find_split(data: Path, split: str) -> Source:
     if the data set was not completely written.
     """
     if not data.is_dir():
-        raise DataError(f"there is no folder {data}; expected {_layouts(data, split)}")
+        raise DataError(f"{describe_no_folder(data)}; expected {_layouts(data, split)}")
     for alias in ALIASES[split]:
         if (data / alias).is_dir():
             return find_source(data / alias)
@@ -87,12 +87,19 @@ def find_source(root: Path) -> Source:
     Raises `DataError` as `find_split` does.
     """
     if not root.is_dir():
-        raise DataError(f"there is no folder {root}; expected images in {root}/<class>/<image>")
+        raise DataError(f"{describe_no_folder(root)}; expected images in {root}/<class>/<image>")
     _check_written(root)
     folders, files = list_visible(root)
     if set(folders) - {_DALI_INDEXES}:
         return Source(FOLDER, root)
     return _make_source(root, files, "") or Source(FOLDER, root)
+
+
+def describe_no_folder(path: Path) -> str:
+    """Return why a path is no folder, for a message."""
+    if path.is_file():
+        return f"{path} is a file, not a folder (unpack an archive first)"
+    return f"there is no folder {path}"
 
 
 def holds_split(data: Path, split: str) -> bool:

@@ -36,6 +36,7 @@ from lockstep.data.sources import (
     QUARANTINE,
     UNFINISHED,
     Source,
+    describe_no_folder,
     find_files,
     find_source,
     find_split,
@@ -61,7 +62,7 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
     """Return name, source and problems of every split; or of the folder itself, with an empty
     name."""
     if not data.is_dir():
-        raise DataError(f"there is no folder {data} to examine")
+        raise DataError(f"{describe_no_folder(data)} to examine")
     splits = []
     for split in ALIASES:
         examined = _find_split(data, split)
