@@ -24,7 +24,7 @@ from lockstep.recipes import Execution
 from lockstep.weights import certificate, open_weights
 from measuring import record
 
-ROUNDS = 12
+ROUNDS = 40
 IMAGES = 4
 """Images that a contender computes in a round."""
 NATIVE = "native"
