@@ -156,10 +156,14 @@ def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
     assert own.tobytes() == mxnet.tobytes()
 
 
-def test_the_names_of_the_classes_are_in_the_model(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_the_names_of_the_classes_are_in_the_model_and_next_to_it(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     lockstep.export(
         save_random(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False
     )
+    names = (tmp_path / "model" / "classes.txt").read_text()
+    assert names.splitlines() == list(CLASSES)
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
     assert json.loads(
         {entry.key: entry.value for entry in model.metadata_props}["classes"]

@@ -121,6 +121,7 @@ def test_pytorch_alone_answers_as_float64_with_both_programs(
             weights, tmp_path / form, to=form, compare=form == "torch-export"
         )["comparison"]
         programs.append(tmp_path / form / name)
+        assert (tmp_path / form / "classes.txt").read_text().splitlines() == list(CLASSES)
     assert compared["largest_difference"] < compared["bound"]
     command = [sys.executable, "-I", "-c", ALONE, *programs, *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
