@@ -8,6 +8,7 @@ import torch
 
 import lockstep
 from lockstep import backends
+from lockstep.backends.shared.explaining import choose_stage
 from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
@@ -83,15 +84,10 @@ def test_grad_cam_of_small_images_is_that_of_an_earlier_stage(
     )
 
 
-def test_images_that_are_too_small_for_every_stage_are_refused(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
-    weights = open_weights(save_random(tiny_recipe, tmp_path))
-    world = backends.load("torch").world(Execution())
-    explainer = make_explainer(weights, "torch", world)
-    assert explainer.heat(pictures(13, 13), np.zeros(3, np.int64)).shape == (3, 4, 4)
-    with pytest.raises(BackendError, match=r"at least 13 pixels a side, not 12: .* eval_crop=64"):
-        explainer.heat(pictures(12, 12), np.zeros(3, np.int64))
+def test_the_last_stage_with_four_places_a_side_is_chosen() -> None:
+    for side in range(32, 260):
+        places = {stage: -(-side // 2 ** (stage + 1)) for stage in (1, 2, 3, 4)}
+        assert choose_stage(side) == max(stage for stage in places if places[stage] >= 4)
 
 
 def test_heat_colours_the_pixels_below_it_and_no_others() -> None:

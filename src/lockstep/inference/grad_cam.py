@@ -20,7 +20,7 @@ class Explainer(Protocol):
 
     def heat(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return float32 [N, height, width] of uint8 images [N, size, size, 3] and classes int64
-        [N]; at least 0. Raises `BackendError` if the images are too small."""
+        [N]; at least 0."""
 
 
 def make_explainer(weights: Weights, backend: str, world: backends.World | None) -> Explainer:

@@ -35,7 +35,7 @@ class Explainer:
         [N, height, width] of its output, at least 0.
 
         `images` are uint8 [N, size, size, 3], `classes` int64 [N]: the output of each image to
-        explain. Raises `BackendError` if no stage is large enough.
+        explain.
         """
         stage = self._model.stage(choose_stage(min(images.shape[1:3])))
         pixels = torch.from_numpy(images).to(self._device).permute(0, 3, 1, 2).float()
