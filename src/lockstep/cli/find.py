@@ -1,6 +1,7 @@
-"""`lockstep find batch`, and `find step`, which it starts for every try."""
+"""`lockstep find batch`, and `find step`, which it starts for every try; `lockstep find lr`."""
 
 import shlex
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,8 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 if TYPE_CHECKING:
     from lockstep.benchmark.largest_batch import Found, Try
     from lockstep.recipes import Execution, Recipe
+    from lockstep.runs.events import Event
+    from lockstep.runs.rate_range import RateRange
 
 GB = 10**9
 _KEPT = ("device", "compile", "layout", "recompute", "deterministic", "fused", "cuda_graph")
@@ -105,6 +108,93 @@ def batch(
             sets.append(f"{name}={value}")
     for line in advise(recipe, changed, execution, answer, sets):
         print(line)
+
+
+Data = Annotated[Path, typer.Option(help="Training images, in any storage format (docs/data.md).")]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        parser=options.find_weights,
+        metavar="SOURCE",
+        help="Start from these weights, as `lockstep train --weights` does.",
+    ),
+]
+RecipeOrNone = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", help="A published recipe, a YAML file or a run's folder; by default as train."
+    ),
+]
+Split = Annotated[
+    float | None, typer.Option(help="Share of the images that a run would use for validation.")
+]
+Steps = Annotated[int, typer.Option(help="Steps at most.", min=20, max=1000)]
+Out = Annotated[Path, typer.Option(help="Folder for lr.png and lr.json.")]
+
+
+@app.command("lr")
+def lr(
+    data: Data,
+    recipe: RecipeOrNone = None,
+    weights: Weights = None,
+    split: Split = None,
+    backend: options.Backend = DEFAULT_BACKEND,
+    steps: Steps = 200,
+    low: Annotated[float, typer.Option("--from", help="The first learning rate.")] = 1e-6,
+    high: Annotated[float, typer.Option("--to", help="The last learning rate.")] = 10.0,
+    out: Out = Path("lr-range"),
+    assignments: options.Set = None,
+) -> None:
+    """Find a learning rate by the range test (arXiv:1506.01186).
+
+    Trains a few steps while the rate rises, until the loss diverges. Keeps the curve, and nothing
+    of the training.
+    """
+    from lockstep.cli.console import Reporter
+    from lockstep.runs.rate_range import describe_range, draw_curve, find_rate
+    from lockstep.runs.resuming import complete_settings
+    from lockstep.system.files import write_json
+
+    changes, how = options.read_fields(assignments, backend=backend)
+    if split is not None:
+        changes["validation_share"] = split
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="lockstep-find-lr-") as folder:
+        run = Path(folder) / "run"
+        settings = complete_settings(run, recipe, data, changes=changes, how=how)
+        options.prepare(settings.execution, run)
+        with Reporter() as reporter:
+
+            def show(event: "Event") -> None:
+                if event["kind"] == "progress":
+                    reporter(event)
+
+            result = find_rate(settings, weights, steps=steps, low=low, high=high, listener=show)
+    draw_curve(result, out / "lr.png")
+    write_json(out / "lr.json", describe_range(result))
+    for line in advise_rate(result, steps):
+        print(line)
+    print(f"wrote {out / 'lr.png'}, {out / 'lr.json'}")
+
+
+def advise_rate(result: "RateRange", steps: int) -> list[str]:
+    """Return what a range test of `steps` steps says, as lines."""
+    first = f"{result.rates[0]:.2g}"
+    end = f"{result.rates[-1]:.2g}"
+    lines = [f"{len(result.losses)} of {steps} steps, the rate rising from {first} to {end}"]
+    if result.diverged:
+        lines.append(f"the loss diverges at {end}")
+    else:
+        lines.append("the loss did not diverge: --to may be greater")
+    if result.field is None:
+        lines.append(
+            "the loss never fell by more than it varies, so no rate is suggested: try more --steps,"
+            " or look at the curve"
+        )
+        return lines
+    lines.append(f"it is lowest at {result.lowest:.2g}; a tenth of that is a good peak")
+    lines.append(f"--set lr={result.field:g}")
+    return lines
 
 
 def describe_model(recipe: "Recipe") -> str:

@@ -83,14 +83,19 @@ def begin(run: RunContext, state: State, damaged: list[str]) -> None:
     if run.leads:
         (run.out / "report.json").unlink(missing_ok=True)  # this file marks the run as finished
         call_hooks(run, state)  # again, in case the run ended between a checkpoint and this
-    run.engine.write(state)
-    if run.recipe.sparsity != "none":
-        run.engine.mask(starting_weights.read_masks(run.out))
-    run.scales = quantise(run, state.step)
+    load_state(run, state)
     evaluates_again = run.world.any(run.leads and lacks_evaluation(run, state.step))
     _open_log(run, state.step, damaged, evaluates_again)
     if evaluates_again:
         evaluate(run, state.step)
+
+
+def load_state(run: RunContext, state: State) -> None:
+    """Give the engine a state, and the masks and scales that belong to it."""
+    run.engine.write(state)
+    if run.recipe.sparsity != "none":
+        run.engine.mask(starting_weights.read_masks(run.out))
+    run.scales = quantise(run, state.step)
 
 
 def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: bool) -> None:

@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from lockstep import backends
 from lockstep.backends import World
 from lockstep.data.split import Sets, find_run_sources, open_sets
@@ -41,8 +43,13 @@ def open_run(
     world: World,
     recorder: Recorder,
     stop: StopRequests,
+    *,
+    plan_rates: Callable[[Recipe, int], np.ndarray] = learning_rates,
 ) -> Iterator[RunContext]:
-    """Open a run on this rank. Errors of settings come before the images are indexed."""
+    """Open a run on this rank. Errors of settings come before the images are indexed.
+
+    `plan_rates` returns the learning rates of the steps, from the recipe and the steps of an epoch.
+    """
     out = settings.out
     execution = resuming.keep_parts(settings.execution, out, world.ranks)
     recipe = settings.recipe
@@ -80,7 +87,7 @@ def open_run(
     _check_logits(recipe, sets)
     recipe = recipe.settle_class_weights(sets.training.rows["label"])
     images = len(sets.training)
-    rates = learning_rates(recipe, steps_per_epoch(recipe, images))
+    rates = plan_rates(recipe, steps_per_epoch(recipe, images))
     with ExitStack() as stack:
         changed: Changed = {}
         if world.rank == 0:
