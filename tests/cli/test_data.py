@@ -168,7 +168,7 @@ def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
     [
         ("pack", "a", "b"),
         ("pack", "a", "b", "--format", "folder", "--shards", "-1"),
-        ("show", "a"),
+        ("show", "a", "--epoch", "0"),
         ("sort-val", "a"),
         ("nothing",),
     ],

@@ -1,6 +1,7 @@
 """The contact sheet, pixel by pixel, and the facts about a data set."""
 
 import os
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
-from lockstep.data.contact_sheet import contact_sheet, first_plan, write_sheet
+from lockstep.data import Batch
+from lockstep.data.contact_sheet import contact_sheet, write_sheet
 from lockstep.data.dataset_facts import facts
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
+from lockstep.system.errors import DataError
 from lockstep.system.plotting import find_font, list_families
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import CONTAINERS, pack_as
@@ -36,18 +39,53 @@ def tiles(sheet: Image.Image, count: int, columns: int, size: int) -> np.ndarray
     return np.stack([pixels[top : top + size, left : left + size] for top, left in places])
 
 
+def load_steps(index: Index, recipe: Recipe, first: int, images: int) -> list[Batch]:
+    """Return the batches of a run from a step on that have this many images."""
+    plans = training_plans(recipe, index.sizes, first)
+    count = -(-images // recipe.global_batch_images)
+    with HostLoader(index, size=32, antialias=recipe.antialias) as loader:
+        return list(loader.batches(islice(plans, count)))
+
+
 @pytest.mark.parametrize(
     ("images", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (8, 4, 2), (13, 5, 3), (60, 10, 6)]
 )
-def test_the_sheet_holds_the_first_images_of_training_as_the_loader_makes_them(
-    images: int, columns: int, rows: int, index: Index, tiny_recipe: Recipe
+@pytest.mark.parametrize(("epoch", "step"), [(0, 0), (1, 2)])
+def test_the_sheet_holds_the_images_of_steps_as_the_loader_makes_them(
+    epoch: int, step: int, images: int, columns: int, rows: int, index: Index, tiny_recipe: Recipe
 ) -> None:
-    sheet = contact_sheet(index, tiny_recipe, images)
+    recipe = tiny_recipe.replace(epochs=4)
+    sheet = contact_sheet(index, recipe, images, epoch=epoch, step=step)
     assert sheet.size == (columns * (32 + MARGIN) + MARGIN, rows * (32 + MARGIN + LINE) + MARGIN)
-    plan = next(training_plans(tiny_recipe.replace(global_batch_images=images), index.sizes, 0))
-    with HostLoader(index, size=32, antialias=tiny_recipe.antialias) as loader:
-        batch = next(loader.batches([plan]))
-    assert np.array_equal(tiles(sheet, images, columns, 32), batch.images)
+    batches = load_steps(index, recipe, 7 * epoch + step, images)  # 60 images, 8 a step
+    expected = np.concatenate([batch.images for batch in batches])[:images]
+    assert np.array_equal(tiles(sheet, images, columns, 32), expected)
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(0, 7), (2, 0)])
+def test_a_step_that_the_run_does_not_have_is_refused(
+    epoch: int, step: int, index: Index, tiny_recipe: Recipe
+) -> None:
+    with pytest.raises(DataError, match=f"no step {step + 1} of epoch {epoch + 1}.* 2 epochs of 7"):
+        contact_sheet(index, tiny_recipe, 8, epoch=epoch, step=step)
+
+
+def test_mixed_images_are_drawn_mixed_with_both_labels(index: Index, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(mixup_alpha=1.0)
+    plain = tiles(contact_sheet(index, tiny_recipe, 8), 8, 4, 32).astype(np.float64)
+    sheet = np.asarray(contact_sheet(index, recipe, 8))
+    [batch] = load_steps(index, recipe, 0, 8)
+    assert batch.coefficients is not None
+    assert batch.partners is not None
+    row = 32 + MARGIN + 2 * LINE
+    for i, (own, partner) in enumerate(zip(batch.coefficients, batch.partners, strict=True)):
+        top = MARGIN + i // 4 * row
+        left = MARGIN + i % 4 * (32 + MARGIN)
+        mixed = own * plain[i] + (1 - own) * plain[partner]
+        assert np.abs(sheet[top : top + 32, left : left + 32] - mixed).max() <= 0.501
+        two_labels = batch.labels[i] != batch.labels[partner]
+        below = sheet[top + 32 + LINE : top + 32 + 2 * LINE, left : left + 32]
+        assert (below < 128).any() == two_labels
 
 
 def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(
@@ -60,16 +98,6 @@ def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(
         batch = next(loader.batches([plan]))
     assert plan.samples.tolist() == list(range(8))
     assert np.array_equal(tiles(sheet, 8, 4, 40), batch.images)
-
-
-def test_the_first_images_are_those_of_the_runs_first_step(
-    index: Index, tiny_recipe: Recipe
-) -> None:
-    run = next(training_plans(tiny_recipe, index.sizes, 0))
-    plan = first_plan(index, tiny_recipe, 8, evaluation=False)
-    assert plan.samples.tolist() == run.samples.tolist()
-    assert plan.windows.tolist() == run.windows.tolist()
-    assert plan.flips.tolist() == run.flips.tolist()
 
 
 def test_a_sheet_of_more_images_than_there_are_shows_all(

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print, print_json
 
 if TYPE_CHECKING:
     from lockstep.data.checking import Report
     from lockstep.data.images import Quarantined
     from lockstep.data.index import Index
+    from lockstep.recipes import Recipe
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
@@ -221,29 +223,63 @@ def _report_lines(report: "Report") -> Iterator[str]:
 @app.command("show")
 def show(
     data: Data,
-    recipe: Annotated[str, typer.Option(help="A published recipe or a YAML file.")],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A published recipe, a YAML file or a run's folder; by default my-images."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
     images: Annotated[int, typer.Option(min=1, max=1000, help="Number of images.")] = 32,
     split: Annotated[
-        str, typer.Option(help="train (as the first step sees it) or val (as an evaluation does).")
+        str, typer.Option(help="train (as training sees it) or val (as an evaluation does).")
     ] = "train",
+    epoch: Annotated[int, typer.Option(min=1, help="Epoch of the training.")] = 1,
+    step: Annotated[int, typer.Option(min=1, help="Step of the epoch to begin at.")] = 1,
+    assignments: options.Set = None,
 ) -> None:
     """Draw a contact sheet of images as the model sees them.
 
-    The images are cropped, flipped and resized.
+    The images are cropped, flipped, resized and mixed, as in the steps of a run.
     """
     from lockstep.data.contact_sheet import contact_sheet, write_sheet
-    from lockstep.recipes import load_recipe
-    from lockstep.system.errors import DataError, nearest
 
-    indexes = dict(_indexes(data))
-    if split not in indexes and list(indexes) != [""]:
-        raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
+    changes, _ = options.read_fields(assignments)
+    index, settled = _open_shown(data, recipe, changes, split)
     sheet = contact_sheet(
-        indexes.get(split) or indexes[""], load_recipe(recipe), images, evaluation=split == "val"
+        index, settled, images, evaluation=split == "val", epoch=epoch - 1, step=step - 1
     )
     write_sheet(sheet, out)
     print(f"{out}: {sheet.width} x {sheet.height} pixels")
+
+
+def _open_shown(
+    data: Path, name: str | None, changes: dict[str, Any], split: str
+) -> "tuple[Index, Recipe]":
+    """Return the index of a split, and the recipe of a name. If the recipe has a validation share,
+    the images are divided as in its runs."""
+    from lockstep import backends
+    from lockstep.data.split import divide_index
+    from lockstep.recipes import Execution, load_recipe, my_images
+    from lockstep.runs.recipe_from_images import collect_facts
+    from lockstep.system.errors import DataError, nearest
+
+    indexes = dict(_indexes(data))
+    named = split if split in indexes else ""
+    if named not in indexes:
+        raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
+    index = indexes[named]
+    recipe = None
+    if name is not None and name != my_images.NAME:
+        recipe = load_recipe(name).replace(**changes)
+    share = changes.get("validation_share", 0.0) if recipe is None else recipe.validation_share
+    if share and "val" not in indexes:
+        training, validation = divide_index(index, share)
+        index = validation if split == "val" else training
+    if recipe is None:
+        world = backends.load("reference").world(Execution(backend="reference"))  # a CPU
+        recipe = my_images.choose_recipe(collect_facts(index, Execution(), world), changes)
+    return index, recipe
 
 
 @app.command("sort-val")

@@ -1,16 +1,19 @@
 """A contact sheet: images of a data set as the model sees them, after the recipe's cropping,
-flipping and resizing."""
+flipping, resizing and MixUp."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from lockstep.data import Batch
 from lockstep.data.images import printable
 from lockstep.data.index import Index
 from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.recipes.order import BatchPlan, evaluation_plans, steps_per_epoch, training_plans
+from lockstep.system.errors import DataError
 from lockstep.system.plotting import find_font
 
 _MARGIN = 8
@@ -19,47 +22,107 @@ _LETTERS = 11
 """Height of the letters in pixels."""
 
 
-def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -> BatchPlan:
-    """Return the plan of the first images of a run or an evaluation: `images` of them, or all if
-    there are fewer."""
+def contact_sheet(
+    index: Index,
+    recipe: Recipe,
+    images: int,
+    *,
+    evaluation: bool = False,
+    epoch: int = 0,
+    step: int = 0,
+) -> Image.Image:
+    """Return `images` images of a run in a grid, or all if there are fewer, each with its class
+    below. Names are cut off if they are too long.
+
+    They are the first ones of a training step and of those that follow it, as one rank sees them:
+    `step` counts from the beginning of `epoch`, and both from 0. In an `evaluation`, they are the
+    first ones of all. Raises `DataError` if the run has no such step.
+    """
     images = min(images, len(index))
     sizes = index.sizes_for(recipe)
     if evaluation:
-        return next(evaluation_plans(recipe, sizes, images))
-    recipe = recipe.replace(global_batch_images=images)
-    return next(training_plans(recipe, sizes, 0, labels=index.rows["label"]))
-
-
-def contact_sheet(
-    index: Index, recipe: Recipe, images: int, *, evaluation: bool = False
-) -> Image.Image:
-    """Return the first `images` images of a run in a grid, each with its class name below, cut off
-    if it is too long."""
-    plan = first_plan(index, recipe, images, evaluation=evaluation)
-    size = recipe.eval_crop if evaluation else recipe.image_size
+        plans = evaluation_plans(recipe, sizes, images)
+        size = recipe.eval_crop
+    else:
+        batch = min(recipe.global_batch_images, len(index))
+        plans = _plan_training(index, recipe.replace(global_batch_images=batch), epoch, step)
+        size = recipe.image_size
+    pictures: list[np.ndarray] = []
+    captions: list[list[str]] = []
     with make_loader(index, recipe, Execution(), size=size, evaluation=evaluation) as loader:
-        batch = next(iter(loader.batches([plan])))
-    count = len(batch.pixels)
+        for loaded in loader.batches(plans):
+            pictures += list(_mix_pixels(loaded))
+            captions += list(_name_labels(loaded, index.classes))
+            if len(pictures) >= images:
+                break
+    return draw_sheet(pictures[:images], captions[:images])
+
+
+def _plan_training(index: Index, recipe: Recipe, epoch: int, step: int) -> Iterator[BatchPlan]:
+    """Return the plans of a step and of those after it. Raises `DataError` if there is none."""
+    per_epoch = steps_per_epoch(recipe, len(index))
+    if not (0 <= epoch < recipe.epochs and 0 <= step < per_epoch):
+        raise DataError(
+            f"there is no step {step + 1} of epoch {epoch + 1}: the recipe has {recipe.epochs}"
+            f" epochs of {per_epoch} steps with these images"
+        )
+    first = epoch * per_epoch + step
+    return training_plans(recipe, index.sizes_for(recipe), first, labels=index.rows["label"])
+
+
+def _mix_pixels(batch: Batch) -> np.ndarray:
+    """Return the images of a batch after MixUp, uint8 [N, S, S, 3]. The mean and the standard
+    deviation do not change what is mixed."""
+    pixels = batch.pixels
+    if batch.coefficients is None or batch.partners is None:
+        return pixels
+    own = batch.coefficients[:, None, None, None]
+    mixed: np.ndarray = np.rint(own * pixels + (1 - own) * pixels[batch.partners])
+    return mixed.astype(np.uint8)
+
+
+def _name_labels(batch: Batch, classes: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the lines on the labels of each image of a batch: its class, or shares of two."""
+    names = [classes[label] for label in batch.labels.tolist()]
+    if batch.coefficients is None or batch.partners is None:
+        yield from ([name] for name in names)
+        return
+    pairs = zip(names, batch.coefficients.tolist(), batch.partners.tolist(), strict=True)
+    for name, own, partner in pairs:
+        other = names[partner]
+        if other == name or own == 1:
+            yield [name]
+        else:
+            yield [f"{100 * own:.0f} % {name}", f"{100 - 100 * own:.0f} % {other}"]
+
+
+def draw_sheet(pictures: Sequence[np.ndarray], captions: Sequence[Sequence[str]]) -> Image.Image:
+    """Return pictures of one size, uint8 [S, S, 3], in a grid, each with the lines of its caption
+    below."""
+    count = len(pictures)
+    size = len(pictures[0])
     columns = min(int(np.ceil(np.sqrt(count * 1.6))), count)
     step = size + _MARGIN
+    row = step + _LINE * max(map(len, captions))
     sheet = Image.new(
-        "RGB", (columns * step + _MARGIN, -(-count // columns) * (step + _LINE) + _MARGIN), "white"
+        "RGB", (columns * step + _MARGIN, -(-count // columns) * row + _MARGIN), "white"
     )
     draw = ImageDraw.Draw(sheet)
-    for i, (pixels, label) in enumerate(zip(batch.pixels, batch.labels.tolist(), strict=True)):
+    for i, (pixels, lines) in enumerate(zip(pictures, captions, strict=True)):
         left = _MARGIN + i % columns * step
-        top = _MARGIN + i // columns * (step + _LINE)
+        top = _MARGIN + i // columns * row
         sheet.paste(Image.fromarray(pixels), (left, top))
-        name = printable(index.classes[label]).replace("\n", " ")
-        font = ImageFont.truetype(find_font(name), _LETTERS)
-        draw.text((left, top + size + 1), _shorten(name, size, draw, font), fill="black", font=font)
+        for number, line in enumerate(lines):
+            _write_line(draw, (left, top + size + 1 + number * _LINE), line, size)
     return sheet
 
 
-def _shorten(text: str, width: int, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont) -> str:
+def _write_line(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, width: int) -> None:
+    text = printable(text).replace("\n", " ")
+    font = ImageFont.truetype(find_font(text), _LETTERS)
     while text and draw.textlength(text, font=font) > width:
         text = text[:-1]
-    return text
+    draw.text(place, text, fill="black", font=font)
 
 
 def write_sheet(sheet: Image.Image, path: Path) -> None:
