@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lockstep.recipes import Recipe
+from lockstep.reporting.rate_curve import draw_curve
 from lockstep.runs.rate_range import (
-    draw_curve,
     find_rate,
     has_diverged,
     judge,

@@ -151,7 +151,8 @@ def lr(
     of the training.
     """
     from lockstep.cli.console import Reporter
-    from lockstep.runs.rate_range import describe_range, draw_curve, find_rate
+    from lockstep.reporting.rate_curve import draw_curve
+    from lockstep.runs.rate_range import describe_range, find_rate
     from lockstep.runs.resuming import complete_settings
     from lockstep.system.files import write_json
 

@@ -59,6 +59,37 @@ def open_run(
             late = ("class_weights",) if recipe.class_weights == "balanced" else ()
             refuse_another_recipe(out, recipe, (*resuming.RESUMABLE, *late))
         check_installed(execution.loggers_used)
+    recipe, sets, start, notes = _settle_recipe(settings, source, execution, world, recorder, stop)
+    images = len(sets.training)
+    rates = plan_rates(recipe, steps_per_epoch(recipe, images))
+    with ExitStack() as stack:
+        changed: Changed = {}
+        if world.rank == 0:
+            explain = partial(resuming.explain_refusal, out, new=recipe, images=images)
+            changed = stack.enter_context(open_run_folder(out, recipe, explain))
+        world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
+        engine = stack.enter_context(
+            backends.load(execution.backend).engine(recipe, rates, world, execution)
+        )
+        run = RunContext(recipe, execution, world, engine, sets, out, stop, recorder, rates, start)
+        run.notes += sets.notes + notes
+        for name, (before, after) in changed.items():
+            run.notes.append(f"{name} is {after} from here on; until here it was {before}")
+        yield run
+
+
+def _settle_recipe(
+    settings: RunSettings,
+    source: StartSource | None,
+    execution: Execution,
+    world: World,
+    recorder: Recorder,
+    stop: StopRequests,
+) -> tuple[Recipe, Sets, Start | None, list[str]]:
+    """Return the recipe, which the images may decide, the images, the weights to start from, on
+    rank 0, and notes."""
+    out = settings.out
+    recipe = settings.recipe
     notes: list[str] = []
     if recipe is not None:
         _check_recipe(recipe, execution, world)
@@ -86,22 +117,7 @@ def open_run(
         start = _fit_start(recipe, source, world, out)
     _check_logits(recipe, sets)
     recipe = recipe.settle_class_weights(sets.training.rows["label"])
-    images = len(sets.training)
-    rates = plan_rates(recipe, steps_per_epoch(recipe, images))
-    with ExitStack() as stack:
-        changed: Changed = {}
-        if world.rank == 0:
-            explain = partial(resuming.explain_refusal, out, new=recipe, images=images)
-            changed = stack.enter_context(open_run_folder(out, recipe, explain))
-        world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
-        engine = stack.enter_context(
-            backends.load(execution.backend).engine(recipe, rates, world, execution)
-        )
-        run = RunContext(recipe, execution, world, engine, sets, out, stop, recorder, rates, start)
-        run.notes += sets.notes + notes
-        for name, (before, after) in changed.items():
-            run.notes.append(f"{name} is {after} from here on; until here it was {before}")
-        yield run
+    return recipe, sets, start, notes
 
 
 def _check_recipe(recipe: Recipe, execution: Execution, world: World) -> None:

@@ -32,7 +32,7 @@ LEAST_STEPS = 20
 MOST_STEPS = 1000
 _SMOOTHING = 0.9
 """Weight of the losses so far in the smoothed loss."""
-_DIVERGED = 4.0
+DIVERGED = 4.0
 """The test ends where the smoothed loss is this many times its lowest value."""
 _SAFETY = 10.0
 """The suggested rate is the one with the lowest loss divided by this: there it falls well, and is
@@ -134,7 +134,7 @@ def smooth(losses: list[float]) -> np.ndarray:
 def has_diverged(losses: list[float]) -> bool:
     """Return whether the last loss is not finite, or the smoothed one far above its lowest."""
     smoothed = smooth(losses)
-    return not math.isfinite(losses[-1]) or bool(smoothed[-1] > _DIVERGED * smoothed.min())
+    return not math.isfinite(losses[-1]) or bool(smoothed[-1] > DIVERGED * smoothed.min())
 
 
 def judge(rates: np.ndarray, losses: list[float], steps: int, recipe: Recipe) -> RateRange:
@@ -176,26 +176,3 @@ def describe_range(result: RateRange) -> dict[str, Any]:
         "losses": result.losses,
         "smoothed_losses": result.smoothed,
     }
-
-
-def draw_curve(result: RateRange, path: Path) -> None:
-    """Draw the losses over the rates. Raises `UserError` if the file cannot be written."""
-    from matplotlib.figure import Figure
-
-    from lockstep.system.plotting import save
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.semilogx(result.rates, result.losses, ".", color="0.75", label="loss of a step")
-    axes.semilogx(result.rates, result.smoothed, label="smoothed")
-    if result.suggested is not None:
-        axes.axvline(result.suggested, linestyle="--", color="C2", label="suggested")
-    finite = [value for value in result.smoothed if math.isfinite(value)]
-    if finite:
-        top = min(max(finite), _DIVERGED * min(finite))
-        axes.set_ylim(0, 1.1 * top)
-    axes.set_xlabel("peak learning rate")
-    axes.set_ylabel("training loss")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    save(figure, path)
