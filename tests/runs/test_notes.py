@@ -69,6 +69,11 @@ def test_a_published_recipe_on_imagenet_is_not_noted(name: str) -> None:
             "the images have 10 classes, but the model has 12 logits: --set logits=10",
         ),
         (
+            {"sampling": "balanced", "class_weights": [1.0] * 10},
+            {},
+            "sampling=balanced and class_weights favour rare classes twice: leave out one of them",
+        ),
+        (
             {"eval_crop": 290, "eval_resize": 300},
             {},
             "evaluation at 290 px is more than a quarter larger than training at 224 px",
@@ -135,6 +140,7 @@ def test_unusual_settings_are_noted(
         ({"epochs": 6}, {}),
         ({"epochs": 3, "warmup_from_batch_images": 512}, {}),
         ({"logits": 6}, {"classes": 6}),
+        ({"sampling": "balanced"}, {}),
     ],
     ids=str,
 )

@@ -94,6 +94,7 @@ def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
         *_check_logits(recipe, facts),
         *_check_sizes(recipe),
         *_check_rates(recipe, facts),
+        *_check_balance(recipe),
         *_check_classes(facts),
     ]
 
@@ -138,6 +139,14 @@ def note_determinism_cost(recipe: Recipe, execution: Execution, world: World) ->
         " the same run; faster ones may exist: --set deterministic=false. To measure it, with and"
         f" without that: {command} --dtype {recipe.precision}"
     ]
+
+
+def _check_balance(recipe: Recipe) -> Iterator[str]:
+    if recipe.sampling != "plain" and recipe.class_weights != "none":
+        yield (
+            f"sampling={recipe.sampling} and class_weights favour rare classes twice: leave out one"
+            " of them"
+        )
 
 
 def _check_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:

@@ -153,12 +153,6 @@ def test_the_last_batch_of_an_evaluation_is_padded(index: Index, plans: list[Bat
     assert (load_batches(index, plans)[-1].labels == -1).tolist() == [False] * 12 + [True] * 4
 
 
-def test_mixup_passes_through(index: Index, plans: list[BatchPlan]) -> None:
-    for batch, plan in zip(load_batches(index, plans), plans, strict=True):
-        assert batch.coefficients is plan.coefficients
-        assert batch.partners is plan.partners
-
-
 def test_batches_come_in_the_order_of_the_plans(few: Index) -> None:
     order = np.random.default_rng(0).integers(0, 4, 40).tolist()
     batches = load_batches(few, [whole(sample) for sample in order], threads=5, ahead=7)
