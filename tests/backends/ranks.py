@@ -22,7 +22,7 @@ from lockstep.backends import Backend, World
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
-from tests.backends.cases import RATES, random_images, random_state
+from tests.backends.cases import RATES, WEIGHTED, random_images, random_state
 from tests.conftest import TINY
 from tests.soak import SOAK
 
@@ -37,6 +37,9 @@ RECIPE = TINY.replace(
     mixup_coefficient="sample",
     mixup_pairing="reverse",
     seed=1,
+    sampling="balanced",
+    dropout=0.25,
+    **WEIGHTED,
 )
 """MixUp by reversal pairs the same images for any number of ranks."""
 
@@ -74,9 +77,8 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
     execution = Execution.of({"compile": "off"} | scenario.execution | changes)
     recipe = scenario.recipe
     share = {"rank": world.rank, "ranks": world.ranks}
-    plans = islice(
-        training_plans(recipe, SIZES, 0, **share, parts=execution.accumulation_steps), STEPS
-    )
+    parts = execution.accumulation_steps
+    plans = islice(training_plans(recipe, SIZES, 0, labels=LABELS, **share, parts=parts), STEPS)
     batches = (
         _poison(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans))
     )
@@ -109,6 +111,7 @@ def _batch(plan: BatchPlan) -> Batch:
         np.where(plan.samples < 0, -1, LABELS[plan.samples]),
         plan.coefficients,
         plan.partners,
+        plan.kept_features,
     )
 
 

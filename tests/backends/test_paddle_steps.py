@@ -20,6 +20,7 @@ from tests.backends.cases import (
     FP16,
     NARROWED,
     RATES,
+    WEIGHTED,
     Step,
     all_bits,
     bits,
@@ -43,8 +44,10 @@ backend = make_backend_fixture("paddle")
 
 COMPILED = {
     "tiny with mixup": Step(mixup="sample"),
-    "tiny in two parts with SAME padding": Step(
-        {"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2
+    "tiny in two parts with SAME padding, class weights and dropout": Step(
+        {"padding": "same", "batch_norm": "synchronised", "dropout": 0.4} | WEIGHTED,
+        "sample",
+        parts=2,
     ),
     "tiny with 1001 logits": Step({"logits": 1001, "label_smoothing": 0.0}),
 } | {

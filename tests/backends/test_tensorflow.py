@@ -23,6 +23,7 @@ from tests.backends import oracle
 from tests.backends.cases import (
     NARROWED,
     RATES,
+    WEIGHTED,
     Step,
     compare_changes,
     normalise,
@@ -83,9 +84,11 @@ def test_a_loaded_module_is_saved_and_restored_by_tensorflow(
 
 # The step: XLA
 
-XLA = Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2)
-"""A step of a model with groups, in two parts. Batch norm over all ranks is local here, since there
-is a single rank."""
+XLA = Step(
+    {"padding": "same", "batch_norm": "synchronised", "dropout": 0.4} | WEIGHTED, "sample", parts=2
+)
+"""A step of a model with groups, class weights and dropout, in two parts. Batch norm over all ranks
+is local here, since there is a single rank."""
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from lockstep.system.errors import BackendError
 from tests.backends.capturer import TapeCapturer, capturer_on
 from tests.backends.cases import (
     FP16,
+    WEIGHTED,
     all_bits,
     random_batch,
     random_batches,
@@ -78,8 +79,8 @@ def train(engine: Any, batches: Sequence[Batch], first: int) -> tuple[bytes, flo
 @pytest.mark.parametrize(
     ("changes", "parts", "mixup"),
     [
-        ({"nesterov": True}, 1, "none"),
-        ({"ema_decay": 0.9, "precision": "bf16"}, 1, "sample"),
+        ({"nesterov": True, "dropout": 0.4}, 1, "none"),
+        ({"ema_decay": 0.9, "precision": "bf16", "dropout": 0.4} | WEIGHTED, 1, "sample"),
         (OVERFLOWING | {"ema_decay": 0.9}, 2, "batch"),
     ],
     ids=["fp32", "moving average", "overflows, two parts"],
