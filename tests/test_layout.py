@@ -124,6 +124,7 @@ TESTS = Path(__file__).parent
 RUNS_OTHER_TESTS = {
     "backends/fault_finders.py",
     "backends/test_faults.py",
+    "backends/test_frozen_faults.py",
     "backends/test_handover_faults.py",
 }
 """Files that run tests of other modules, on wrong engines."""

@@ -16,7 +16,7 @@ from lockstep.data import Batch
 from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from tests.backends.oracle import Arrays, Trained, is_statistic, places, role
+from tests.backends.oracle import Arrays, Trained, is_statistic, places, rate_factor, role
 
 Tensors = dict[str, Tensor]
 
@@ -88,7 +88,8 @@ class Network:
         )
         mean = old_mean
         variance = old_variance
-        if self.training:
+        is_trained = any(rate_factor(self.recipe, f"{name}.{kind}") for kind in ("weight", "bias"))
+        if self.training and is_trained:
             count = x.numel() // x.shape[1]
             mean = x.mean(dim=(0, 2, 3))
             variance = (x - mean.view(1, -1, 1, 1)).square().mean(dim=(0, 2, 3))
@@ -139,15 +140,22 @@ def train(
     for batch in batches:
         loss, gradients, places_of_step = _gradients(recipe, tensors, batch, parts)
         for name, gradient in gradients.items():
+            factor = rate_factor(recipe, name)
+            if not factor:
+                continue
             if role(name) in recipe.weight_decay_roles:
                 gradient = gradient + recipe.weight_decay * tensors[name]
             velocity[name] = recipe.momentum * velocity[name] + gradient
             move = (
                 gradient + recipe.momentum * velocity[name] if recipe.nesterov else velocity[name]
             )
-            tensors[name] = tensors[name] - rates[step] * move
+            tensors[name] = tensors[name] - rates[step] * factor * move
         keep = min(recipe.ema_decay, (1 + step) / (10 + step))
-        average = {name: keep * average[name] + (1 - keep) * tensors[name] for name in average}
+        for name, value in average.items():
+            norm = name.rpartition(".")[0]
+            names = [f"{norm}.weight", f"{norm}.bias"] if is_statistic(name) else [name]
+            if any(rate_factor(recipe, other) for other in names):
+                average[name] = keep * value + (1 - keep) * tensors[name]
         losses.append(loss)
         standing.append(places_of_step)
         step += 1

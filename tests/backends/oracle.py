@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.data import Batch
+from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 
@@ -39,6 +40,27 @@ def role(name: str) -> str:
 
 def is_statistic(name: str) -> bool:
     return role(name) in ("bn_mean", "bn_var")
+
+
+def rate_factor(recipe: Recipe, name: str) -> float:
+    """Return the factor of a parameter's learning rate; 0 if it is frozen."""
+
+    def fits(prefix: str) -> bool:
+        pattern = r"(?!fc\.)" if prefix == "backbone" else rf"{re.escape(prefix)}(\.|$)"
+        return re.match(pattern, name) is not None
+
+    if any(map(fits, recipe.frozen)):
+        return 0.0
+    multiplier = 1.0
+    for prefix in sorted(recipe.lr_multipliers, key=lambda text: (text != "backbone", len(text))):
+        if fits(prefix):
+            multiplier = recipe.lr_multipliers[prefix]
+    layers = model_spec(recipe.model).layers
+    depth = 0 if name.startswith("fc.") else sum(layers) + 1
+    if place := re.match(r"layer(\d)\.(\d+)\.", name):
+        stage = int(place[1])
+        depth = sum(layers[stage - 1 :]) - int(place[2])
+    return multiplier * recipe.lr_depth_decay**depth
 
 
 def log_softmax(logits_NK: np.ndarray) -> np.ndarray:

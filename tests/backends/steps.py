@@ -17,6 +17,12 @@ OF_NARROW_MODELS = {
     },
 }
 """Each kind of step is carried out by the tiny model as well, and by one of the narrow models."""
+FROZEN = (
+    *("conv1", "bn1", "layer1", "layer3"),
+    *("layer2.0.conv2.weight", "layer4.0.bn2", "layer4.0.bn3.bias", "fc.weight"),
+)
+"""What is below the lowest trained tensor, a whole stage between trained ones, and single tensors.
+The third batch norm of the last stage keeps only its bias, so that its statistics move."""
 STEPS = {
     "smoothed": Step(),
     "not smoothed": Step({"label_smoothing": 0.0}),
@@ -35,6 +41,8 @@ STEPS = {
     ),
     "two parts": Step(parts=2),
     "two parts with mixup": Step(mixup="sample", parts=2),
+    "frozen tensors": Step({"frozen": FROZEN}, "sample"),
+    "frozen backbone": Step({"frozen": "backbone"}),
 } | {
     f"{model} {kind}": replace(step, changes=step.changes | NARROWED[model], is_steady=True)
     for model, steps in OF_NARROW_MODELS.items()
@@ -49,6 +57,14 @@ MUCH_DECAY = {
 """Much decay with Nesterov's momentum, whose step has the decay twice: in the gradient and in the
 velocity."""
 
+FROZEN_AND_RATES = MUCH_DECAY | {
+    "frozen": FROZEN,
+    "lr_multipliers": {"backbone": 0.5, "layer2": 3, "layer2.0.bn1.weight": 0.25, "fc": 2},
+    "lr_depth_decay": 0.75,
+    "ema_decay": 0.9,
+}
+"""Prefixes of four lengths, of which the longest one counts."""
+
 TRAJECTORIES = {
     "plain": ({}, "none", 1),
     "no momentum": ({"momentum": 0.0}, "none", 1),
@@ -56,4 +72,5 @@ TRAJECTORIES = {
     "mixup": ({}, "sample", 1),
     "two parts": ({}, "none", 2),
     "moving average": ({"ema_decay": 0.9}, "none", 1),
+    "frozen tensors and rates by tensor": (FROZEN_AND_RATES, "none", 2),
 }

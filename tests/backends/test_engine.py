@@ -32,6 +32,7 @@ from tests.backends.cases import (
     state_with_logits,
 )
 from tests.backends.conftest import Start
+from tests.backends.steps import FROZEN_AND_RATES
 
 # State
 
@@ -375,6 +376,7 @@ RESUMED: dict[str, tuple[dict[str, Any], int]] = {
     "static fp16": (FP16 | {"loss_scaling": "static"}, 2),
     "synchronised": ({"batch_norm": "synchronised"}, 1),
     "groups": (NARROWED["narrow resnext101-32x4d"], 1),
+    "frozen tensors": (FROZEN_AND_RATES, 2),
 }
 
 

@@ -35,6 +35,7 @@ from tests.backends.cases import (
 from tests.backends.compiled_steps import check_compiled_step, check_scaled_step
 from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
+from tests.backends.steps import FROZEN_AND_RATES
 from tests.soak import SOAK
 
 backend = make_backend_fixture("paddle")
@@ -105,6 +106,7 @@ COMPILED_TRAJECTORIES = {
         2,
     ),
     "moving average": ({"ema_decay": 0.9}, 1),
+    "frozen tensors and rates by tensor": (FROZEN_AND_RATES, 1),
 }
 
 

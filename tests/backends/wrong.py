@@ -469,8 +469,8 @@ class PredictsInTraining(ReferenceEngine):
     def _logits(self, images: Array, recipe: Recipe, *, ema: bool = False) -> Array:
         def use_batch_statistics(
             x: Array, scale: Array, bias: Array, *_: Array, epsilon: float
-        ) -> Array:
-            return _batch_norm(x, scale, bias, epsilon=epsilon)[0]
+        ) -> tuple[Array, None]:
+            return _batch_norm(x, scale, bias, epsilon=epsilon)[0], None
 
         with patch.object(f, "batch_norm_in_inference", use_batch_statistics):
             return super()._logits(images, recipe, ema=ema)

@@ -41,12 +41,18 @@ def sparse(
     return out
 
 
-def test_a_sparse_recipe_asks_for_trained_weights_before_there_is_a_folder(
-    textures: Path, sparse_recipe: Recipe, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sparsity": "mask_1d"}, r"prunes trained weights.*sparsity=none first.*--weights"),
+        ({"frozen": "backbone"}, r"frozen \(backbone\) keeps trained weights.*--weights"),
+    ],
+)
+def test_a_recipe_asks_for_trained_weights_before_there_is_a_folder(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path, changes: dict[str, str], message: str
 ) -> None:
-    message = r"prunes trained weights.*sparsity=none first.*--weights"
     with pytest.raises(RecipeError, match=message):
-        lockstep.train(sparse_recipe, textures, tmp_path / "run")
+        lockstep.train(tiny_recipe.replace(**changes), textures, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

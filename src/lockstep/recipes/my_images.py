@@ -61,9 +61,10 @@ def check_changes(changes: Mapping[str, Any]) -> Recipe:
     """Return a recipe with these fields. Raises `RecipeError` if one is wrong.
 
     `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
-    So are `class_weights`, which must fit the number of logits.
+    So are `class_weights`, which must fit the number of logits, and `frozen` and `lr_multipliers`,
+    which must fit the model.
     """
-    late = ("eval_resize", "eval_crop", "class_weights")
+    late = ("eval_resize", "eval_crop", "class_weights", "frozen", "lr_multipliers")
     return Recipe.of({name: value for name, value in changes.items() if name not in late})
 
 

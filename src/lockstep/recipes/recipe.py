@@ -5,6 +5,7 @@ The published recipes are in `lockstep.recipes.published`. The meaning of each f
 here alone.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from lockstep.models.architectures import (
     parameter_count,
     tensors,
 )
+from lockstep.models.sections import check_prefixes, has_prefix
 from lockstep.recipes import limits
 from lockstep.recipes.best_evaluation import Selection
 from lockstep.recipes.class_weights import balance_classes, check_class_weights
@@ -32,6 +34,10 @@ Deviation = tuple[Positive, Positive, Positive]
 ClassWeights = Annotated[
     Literal["none", "balanced"] | tuple[NotNegative, ...], BeforeValidator(check_class_weights)
 ]
+Prefixes = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+"""Prefixes of the names of tensors (`lockstep.models.sections`). A single one may stand alone."""
 EVAL_RATIO = 256 / 224
 """Size after the resize over size of the crop, in the evaluation of the published recipes."""
 PREPROCESSING = (
@@ -180,6 +186,21 @@ class Recipe(Settings):
     """Whether a run from weights that do not tell its classes apart starts from a linear probe: the
     classifier that fits the features of the training images best, without augmentation
     (`lockstep.runs.linear_probe`). If false, it starts from the recipe's initial classifier."""
+
+    # Which tensors are trained, and at which rates (`lockstep.recipes.trained_tensors`).
+    frozen: Prefixes = ()
+    """Tensors that training leaves as they are, with their moving averages: prefixes of their names
+    in whole parts, such as "layer1" or "layer4.0.bn1", or "backbone" for all but the classifier. A
+    batch norm whose scale and bias are both frozen computes with its running statistics, which
+    stay. Nothing is computed backwards below the lowest trained tensor."""
+    lr_multipliers: Mapping[str, Positive] = Field(default_factory=dict)
+    """Factors of the learning rate by prefix, as in `frozen`. The longest prefix of a tensor's name
+    counts; without one the factor is 1. {"backbone": 0.1, "layer4": 0.5}: the classifier learns at
+    the full rate, the last stage at half of it, and the rest at a tenth."""
+    lr_depth_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the learning rate for every step down from the classifier: the rate of a tensor is
+    multiplied by lr_depth_decay ^ depth. The depth is 0 in the classifier, 1 in the last block, and
+    the number of blocks + 1 in the stem. 1: the same rate everywhere."""
 
     # Pruning.
     sparsity: Literal["none", "mask_1d", "mask_2d_greedy", "mask_2d_best"] = "none"
@@ -362,6 +383,10 @@ class Recipe(Settings):
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
+    def __hash__(self) -> int:
+        multipliers = frozenset(self.lr_multipliers.items())
+        return hash(tuple((self.__dict__ | {"lr_multipliers": multipliers}).values()))
+
     @model_validator(mode="before")
     @classmethod
     def _evaluation_follows(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -399,12 +424,20 @@ class Recipe(Settings):
             )
         if self.lr_decay == "step" and not self.lr_step_epochs:
             raise ValueError('lr_decay "step" needs lr_step_epochs, such as [30, 60, 80]')
-        known = [tensor.name for tensor in tensors(model_spec(self.model), self.logits)]
+        table = list(tensors(model_spec(self.model), self.logits))
+        known = [tensor.name for tensor in table]
         for name in self.sparsity_excluded:
             if name not in known:
                 raise ValueError(
                     f"sparsity_excluded: the model has no tensor {name!r}. {nearest(name, known)}"
                 )
+        trained = [tensor.name for tensor in table if tensor.is_trained]
+        check_prefixes("frozen", self.frozen, trained)
+        check_prefixes("lr_multipliers", self.lr_multipliers, trained)
+        for prefix in self.frozen:
+            trained = [name for name in trained if not has_prefix(name, prefix)]
+        if not trained:
+            raise ValueError("frozen: no tensor is left to train; leave out a prefix, such as 'fc'")
         return self
 
 

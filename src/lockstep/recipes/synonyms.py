@@ -32,6 +32,7 @@ _FIELDS = {
     "eval_resize": "data_val_resize resize resize_size val_resize val_resize_size",
     "evaluate_every_epochs": "eval_every eval_interval val_freq val_interval",
     "flip_probability": "flip fliplr hflip random_mirror",
+    "frozen": "freeze freeze_backbone freeze_layers freezing unfreeze",
     "global_batch_images": (
         "b batch batch_size batchsize bs global_batch global_batch_size mini_batch_size"
         " minibatch_size per_device_train_batch_size total_batch_size train_batch_size"
@@ -62,7 +63,9 @@ _FIELDS = {
     "loss_scaling": "dynamic_loss_scale",
     "lr": "base_lr eta initial_lr lr0 lrate learn_rate learning_rate learningrate max_lr",
     "lr_decay": "lr_policy lr_schedule lr_scheduler sched schedule scheduler",
+    "lr_depth_decay": "layer_decay layer_wise_decay layerwise_decay llrd lr_layer_decay",
     "lr_end": "end_lr eta_min final_lr lr_min lrf min_lr",
+    "lr_multipliers": "discriminative_lr head_lr lr_mult lr_mults lr_multiplier param_groups",
     "lr_step_epochs": "decay_milestones lr_milestones lr_steps milestones",
     "lr_step_factor": "decay_rate gamma lr_factor lr_gamma",
     "lr_unit": "sched_on_updates",

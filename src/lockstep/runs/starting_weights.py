@@ -139,11 +139,17 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
 def _check_need(source: StartSource | None, recipe: Recipe, run: Path) -> None:
     """Raise `RecipeError` if the recipe needs trained weights before the first step, and the source
     is none or a checkpoint to resume from."""
+    is_random = source is None and not checkpoint.steps(run / "checkpoints")
+    if recipe.frozen and is_random:
+        raise RecipeError(
+            f"frozen ({', '.join(recipe.frozen)}) keeps trained weights, but none are given: pass"
+            " them as --weights, or use --set frozen=[]"
+        )
     for field, verb in (("sparsity", "prunes"), ("quantisation", "calibrates")):
         value = getattr(recipe, field)
         if value == "none":
             continue
-        if source is None and not checkpoint.steps(run / "checkpoints"):
+        if is_random:
             raise RecipeError(
                 f"{field} {value} {verb} trained weights, but none are given: train with"
                 f" {field}=none first, then pass that run as --weights"

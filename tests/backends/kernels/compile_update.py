@@ -16,7 +16,7 @@ def test_the_kernels_of_the_update_compile_for_gpus(capability: int) -> None:
     types |= dict.fromkeys(
         ("gradients", "weights", "velocities", "averages", "masks", "number"), "*i64"
     )
-    types |= dict.fromkeys(("decays", "rates", "changes", "scale", "overflow"), "*fp32")
+    types |= dict.fromkeys(("decays", "factors", "rates", "changes", "scale", "overflow"), "*fp32")
     for function in (update._update, update._find_overflow):
         fixed = {
             name: value

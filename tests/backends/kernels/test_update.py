@@ -48,8 +48,12 @@ def choose_decay(number: int) -> float:
     return 0.01 * (number % 3)
 
 
+def choose_factor(number: int) -> float:
+    return (1.0, 0.3, 7.0)[number % 3]
+
+
 def take_steps(
-    of_one: Arrays, decay: float, *, nesterov: bool, overflow: bool, averages: bool
+    of_one: Arrays, number: int, *, nesterov: bool, overflow: bool, averages: bool
 ) -> Arrays:
     w = of_one["weight"]
     changed = dict(of_one)
@@ -57,12 +61,13 @@ def take_steps(
         g = of_one["gradient"] / np.float32(SCALE)
         if "removed" in of_one:
             g = np.where(of_one["removed"], np.float32(0), g)
-        g = g + np.float32(decay) * w
+        g = g + np.float32(choose_decay(number)) * w
         changed["velocity"] = np.float32(MOMENTUM) * of_one["velocity"] + g
         direction = (
             g + np.float32(MOMENTUM) * changed["velocity"] if nesterov else changed["velocity"]
         )
-        changed["weight"] = w - np.float32(RATES[STEP]) * direction
+        rate = np.float32(RATES[STEP]) * np.float32(choose_factor(number))
+        changed["weight"] = w - rate * direction
     if averages:
         changed["average"] = of_one["average"] + np.float32(CHANGES[STEP]) * (
             changed["weight"] - of_one["average"]
@@ -90,7 +95,11 @@ def make_kernel(
 ) -> UpdateKernel:
     kinds = ("weight", "velocity", *(["average"] if averages else []), "removed")
     rows = [
-        Row(**{kind: arrays[kind] for kind in kinds if kind in arrays}, decay=choose_decay(number))
+        Row(
+            **{kind: arrays[kind] for kind in kinds if kind in arrays},
+            decay=choose_decay(number),
+            factor=choose_factor(number),
+        )
         for number, arrays in enumerate(tensors)
     ]
     kernel = UpdateKernel(rows, MOMENTUM, nesterov=nesterov)
@@ -129,7 +138,7 @@ def test_an_update_is_the_rule_to_the_last_bit(
     kernel(*numbers)
     for number, (before, after) in enumerate(zip(arrays, tensors, strict=True)):
         expected = take_steps(
-            before, choose_decay(number), nesterov=nesterov, overflow=overflow, averages=averages
+            before, number, nesterov=nesterov, overflow=overflow, averages=averages
         )
         for kind, value in expected.items():
             assert after[kind].cpu().contiguous().numpy().tobytes() == value.tobytes(), (

@@ -3,6 +3,7 @@
 | name | what it is |
 |---|---|
 | COMPILE | whether engines are compiled if a test does not choose: where a graph is built quickly |
+| COUNTED | whether engines are compiled whose convolutions are counted |
 | COMPILES_QUICKLY | whether compiling a tiny model takes a second at most |
 | LOGITS | dtype of the logits of a loaded module |
 | ANY_SIZE | whether a loaded module with SAME padding takes images of any size |
@@ -14,6 +15,8 @@
 | images | float32 [N, H, W, 3], normalised, as a loaded module takes them |
 | array | what a loaded module returns, as an array |
 | exhaust_host | to call instead of STEP: fails as the framework does if the host lacks memory |
+| step_in_groups | weights after the framework's own optimizer with Nesterov's momentum, by rates |
+| count_differentiated_convolutions | how many convolutions a step computes backwards |
 
 If the backend's row has a module:
 

@@ -1,3 +1,4 @@
+import json
 import os
 from typing import Any
 
@@ -6,6 +7,7 @@ import pytest
 
 # First, because it sets the number of threads
 from lockstep.backends.mxnet.loss_scale import LossScale
+from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
 
@@ -13,6 +15,7 @@ from lockstep.system.machine import arithmetic
 import mxnet as mx
 
 COMPILE = "on"
+COUNTED = "off"
 COMPILES_QUICKLY = True
 BORROWS = False
 WEIGHTS = ("nvidia-mxnet", "a")
@@ -101,3 +104,33 @@ def tensorfloat() -> list[bool]:
 
 def set_tensorfloat(used: list[bool]) -> None:
     os.environ["NVIDIA_TF32_OVERRIDE"] = str(int(*used))
+
+
+def step_in_groups(
+    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
+) -> list[np.ndarray]:
+    """Take a first step with MXNet's NAG, which is SGD with Nesterov's momentum."""
+    optimizer = mx.optimizer.NAG(learning_rate=1.0, momentum=momentum)
+    optimizer.set_lr_mult(dict(enumerate(rates)))
+    moved = []
+    for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+        array = mx.nd.array(weight)
+        state = optimizer.create_state(number, array)
+        optimizer.update(number, array, mx.nd.array(gradient), state)
+        moved.append(array.asnumpy())
+    return moved
+
+
+def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
+    mx.nd.waitall()
+    mx.profiler.set_config(
+        profile_all=True, aggregate_stats=True, continuous_dump=False, filename=os.devnull
+    )
+    mx.profiler.set_state("run")
+    with mx.engine.bulk(0):  # otherwise many operators are one event
+        engine.fetch(engine.train([batch], 0))
+    mx.nd.waitall()
+    mx.profiler.set_state("stop")
+    counts = json.loads(mx.profiler.dumps(reset=True, format="json"))
+    operators = counts["Time"]["operator"]
+    return int(operators.get("_backward_Convolution", {"Count": 0})["Count"])

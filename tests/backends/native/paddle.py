@@ -6,12 +6,14 @@ import pytest
 # First, because it suppresses Paddle's greetings
 from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.world import PaddleWorld
+from lockstep.data import Batch
 from lockstep.recipes import Recipe
 
 # isort: split
 import paddle
 
 COMPILE = "off"
+COUNTED = "on"
 COMPILES_QUICKLY = True
 BORROWS = True
 WEIGHTS = ("nvidia-paddle", "a")
@@ -90,3 +92,34 @@ def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float
     unscaled, _ = scale.step(paddle.to_tensor(np.concatenate(gradients).astype(np.float32)))
     ends = np.cumsum([len(gradient) for gradient in gradients])
     return [part.tolist() for part in np.split(1 - 0.5 * unscaled.numpy(), ends[:-1])]
+
+
+def step_in_groups(
+    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
+) -> list[np.ndarray]:
+    """Take a first step with Paddle's Momentum, a group for each tensor."""
+    parameters = []
+    for weight, gradient in zip(weights, gradients, strict=True):
+        initial = paddle.nn.initializer.Assign(weight)
+        parameter = paddle.create_parameter(
+            list(weight.shape), "float32", default_initializer=initial
+        )
+        parameter.grad = paddle.to_tensor(gradient)
+        parameters.append(parameter)
+    groups = [
+        {"params": [parameter], "learning_rate": rate}
+        for parameter, rate in zip(parameters, rates, strict=True)
+    ]
+    paddle.optimizer.Momentum(1.0, momentum, groups, use_nesterov=True).step()
+    return [parameter.numpy() for parameter in parameters]
+
+
+def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
+    engine.train([batch], 0)
+    (program,) = engine._gradients_of_part._programs.values()
+    (graph,) = [
+        cell.cell_contents
+        for cell in program.__closure__
+        if isinstance(cell.cell_contents, paddle.static.Program)
+    ]
+    return [operation.name() for operation in graph.global_block().ops].count("pd_op.conv2d_grad")

@@ -1,6 +1,13 @@
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
 
+from lockstep.backends.reference import functions as f
+from lockstep.data import Batch
+
 COMPILE = "off"
+COUNTED = "off"
 COMPILES_QUICKLY = True
 BORROWS = False
 LOGITS = np.float64
@@ -24,3 +31,30 @@ def array(logits: np.ndarray) -> np.ndarray:
 
 def exhaust_host(*_: object) -> np.ndarray:
     return np.empty(2**50)
+
+
+def step_in_groups(
+    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
+) -> list[np.ndarray]:
+    """Take a first step by the formula, in which the velocity is the gradient."""
+    rows = zip(weights, gradients, rates, strict=True)
+    return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in rows]
+
+
+def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
+    count = 0
+    convolve = f.convolution
+
+    def count_back(*arguments: Any, **named: Any) -> Any:
+        y, back = convolve(*arguments, **named)
+
+        def counted(d_y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            nonlocal count
+            count += 1
+            return back(d_y)
+
+        return y, counted
+
+    with patch.object(f, "convolution", count_back):
+        engine.train([batch], 0)
+    return count

@@ -7,6 +7,7 @@ import pytest
 # First, because it suppresses TensorFlow's greetings
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.world import TensorflowWorld
+from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
 
@@ -14,6 +15,7 @@ from lockstep.system.machine import arithmetic
 import tensorflow as tf
 
 COMPILE = "off"
+COUNTED = "off"
 COMPILES_QUICKLY = False
 BORROWS = False
 WEIGHTS = ("nvidia-tensorflow", "a")
@@ -116,3 +118,28 @@ def tensorfloat() -> list[bool]:
 
 def set_tensorfloat(used: list[bool]) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(*used)
+
+
+def step_in_groups(
+    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
+) -> list[np.ndarray]:
+    """Take a first step with Keras' SGD, one for each tensor: it has no groups."""
+    moved = []
+    for weight, gradient, rate in zip(weights, gradients, rates, strict=True):
+        variable = tf.Variable(weight)
+        optimizer = tf.keras.optimizers.SGD(rate, momentum=momentum, nesterov=True)
+        optimizer.apply([tf.constant(gradient)], [variable])
+        moved.append(variable.numpy())
+    return moved
+
+
+def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
+    columns = (tf.constant(batch.pixels), tf.constant(batch.labels))
+    step = engine._train_step.get_concrete_function(tf.constant(0, tf.int64), *columns)
+    engine.train([batch], 0)
+    gradients = {
+        operation.inputs[2].name  # of the result of a convolution
+        for operation in step.graph.get_operations()
+        if operation.type.startswith("Conv2DBackprop")
+    }
+    return len(gradients)

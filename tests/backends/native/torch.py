@@ -1,11 +1,15 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.data import Batch
 from lockstep.recipes import Recipe
 
 COMPILE = "off"
+COUNTED = "off"
 COMPILES_QUICKLY = False
 BORROWS = True
 WEIGHTS = ("nvidia-pytorch", "a.pth")
@@ -85,3 +89,25 @@ def tensorfloat() -> list[bool]:
 
 def set_tensorfloat(used: list[bool]) -> None:
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = used
+
+
+def step_in_groups(
+    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
+) -> list[np.ndarray]:
+    """Take a first step with `torch.optim.SGD`, a group for each tensor."""
+    parameters = [torch.nn.Parameter(torch.tensor(weight)) for weight in weights]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = torch.tensor(gradient)
+    groups = [
+        {"params": [parameter], "lr": rate}
+        for parameter, rate in zip(parameters, rates, strict=True)
+    ]
+    torch.optim.SGD(groups, momentum=momentum, nesterov=True).step()
+    return [parameter.detach().numpy() for parameter in parameters]
+
+
+def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        engine.train([batch], 0)
+    events = {event.key: event.count for event in trace.key_averages()}
+    return events.get("aten::convolution_backward", 0)

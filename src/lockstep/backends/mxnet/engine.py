@@ -58,7 +58,7 @@ class MxnetEngine(VectorState):
         _configure(recipe, execution, world)
         self._layout = layout = Layout(recipe)
         self._values = self._zeros(layout.size)
-        self._velocity = self._zeros(layout.trained)
+        self._velocity = self._zeros(layout.count)
         self._slopes = self._zeros(layout.size)
         """Gradients, followed by mean and biased variance of a batch where `_values` has running
         statistics.
@@ -67,8 +67,7 @@ class MxnetEngine(VectorState):
         writes statistics. But it knows that the pass writes gradients to this vector, so what reads
         the statistics waits for the pass.
         """
-        self._gradient = self._slopes[: layout.trained]
-        self._moments = self._slopes[layout.trained :]
+        self._gradient = self._slopes[layout.trained_place]
         self._ema = self._zeros(layout.size) if recipe.ema_decay else None
         self._removed = None
         self._views = layout.views(self._values)
@@ -76,9 +75,12 @@ class MxnetEngine(VectorState):
         slopes = layout.views(self._slopes)
         self._inputs = self._views | {name: slopes[name] for name in layout.statistics}
         """Inputs of the graph in training."""
+        differentiated = list(layout.trained)
+        if "fc.bias" in layout.trained and "fc.weight" not in layout.trained:
+            differentiated.append("fc.weight")  # MXNet computes the gradient of both or none
         mx.autograd.mark_variables(
-            [self._views[name] for name in layout.parameters],
-            [slopes[name] for name in layout.parameters],
+            [self._views[name] for name in differentiated],
+            [slopes[name] for name in differentiated],
             "write" if self._parts == 1 else "add",
         )
         self._graphs: dict[tuple[int, int, bool, str], tuple[Any, list[str]]] = {}
@@ -239,6 +241,9 @@ class MxnetEngine(VectorState):
 
     def _move_statistics(self, images: int, shape: tuple[int, ...]) -> None:
         """Move the running statistics towards those of the batch, with unbiased variances."""
+        place = self._layout.moving_place
+        if not self._layout.statistics:  # all batch norms are frozen
+            return
         key = (images, *shape[1:])
         if key not in self._unbiased:
             factors = np.ones(self._layout.size, np.float32)
@@ -248,9 +253,9 @@ class MxnetEngine(VectorState):
                 factors[self._layout.places[f"{name}.running_var"]] = (
                     images * count / (images * count - 1)
                 )
-            self._unbiased[key] = self._array(factors[self._layout.trained :])
-        statistics = self._values[self._layout.trained :]
-        moved = self._moments * self._unbiased[key]
+            self._unbiased[key] = self._array(factors[place])
+        statistics = self._values[place]
+        moved = self._slopes[place] * self._unbiased[key]
         statistics += self._recipe.bn_momentum * (moved - statistics)
 
     def _images(self, batch: Batch) -> Array:
@@ -275,45 +280,45 @@ class MxnetEngine(VectorState):
         gradient = self._gradient
         rate = self._learning_rates[step]
         scale = 1 / self._scale.fixed
+        trained = self._layout.trained_place
+        velocity = self._velocity[trained]
+        weights = self._values[trained]
         if self._removed is not None:
-            gradient = mx.nd.where(self._removed, mx.nd.zeros_like(gradient), gradient)
+            gradient = mx.nd.where(self._removed[trained], mx.nd.zeros_like(gradient), gradient)
         used = None
         if self._scale.is_dynamic:
             gradient, used = self._scale.step(gradient)
-        before = self._velocity.copy() if self._scale.is_dynamic or self._recipe.nesterov else None
+        before = velocity.copy() if self._scale.is_dynamic or self._recipe.nesterov else None
         # MXNet's operator has the learning rate inside the velocity. At rate -1 its velocity is the
         # canonical one. Its new weights are not used and overwrite the gradient.
-        decayed = self._layout.decayed
-        trained = self._layout.trained
-        for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
-            if start < end:
-                mx.nd.sgd_mom_update(
-                    self._values[start:end],
-                    gradient[start:end],
-                    self._velocity[start:end],
-                    lr=-1.0,
-                    momentum=self._recipe.momentum,
-                    wd=decay,
-                    rescale_grad=scale,
-                    out=gradient[start:end],
-                )
-        weights = self._values[:trained]
-        move = self._velocity
+        for group in self._layout.groups:
+            mx.nd.sgd_mom_update(
+                weights[group.place],
+                gradient[group.place],
+                velocity[group.place],
+                lr=-1.0,
+                momentum=self._recipe.momentum,
+                wd=group.decay,
+                rescale_grad=scale,
+                out=gradient[group.place],
+            )
+        move = velocity
         momentum = self._recipe.momentum
         # It moves by g + m * v, where g = v - m * (the velocity before).
         if self._recipe.nesterov and before is not None:
-            move = (1 + momentum) * self._velocity - momentum * before
-        if used is None or before is None:
-            mx.nd.sgd_update(weights, move, lr=rate, wd=0.0, out=weights)
-        else:
-            moved = weights - rate * move
-            weights[:] = mx.nd.where(mx.nd.broadcast_like(used, before), moved, weights)
-            self._velocity[:] = mx.nd.where(
-                mx.nd.broadcast_like(used, before), self._velocity, before
-            )
+            move = (1 + momentum) * velocity - momentum * before
+        old = weights.copy() if used is not None else None
+        for group in self._layout.groups:
+            own = weights[group.place]
+            mx.nd.sgd_update(own, move[group.place], lr=rate * group.factor, wd=0.0, out=own)
+        if used is not None and before is not None:
+            is_used = mx.nd.broadcast_like(used, before)
+            weights[:] = mx.nd.where(is_used, weights, old)
+            velocity[:] = mx.nd.where(is_used, velocity, before)
         if self._ema is not None:
             keep = self._ema_decays[step]
-            self._ema += float(1 - keep) * (self._values - self._ema)
+            average = self._ema[self._layout.changing_place]
+            average += float(1 - keep) * (self._values[self._layout.changing_place] - average)
 
     def fetch(self, handle: FutureHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
@@ -350,7 +355,7 @@ class MxnetEngine(VectorState):
         def share_statistics() -> None:
             for vector in (self._values, self._ema):
                 if vector is not None:  # statistics are rank 0's
-                    self._world.share(vector[self._layout.trained :])
+                    self._world.share(vector[self._layout.count :])
 
         self._wait_for(run_in_thread(share_statistics))
         recipe = self._recipe.evaluation_recipe()
@@ -395,7 +400,7 @@ class MxnetEngine(VectorState):
         return self._array(removed.astype(np.float32))
 
     def _clear_removed(self, vector: Array, removed: Array) -> None:
-        kept = vector[: self._layout.trained]
+        kept = vector[: self._layout.count]
         kept[:] = mx.nd.where(removed, mx.nd.zeros_like(kept), kept)
 
 

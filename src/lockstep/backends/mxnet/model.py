@@ -8,6 +8,7 @@ import numpy as np
 
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.recipes import Recipe
+from lockstep.recipes.trained_tensors import frozen_norms
 
 Node = Any
 """An `mx.sym.Symbol` or an `mx.nd.NDArray`: MXNet has no annotations."""
@@ -23,9 +24,10 @@ class Pass:
     """One pass of a batch through a model, in the recipe's precision: as symbols, or computed
     operator by operator.
 
-    `values` are the tensors by canonical name, in canonical layout. In training a batch norm
-    overwrites its running statistics with the mean and biased variance of the batch. A graph does
-    this in its backward pass. So these values must be separate arrays for this purpose.
+    `values` are the tensors by canonical name, in canonical layout. In training a batch norm that
+    is not frozen overwrites its running statistics with the mean and biased variance of the batch.
+    A graph does this in its backward pass. So these values must be separate arrays for this
+    purpose.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Pass:
         self._moments = moments
         self._layout = "NHWC" if on_gpu else "NCHW"
         self._ops = mx.sym if isinstance(values["fc.bias"], mx.sym.Symbol) else mx.nd
+        self._frozen_norms = frozen_norms(recipe)
         self._size = size
         """Height and width of the activations that were computed last."""
         self.values_of_a_channel: dict[str, int] = {}
@@ -151,8 +154,10 @@ class Pass:
             self._values[f"{name}.{suffix}"]
             for suffix in ("weight", "bias", "running_mean", "running_var")
         )
-        self.values_of_a_channel[name] = self._size[0] * self._size[1]
-        if self._training and self._moments is not None:
+        by_batch = self._training and name not in self._frozen_norms
+        if by_batch:
+            self.values_of_a_channel[name] = self._size[0] * self._size[1]
+        if by_batch and self._moments is not None:
             return self._round(
                 self._batch_norm_over_ranks(self._ops.cast(x, dtype="float32"), name, self._moments)
             )
@@ -165,7 +170,7 @@ class Pass:
             eps=self._recipe.bn_epsilon,
             momentum=0.0,
             fix_gamma=False,
-            use_global_stats=not self._training,
+            use_global_stats=not by_batch,
             axis=3 if self._on_gpu else 1,
             name=name,
         )

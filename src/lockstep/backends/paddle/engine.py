@@ -82,12 +82,12 @@ class PaddleEngine(VectorState):
             )
         self._layout = layout = Layout(recipe)
         self._values = paddle.zeros([layout.size])
-        self._velocity = paddle.zeros([layout.trained])
+        self._velocity = paddle.zeros([layout.count])
         self._ema = paddle.zeros([layout.size]) if recipe.ema_decay else None
         self._removed = None
         self._views = layout.views(self._values)
         self._ema_views = {} if self._ema is None else layout.views(self._ema)
-        for name in layout.parameters:
+        for name in layout.trained:
             self._views[name].stop_gradient = False
         self._scale = LossScale(recipe)
         self._learning_rates = np.asarray(learning_rates, np.float32)
@@ -167,8 +167,8 @@ class PaddleEngine(VectorState):
         return PaddleHandle(first, on_host, done, time.perf_counter())
 
     def _gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the gradient of scale / ranks * (mean loss), added up over the parts, and the
-        sums.
+        """Return the gradient of scale / ranks * (mean loss) with respect to the trained
+        parameters, added up over the parts, and the sums.
 
         Running statistics are updated.
         """
@@ -194,11 +194,12 @@ class PaddleEngine(VectorState):
                 inputs["feature_factors"] = paddle.to_tensor(factors)
             logits, *results = self._gradients_of_part(inputs | self._views)
             # Joined here and not in the program, where oneDNN's kernels fail on some shapes.
-            count = len(self._layout.parameters)
+            count = len(self._layout.trained)
             part_gradient = _join(results[:count])
-            moved = _join(results[count:])
-            statistics = self._values[self._layout.trained :]
-            statistics.add_(self._recipe.bn_momentum * (moved - statistics))
+            if self._layout.statistics:
+                moved = _join(results[count:])
+                statistics = self._values[self._layout.moving_place]
+                statistics.add_(self._recipe.bn_momentum * (moved - statistics))
             # Not by `log_softmax`, which on CPUs returns -64 for every logit that is more than 64
             # below the largest.
             log_sums = paddle.logsumexp(logits, axis=1)
@@ -239,12 +240,11 @@ class PaddleEngine(VectorState):
         if self._class_weights is not None:
             probabilities = probabilities * inputs["totals"]
         of_logits = (probabilities - inputs["targets"]) * inputs["factor"]
-        gradients = differentiate(
-            [logits], [inputs[name] for name in self._layout.parameters], [of_logits]
-        )
+        trained = [inputs[name] for name in self._layout.trained]
+        gradients = differentiate([logits], [*trained, *run.required], [of_logits])
         return [
             logits.detach(),
-            *gradients,
+            *gradients[: len(trained)],
             *(run.statistics[name] for name in self._layout.statistics),
         ]
 
@@ -280,36 +280,38 @@ class PaddleEngine(VectorState):
     def _update(self, gradient: Tensor, step: int) -> None:
         # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
         # stay 0.
+        trained = self._layout.trained_place
         if self._removed is not None:
-            gradient = paddle.where(self._removed, paddle.zeros([1]), gradient)
+            gradient = paddle.where(self._removed[trained], paddle.zeros([1]), gradient)
         gradient, used = self._scale.step(gradient)
-        rate = paddle.full([1], float(self._learning_rates[step]))
-        before = None
-        if self._scale.is_dynamic:  # rate 0 leaves the weights unchanged
-            rate = paddle.where(used, rate, paddle.zeros([1]))
-            before = self._velocity.clone()
-        decayed = self._layout.decayed
-        trained = self._layout.trained
-        for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
-            if start < end:
-                paddle._C_ops.momentum_(
-                    self._values[start:end],
-                    gradient[start:end],
-                    self._velocity[start:end],
-                    rate,
-                    None,
-                    self._recipe.momentum,
-                    self._recipe.nesterov,
-                    "l2_decay" if decay else "",
-                    decay,
-                    False,
-                    1.0,
-                )
+        rate = float(self._learning_rates[step])
+        weights = self._values[trained]
+        velocity = self._velocity[trained]
+        before = velocity.clone() if self._scale.is_dynamic else None
+        for group in self._layout.groups:
+            own_rate = paddle.full([1], rate * group.factor)
+            if self._scale.is_dynamic:  # rate 0 leaves the weights unchanged
+                own_rate = paddle.where(used, own_rate, paddle.zeros([1]))
+            paddle._C_ops.momentum_(
+                weights[group.place],
+                gradient[group.place],
+                velocity[group.place],
+                own_rate,
+                None,
+                self._recipe.momentum,
+                self._recipe.nesterov,
+                "l2_decay" if group.decay else "",
+                group.decay,
+                False,
+                1.0,
+            )
         if before is not None:
-            self._velocity.copy_(paddle.where(used, self._velocity, before), True)
+            velocity.copy_(paddle.where(used, velocity, before), True)
         if self._ema is not None:
             keep = self._ema_decays[step]
-            self._ema.add_(float(1 - keep) * (self._values - self._ema))
+            average = self._ema[self._layout.changing_place]
+            changed = self._values[self._layout.changing_place]
+            average.add_(float(1 - keep) * (changed - average))
 
     def fetch(self, handle: PaddleHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
@@ -327,8 +329,8 @@ class PaddleEngine(VectorState):
         """Return the scores of every image that is not padding, of all ranks."""
         for vector in (self._values, self._ema):
             if vector is not None:  # evaluation uses the statistics of rank 0
-                vector[self._layout.trained :].copy_(
-                    self._world.share(vector[self._layout.trained :].clone()), True
+                vector[self._layout.count :].copy_(
+                    self._world.share(vector[self._layout.count :].clone()), True
                 )
         rows = [paddle.zeros([0, 5], dtype="float64")]
         for batch in batches:
@@ -369,7 +371,7 @@ class PaddleEngine(VectorState):
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def _clear_removed(self, vector: Tensor, removed: Tensor) -> None:
-        kept = vector[: self._layout.trained]
+        kept = vector[: self._layout.count]
         kept.copy_(paddle.where(removed, paddle.zeros([1]), kept), True)
 
 

@@ -14,6 +14,7 @@ from lockstep.backends.paddle.world import Tensor
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
+from lockstep.recipes.trained_tensors import frozen_norms, rate_factors
 
 COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -44,8 +45,15 @@ class Pass:
         self._layout = "NHWC" if on_gpu else "NCHW"
         self._plane = [1, 2] if on_gpu else [2, 3]
         self._dtype = COMPUTED_IN.get(recipe.precision)
+        self._frozen_norms = frozen_norms(recipe)
         self.statistics: dict[str, Tensor] = {}
-        """In training, the statistics of this batch: means and unbiased variances, in float32."""
+        """In training, the statistics of this batch for batch norms that are not frozen: means and
+        unbiased variances, in float32."""
+        self._trained = rate_factors(recipe)
+        self.required: list[Tensor] = []
+        """In training, values whose gradients must be computed as well as those of the trained
+        tensors: Paddle's gradient of a batch norm needs those of its scale and its bias, and
+        oneDNN's gradients of batch norms and products need that of the input."""
 
     def logits(self, images: Tensor, feature_factors: Tensor | None = None) -> Tensor:
         """Return float32 logits [N, logits] of normalised images in this device's layout. Dropout
@@ -58,10 +66,15 @@ class Pass:
         x = self._average(self._plain(x).cast("float32"))
         if feature_factors is not None:
             x = self._round(x) * feature_factors
+        x = self._round(x)
+        if self._training and x.stop_gradient:
+            self._require(x)
+        if self._training and "fc.weight" not in self._trained:
+            self._require(self._values["fc.weight"])
         weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         # The bias has two axes: with one axis, oneDNN's kernel fails on its gradient for a single
         # image.
-        y = paddle.matmul(self._round(x), weight, transpose_y=True) + bias.reshape([1, -1])
+        y = paddle.matmul(x, weight, transpose_y=True) + bias.reshape([1, -1])
         return self._round(y).cast("float32")
 
     def _round(self, x: Tensor) -> Tensor:
@@ -153,25 +166,41 @@ class Pass:
             for suffix in ("weight", "bias", "running_mean", "running_var")
         )
         epsilon = self._recipe.bn_epsilon
-        if not self._training:
+        is_frozen = name in self._frozen_norms
+        shape = [1, 1, 1, -1] if self._on_gpu else [1, -1, 1, 1]
+        if not self._training or (is_frozen and x.stop_gradient):
             # Paddle Inference folds this operation of a program into convolutions. It does not fold
             # `_C_ops.batch_norm`.
             return F.batch_norm(
                 x, mean, variance, scale, bias, epsilon=epsilon, data_format=self._layout
             )
+        if is_frozen:
+            # By plain operations: oneDNN's gradient of a batch norm fails without those of scale
+            # and bias.
+            factor = (scale * paddle.rsqrt(variance + epsilon)).reshape(shape)
+            y = (x.cast("float32") - mean.reshape(shape)) * factor + bias.reshape(shape)
+            return y.cast(x.dtype)
         if self._moments is not None:
             mean, variance, count = self._moments(x)
-            shape = [1, 1, 1, -1] if self._on_gpu else [1, -1, 1, 1]
             y = (x.cast("float32") - mean.reshape(shape)) * paddle.rsqrt(
                 variance + epsilon
             ).reshape(shape)
             y = (y * scale.reshape(shape) + bias.reshape(shape)).cast(x.dtype)
         else:
             count = x.size // x.shape[self._layout.index("C")]
+            for half, value in (("weight", scale), ("bias", bias)):
+                if f"{name}.{half}" not in self._trained:
+                    self._require(value)
+            if x.stop_gradient:
+                self._require(x)
             y, mean, variance = self._normalise_by_batch(x, scale, bias)
         self.statistics[f"{name}.running_mean"] = mean.detach()
         self.statistics[f"{name}.running_var"] = variance.detach() * (count / (count - 1))
         return y
+
+    def _require(self, value: Tensor) -> None:
+        value.stop_gradient = False
+        self.required.append(value)
 
     def _normalise_by_batch(
         self, x: Tensor, scale: Tensor, bias: Tensor

@@ -24,6 +24,7 @@ from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 Arrays = dict[str, np.ndarray]
 
@@ -59,6 +60,8 @@ class ReferenceEngine:
         self._dtype = np.dtype(execution.reference_dtype)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
         self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
+        self._rate_factors = rate_factors(recipe)
+        self._changing = changing_tensors(recipe)
         self._tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table}
         self._velocity = {
             tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table if tensor.is_trained
@@ -106,7 +109,7 @@ class ReferenceEngine:
         """Add up the gradients of all parts, each of the mean loss of its images, and update the
         state."""
         gradients = {
-            name: np.zeros(value.shape, self._dtype) for name, value in self._velocity.items()
+            name: np.zeros(self._tensors[name].shape, self._dtype) for name in self._rate_factors
         }
         counts = Counts()
         for rows in np.split(np.arange(len(batch.labels)), self._parts):
@@ -116,7 +119,8 @@ class ReferenceEngine:
             counts += part_counts
         # A masked weight and its decay are 0. Without a gradient they stay 0.
         for name, mask in self._masks.items():
-            gradients[name] = np.where(mask, gradients[name], 0)
+            if name in gradients:
+                gradients[name] = np.where(mask, gradients[name], 0)
         overflow = self._scale.is_dynamic and not all(
             np.isfinite(g).all() for g in gradients.values()
         )
@@ -160,9 +164,9 @@ class ReferenceEngine:
         return network.gradients, sums
 
     def _update(self, gradients: Arrays, rate: float) -> None:
-        """Update weights: v = momentum * v + g + decay * w;  w = w - rate * v.
+        """Update trained weights: v = momentum * v + g + decay * w;  w = w - rate * factor * v.
 
-        With Nesterov's momentum: w = w - rate * (g + decay * w + momentum * v).
+        With Nesterov's momentum: w = w - rate * factor * (g + decay * w + momentum * v).
         """
         for name, gradient in gradients.items():
             weight, velocity = (
@@ -175,15 +179,16 @@ class ReferenceEngine:
             move = (
                 gradient + self._recipe.momentum * velocity if self._recipe.nesterov else velocity
             )
-            self._tensors[name] = (weight - rate * move).astype(np.float32)
+            self._tensors[name] = (weight - rate * self._rate_factors[name] * move).astype(
+                np.float32
+            )
 
     def _average(self, step: int) -> None:
-        """Update averages: average = decay * average + (1 - decay) * tensor."""
+        """Update averages of what changes: average = decay * average + (1 - decay) * tensor."""
         keep = float(self._ema_decays[step])
-        for name, value in self._ema.items():
-            average = keep * value.astype(self._dtype) + (1 - keep) * self._tensors[name].astype(
-                self._dtype
-            )
+        for name in self._changing if self._ema else []:
+            value = self._ema[name].astype(self._dtype)
+            average = keep * value + (1 - keep) * self._tensors[name].astype(self._dtype)
             self._ema[name] = average.astype(np.float32)
 
     def _normalise(self, images: np.ndarray) -> np.ndarray:

@@ -148,9 +148,11 @@ def running_statistics(
 
 def batch_norm_in_inference(
     x: Array, scale: Array, bias: Array, mean: Array, variance: Array, *, epsilon: float
-) -> Array:
-    """Return scale * (x - mean) / sqrt(variance + epsilon) + bias, with running statistics."""
-    return scale * ((x - mean) / np.sqrt(variance + epsilon)) + bias
+) -> tuple[Array, Back]:
+    """Return y = scale * (x - mean) / sqrt(variance + epsilon) + bias, with running statistics, and
+    back: d_y -> d_x = d_y * scale / sqrt(variance + epsilon)."""
+    deviation = np.sqrt(variance + epsilon)
+    return scale * ((x - mean) / deviation) + bias, lambda d_y: d_y * (scale / deviation)
 
 
 def relu(x: Array) -> tuple[Array, Back]:

@@ -8,7 +8,9 @@ import numpy as np
 from lockstep.backends.reference import functions as f
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
 from lockstep.models.quantisation import weight_scales
+from lockstep.models.sections import CLASSIFIER, STEM
 from lockstep.recipes import Recipe
+from lockstep.recipes.trained_tensors import frozen_norms, lowest_trained_section
 
 Array = np.ndarray
 
@@ -41,10 +43,13 @@ class Network:
         self._training = training
         self._scales = scales
         self._largest = largest
+        self._frozen_norms = frozen_norms(recipe)
         self.statistics: dict[str, Array] = {}
-        """In training, the running statistics after this batch."""
+        """In training, the running statistics after this batch of batch norms that are not
+        frozen."""
         self.gradients: dict[str, Array] = {}
-        """Gradients of every parameter, once `back` has been called."""
+        """Gradients of every parameter in the lowest trained section and above, once `back` has
+        been called."""
 
     def logits(
         self, x: Array, kept_features: Array | None = None
@@ -52,21 +57,24 @@ class Network:
         """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None.
         It fills `gradients`. Dropout leaves the `kept_features`, bool [N, features]."""
         spec = model_spec(self._recipe.model)
-        backs = []
+        lowest = lowest_trained_section(self._recipe)
+        backs: list[f.Back] = []
 
-        def then(step: tuple[Array, f.Back]) -> Array:
+        def then(step: tuple[Array, f.Back], section: str | None = None) -> Array:
+            if section == lowest:
+                backs.clear()  # nothing below it is computed backwards
             backs.append(step[1])
             return step[0]
 
-        x = then(self._convolution(self._round(x), stem(spec)))
+        x = then(self._convolution(self._round(x), stem(spec)), STEM)
         x = then(f.relu(x))
         x = then(f.max_pool(x, kernel=3, stride=2, padding=self._recipe.padding))
         for block in blocks(spec):
-            x = then(self._block(x, block))
+            x = then(self._block(x, block), block.name)
         x = then(self._rounding(f.average_pool(x)))
         if kept_features is not None:
             x = then(self._rounding(f.drop(x, kept_features, self._recipe.dropout)))
-        x = then(self._classifier(x))
+        x = then(self._classifier(x), CLASSIFIER)
 
         def back(d_logits: Array) -> None:
             d_x = self._round(d_logits)
@@ -119,10 +127,10 @@ class Network:
         names = [f"{name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
         scale, bias, old_mean, old_variance = (self._tensors[key] for key in names)
         epsilon = self._recipe.bn_epsilon
-        if not self._training:
+        if not self._training or name in self._frozen_norms:
             return f.batch_norm_in_inference(
                 x, scale, bias, old_mean, old_variance, epsilon=epsilon
-            ), _no_gradient
+            )
         y, mean, variance, norm_back = f.batch_norm(x, scale, bias, epsilon=epsilon)
         self.statistics[names[2]], self.statistics[names[3]] = f.running_statistics(
             old_mean,
@@ -181,7 +189,3 @@ class Network:
 
     def _round(self, x: Array) -> Array:
         return f.round_to(x, self._recipe.precision)
-
-
-def _no_gradient(d_y: Array) -> Array:
-    raise AssertionError("there are no gradients in inference")

@@ -2,43 +2,78 @@
 on this vector."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
+from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trained parameters with the same weight decay and the same factor of the learning rate."""
+
+    place: slice
+    """Their place among the trained parameters."""
+    decay: float
+    factor: float
 
 
 class Layout:
-    """The order of a model's tensors in a vector: first decayed parameters, then other parameters,
-    then running statistics.
+    """The order of a model's tensors in a vector: frozen parameters, trained parameters by group,
+    statistics that training moves, frozen statistics.
 
-    A vector with only the first `trained` values holds parameters without statistics, for example
-    velocities.
+    So what a step changes is one part of the vector. A vector of only the first `count` values
+    holds parameters without statistics, for example velocities.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         table = list(tensors(model_spec(recipe.model), recipe.logits))
         self.shapes = {tensor.name: tensor.shape for tensor in table}
         """Shapes of all tensors, in canonical order."""
-        decaying = [tensor for tensor in table if tensor.is_trained and recipe.decays(tensor)]
-        others = [tensor for tensor in table if tensor.is_trained and tensor not in decaying]
-        self.parameters = [tensor.name for tensor in (*decaying, *others)]
-        """Names in the order of the vector, as in `statistics`."""
-        self.statistics = [tensor.name for tensor in table if not tensor.is_trained]
+        factors = rate_factors(recipe)
+        groups: dict[tuple[bool, float], list[str]] = {}
+        for tensor in table:
+            if tensor.name in factors:
+                key = (not recipe.decays(tensor), factors[tensor.name])
+                groups.setdefault(key, []).append(tensor.name)
+        self.trained = [name for key in sorted(groups) for name in groups[key]]
+        """Names of the trained parameters, in the order of the vector."""
+        changing = changing_tensors(recipe)
+        self.statistics = [name for name in changing if name not in factors]
+        """Names of the statistics that training moves, in the order of the vector."""
+        parameters = [tensor.name for tensor in table if tensor.is_trained]
+        frozen = [name for name in parameters if name not in factors]
+        others = [name for name in self.shapes if name not in (*parameters, *self.statistics)]
         self.places: dict[str, slice] = {}
         self.size = 0
-        for name in (*self.parameters, *self.statistics):
+        for name in (*frozen, *self.trained, *self.statistics, *others):
             self.places[name] = slice(self.size, self.size + math.prod(self.shapes[name]))
             self.size = self.places[name].stop
-        self.decayed = self.places[decaying[-1].name].stop if decaying else 0
-        self.trained = self.places[self.parameters[-1]].stop
+        self.trained_place = self._span(self.trained)
+        self.count = self.trained_place.stop
+        """Number of values of all parameters."""
+        self.moving_place = slice(self.count, self._span([*self.trained, *self.statistics]).stop)
+        """Where the statistics are that training moves. It can be empty."""
+        self.changing_place = slice(self.trained_place.start, self.moving_place.stop)
+        """Where everything is that a step changes."""
+        self.groups = []
+        for is_plain, factor in sorted(groups):
+            span = self._span(groups[is_plain, factor])
+            first = self.trained_place.start
+            place = slice(span.start - first, span.stop - first)
+            self.groups.append(Group(place, 0.0 if is_plain else recipe.weight_decay, factor))
+
+    def _span(self, names: Sequence[str]) -> slice:
+        return slice(self.places[names[0]].start, self.places[names[-1]].stop)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the parameters."""
-        return {name: shape for name, shape in self.shapes.items() if name in self.parameters}
+        """Return the shapes of all parameters."""
+        return {name: self.shapes[name] for name in self._within(self.count)}
 
     def views(self, vector: Any) -> dict[str, Any]:
         """Return the tensors in a framework's vector, by name. They share its memory."""
@@ -59,8 +94,8 @@ class Layout:
         return values
 
     def find_removed(self, masks: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return where masks are False: bool [trained]."""
-        values = np.zeros(self.trained, bool)
+        """Return where masks are False: bool [count]."""
+        values = np.zeros(self.count, bool)
         for name, mask in masks.items():
             values[self.places[name]] = ~np.asarray(mask, bool).reshape(-1)
         return values

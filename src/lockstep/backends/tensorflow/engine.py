@@ -38,6 +38,7 @@ from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 from lockstep.system.errors import BackendError
 
 
@@ -68,12 +69,15 @@ class TensorflowEngine:
         self._parameters = {
             tensor.name: self._tensors[tensor.name] for tensor in table if tensor.is_trained
         }
+        self._rate_factors = rate_factors(recipe)
+        self._trained = {name: self._parameters[name] for name in self._rate_factors}
         self._velocity = {
             name: tf.Variable(tf.zeros_like(p), trainable=False)
             for name, p in self._parameters.items()
         }
         self._ema = new_variables(recipe) if recipe.ema_decay else {}
         self._class_weights = read_class_weights(recipe.class_weights)
+        self._moving = changing_tensors(recipe) if recipe.ema_decay else []
         self._removed: dict[str, Tensor] = {}
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._scale = LossScale(recipe)
@@ -192,7 +196,7 @@ class TensorflowEngine:
             more, more_sums = self._gradients_of_part(*(column[part] for column in parted))
             return part + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
-        zeros = [tf.zeros(parameter.shape) for parameter in self._parameters.values()]
+        zeros = [tf.zeros(parameter.shape) for parameter in self._trained.values()]
         start = (tf.constant(0), zeros, tf.zeros([4], tf.float64))
         if self._synchronised:  # the strategy cannot add up over ranks inside a loop of the graph
             for _ in range(self._parts):
@@ -225,14 +229,17 @@ class TensorflowEngine:
         run = Pass(
             self._recipe, self._tensors, training=True, moments=moments, recompute=self._recomputes
         )
-        with tf.GradientTape() as tape:
+        # Only what leads to a trained tensor is recorded, and computed backwards.
+        trained = list(self._trained.values())
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(trained)
             logits = run.logits(x, kept_features)
             losses = self._cross_entropy(logits, labels)
             if mixup:
                 mixed = self._cross_entropy(logits, tf.gather(labels, partners))
                 losses = coefficients * losses + (1 - coefficients) * mixed
             loss = tf.reduce_mean(losses) * (self._scale.value / (self._parts * self._world.ranks))
-        gradients = tape.gradient(loss, list(self._parameters.values()))
+        gradients = tape.gradient(loss, trained)
         for name, value in run.statistics.items():
             self._tensors[name].assign(value)
         rank = _rank_labels(logits, labels)
@@ -271,9 +278,10 @@ class TensorflowEngine:
     def _update(self, gradients: list[Tensor], step: Tensor) -> None:
         # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
         # stay 0.
-        by_name = dict(zip(self._parameters, gradients, strict=True))
+        by_name = dict(zip(self._trained, gradients, strict=True))
         for name, removed in self._removed.items():
-            by_name[name] = tf.where(removed, 0.0, by_name[name])
+            if name in by_name:
+                by_name[name] = tf.where(removed, 0.0, by_name[name])
         by_name, used = self._scale.step(by_name)
         # XLA would take a slice's index for a constant and compile every step.
         rate = tf.gather(self._learning_rates, step)
@@ -290,14 +298,15 @@ class TensorflowEngine:
             tf.raw_ops.ResourceApplyMomentum(
                 var=weight.handle,
                 accum=velocity.handle,
-                lr=rate,
+                lr=rate * self._rate_factors[name],
                 grad=gradient,
                 momentum=momentum,
                 use_nesterov=self._recipe.nesterov,
             )
         if self._ema:
             keep = tf.gather(self._ema_decays, step)
-            for name, average in self._ema.items():
+            for name in self._moving:
+                average = self._ema[name]
                 average.assign(average + (1 - keep) * (self._tensors[name] - average))
 
     def fetch(self, handle: FutureHandle) -> Interval:

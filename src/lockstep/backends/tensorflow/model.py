@@ -14,6 +14,7 @@ import tensorflow as tf
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
+from lockstep.recipes.trained_tensors import frozen_norms
 
 Tensor = Any
 """A `tf.Tensor` or `tf.Variable`: TensorFlow has no annotations."""
@@ -53,8 +54,10 @@ class Pass:
             if self._dtype == tf.float16 and not tf.config.list_logical_devices("GPU")
             else self._dtype
         )
+        self._frozen_norms = frozen_norms(recipe)
         self.statistics: dict[str, Tensor] = {}
-        """In training, the running statistics after this batch."""
+        """In training, the running statistics after this batch of batch norms that are not
+        frozen."""
 
     def logits(self, images: Tensor, kept_features: Tensor | None = None) -> Tensor:
         """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]. Dropout
@@ -134,7 +137,8 @@ class Pass:
         )
         epsilon = self._recipe.bn_epsilon
         momentum = self._recipe.bn_momentum
-        if self._training and self._moments is not None:
+        by_batch = self._training and name not in self._frozen_norms
+        if by_batch and self._moments is not None:
             batch_mean, batch_variance, count = self._moments(x)
             y = tf.nn.batch_normalization(
                 tf.cast(x, tf.float32), batch_mean, batch_variance, bias, scale, epsilon
@@ -145,7 +149,7 @@ class Pass:
             variance = variance + momentum * (unbiased - variance)
         else:
             # With weight 1 for the new average, the operation expects no old values.
-            old = (mean, variance) if not self._training or momentum < 1 else ([], [])
+            old = (mean, variance) if not by_batch or momentum < 1 else ([], [])
             y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
                 x=x,
                 scale=scale,
@@ -153,10 +157,10 @@ class Pass:
                 mean=old[0],
                 variance=old[1],
                 epsilon=epsilon,
-                exponential_avg_factor=momentum if self._training else 1.0,
-                is_training=self._training,
+                exponential_avg_factor=momentum if by_batch else 1.0,
+                is_training=by_batch,
             )
-        if self._training:
+        if by_batch:
             self.statistics[f"{name}.running_mean"], self.statistics[f"{name}.running_var"] = (
                 mean,
                 variance,

@@ -23,6 +23,7 @@ from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
+from lockstep.backends.torch.freezing import freeze, set_training_mode
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
 from lockstep.backends.torch.handle import EndTimes, TorchHandle
 from lockstep.backends.torch.inputs import Inputs
@@ -73,6 +74,7 @@ class TorchEngine:
         if recipe.batch_norm == "synchronised" and world.ranks > 1:
             self.model = synchronise(self.model, self._device)
         fuse_batch_norms(self.model, recipe, execution, self._device, world.ranks)
+        self._frozen_norms = freeze(self.model, recipe)
         self._tensors = canonical_tensors(self.model)
         self._loss_module = _TrainingLoss(self.model, recipe, layout).to(self._device)
         self._distributed = self._distribute(execution)
@@ -140,7 +142,7 @@ class TorchEngine:
 
     def train(self, batches: Iterable[Batch], first: int) -> TorchHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
-        self.model.train()
+        set_training_mode(self.model, self._frozen_norms)
         self._update.begin(first)
         sums = []
         images = self._recipe.global_batch_images // self._world.ranks

@@ -41,10 +41,12 @@ def keep_statistics(block: nn.Module) -> Iterator[None]:
     """Let a block's batch norms write to other memory than to their running statistics.
 
     They get memory, because the second pass must keep the same tensors as the first: batch norms
-    without statistics keep fewer.
+    without statistics keep fewer. Frozen batch norms, which are in evaluation mode, read theirs.
     """
     kept = []
     for module in block.modules():
+        if not module.training:
+            continue
         for name, value in module.named_buffers(recurse=False):
             if name in _STATISTICS:
                 kept.append((module, name, value))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +15,19 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 if TYPE_CHECKING:
     from lockstep.backends.torch.kernels.update import UpdateKernel
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Trained parameters with the same weight decay and the same factor of the learning rate."""
+
+    decay: float
+    factor: float
+    names: list[str]
 
 
 class Update:
@@ -40,6 +51,8 @@ class Update:
         self._device = device
         self._parameters = parameters
         self._tensors = values
+        factors = rate_factors(recipe)
+        self._trained = {name: parameters[name] for name in factors}
         # What changes from step to step is in tables on the device: a captured step repeats what
         # the host passed to it.
         self._rates = torch.tensor(learning_rates, dtype=torch.float32, device=device)
@@ -47,7 +60,8 @@ class Update:
             1 - ema_decays(recipe, len(learning_rates)), dtype=torch.float32, device=device
         )
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
-        self._groups = self._decay_groups()
+        self._groups = self._build_groups(factors)
+        self._factors = torch.tensor([group.factor for group in self._groups], device=device)
         self._removed: dict[str, Tensor] = {}
         self.scale = LossScale(recipe, device)
         self.velocity = {
@@ -57,34 +71,40 @@ class Update:
             {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
         )
         """Moving averages by name; empty without `ema_decay`."""
+        self._moving = changing_tensors(recipe) if recipe.ema_decay else []
+        """Names of the averages that a step moves."""
         self._kernel = self._build_kernel() if is_fused else None
 
     def _build_kernel(self) -> "UpdateKernel":
-        """Return the kernels for all tensors. This imports Triton."""
+        """Return the kernels for all tensors that a step changes. This imports Triton."""
         from lockstep.backends.torch.kernels.update import Row, UpdateKernel
 
-        decays = {name: decay for decay, names in self._groups for name in names}
-        names = [*self._parameters, *(name for name in self.ema if name not in self._parameters)]
-        rows = [
-            Row(
+        groups = {name: group for group in self._groups for name in group.names}
+        rows = []
+        for name in self._trained:
+            tensors_of_row = (
                 self._tensors[name],
-                self.velocity.get(name),
+                self.velocity[name],
                 self.ema.get(name),
                 self._removed.get(name),
-                decays.get(name, 0.0),
             )
-            for name in names
-        ]
+            rows.append(Row(*tensors_of_row, groups[name].decay, groups[name].factor))
+        statistics = [name for name in self._moving if name not in self._trained]
+        rows += [Row(self._tensors[name], average=self.ema[name]) for name in statistics]
         return UpdateKernel(rows, self._recipe.momentum, nesterov=self._recipe.nesterov)
 
-    def _decay_groups(self) -> list[tuple[float, list[str]]]:
-        """Return weight decay and names for the parameters that are decayed and for those that are
-        not."""
+    def _build_groups(self, factors: Mapping[str, float]) -> list[_Group]:
+        """Return the groups of the trained parameters, those that are decayed first."""
         table = tensors(model_spec(self._recipe.model), self._recipe.logits)
-        listed = {tensor.name for tensor in table if self._recipe.decays(tensor)}
-        decayed = [name for name in self._parameters if name in listed]
-        others = [name for name in self._parameters if name not in decayed]
-        return [(self._recipe.weight_decay, decayed), (0.0, others)]
+        decayed = {tensor.name for tensor in table if self._recipe.decays(tensor)}
+        names: dict[tuple[bool, float], list[str]] = {}
+        for name in self._trained:
+            names.setdefault((name not in decayed, factors[name]), []).append(name)
+        decay = self._recipe.weight_decay
+        return [
+            _Group(0.0 if is_plain else decay, factor, names[is_plain, factor])
+            for is_plain, factor in sorted(names)
+        ]
 
     def begin(self, first: int) -> None:
         """Number the next step `first`. Each step that is taken has the number after the one
@@ -96,7 +116,7 @@ class Update:
 
         If the step `is_captured`, `finish_capture` must be called before the graph is replayed.
         """
-        gradients = [_gradient(parameter) for parameter in self._parameters.values()]
+        gradients = [_gradient(parameter) for parameter in self._trained.values()]
         if self._kernel is None:
             self._take_plainly(gradients)
         else:
@@ -130,9 +150,9 @@ class Update:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Move every average a share of its distance from its tensor."""
-        averages = list(self.ema.values())
-        distances = torch._foreach_sub(list(self._tensors.values()), averages)
+        """Move the averages of what changes a share of their distance from their tensors."""
+        averages = [self.ema[name] for name in self._moving]
+        distances = torch._foreach_sub([self._tensors[name] for name in self._moving], averages)
         torch._foreach_mul_(distances, self._take_entry(self._changes))
         torch._foreach_add_(averages, distances)
 
@@ -150,16 +170,16 @@ class Update:
         # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient,
         # as the protocol requires.
         momentum = self._recipe.momentum or sys.float_info.min
-        rate = self._take_entry(self._rates)
-        for weight_decay, names in self._groups:
+        rates = self._take_entry(self._rates) * self._factors
+        for group, rate in zip(self._groups, rates.unbind(), strict=True):
             sgd(
-                [self._parameters[name] for name in names],
-                [_gradient(self._parameters[name]) for name in names],
-                [self.velocity[name] for name in names],
+                [self._parameters[name] for name in group.names],
+                [_gradient(self._parameters[name]) for name in group.names],
+                [self.velocity[name] for name in group.names],
                 fused=True,
                 grad_scale=scale,
                 found_inf=overflow,
-                weight_decay=weight_decay,
+                weight_decay=group.decay,
                 momentum=momentum,
                 lr=rate,  # type: ignore[arg-type]
                 dampening=0.0,

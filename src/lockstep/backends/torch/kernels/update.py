@@ -34,6 +34,8 @@ class Row:
     removed: Tensor | None = None
     """True where a mask removes weights."""
     decay: float = 0.0
+    factor: float = 1.0
+    """Factor of the learning rate."""
 
 
 @triton.jit
@@ -65,6 +67,7 @@ def _update(
     masks,
     counts,
     decays,
+    factors,
     owners,
     firsts,
     rates,
@@ -100,7 +103,7 @@ def _update(
         tl.store(velocity, v, mask=inside)
         if NESTEROV:
             v = g + momentum * v
-        w -= tl.load(rates + step) * v
+        w -= tl.load(rates + step) * tl.load(factors + owner) * v
         tl.store(weight, w, mask=inside)
     average = tl.load(averages + owner)
     if average != 0:
@@ -127,6 +130,9 @@ class UpdateKernel:
         counts = [row.weight.numel() for row in rows]
         self._counts = torch.tensor(counts, dtype=torch.int32, device=device)
         self._decays = torch.tensor([row.decay for row in rows], dtype=torch.float32, device=device)
+        self._factors = torch.tensor(
+            [row.factor for row in rows], dtype=torch.float32, device=device
+        )
         blocks: list[tuple[int, int]] = []
         for owner, count in enumerate(counts):
             blocks += [(owner, first) for first in range(0, count, BLOCK)]
@@ -179,6 +185,7 @@ class UpdateKernel:
                 *self._tables,
                 self._counts,
                 self._decays,
+                self._factors,
                 self._owners,
                 self._firsts,
             ),
@@ -214,6 +221,7 @@ def update(
     masks: Tensor,
     counts: Tensor,
     decays: Tensor,
+    factors: Tensor,
     owners: Tensor,
     firsts: Tensor,
     rates: Tensor,
@@ -226,7 +234,7 @@ def update(
 ) -> None:
     """Take a step. It changes the tensors that the tables name."""
     _update[(len(owners),)](
-        *(gradients, weights, velocities, averages, masks, counts, decays, owners, firsts),
+        *(gradients, weights, velocities, averages, masks, counts, decays, factors, owners, firsts),
         *(rates, changes, number, scale, overflow, momentum),
         NESTEROV=nesterov,
         SIZE=BLOCK,
