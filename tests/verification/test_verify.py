@@ -37,6 +37,9 @@ QUANTITIES = [
     "two parts",
     "weighted loss",
     "initial gradient",
+    "frozen gradient",
+    "frozen statistics",
+    "rates by tensor",
     "weights",
     "moving average",
     "losses",
@@ -229,6 +232,15 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         Wrong(batches=shift_kept_features),
         ["two parts", "weighted loss"],
     ),
+    "trains what is frozen": (
+        change(frozen=()),
+        ["frozen gradient", "frozen statistics", "rates by tensor"],
+    ),
+    "one rate for all tensors": (
+        change(lr_multipliers={}, lr_depth_decay=1.0),
+        ["rates by tensor"],
+    ),
+    "no decay of rates by depth": (change(lr_depth_decay=1.0), ["rates by tensor"]),
     "drops the tail": (
         Wrong(evaluated=lambda batch: bool((batch.labels >= 0).all())),
         ["evaluation", "counts"],

@@ -24,6 +24,7 @@ from lockstep.recipes.order import keep_features
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
     DECAY,
+    FINE_TUNING,
     Arrays,
     Workload,
     add_prefix,
@@ -60,6 +61,7 @@ class Worker:
             self._single_step,
             self._initial_gradient,
             self._two_parts,
+            self._fine_tuning,
             self._free_run,
         ]
         if rules:
@@ -126,6 +128,20 @@ class Worker:
             loss = engine.fetch(engine.train([batch], 0)).losses
             momentum = engine.read().momentum
         return {"weighted loss": loss} | add_prefix("two parts", momentum)
+
+    def _fine_tuning(self) -> Arrays:
+        """Return what a step at rate 1 changes where tensors are frozen or have rates of their own:
+        the velocity, statistics, and how far the weights moved."""
+        recipe = self._plain.replace(**FINE_TUNING)
+        with self._engine(recipe, np.ones(1)) as engine:
+            engine.train([self._batch], 0)
+            end = engine.read()
+        statistics = {name: v for name, v in end.tensors.items() if name not in end.momentum}
+        return (
+            add_prefix("frozen gradient", end.momentum)
+            | add_prefix("frozen statistics", statistics)
+            | add_prefix("rates by tensor", self._subtract_start(end))
+        )
 
     def _free_run(self) -> Arrays:
         """Run all steps in order; return the losses, how far the weights moved, and their moving

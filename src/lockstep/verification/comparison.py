@@ -9,8 +9,9 @@ import numpy as np
 
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
+from lockstep.recipes.trained_tensors import rate_factors
 from lockstep.verification.bounds import BOUNDS, Bound, angle, distance, largest
-from lockstep.verification.workload import DECAY, Arrays, Workload, part
+from lockstep.verification.workload import DECAY, FINE_TUNING, Arrays, Workload, part
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
         ("two parts", direction if low else "steady gradient", sharp),
         ("weighted loss", f"{kind}loss", VALUE),
         ("initial gradient", direction, DIRECTION),
+        ("frozen gradient", direction, DIRECTION),
+        ("frozen statistics", f"{kind}statistics", VALUE),
+        ("rates by tensor", "update", VALUE),
         ("weights", direction if low else "weights", sharp),
         ("moving average", f"{kind}statistics", VALUE),
         ("losses", f"{kind}loss", VALUE),
@@ -96,8 +100,15 @@ def _compute_definitions(actual: Arrays, workload: Workload) -> dict[str, Arrays
     left = recipe.momentum or 0.5
     # It is the first step, so that v = g, and Nesterov's g + m * v is (1 + m) * v.
     move = workload.large_rates[workload.telling_step]
+    of_frozen = 1.0  # at a rate of 1
     if recipe.nesterov:
         move = move * (1 + recipe.momentum)
+        of_frozen = 1 + left
+    factors = rate_factors(recipe.replace(**FINE_TUNING))
+    by_tensor = {
+        name: -of_frozen * factors.get(name, 0.0) * value
+        for name, value in part(actual, "frozen gradient").items()
+    }
     images = len(workload.batches[0].labels)
     classes = np.arange(images) % recipe.logits
     hits = [(classes < 1).sum(), (classes < 5).sum(), images]
@@ -105,6 +116,7 @@ def _compute_definitions(actual: Arrays, workload: Workload) -> dict[str, Arrays
     return {
         "decay": decay,
         "momentum": {name: left * value for name, value in part(actual, "gradient").items()},
+        "rates by tensor": by_tensor,
         "update": {name: -move * value for name, value in part(actual, "velocity").items()},
         "counts": {"": counts},
         "state": {"": np.zeros_like(actual.get("state", counts))},

@@ -26,6 +26,13 @@ trajectory (docs/numerics.md)."""
 DECAY = 0.5
 """Weight decay of the step that shows which weights are decayed. A gradient's rounding would hide a
 recipe's own decay."""
+FINE_TUNING: dict[str, Any] = {
+    "frozen": ("conv1", "bn1", "layer1", "layer2.0.conv1.weight", "layer3.0.bn1", "fc.bias"),
+    "lr_multipliers": {"backbone": 0.5, "layer4": 2, "fc": 3},
+    "lr_depth_decay": 0.9,
+}
+"""What is frozen, and the rates by tensor, in the step that shows them. Every model has these
+tensors: below the lowest trained one, and between trained ones."""
 BATCH = {False: 16, True: 8}
 """Images of a step, by whether the model is full."""
 
@@ -73,6 +80,9 @@ def build(
         model=(model or base.fields()["model"]) if full else narrow_model(spec),
         precision=precision,
         quantisation="none",
+        frozen=(),  # a narrow model may not have these tensors
+        lr_multipliers={},
+        lr_depth_decay=1.0,
         epochs=steps,
         warmup_epochs=base.warmup_epochs and max(steps // 4, 1),
         warmup_from_batch_images=0,
