@@ -31,7 +31,8 @@ soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli tests/backends tests/inference tests/weights
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_train_ranks.py \
 	  tests/cli/test_two_hosts.py \
-	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py
+	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py \
+	  tests/backends/test_ends.py
 
 # The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with
 # damaged files of every format: `make fuzz FUZZ_MINUTES=60 FUZZ_FILES=100000`.
