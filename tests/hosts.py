@@ -24,22 +24,9 @@ def _why_not() -> str:
     if shutil.which("ip") is None:
         return "ip (iproute2) is not installed"
     name = f"lockstep-try-{os.getpid()}"
-    cable = (
-        "ip",
-        "link",
-        "add",
-        f"try{os.getpid()}",
-        "netns",
-        name,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "other",
-        "netns",
-        name,
-    )
-    for command in (("ip", "netns", "add", name), cable):
+    ends = ["type", "veth", "peer", "name", "other", "netns", name]
+    cable = ["ip", "link", "add", f"try{os.getpid()}", "netns", name, *ends]
+    for command in (["ip", "netns", "add", name], cable):
         tried = subprocess.run(command, capture_output=True, text=True, check=False)
         if tried.returncode:
             break
@@ -105,21 +92,8 @@ class Host:
 
     def slow_down(self, rate: str) -> None:
         """Limit what this host sends to a rate such as 10mbit."""
-        self.run(
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            self.interface,
-            "root",
-            "tbf",
-            "rate",
-            rate,
-            "burst",
-            "64kb",
-            "latency",
-            "400ms",
-        )
+        limit = ["tbf", "rate", rate, "burst", "64kb", "latency", "400ms"]
+        self.run("tc", "qdisc", "add", "dev", self.interface, "root", *limit)
 
 
 @contextmanager

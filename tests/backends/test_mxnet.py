@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -144,18 +145,8 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> No
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     }
-    command = [
-        sys.executable,
-        "-m",
-        "lockstep",
-        "launch",
-        "-n",
-        "2",
-        "--distributed",
-        "horovod",
-        "--backend",
-        "mxnet",
-    ]
+    how = shlex.split("launch -n 2 --distributed horovod --backend mxnet")
+    command = [sys.executable, "-m", "lockstep", *how]
     done = subprocess.run(
         [*command, "--", "train", "--data", "x", "--out", "x"],
         env=environment,
@@ -423,19 +414,8 @@ def test_horovods_own_launcher_starts_ranks(
         "-m",
         "lockstep",
     ]
-    command = [
-        "train",
-        "--backend",
-        "mxnet",
-        "--distributed",
-        "horovod",
-        "--recipe",
-        recipe,
-        "--data",
-        textures,
-        "--out",
-        run,
-    ]
+    how = ["train", "--backend", "mxnet", "--distributed", "horovod"]
+    command = [*how, "--recipe", recipe, "--data", textures, "--out", run]
     done = subprocess.run(
         [*launcher, *command], capture_output=True, text=True, timeout=300, check=False
     )

@@ -53,19 +53,10 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
     }
+    how = split_launcher(name)
+    modules = ["tests.backends.workers", *how, "tests.backends.ranks", *how]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error",
-            "-m",
-            "tests.backends.workers",
-            *split_launcher(name),
-            "tests.backends.ranks",
-            *split_launcher(name),
-            folder,
-            *scenarios,
-        ],
+        [sys.executable, "-W", "error", "-m", *modules, folder, *scenarios],
         cwd=root,
         env=environment | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"},
         capture_output=True,

@@ -57,18 +57,8 @@ def test_the_grid_and_the_seeds_flags_are_understood(
     answer: Answer, measured: list[dict[str, Any]]
 ) -> None:
     code, _, errors = answer(
-        *(
-            "benchmark",
-            "train",
-            "-n",
-            "1,2",
-            "-b",
-            "4,8",
-            "--dtype",
-            "fp32,bf16",
-            "--model",
-            "resnet50,resnet50-v1",
-        ),
+        *("benchmark", "train", "-n", "1,2", "-b", "4,8", "--dtype", "fp32,bf16"),
+        *("--model", "resnet50,resnet50-v1"),
         *("-i", 3, "-e", 2, "-w", 4, "--set", "image_size=64", "--set", "accumulation_steps=2"),
     )
     assert (code, errors) == (0, "")
@@ -237,19 +227,8 @@ def test_a_signal_keeps_the_cells_that_are_done(
 ) -> None:
     out = tmp_path / "report.json"
     size = ("--set", "eval_crop=32", "--set", "eval_resize=36")
-    many = (
-        "benchmark",
-        "inference",
-        "--backend",
-        "reference",
-        "--model",
-        "resnet18",
-        "-i",
-        2,
-        "-b",
-        "1,2,4,8",
-        *size,
-    )
+    cells = ("--backend", "reference", "--model", "resnet18", "-i", 2, "-b", "1,2,4,8")
+    many = ("benchmark", "inference", *cells, *size)
     with running(*many, "-o", out) as process:
         wait_until(lambda: out.exists() and json.loads(out.read_text())["cells"])
         process.send_signal(number)

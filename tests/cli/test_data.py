@@ -79,21 +79,8 @@ def test_packing_can_reduce_images(tmp_path: Path, answer: Run) -> None:
     source = image_folder(tmp_path / "source", {"a/x.jpg": jpeg(200, 300)})
     for quality in (30, 95):
         target = tmp_path / str(quality)
-        assert (
-            answer(
-                "data",
-                "pack",
-                source,
-                target,
-                "--format",
-                "recordio",
-                "--resize",
-                64,
-                "--quality",
-                quality,
-            )[0]
-            == 0
-        )
+        how = ["--format", "recordio", "--resize", 64, "--quality", quality]
+        assert answer("data", "pack", source, target, *how)[0] == 0
         assert open_index(target).sizes.tolist() == [[64, 96]]
     assert (tmp_path / "30" / "images.rec").stat().st_size < (
         tmp_path / "95" / "images.rec"
@@ -271,17 +258,8 @@ def test_show_draws_what_the_host_loader_makes(
     recipe = load_recipe(tmp_path / "mine.yaml")
     out = tmp_path / "sheets" / "sheet.png"
     code, output, errors = answer(
-        "data",
-        "show",
-        data,
-        "--recipe",
-        tmp_path / "mine.yaml",
-        "--out",
-        out,
-        "--images",
-        8,
-        "--split",
-        split,
+        *("data", "show", data, "--recipe", tmp_path / "mine.yaml"),
+        *("--out", out, "--images", 8, "--split", split),
     )
     assert (code, errors) == (0, "")
     assert output.splitlines()[-1] == f"{out}: 200 x 136 pixels"

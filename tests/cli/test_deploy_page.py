@@ -27,18 +27,8 @@ COMMANDS = list(dict.fromkeys(SHOWN))
 TABLE = PAGE.partition("## Targets\n")[2].partition("\n###")[0]
 FILES = dict(re.findall(r"^\| `([a-z][a-z-]+)`[^|]*\|([^|]*)\|", TABLE, flags=re.MULTILINE))
 """What the table of targets says is written, by target."""
-SMALL = [
-    "--model",
-    "resnet18",
-    "-i",
-    "2",
-    "--set",
-    "image_size=32",
-    "--set",
-    "eval_crop=32",
-    "--set",
-    "eval_resize=36",
-]
+SIZES = "--set image_size=32 --set eval_crop=32 --set eval_resize=36"
+SMALL = f"--model resnet18 -i 2 {SIZES}".split()
 
 
 def words_of(command: str, places: dict[str, Path]) -> list[object]:

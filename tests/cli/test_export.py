@@ -54,18 +54,8 @@ def test_what_was_trained_in_bf16_is_exported_in_fp32_with_a_note(
 def test_int8_after_training_shows_top_1_before_and_after(
     answer: Run, run_folder: Path, textures: Path, tmp_path: Path
 ) -> None:
-    options = (
-        "--to",
-        "onnx",
-        "--precision",
-        "int8",
-        "--data",
-        textures,
-        "--tolerance",
-        "100",
-        "--calibration-images",
-        "8",
-    )
+    images = ["--data", textures, "--calibration-images", "8"]
+    options = ["--to", "onnx", "--precision", "int8", "--tolerance", "100", *images]
     code, output, _ = answer(
         "export", run_folder, tmp_path / "model", *options, "--batch", "2", "--no-compare"
     )

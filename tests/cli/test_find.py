@@ -58,18 +58,8 @@ def test_every_try_is_a_line_and_the_last_one_a_command(
         return Try(images, parts, images // parts <= 60, images_per_sec=100.0, is_short=images > 62)
 
     monkeypatch.setattr(largest_batch, "_try_steps", fake)
-    how = (
-        "--recipe",
-        recipe,
-        "--precision",
-        "bf16",
-        "--recompute",
-        "blocks",
-        "--memory-gb",
-        "2",
-        "--set",
-        "device=cpu",
-    )
+    how = ["--recipe", recipe, "--precision", "bf16", "--recompute", "blocks"]
+    how += ["--memory-gb", "2", "--set", "device=cpu"]
     code, output, errors = answer("find", "batch", *how)
     assert (code, errors) == (0, "")
     assert output.splitlines() == [

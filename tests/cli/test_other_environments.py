@@ -127,19 +127,8 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(
     run = tmp_path / "a run"
     prefix = tmp_path / "for mxnet" / "model"
     recipe.write_text(tiny_recipe.replace(epochs=40).format_yaml())
-    command = [
-        "train",
-        "--backend",
-        "mxnet",
-        "--recipe",
-        recipe,
-        "--data",
-        textures,
-        "--out",
-        run,
-        "--model-prefix",
-        prefix,
-    ]
+    how = ["--backend", "mxnet", "--model-prefix", prefix]
+    command = ["train", *how, "--recipe", recipe, "--data", textures, "--out", run]
     with running(*command, "--set", "save_every_steps=5", room=room_for(5)) as process:
         wait_until(lambda: bool(checkpoints(run)))
         os.kill(process.pid, signal.SIGTERM)
@@ -240,17 +229,8 @@ def test_a_prefix_with_another_graph_is_refused_before_the_first_step(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(tiny_recipe.format_yaml())
     (tmp_path / "model-symbol.json").write_text("{}")
-    command = [
-        "train",
-        "--recipe",
-        recipe,
-        "--data",
-        textures,
-        "--out",
-        tmp_path / "run",
-        "--model-prefix",
-        tmp_path / "model",
-    ]
+    places = ["--data", textures, "--out", tmp_path / "run", "--model-prefix", tmp_path / "model"]
+    command = ["train", "--recipe", recipe, *places]
     code, _, errors = call(*command)
     assert code == 2
     assert "already exists with another graph" in errors

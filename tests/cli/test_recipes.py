@@ -13,28 +13,7 @@ from tests.reporting.cases import write_run
 
 Run = Callable[..., tuple[int, str, str]]
 
-NAMES = [
-    "resnet50-paddle-50ep",
-    "resnet50-paddle-90ep",
-    "resnet50-paddle-tf32-50ep",
-    "resnet50-paddle-tf32-90ep",
-    "resnet50-paddle-asp-90ep",
-    "resnet50-paddle-qat-10ep",
-    "resnet50-mxnet-90ep",
-    "resnet50-mxnet-fp32-90ep",
-    "resnext101-32x4d-pytorch-90ep",
-    "resnext101-32x4d-pytorch-250ep",
-    "resnet50-tensorflow-90ep",
-    "resnet50-tensorflow-250ep",
-    "resnet50-tensorflow-tf32-90ep",
-    "resnet50-tensorflow-fp32-90ep",
-    "resnet50-tensorflow-fp32-250ep",
-    "resnext101-32x4d-tensorflow-90ep",
-    "resnext101-32x4d-tensorflow-250ep",
-    "my-images",
-    "fine-tune",
-    "demo",
-]
+NAMES = list(RECIPES)
 
 
 def test_the_list_names_every_recipe_and_what_it_reaches(answer: Run) -> None:

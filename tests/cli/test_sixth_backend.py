@@ -5,6 +5,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -119,22 +120,7 @@ def test_a_copied_backend_does_all_that_commands_do(
     quick = ("--set", "epochs=1", "--set", "reference_dtype=float32")
     trained = tree / "run"
     report = tree / "report.json"
-    small = (
-        "--set",
-        "image_size=32",
-        "-b",
-        2,
-        "-i",
-        2,
-        "-e",
-        1,
-        "-w",
-        1,
-        "--dtype",
-        "fp32",
-        "--model",
-        "resnet18",
-    )
+    small = shlex.split("--set image_size=32 -b 2 -i 2 -e 1 -w 1 --dtype fp32 --model resnet18")
     doctor, _, evaluated, verified, *_ = run(
         tree,
         ("doctor",),

@@ -38,16 +38,8 @@ def test_gradients_are_exchanged_once_a_step_although_it_has_two_parts(
 ) -> None:
     changes = (f"backend={backend}", "epochs=2", "accumulation_steps=2")
     options = [word for change in changes for word in ("--set", change)]
-    trains = (
-        "train",
-        "--recipe",
-        recipe_file,
-        "--data",
-        textures,
-        "--out",
-        tmp_path / "run",
-        *options,
-    )
+    places = ["--recipe", recipe_file, "--data", textures, "--out", tmp_path / "run"]
+    trains = ["train", *places, *options]
     with two_hosts() as (host, _):
         code, _, errors = finish(
             host.start("launch", "-n", 2, "--", *trains, "--stop-after-steps", STEPS)

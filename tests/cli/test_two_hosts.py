@@ -60,22 +60,9 @@ def launch(
     hosts: tuple[Host, Host], train: list[object], *options: object, n: int = 1
 ) -> list[subprocess.Popen[str]]:
     """Start a launcher on every host."""
-    place = f"{hosts[0].address}:{PORT}"
+    together = ["--nodes", 2, "--rendezvous", f"{hosts[0].address}:{PORT}", "-n", n, *options]
     return [
-        host.start(
-            "launch",
-            "--nodes",
-            2,
-            "--node-rank",
-            node,
-            "--rendezvous",
-            place,
-            "-n",
-            n,
-            *options,
-            "--",
-            *train,
-        )
+        host.start("launch", *together, "--node-rank", node, "--", *train)
         for node, host in enumerate(hosts)
     ]
 
@@ -200,10 +187,8 @@ def test_a_slow_link_changes_no_number(
     for launcher in launchers:
         code, _, errors = finish(launcher, 300)
         assert code == 0, errors
-    assert (
-        call("launch", "-n", 2, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 8)[0]
-        == 0
-    )
+    one = ["--out", tmp_path / "one", "--stop-after-steps", 8]
+    assert call("launch", "-n", 2, "--", *train, *one)[0] == 0
     assert_same_weights(tmp_path / "slow", tmp_path / "one")
 
 
@@ -212,15 +197,9 @@ def test_a_slow_link_changes_no_number(
 def test_ranks_that_another_launcher_only_numbers_meet_by_themselves(
     hosts: tuple[Host, Host], train: list[object], tmp_path: Path, launcher: str
 ) -> None:
+    two = ["--out", tmp_path / "two", "--stop-after-steps", 8]
     ranks = [
-        host.start(
-            *train,
-            "--out",
-            tmp_path / "two",
-            "--stop-after-steps",
-            8,
-            **numbered(launcher, hosts, number),
-        )
+        host.start(*train, *two, **numbered(launcher, hosts, number))
         for number, host in enumerate(hosts)
     ]
     wait_for_steps(tmp_path / "two", ranks)
@@ -230,10 +209,8 @@ def test_ranks_that_another_launcher_only_numbers_meet_by_themselves(
         assert code == 0, errors
     for address, open_at in addresses.items():
         assert open_at <= LOOPBACK | as_proc_writes(address)
-    assert (
-        call("launch", "-n", 2, "--", *train, "--out", tmp_path / "one", "--stop-after-steps", 8)[0]
-        == 0
-    )
+    one = ["--out", tmp_path / "one", "--stop-after-steps", 8]
+    assert call("launch", "-n", 2, "--", *train, *one)[0] == 0
     assert_same_weights(tmp_path / "two", tmp_path / "one")
 
 
@@ -264,21 +241,8 @@ def test_two_ranks_on_each_host_are_four(
     ):
         code, _, errors = finish(launcher, 300)
         assert code == 0, errors
-    assert (
-        call(
-            "launch",
-            "-n",
-            4,
-            "--",
-            *train,
-            "--out",
-            tmp_path / "one",
-            "--stop-after-steps",
-            4,
-            seconds=300,
-        )[0]
-        == 0
-    )
+    one = ["--out", tmp_path / "one", "--stop-after-steps", 4]
+    assert call("launch", "-n", 4, "--", *train, *one, seconds=300)[0] == 0
     a, b = (newest(tmp_path / run) for run in ("one", "two"))
     assert a.step == b.step == 4
     # Three and more numbers may be added up in another order: MXNet's server takes them as they
