@@ -82,17 +82,6 @@ def test_names_of_classes_come_from_a_file(
     assert json.loads(output)["classes"] == names
 
 
-@pytest.mark.parametrize("checkpoint", ["8", "latest"])
-def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
-    checkpoint: str, answer: Run, run_folder: Path, textures: Path
-) -> None:
-    code, output, errors = answer(
-        "evaluate", run_folder, "--data", textures, "--checkpoint", checkpoint
-    )
-    assert (code, output) == (2, "")
-    check_lines(errors, rf"{run_folder} has no checkpoint '{checkpoint}'; .*newest, best .*\[7\]")
-
-
 def test_another_runtime_computes_the_same(answer: Run, run_folder: Path, textures: Path) -> None:
     code, output, errors = answer(
         "evaluate", run_folder, "--data", textures, "--runtime", "onnxruntime", "--json"
