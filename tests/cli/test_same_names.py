@@ -23,14 +23,15 @@ FUNCTIONS: dict[str, Any] = {
     "report": lockstep.report,
 }
 ONLY_OPTIONS = {
-    "train": {"tensorboard", "profile"},
+    "train": {"tensorboard", "profile", "early_stopping_epochs"},
     "evaluate": {"json"},
     "predict": {"run", "images", "top", "format", "json", "output", "embeddings"},
     "convert": {"inspect", "json"},
     "serve": {"token_file"},
     "verify": {"json", "plot"},
 }
-"""What only the console has: how results are shown, and where they come from and go."""
+"""What only the console has: how results are shown, where they come from and go, and an option for
+a field of the recipe."""
 ONLY_PARAMETERS = {
     "train": {"changes"},
     "predict": {"source", "features"},

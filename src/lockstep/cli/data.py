@@ -23,6 +23,8 @@ Data = Annotated[
 ]
 _SHOWN = 5
 """A table lists at most this many findings of a kind."""
+_SHOWN_SUSPECTS = 20
+_DRAWN_SUSPECTS = 60
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -164,6 +166,19 @@ def check(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="List unusable images in quarantine.json.")
     ] = False,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN",
+            help=(
+                "Look for wrong labels instead: by this run or the runs in this folder, which judge"
+                " images that they did not train on; may be repeated."
+            ),
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="With --labels: the PNG of the images with doubtful labels.")
+    ] = Path("labels.png"),
     as_json: AsJson = False,
 ) -> None:
     """Read all images and look for problems that would spoil training.
@@ -173,6 +188,9 @@ def check(
     from lockstep.cli.console import Reporter
     from lockstep.data.checking import examine
 
+    if labels:
+        _check_labels(data, labels, out, as_json=as_json)
+        return
     with Reporter(is_quiet=as_json) as reporter:
         progress = reporter.progress("checking")
         report = examine(data, logits=logits or None, smallest=smallest, progress=progress)
@@ -187,6 +205,38 @@ def check(
         for path in written:
             print(f"wrote {path}: every loader leaves out the images in it")
     if report.findings:
+        raise typer.Exit(1)
+
+
+def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> None:
+    """Show the images of a data set whose label is probably wrong, and draw the first of them."""
+    from lockstep.cli.console import Reporter
+    from lockstep.data.contact_sheet import write_sheet
+    from lockstep.inference.label_errors import check_labels, draw_suspects
+
+    with Reporter(to_stderr=True) as reporter:
+        check = check_labels(data, runs, listener=reporter)
+    suspects = check.suspects
+    if as_json:
+        rows = [suspect.describe() for suspect in suspects]
+        print_json({"images": check.images, "judged": check.judged, "suspects": rows})
+    else:
+        print(
+            f"{check.judged} of {check.images} images are judged by runs that did not train on"
+            f" them; {len(suspects)} labels are probably wrong"
+        )
+        for suspect in suspects[:_SHOWN_SUSPECTS]:
+            print(
+                f"  {escape_line(suspect.place)}: {escape_line(suspect.label)}"
+                f" {100 * suspect.label_probability:.1f} %, {escape_line(suspect.suggestion)}"
+                f" {100 * suspect.suggestion_probability:.1f} %"
+            )
+        if len(suspects) > _SHOWN_SUSPECTS:
+            print(f"  ... and {len(suspects) - _SHOWN_SUSPECTS} more; --json lists all")
+    if suspects:
+        write_sheet(draw_suspects(check, _DRAWN_SUSPECTS), out)
+        if not as_json:
+            print(f"wrote {out}; look at the images before you change a label")
         raise typer.Exit(1)
 
 

@@ -242,6 +242,13 @@ def read_digest(file: Path) -> str:
     return digest
 
 
+def read_data_digest(path: Path) -> str:
+    """Return the digest of the images that a checkpoint was trained on. Raises
+    `CheckpointError`."""
+    digest: str = _read_description(path)["data_digest"]
+    return digest
+
+
 def find_weights_file(folder: Path, *, ema: bool) -> Path:
     """Return the file of a checkpoint's weights, or of their moving average."""
     return folder / ("ema.safetensors" if ema else "model.safetensors")

@@ -1,0 +1,210 @@
+"""Images whose label is probably wrong, by runs that did not train on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lockstep.data.contact_sheet import draw_sheet
+from lockstep.data.images import printable
+from lockstep.data.index import Index
+from lockstep.data.loading.loaders import make_loader
+from lockstep.data.split import Sets, open_sets, same_images
+from lockstep.inference.computation import open_computation
+from lockstep.inference.images import read_square
+from lockstep.inference.runtimes import NATIVE
+from lockstep.models.calibration import compute_probabilities
+from lockstep.models.label_errors import find_label_errors
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import evaluation_plans
+from lockstep.runs.events import Listener
+from lockstep.runs.recorder import Recorder
+from lockstep.runs.temperature import collect_logits
+from lockstep.system.errors import CheckpointError, DataError
+from lockstep.system.ranks import is_leading
+from lockstep.weights import Weights, open_weights
+from lockstep.weights.checkpoint import read_data_digest
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An image whose label is probably wrong."""
+
+    place: str
+    """Its file, below the data set's folder; within a file of many images also its name."""
+    label: str
+    suggestion: str
+    """The class that it probably belongs to."""
+    label_probability: float
+    suggestion_probability: float
+    source: tuple[Index, int]
+    """The index that has it, and its number there."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the suspect as JSON has it."""
+        return {
+            "image": self.place,
+            "label": self.label,
+            "suggestion": self.suggestion,
+            "label_probability": round(self.label_probability, 6),
+            "suggestion_probability": round(self.suggestion_probability, 6),
+        }
+
+
+@dataclass(frozen=True)
+class LabelCheck:
+    """The result of checking labels."""
+
+    suspects: list[Suspect]
+    """The most certain first."""
+    judged: int
+    """Images that some run predicted without having trained on them."""
+    images: int
+    """All training and validation images."""
+    recipe: Recipe
+    """It says how the images are prepared."""
+
+
+@dataclass
+class _Judgement:
+    """What runs say of an image."""
+
+    index: Index
+    sample: int
+    total: np.ndarray
+    """Sum of the probabilities, float64 [classes]."""
+    runs: int = 0
+
+
+def check_labels(
+    data: Path,
+    runs: Sequence[str | Path],
+    *,
+    execution: Execution | None = None,
+    listener: Listener | None = None,
+) -> LabelCheck:
+    """Find label errors of a data set by runs that were trained on it.
+
+    Each run judges its validation images: it has not trained on them, though its best checkpoint
+    was chosen on them. A folder of runs, such as those of `train --folds`, stands for its runs;
+    together they judge all images. Probabilities of several runs are averaged.
+
+    Raises `DataError` if a run was trained on other images, and `CheckpointError` if there is none.
+    """
+    execution = execution or Execution()
+    recorder = Recorder(listener if is_leading() else None)
+    judgements: dict[str, _Judgement] = {}
+    images = 0
+    recipe = Recipe()
+    for run in _list_runs(runs):
+        weights = open_weights(run)
+        sets = open_sets(data, weights.recipe.validation_share, recorder.progress)
+        _check_images(weights, sets, data, run)
+        recipe = weights.recipe
+        images = len(sets.training) + len(sets.validation)
+        probabilities = _predict(weights, sets.validation, execution, listener)
+        for sample, row in enumerate(probabilities):
+            place = _name_place(sets.validation, sample)
+            empty = np.zeros(len(row))
+            judgement = judgements.setdefault(place, _Judgement(sets.validation, sample, empty))
+            judgement.total += row
+            judgement.runs += 1
+    return LabelCheck(_find_suspects(judgements), len(judgements), images, recipe)
+
+
+def _list_runs(sources: Sequence[str | Path]) -> list[Path]:
+    """Return the folders of runs; a folder that holds runs stands for them."""
+    runs: list[Path] = []
+    for source in map(Path, sources):
+        inner = sorted(path.parent for path in source.glob("*/recipe.yaml"))
+        if (source / "recipe.yaml").is_file():
+            runs.append(source)
+        elif inner:
+            runs += inner
+        else:
+            raise CheckpointError(
+                f"{source} is no run and holds none; expected the --out of lockstep train"
+            )
+    return runs
+
+
+def _check_images(weights: Weights, sets: Sets, data: Path, run: Path) -> None:
+    """Raise `DataError` unless a run was trained on these images."""
+    assert weights.checkpoint_file is not None
+    digest = read_data_digest(weights.checkpoint_file.parent)
+    if not same_images(digest, sets.digest):
+        raise DataError(
+            f"{run} was trained on other images than those in {data}, or with other labels; train"
+            " a run on these images, so that it is known which of them it did not see"
+        )
+
+
+def _predict(
+    weights: Weights, index: Index, execution: Execution, listener: Listener | None
+) -> np.ndarray:
+    """Return the probabilities of the classes for all images, float64 [N, classes]. Outputs beyond
+    the classes are left out."""
+    opening = open_computation(NATIVE, weights, None, execution, listener, most_images=_BATCH)
+    with opening as computation:
+        recipe = computation.weights.recipe
+        plans = evaluation_plans(recipe, index.sizes_for(recipe), _BATCH)
+        size = recipe.eval_crop
+        with make_loader(index, recipe, execution, size=size, evaluation=True) as loader:
+            count = -(-len(index) // _BATCH)
+            batches = computation.recorder.watch("judging", loader.batches(plans), count)
+            logits, _ = collect_logits(computation.predict, batches)
+    known = logits[:, : len(index.classes)]
+    return compute_probabilities(known, weights.calibration.temperature)
+
+
+def _name_place(index: Index, sample: int) -> str:
+    """Return what an image is called: its file, and within a file of many images its name."""
+    place = index.place(sample)
+    name = index.name(sample)
+    where = f"{index.root.name}/{place}"
+    return printable(where if name in ("", place) else f"{where} ({name})")
+
+
+def _find_suspects(judgements: dict[str, _Judgement]) -> list[Suspect]:
+    """Return the images whose label is probably wrong, the most certain first."""
+    if not judgements:
+        return []
+    places = list(judgements)
+    rows = [judgement.total / judgement.runs for judgement in judgements.values()]
+    labels = [int(one.index.rows["label"][one.sample]) for one in judgements.values()]
+    errors = find_label_errors(np.stack(rows), np.array(labels))
+    suspects = []
+    for number, guess in zip(errors.suspects.tolist(), errors.suggestions.tolist(), strict=True):
+        judgement = judgements[places[number]]
+        classes = judgement.index.classes
+        suspects.append(
+            Suspect(
+                places[number],
+                printable(classes[labels[number]]),
+                printable(classes[guess]),
+                float(rows[number][labels[number]]),
+                float(rows[number][guess]),
+                (judgement.index, judgement.sample),
+            )
+        )
+    return suspects
+
+
+def draw_suspects(check: LabelCheck, most: int) -> Image.Image:
+    """Return a contact sheet of the first `most` suspects, each with its label and its suggested
+    class."""
+    pictures = []
+    captions = []
+    for suspect in check.suspects[:most]:
+        index, sample = suspect.source
+        picture = np.empty((check.recipe.eval_crop, check.recipe.eval_crop, 3), np.uint8)
+        read_square(index.read(sample), check.recipe, picture)
+        pictures.append(picture)
+        share = 100 * suspect.suggestion_probability
+        captions.append([f"{suspect.label}?", f"{share:.0f} % {suspect.suggestion}"])
+    return draw_sheet(pictures, captions)

@@ -1,0 +1,88 @@
+"""Planted label errors are found by a run that did not train on the images."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lockstep
+from lockstep.inference.label_errors import check_labels, draw_suspects
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError, DataError
+
+COLOURS = {"red": (200, 40, 40), "green": (40, 180, 40), "blue": (40, 40, 200)}
+PLANTED = {"val/green/red-4.png": "red", "val/red/blue-2.png": "blue"}
+Run = Callable[..., tuple[int, str, str]]
+
+
+def draw(path: Path, number: int, seed: int) -> None:
+    """Write a noisy square of a colour. Every second one is partly of the next colour, so that the
+    run is less sure of its class than of the planted ones."""
+    colour, other = (np.array(list(COLOURS.values())[i % 3]) for i in (number, number + 1))
+    colour = colour + 0.4 * (seed % 2) * (other - colour)
+    noise = np.random.default_rng(100 * number + seed).normal(0, 30, (32, 32, 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((colour + noise).clip(0, 255).astype(np.uint8)).save(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Squares of three colours; two validation images are in the folder of another colour."""
+    root = tmp_path_factory.mktemp("colours")
+    for number, name in enumerate(COLOURS):
+        for seed in range(16):
+            draw(root / "train" / name / f"{name}-{seed}.png", number, seed)
+        for seed in range(7):
+            draw(root / "val" / name / f"{name}-{seed}.png", number, 50 + seed)
+    for place, name in PLANTED.items():
+        file = Path(place).name
+        (root / "val" / name / file).rename(root / place)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("colour-runs") / "run"
+    recipe = tiny_recipe.replace(logits=3, epochs=5, crop_area=(0.5, 1.0))
+    lockstep.train(recipe, data, out)
+    return out
+
+
+def test_planted_errors_are_found_with_their_true_class(run: Path, data: Path) -> None:
+    check = check_labels(data, [run])
+    assert (check.judged, check.images) == (21, 69)
+    assert {suspect.place: suspect.suggestion for suspect in check.suspects} == PLANTED
+    sheet = draw_suspects(check, 60)
+    assert sheet.size == (2 * 40 + 8, 40 + 2 * 16 + 8)
+
+
+def test_a_folder_of_runs_stands_for_them(run: Path, data: Path) -> None:
+    check = check_labels(data, [run.parent, run])
+    assert {suspect.place: suspect.suggestion for suspect in check.suspects} == PLANTED
+
+
+def test_the_command_lists_and_draws_them(
+    run: Path, data: Path, tmp_path: Path, answer: Run
+) -> None:
+    out = tmp_path / "doubtful.png"
+    arguments = ("data", "check", data, "--labels", run, "--out", out)
+    code, output, _ = answer(*arguments)
+    assert code == 1
+    assert "21 of 69 images are judged" in output
+    assert "2 labels are probably wrong" in output
+    assert "val/green/red-4.png: green" in output
+    assert out.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(answer(*arguments, "--json")[1])
+    assert {row["image"]: row["suggestion"] for row in content["suspects"]} == PLANTED
+
+
+def test_a_run_of_other_images_and_a_folder_without_runs_are_refused(
+    run: Path, textures: Path, data: Path
+) -> None:
+    with pytest.raises(DataError, match="was trained on other images"):
+        check_labels(textures, [run])
+    with pytest.raises(CheckpointError, match="is no run and holds none"):
+        check_labels(data, [data])
