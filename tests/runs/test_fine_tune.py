@@ -1,6 +1,7 @@
 """Runs from weights without a recipe: they fine-tune, and lose nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,9 +113,12 @@ def other_images(tmp_path: Path) -> Path:
     return tmp_path / "other"
 
 
-def start(data: Path, run: Path, weights: Path) -> list[Event]:
+def start(
+    data: Path, run: Path, weights: Path, changes: dict[str, Any] | None = None
+) -> list[Event]:
     """Fine-tune for one step; return the events."""
-    return train_and_listen(None, data, run, weights=weights, changes=CHANGES, execution=PAUSE)
+    options = {"weights": weights, "changes": changes or CHANGES, "execution": PAUSE}
+    return train_and_listen(None, data, run, **options)
 
 
 def compute_features(weights: Path, data: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -200,6 +204,22 @@ def test_a_classifier_of_unknown_classes_stays_if_it_is_as_good_as_a_probe(
     before = read_state(weights).tensors["fc.weight"]
     after = read_state(tmp_path / "run", 0).tensors["fc.weight"]
     assert (after.tobytes() == before.tobytes()) == (kinds == KINDS)
+
+
+def test_with_a_frozen_backbone_the_linear_probe_is_the_run(
+    weights: Path, other_images: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = {"weights": weights, "changes": CHANGES | {"frozen": ["backbone"]}}
+    report = lockstep.train(data=other_images, out=run, **options)
+    assert report["steps"] == 0
+    assert "linear probe" in report["stopped_early"]
+    assert report["top1_percent"] == read_entries(run, "evaluate")[0]["top1_percent"]
+    assert read_entries(run, "train") == []
+    assert lockstep.train(out=run)["top1_percent"] == report["top1_percent"]
+    augmented = {**options["changes"], "flip_probability": 0.5}
+    start(other_images, tmp_path / "augmented", weights, augmented)
+    assert len(read_entries(tmp_path / "augmented", "train")) == 1
 
 
 def test_one_image_of_each_class_is_enough(weights: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def choose_recipe(
     epochs = checked.epochs if "epochs" in changes else min(passes, device.epochs[1])
     rate = _KNOWN_RATE if facts.is_known else _RATE
     size = checked.image_size if "image_size" in changes else _choose_size(weights)
-    return Recipe(
+    recipe = Recipe(
         model=weights.model,
         padding=weights.padding,
         bn_epsilon=weights.bn_epsilon,
@@ -63,6 +63,7 @@ def choose_recipe(
         global_batch_images=batch,
         lr=float(f"{rate * math.sqrt(batch / 8):.3g}"),
         lr_scaling="none",
+        lr_depth_decay=0.9,
         momentum=0.9,
         warmup_epochs=1.0 if epochs > 1 else 0.1,
         weight_decay=1e-4,
@@ -78,6 +79,10 @@ def choose_recipe(
         exif_orientation=True,
         temperature_scaling=True,
     ).replace(**changes)
+    if recipe.frozen != ("backbone",):
+        return recipe
+    # Fixed features of images that always look the same: the linear probe is all there is.
+    return recipe.replace(**{"crop_area": (1.0, 1.0), "flip_probability": 0.0} | changes)
 
 
 def _choose_size(weights: Recipe) -> int:
@@ -116,12 +121,16 @@ def fine_tune() -> Recipe:
     - lr: 0.004 at 8 images, and 0.0005 for weights that tell the classes apart already: both are
       measured (benchmarks/notes/fine-tuning.md). It grows with the square root of the batch
       (arXiv:1404.5997), with momentum 0.9.
+    - lr_depth_decay: 0.9, so that the stem of ResNet-50 has a sixth of the classifier's rate: lower
+      layers fit other images as they are (arXiv:1801.06146, section 3.2).
     - warmup_epochs: 1.
     - ema_decay: 0.99. The average of the last hundred steps smooths small batches (timm and
       torchvision average, too); where it is better than the trained weights, it is the best
       checkpoint.
     - early_stopping_epochs: half of the epochs, at least 5.
     - temperature_scaling: true, as in `my-images`.
+    - crop_area and flip_probability: no augmentation if `frozen` is "backbone". Then the linear
+      probe is the whole run.
     - linear_probe: true; the first part of LP-FT (arXiv:2202.10054).
     - All other fields are as published.
     """

@@ -5,12 +5,14 @@ from typing import cast
 
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
+from lockstep.recipes import Recipe
 from lockstep.recipes.best_evaluation import describe_best
 from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
 from lockstep.runs.image_results import Results, write_results
 from lockstep.runs.report import Evaluation, Report, compare_with_published, read_report
+from lockstep.runs.starting_weights import starts_from_probe
 from lockstep.runs.worst_mistakes import load_worst_mistakes
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log
@@ -56,8 +58,20 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
     if step == run.total_steps:
         return None
     recipe = run.recipe
+    if step == 0 and leaves_only_probe(recipe) and starts_from_probe(run.out):
+        return (
+            "no training improves a linear probe on fixed features of images without augmentation"
+        )
     epochs = recipe.early_stopping_epochs
     return last_step.explain_early_stop(log, step, run.steps_per_epoch, epochs, recipe.selection)
+
+
+def leaves_only_probe(recipe: Recipe) -> bool:
+    """Return whether a recipe trains the classifier alone, on features that are the same in every
+    epoch."""
+    is_fixed = recipe.frozen == ("backbone",) and not recipe.dropout
+    is_augmented = recipe.flip_probability or recipe.mixup_alpha or recipe.crop_area != (1.0, 1.0)
+    return is_fixed and not is_augmented
 
 
 @heartbeat.saving()
@@ -78,7 +92,7 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
         _show_mistakes(run, scores["trained"], step)
     run.recorder.send({"kind": "finish", "report": report, "out": str(run.out)})
     best = report["best"]
-    if best is not None and best["step"] == 0:
+    if best is not None and best["step"] == 0 and step > 0:
         run.recorder.note(
             "training has not improved the weights that the run started from, which are kept as its"
             f" best checkpoint: {describe_best(best, run.recipe.selection)}"

@@ -25,7 +25,7 @@ MOST_IMAGES = 10_000
 so that features and solver fit into memory (about 0.5 GB for ResNet-50)."""
 _PENALTY = 0.005
 """Penalty of the regression, divided by the number of classes: 0.001 for five. Between a third and
-three times this value, accuracy stays within its interval (benchmarks/README.md)."""
+three times this value, accuracy stays within its interval (benchmarks/notes/fine-tuning.md)."""
 _FOLDS = 5
 
 
@@ -85,6 +85,7 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
         tensors=start.tensors | classifier,
         notes=(*start.notes, note),
         classes=classes,
+        is_probe=True,
     )
 
 

@@ -5,8 +5,8 @@ The weights are pruned if the recipe is sparse.
 
 Before its first step such a run has, in addition to the files of `lockstep.runs.folder`:
 
-    start.json                  name of the given weights, whether they know the run's classes,
-                                SHA-256 of their tensors and of the masks
+    start.json                  name of the given weights, whether they know the run's classes or
+                                a linear probe does, SHA-256 of their tensors and of the masks
     masks.safetensors           which weights pruning keeps, bool by tensor, if the recipe is sparse
     checkpoints/step-00000000   the state before the first step
 
@@ -55,6 +55,9 @@ class Start:
     classes: tuple[str, ...] | None = None
     """Names of the classes that the classifier of the weights tells apart, empty if they are
     unknown; None if the classifier is the recipe's initial one."""
+
+    is_probe: bool = False
+    """Whether the classifier is a linear probe of the run's images."""
 
     @property
     def option(self) -> str:
@@ -212,6 +215,8 @@ def write_start(
         "weights_sha256": start.digest,
         "is_classifier": start.classes is not None and start.classes in ((), tuple(classes)),
     }
+    if start.is_probe:
+        description["is_probe"] = True
     try:
         if recipe.sparsity != "none":
             kept = make_masks(
@@ -322,6 +327,11 @@ def starts_as_classifier(run: Path) -> bool:
     """Return whether a run was started from weights that tell its classes apart, so that they can
     be evaluated before the first step."""
     return (run / "start.json").exists() and bool(_read_description(run).get("is_classifier"))
+
+
+def starts_from_probe(run: Path) -> bool:
+    """Return whether the classifier that a run was started from is a linear probe."""
+    return (run / "start.json").exists() and bool(_read_description(run).get("is_probe"))
 
 
 def _read_description(run: Path) -> dict[str, Any]:
