@@ -29,7 +29,7 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
         f"stopped after step 3 of 4 as requested; saved in {run}. The same command resumes there;"
         f" to train to the end: lockstep train --out '{run}'\n"
     )
-    assert read_run(run).trouble == "not finished: at step 3 of 4"
+    assert str(read_run(run).trouble).startswith("not finished: at step 3 of 4; lockstep evaluate")
 
     code, output, errors = answer("train", "--out", run)
     assert (code, errors) == (0, "")

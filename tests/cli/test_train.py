@@ -111,13 +111,11 @@ def test_a_run_can_be_evaluated_and_asked_for_predictions(
     finished_run: Path, textures: Path
 ) -> None:
     run = finished_run
-    code, output, errors = call(
-        "evaluate", run, "--data", textures, "--json", "--batch", 7, *DEFAULT
-    )
+    code, output, errors = call("evaluate", run, "--json", "--batch", 7, *DEFAULT)
     assert (code, errors) == (0, "")
     evaluated = json.loads(output)
     report = read_report(run)
-    assert evaluated["images"] == 20
+    assert (evaluated["images"], evaluated["data"]) == (20, str(textures / "val"))
     assert evaluated["per_class"] == report["per_class"]["trained"]
     assert evaluated["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-6)
     images = sorted((textures / "val").rglob("*.jpg"))[:3]

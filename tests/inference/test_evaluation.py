@@ -1,5 +1,6 @@
 """Evaluate known weights; compare the results with predictions and counts by hand."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import lockstep
+from lockstep.inference.evaluation_images import find_run_data
+from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.weights import checkpoint
 from tests.inference.cases import CLASSES
@@ -184,3 +187,17 @@ def test_weights_with_nan_are_named_where_the_loss_is_not_finite(
     checkpoint.write_weights(tmp_path / "nan.safetensors", tensors, about)
     with pytest.raises(DivergedError, match=r"bn1\.weight"):
         lockstep.evaluate(tmp_path / "nan.safetensors", textures)
+
+
+def test_a_run_and_its_checkpoints_know_their_data(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    step = run / "checkpoints" / "step-00000007"
+    step.mkdir(parents=True)
+    (run / "recipe.yaml").write_text(Recipe().format_yaml())
+    (run / "environment.json").write_text(json.dumps({"data": str(tmp_path)}))
+    assert find_run_data(run) == find_run_data(step) == tmp_path
+    with pytest.raises(DataError, match=r"w\.pth does not say which images .*; add --data DATA"):
+        find_run_data(tmp_path / "w.pth")
+    (run / "environment.json").write_text(json.dumps({"data": str(tmp_path / "gone")}))
+    with pytest.raises(DataError, match=r"was trained on .*gone, which does not exist"):
+        find_run_data(run)

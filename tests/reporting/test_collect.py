@@ -7,9 +7,12 @@ import pytest
 
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
+from lockstep.reporting.summary import list_results
+from lockstep.reporting.views import build_views
+from lockstep.runs.image_results import Results, write_results
 from lockstep.runs.reading import Run
 from lockstep.system.errors import CheckpointError
-from tests.reporting.cases import STEPS, write_run
+from tests.reporting.cases import STEPS, random_scores, write_run
 
 
 def open_run(folder: Path) -> Run:
@@ -35,9 +38,20 @@ def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     opened = open_run(write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=65))
-    assert opened.trouble == "not finished: at step 65 of 120"
+    start = "not finished: at step 65 of 120"
+    assert opened.trouble == f"{start}; lockstep evaluate RUN shows its accuracy and classes"
     assert opened.final["trained"]["step"] == 60
     assert opened.results is None
+    write_results(opened.folder, Results(40, "", {"trained": random_scores(2, 400, 1)}, ("a", "b")))
+    assert open_run(opened.folder).results is None, "of an older evaluation"
+    write_results(opened.folder, Results(60, "", {"trained": random_scores(2, 400, 1)}, ("a", "b")))
+    evaluated = open_run(opened.folder)
+    assert evaluated.trouble == f"{start}; classes and mistakes are those of step 60"
+    [result] = list_results([evaluated])
+    [view] = build_views([evaluated])
+    assert [row.name for row in view.classes] == ["a", "b"]
+    recalls = [row.top1 / row.images for row in view.classes]
+    assert result.balanced_accuracy == pytest.approx(sum(recalls) / 2)
 
 
 def test_a_run_that_diverged_says_so(recipe: Recipe, tmp_path: Path) -> None:

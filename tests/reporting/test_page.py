@@ -13,8 +13,9 @@ import yaml
 import lockstep
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.page import MISSING
+from lockstep.runs.image_results import Results, write_results
 from lockstep.system.errors import CheckpointError, UserError
-from tests.reporting.cases import write_run
+from tests.reporting.cases import random_scores, write_run
 from tests.reporting.conftest import NASTY
 
 
@@ -141,6 +142,9 @@ def test_a_run_that_is_not_finished_has_a_page(recipe: Recipe, tmp_path: Path) -
     assert "not finished: at step 35 of 120" in page.text
     assert "curves" in page.ids()
     assert "confusion" not in page.ids()
+    scores = {"trained": random_scores(2, 400, 1)}
+    write_results(part, Results(30, "of no images", scores, ("a", "b")))
+    assert "confusion" in write_page(part, tmp_path / "page.html").ids()
 
 
 def test_a_run_that_never_began_has_a_page(recipe: Recipe, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_results_agree_with_the_report_and_name_the_images(
     run, report = run_with_report
     results = require_results(run)
     assert results.step == 14
+    assert results.classes == tuple(report["classes"])
     assert results.digest == open_index(textures / "val").digest
     for weights in ("trained", "ema"):
         scores = results.scores[weights]

@@ -9,6 +9,7 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Recipe
+from lockstep.runs.reading import read_run
 from lockstep.weights import checkpoint
 from tests.runs.cases import (
     EXECUTION,
@@ -98,6 +99,8 @@ def test_a_run_in_parts_gives_bit_identical_weights(
             "listener": events.append,
         }
         assert lockstep.train(tiny_recipe, textures, run, **how) == {}
+        results = read_run(run).results
+        assert evaluated == ([] if results is None else [results.step])
         assert events[-1] == {"kind": "pause", "step": step, "total": STEPS, "out": str(run)}
         assert newest_step(run) == step
         assert list_evaluations(run) == evaluated

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from lockstep.runs.events import Event
 
 Data = Annotated[
-    Path, typer.Option(help="Validation images in any storage format, or a folder of images.")
+    Path | None,
+    typer.Option(
+        help=(
+            "Validation images in any storage format, or a folder of images; by default those of"
+            " the run."
+        )
+    ),
 ]
 Split = Annotated[
     float | None,
@@ -61,7 +67,7 @@ Runtime = Annotated[
 
 def command(
     source: options.WeightsArgument,
-    data: Data,
+    data: Data = None,
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,

@@ -11,7 +11,11 @@ from lockstep.data.index import Index
 from lockstep.data.loading.loaders import make_loader
 from lockstep.inference.calibrating import Calibrator
 from lockstep.inference.computation import Computation, open_computation
-from lockstep.inference.evaluation_images import EvaluationImages, find_evaluation_images
+from lockstep.inference.evaluation_images import (
+    EvaluationImages,
+    find_evaluation_images,
+    find_run_data,
+)
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.photo_batches import group_photos, load_photos
 from lockstep.inference.programs import ExportedProgram, remark_on_weights
@@ -36,7 +40,7 @@ from lockstep.weights import LOCKSTEP, Classes, Preprocessing, Weights
 @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
 def evaluate(
     source: str | Path,
-    data: str | Path,
+    data: str | Path | None = None,
     *,
     checkpoint: str | None = None,
     ema: bool | None = None,
@@ -53,7 +57,8 @@ def evaluate(
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Return accuracy, loss and per-class counts on the validation images of `data`, or on all
-    images if it has none. Every image counts once.
+    images if it has none. Every image counts once. Without `data`, a run is evaluated on its own
+    validation images.
 
     - If `data` has no validation images, the share that the weights' run set apart is evaluated.
       `split` is a different share; 0 evaluates all images.
@@ -84,7 +89,8 @@ def evaluate(
     wants_calibration = calibrate or precision_at is not None
     calibrator = Calibrator(weights, precision_at) if wants_calibration else None
     weights = weights.replace_classes(classes)
-    images = find_evaluation_images(Path(data), weights.recipe, split)
+    folder = find_run_data(Path(source)) if data is None else Path(data)
+    images = find_evaluation_images(folder, weights.recipe, split)
     if isinstance(export, ExportedProgram):
         return _evaluate_program(export, weights, images, execution, batch, Recorder(listener))
     name = runtime or (AUTO if export else NATIVE)

@@ -8,7 +8,9 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.sources import FOLDER, Source, find_source, find_split, holds_split
 from lockstep.data.split import divide_index, note_skipped, whole_source
 from lockstep.recipes import Recipe
+from lockstep.runs.folder import holds_run
 from lockstep.runs.recorder import Recorder
+from lockstep.runs.resuming import find_last_data
 from lockstep.system.errors import DataError
 from lockstep.weights import Weights
 from lockstep.weights.class_names import assume_classes, imagenet_synsets
@@ -72,6 +74,16 @@ def find_evaluation_images(data: Path, recipe: Recipe, split: float | None) -> E
     else:
         recipe = recipe.replace(validation_share=split)
     return EvaluationImages(whole_source(data), recipe.validation_share)
+
+
+def find_run_data(source: Path) -> Path:
+    """Return the data set of a run, or of the run that a checkpoint belongs to. Raises `DataError`
+    if it is unknown or gone."""
+    is_checkpoint = source.resolve().parent.name == "checkpoints"
+    run = source.resolve().parents[1] if is_checkpoint else source
+    if not holds_run(run):
+        raise DataError(f"{source} does not say which images it was trained on; add --data DATA")
+    return find_last_data(run)
 
 
 def check_classes(index: Index, source: Source, logits: int) -> None:

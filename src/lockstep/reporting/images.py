@@ -31,7 +31,6 @@ def open_images(run: Run) -> Index:
     """Return the index of the images that a run was evaluated on. Raises `ImagesGone` if they are
     gone."""
     assert run.results is not None
-    assert run.report is not None
     if run.environment.get("execution", {}).get("loader") == "synthetic":
         raise ImagesGone(
             "The images are not shown: the run was evaluated on noise (loader: synthetic)."
@@ -40,9 +39,7 @@ def open_images(run: Run) -> Index:
     if data is None:
         raise ImagesGone("The images are not shown: environment.json does not say where they are.")
     try:
-        index = find_validation_index(
-            Path(data), run.recipe.validation_share, tuple(run.report["classes"])
-        )
+        index = find_validation_index(Path(data), run.recipe.validation_share, run.class_folders)
     except (DataError, OSError) as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     if index is None:

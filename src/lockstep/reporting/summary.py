@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import wilson
-from lockstep.models.class_metrics import summarise_classes
+from lockstep.models.class_metrics import ClassCounts, summarise_classes
 from lockstep.models.latency import PERCENTILES
 from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative
 from lockstep.recipes import Recipe
@@ -43,7 +43,7 @@ class Result:
     """None if the run kept no results of single images."""
     balanced_accuracy: float | None = None
     macro_f1: float | None = None
-    """Means over classes, within 0 to 1; None if the run is not finished."""
+    """Means over classes, within 0 to 1; None if they are unknown."""
 
 
 @dataclass
@@ -80,8 +80,9 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
         bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
         error = image_statistics.measure_calibration_error(bins)
     means: list[float | None] = [None, None]
-    if run.report is not None and weights in run.report["per_class"]:
-        classes = summarise_classes(run.report["per_class"][weights])
+    counts = _count_classes(run, weights)
+    if counts is not None:
+        classes = summarise_classes(counts)
         means = [classes["balanced_accuracy_percent"], classes["macro_f1_percent"]]
     balanced, f1 = (None if mean is None else mean / 100 for mean in means)
     return Result(
@@ -98,6 +99,15 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
         balanced_accuracy=balanced,
         macro_f1=f1,
     )
+
+
+def _count_classes(run: Run, weights: str) -> ClassCounts | None:
+    """Return the numbers of images by class of a run's newest evaluation; None if unknown."""
+    if run.report is not None:
+        return run.report["per_class"].get(weights)
+    if run.results is None or weights not in run.results.scores:
+        return None
+    return run.results.scores[weights].per_class(len(run.classes))
 
 
 def compare_predictions(runs: Sequence[Run]) -> list[list[float | None]]:

@@ -103,7 +103,7 @@ class View:
 
 
 def build_views(runs: Sequence[Run]) -> list[View]:
-    """Return the views of all finished runs, without the names and images of mistakes."""
+    """Return the views of all evaluated runs, without the names and images of mistakes."""
     views = []
     for number, run in enumerate(runs):
         if run.results is not None:

@@ -49,7 +49,8 @@ class RunContext:
     scales: Scales = field(default_factory=dict)
     """The scales of a quantised run's inputs."""
     scores: dict[str, Scores] = field(default_factory=dict)
-    """The newest evaluation in this process, by weights."""
+    """The newest evaluation in this process, by weights, on rank 0. Row i is sample i of the index.
+    """
     throughput: Throughput = field(default_factory=Throughput)
     is_stopping: bool = False
     """Whether any rank was asked to stop."""

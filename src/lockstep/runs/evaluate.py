@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from lockstep.data import Batch
 from lockstep.data.loading.loaders import make_loader
 from lockstep.models.class_metrics import summarise_classes
-from lockstep.recipes.order import evaluation_plans
+from lockstep.recipes.order import evaluation_plans, order_evaluation_samples
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
 from lockstep.runs.finish import explain_early_stop
+from lockstep.runs.image_results import Results, write_results
 from lockstep.runs.starting_weights import starts_as_classifier
 from lockstep.runs.step_intervals import plan_intervals
 from lockstep.system import heartbeat
@@ -26,6 +27,10 @@ def evaluate(run: RunContext, step: int) -> None:
     """
     for weights in run.weights_to_evaluate:
         _evaluate_weights(run, step, weights)
+    if run.leads and run.scores:
+        index = run.sets.validation
+        classes = tuple(index.classes)
+        write_results(run.out, Results(step, index.digest, run.scores, classes))
 
 
 def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
@@ -44,7 +49,11 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
         return
     if message is not None:
         run.diverge(step, message, weights=weights, **summary)
-    run.scores[weights] = scores
+    if run.leads:
+        samples = order_evaluation_samples(
+            len(run.sets.validation), run.part_images, run.world.ranks
+        )
+        run.scores[weights] = scores.sort_by_sample(samples)
     event: EvaluateEvent = {
         "kind": "evaluate",
         "step": step,

@@ -7,10 +7,8 @@ from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Recipe
 from lockstep.recipes.best_evaluation import describe_best
-from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
-from lockstep.runs.image_results import Results, write_results
 from lockstep.runs.report import Evaluation, Report, compare_with_published, read_report
 from lockstep.runs.starting_weights import starts_from_probe
 from lockstep.runs.worst_mistakes import load_worst_mistakes
@@ -81,15 +79,10 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
     if not run.leads:
         return None
     report = _build_report(run, step, stopped_early)
-    validation = run.sets.validation
-    samples = order_evaluation_samples(len(validation), run.part_images, run.world.ranks)
-    scores = {weights: scores.sort_by_sample(samples) for weights, scores in run.scores.items()}
-    if scores:
-        write_results(run.out, Results(step, validation.digest, scores))
     write_json(run.out / "report.json", report)  # last: this file marks the run as finished
     is_synthetic = run.execution.loader == "synthetic"  # noise, which nobody wants to see
-    if scores and run.execution.loggers and not is_synthetic:
-        _show_mistakes(run, scores["trained"], step)
+    if run.scores and run.execution.loggers and not is_synthetic:
+        _show_mistakes(run, run.scores["trained"], step)
     run.recorder.send({"kind": "finish", "report": report, "out": str(run.out)})
     best = report["best"]
     if best is not None and best["step"] == 0 and step > 0:

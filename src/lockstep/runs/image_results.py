@@ -1,8 +1,8 @@
 """The results of a run's last evaluation for every image: `validation.npz` in the run's folder.
 
-It holds `step`, the `digest` of the index of the images, `labels`, and for each kind of weights
-("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row i is sample i of the
-index, whichever rank evaluated it.
+It holds `step`, the `digest` of the index of the images, the `classes`, `labels`, and for each kind
+of weights ("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row i is sample
+i of the index, whichever rank evaluated it.
 """
 
 import zipfile
@@ -33,6 +33,8 @@ class Results:
     """Digest of the index of the images: `lockstep.data.index.Index.digest`."""
     scores: dict[str, Scores]
     """Scores of the "trained" weights, and of the "ema" weights if the run has them."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes; empty in files of older versions."""
 
 
 def write_results(folder: Path, results: Results) -> None:
@@ -43,12 +45,19 @@ def write_results(folder: Path, results: Results) -> None:
             arrays[f"{weights}.{name}"] = getattr(scores, name)
     labels = next(iter(results.scores.values())).labels
     with replacing(folder / FILE) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, step=results.step, digest=results.digest, labels=labels, **arrays)
+        np.savez_compressed(
+            file,
+            step=results.step,
+            digest=results.digest,
+            classes=np.array(results.classes, str),
+            labels=labels,
+            **arrays,
+        )
 
 
 def read_results(folder: Path) -> Results | None:
-    """Return the results in a run's folder; None if it has none, for example because the run is not
-    finished.
+    """Return the results in a run's folder; None if it has none, for example because it was never
+    evaluated.
 
     Raises `CheckpointError` if the file cannot be read.
     """
@@ -63,7 +72,9 @@ def read_results(folder: Path) -> Results | None:
                 if column == "losses":
                     columns = {name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
                     scores[weights] = Scores(labels=labels, **columns)
-            return Results(int(arrays["step"]), str(arrays["digest"]), scores)
+            classes = arrays["classes"].tolist() if "classes" in arrays.files else []
+            names = tuple(map(str, classes))
+            return Results(int(arrays["step"]), str(arrays["digest"]), scores, names)
     except FileNotFoundError:
         return None
     except _DAMAGE as error:

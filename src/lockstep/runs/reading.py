@@ -31,7 +31,8 @@ class Run:
     report: Report | None
     """None if the run is not finished."""
     results: Results | None
-    """None if the run is not finished, or if its version of Lockstep kept no results."""
+    """The newest evaluation; None if there is none, or if its version of Lockstep kept no results.
+    """
 
     @cached_property
     def training(self) -> list[TrainEvent]:
@@ -69,7 +70,12 @@ class Run:
         if self.log and self.log[-1]["kind"] == "diverged":
             return f"diverged: {self.log[-1]['message']}"
         of = f" of {self.steps}" if self.steps else ""
-        return f"not finished: at step {self.step}{of}"
+        trouble = f"not finished: at step {self.step}{of}"
+        if self.results is not None:
+            return f"{trouble}; classes and mistakes are those of step {self.results.step}"
+        if not self.step:
+            return trouble
+        return f"{trouble}; lockstep evaluate RUN shows its accuracy and classes"
 
     @property
     def ending(self) -> str | None:
@@ -119,9 +125,16 @@ class Run:
         return {entry["weights"]: entry for entry in self.evaluations if entry["step"] == last}
 
     @property
+    def class_folders(self) -> tuple[str, ...]:
+        """The classes of the images, by their folders; empty if they are unknown."""
+        if self.report is not None:
+            return tuple(self.report["classes"])
+        return () if self.results is None else self.results.classes
+
+    @property
     def classes(self) -> list[str]:
-        """The names of the classes; empty if the run is not finished."""
-        return [printable(name) for name in self.report["classes"]] if self.report else []
+        """The names of the classes for people; empty if they are unknown."""
+        return list(map(printable, self.class_folders))
 
     @property
     def recipe_name(self) -> str:
@@ -155,15 +168,29 @@ def read_run(folder: Path, name: str = "") -> Run:
             " train"
         )
     report = read_report(folder)
+    log = read_log(folder / "log.jsonl", whole=True)
     return Run(
         folder=folder,
         name=printable(name or folder.resolve().name),
         recipe=load_recipe(folder),
         environment=read_environment(folder),
-        log=read_log(folder / "log.jsonl", whole=True),
+        log=log,
         report=report,
-        results=read_results(folder) if report is not None else None,
+        results=_read_newest_results(folder, log, is_finished=report is not None),
     )
+
+
+def _read_newest_results(
+    folder: Path, log: Sequence[LogEvent], *, is_finished: bool
+) -> Results | None:
+    """Return the results in a run's folder; None if they are not of the newest evaluation in the
+    log of an unfinished run."""
+    results = read_results(folder)
+    if is_finished or results is None:
+        return results
+    steps = [entry["step"] for entry in log if entry["kind"] == "evaluate"]
+    is_newest = steps and steps[-1] == results.step
+    return results if is_newest and results.classes else None
 
 
 def _is_finite(value: float | None) -> bool:

@@ -114,7 +114,7 @@ def complete_settings(
         if geometry:
             origins["evaluation"] = f"its evaluation ({geometry})"
     if data is None:
-        data = _find_last_data(out)
+        data = find_last_data(out)
         origins["data"] = f"its images ({printable(str(data))})"
     if execution is None:
         kept = {name: value for name, value in last.items() if name not in (how or {})}
@@ -186,7 +186,8 @@ def keep_parts(execution: Execution, out: Path, ranks: int) -> Execution:
     return execution.replace(accumulation_steps=parts // ranks)
 
 
-def _find_last_data(out: Path) -> Path:
+def find_last_data(out: Path) -> Path:
+    """Return the data set of the run in a folder. Raises `DataError` if it is unknown or gone."""
     if not holds_run(out):
         raise DataError(f"there is no run in {out}; a new run needs images: --data DATA")
     data = read_environment(out).get("data")
