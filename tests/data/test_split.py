@@ -9,6 +9,7 @@ import pytest
 from lockstep.data.images import Progress
 from lockstep.data.index import Index, open_index
 from lockstep.data.split import divide_index, find_validation_index, open_sets
+from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import FORMATS, pack_as
@@ -159,3 +160,22 @@ def test_images_without_names_are_not_split(
     monkeypatch.setattr(type(index.names), "__iter__", nameless)
     with pytest.raises(DataError, match="has no image names"):
         divide_index(index, SHARE)
+
+
+def test_folds_are_equal_parts_of_every_class_by_names_and_seed_alone(tmp_path: Path) -> None:
+    whole = open_index(image_folder(tmp_path, images(11, 7, 2)))
+    for seed in (0, 1):
+        parts = []
+        for number in (1, 2, 3):
+            training, validation = divide_index(whole, Fold(number, 3, seed))
+            assert names(training) == names(whole) - names(validation)
+            parts.append(names(validation))
+        assert sorted(map(len, parts)) == [6, 7, 7]
+        assert len(set.union(*parts)) == 20
+        for letter in "ab":
+            counts = [sum(name.startswith(letter) for name in part) for part in parts]
+            assert max(counts) - min(counts) <= 1
+        assert names(divide_index(whole, Fold(1, 3, seed))[1]) == parts[0]
+    assert names(divide_index(whole, Fold(1, 3, 0))[1]) != parts[0]
+    with pytest.raises(DataError, match="20 images, too few for 21 folds"):
+        divide_index(whole, Fold(1, 21, 0))

@@ -269,7 +269,7 @@ def test_a_recipe_has_the_values_its_source_states(name: str) -> None:
 def test_every_field_that_changes_a_result_is_in_the_table(name: str) -> None:
     # the sources state none
     unused = {"seed", "validation_share", "calibration_images", "linear_probe"}
-    unused |= {"selection", "early_stopping_epochs", "temperature_scaling"}
+    unused |= {"selection", "early_stopping_epochs", "temperature_scaling", "folds", "fold"}
     if PUBLISHED[name]["mixup_alpha"] == 0:
         unused |= {"mixup_coefficient", "mixup_pairing"}
     if PUBLISHED[name]["loss_scaling"] != "dynamic":

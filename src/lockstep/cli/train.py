@@ -1,14 +1,17 @@
 """`lockstep train`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
-    from lockstep.runs.events import Event
+    from lockstep.runs.events import Event, Listener
 
 
 def command(
@@ -38,6 +41,18 @@ def command(
                 "Share of the images to use for validation, such as 0.1, if the data set has no"
                 " validation images."
             )
+        ),
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            min=2,
+            max=1000,
+            help=(
+                "Cross-validation: train K runs in OUT/fold-1 to OUT/fold-K, each validated on"
+                " another part of the training images."
+            ),
         ),
     ] = None,
     weights: Annotated[
@@ -130,7 +145,6 @@ def command(
 
     To resume a run where it stopped, give the same command again, or --out alone.
     """
-    from lockstep.cli.console import Reporter
     from lockstep.runs.resuming import complete_settings
     from lockstep.runs.train import run_training
 
@@ -152,15 +166,53 @@ def command(
         changes["validation_share"] = split
     if early_stopping_epochs is not None:
         changes["early_stopping_epochs"] = early_stopping_epochs
+    if folds is not None:
+        _train_folds(out, folds, recipe, data, changes, how, weights, resume_from)
+        return
     settings = complete_settings(out, recipe, data, changes=changes, how=how)
     options.prepare(settings.execution, out)
+    with _open_listener() as listener:
+        run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
+
+
+@contextmanager
+def _open_listener() -> "Iterator[Listener]":
+    """Yield a listener that shows the events of a run."""
+    from lockstep.cli.console import Reporter
+
     with Reporter() as reporter:
 
         def listener(event: "Event") -> None:
             options.show_note(event)
             reporter(event)
 
-        run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
+        yield listener
+
+
+def _train_folds(
+    out: Path,
+    folds: int,
+    recipe: str | None,
+    data: Path | None,
+    changes: dict[str, Any],
+    how: dict[str, Any],
+    weights: Path | None,
+    resume_from: Path | None,
+) -> None:
+    from lockstep.runs.folds import describe_folds, fold_folder, train_folds
+    from lockstep.runs.resuming import RunSettings, complete_settings
+
+    if resume_from is not None:
+        raise typer.BadParameter("--folds starts new runs; leave out --resume-from")
+
+    def complete(folder: Path, fields: dict[str, Any]) -> RunSettings:
+        return complete_settings(folder, recipe, data, changes=changes | fields, how=how)
+
+    first = complete(fold_folder(out, 1), {"folds": folds, "fold": 1})
+    options.prepare(first.execution, out)
+    summary = train_folds(out, folds, complete, weights=weights, open_listener=_open_listener)
+    if summary is not None:
+        print(describe_folds(summary))
 
 
 def _choose_loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:

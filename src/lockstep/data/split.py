@@ -34,6 +34,7 @@ from lockstep.data.sources import (
     find_split,
     holds_split,
 )
+from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
 
 TYPICAL_SHARE = 0.1
@@ -76,7 +77,7 @@ def same_images(digest: str, other: str) -> bool:
 
 def open_sets(
     data: Path,
-    share: float,
+    division: float | Fold,
     progress: Callable[[str], Progress],
     *,
     validates: bool = True,
@@ -85,19 +86,20 @@ def open_sets(
     """Return the training and validation images of a data set, or of one split of it that is given
     in its place.
 
-    A share above 0 is set apart from the training images, or from all images of a folder of
-    classes. `progress` takes the name of a task and returns the function to call with its progress.
+    `division` is a share that is set apart from the training images, or from all images of a folder
+    of classes, or a fold of them; 0: nothing. `progress` takes the name of a task and returns the
+    function to call with its progress.
     Without `validates`, validation images are not read: their index is empty, and a folder of
     classes has only training images. With `is_strict`, class folders that are empty or hold folders
     are refused; otherwise they are left out, and a note counts them. Raises `DataError` if there
     are no validation images, or if there are and a share is requested.
     """
-    data, sources, notes = find_run_sources(data, share, validates=validates)
+    data, sources, notes = find_run_sources(data, division, validates=validates)
     if is_strict:
         check_layouts(sources)
-    if share:
+    if division:
         whole = open_index(sources[0], progress=progress("indexing"))
-        return Sets(*divide_index(whole, share), data, notes + note_skipped(data, [whole]))
+        return Sets(*divide_index(whole, division), data, notes + note_skipped(data, [whole]))
     training = open_index(sources[0], progress=progress("indexing train"))
     if not validates:
         nothing = replace(subset(training, np.zeros(0, np.int64)), quarantined=())
@@ -119,11 +121,14 @@ class RunSources(NamedTuple):
     """Messages about arguments that are read differently than written."""
 
 
-def find_run_sources(data: Path, share: float, *, validates: bool = True) -> RunSources:
+def find_run_sources(data: Path, division: float | Fold, *, validates: bool = True) -> RunSources:
     """Return where the images are that `open_sets` opens. Raises the same errors, before an image
     is read."""
-    if share:
-        return RunSources(data, [whole_source(data)], [])
+    if division:
+        notes = []
+        if isinstance(division, Fold) and holds_split(data, "val"):
+            notes.append(f"the validation images of {data} are left out: each fold has its own")
+        return RunSources(data, [whole_source(data, division)], notes)
     notes = []
     whole_set = _find_whole_set(data)
     if whole_set is not None:
@@ -186,13 +191,13 @@ def _find_whole_set(data: Path) -> Path | None:
     return parent if all(holds_split(parent, split) for split in ALIASES) else None
 
 
-def whole_source(data: Path) -> Source:
-    """Return the source of which a share is set apart: the training images, or all images of a
-    folder of classes.
+def whole_source(data: Path, division: float | Fold) -> Source:
+    """Return the source of which a share or a fold is set apart: the training images, or all images
+    of a folder of classes.
 
-    Raises `DataError` if the data set has validation images.
+    Raises `DataError` if the data set has validation images and a share is set apart.
     """
-    if holds_split(data, "val"):
+    if not isinstance(division, Fold) and holds_split(data, "val"):
         raise DataError(
             f"{data} has validation images, which --split does not allow: leave out --split, or use"
             f" --data {data / ALIASES['train'][0]} to set a share of the training images apart"
@@ -200,21 +205,31 @@ def whole_source(data: Path) -> Source:
     return find_split(data, "train") if holds_split(data, "train") else find_source(data)
 
 
-def find_validation_index(data: Path, share: float, classes: tuple[str, ...]) -> Index | None:
+def find_validation_index(
+    data: Path, division: float | Fold, classes: tuple[str, ...]
+) -> Index | None:
     """Return the index of a run's validation images, or None if no index fits; see
     `lockstep.data.index.find_index`."""
-    if not share:
+    if not division:
         return find_index(find_split(data, "val"), classes=classes)
-    whole = find_index(whole_source(data), classes=classes)
-    return whole if whole is None else divide_index(whole, share)[1]
+    whole = find_index(whole_source(data, division), classes=classes)
+    return whole if whole is None else divide_index(whole, division)[1]
 
 
-def divide_index(index: Index, share: float) -> tuple[Index, Index]:
+def divide_index(index: Index, division: float | Fold) -> tuple[Index, Index]:
     """Return the training and the validation images of an index, both in the order of the index.
 
-    Raises `DataError` if images have no names, or if no image is left for validation.
+    Raises `DataError` if images have no names, if no image is left for validation, or if there are
+    fewer images than folds.
     """
-    apart = _set_apart(index, share)
+    if isinstance(division, Fold):
+        if len(index) < division.count:
+            raise DataError(
+                f"{index.source.title} has {len(index)} images, too few for {division.count} folds"
+            )
+        apart = assign_folds(index, division) == division.number
+    else:
+        apart = _set_apart(index, division)
     if not apart.any():
         raise DataError(
             f"{index.source.title} has {len(index)} images of {len(index.classes)} classes, one of"
@@ -239,9 +254,23 @@ def _set_apart(index: Index, share: float) -> np.ndarray:
     return chosen
 
 
-def _hash_names(index: Index, labels: np.ndarray) -> np.ndarray:
-    """Return the hash of every image's class and name as a share of all hashes: float64 [images],
-    from 0 to 1."""
+def assign_folds(index: Index, fold: Fold) -> np.ndarray:
+    """Return the number of the fold in which each image is for validation: int64 [images], from 1.
+
+    The images of each class, in the order of their hashes, are dealt to the folds in turn, and the
+    next class goes on where the last one ended. So folds differ by at most one image in size, and
+    by at most one in each class.
+    """
+    labels = index.rows["label"].astype(np.int64)
+    order = np.lexsort((_hash_names(index, labels, b"%d/" % fold.seed), labels))
+    numbers = np.empty(len(labels), np.int64)
+    numbers[order] = np.arange(len(labels)) % fold.count + 1
+    return numbers
+
+
+def _hash_names(index: Index, labels: np.ndarray, prefix: bytes = b"") -> np.ndarray:
+    """Return the hash of every image's class and name, behind a prefix, as a share of all hashes:
+    float64 [images], from 0 to 1."""
     classes = [os.fsencode(name) for name in index.classes]
     places = np.empty(len(index))
     for i, (name, label) in enumerate(zip(index.names, labels.tolist(), strict=True)):
@@ -250,6 +279,6 @@ def _hash_names(index: Index, labels: np.ndarray) -> np.ndarray:
                 f"{index.source.title} has no image names, and a share is set apart by name. "
                 "To add names, use lockstep data pack --format folder"
             )
-        digest = hashlib.sha256(classes[label] + b"/" + name.rpartition(b"/")[2]).digest()
+        digest = hashlib.sha256(prefix + classes[label] + b"/" + name.rpartition(b"/")[2]).digest()
         places[i] = int.from_bytes(digest[:8], "big") / 2**64
     return places

@@ -14,7 +14,6 @@ from lockstep.inference.computation import Computation, open_computation
 from lockstep.inference.evaluation_images import (
     EvaluationImages,
     find_evaluation_images,
-    find_run_data,
 )
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.photo_batches import group_photos, load_photos
@@ -56,9 +55,8 @@ def evaluate(
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Return accuracy, loss and per-class counts on the validation images of `data`, or on all
-    images if it has none. Every image counts once. Without `data`, a run is evaluated on its own
-    validation images.
+    """Return accuracy, loss and per-class counts on the validation images of `data` (all its images
+    if it has none; by default those of the run). Every image counts once.
 
     - If `data` has no validation images, the share that the weights' run set apart is evaluated.
       `split` is a different share; 0 evaluates all images.
@@ -89,8 +87,7 @@ def evaluate(
     wants_calibration = calibrate or precision_at is not None
     calibrator = Calibrator(weights, precision_at) if wants_calibration else None
     weights = weights.replace_classes(classes)
-    folder = find_run_data(Path(source)) if data is None else Path(data)
-    images = find_evaluation_images(folder, weights.recipe, split)
+    images = find_evaluation_images(data, weights.recipe, split, run=Path(source))
     if isinstance(export, ExportedProgram):
         return _evaluate_program(export, weights, images, execution, batch, Recorder(listener))
     name = runtime or (AUTO if export else NATIVE)

@@ -8,6 +8,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.sources import FOLDER, Source, find_source, find_split, holds_split
 from lockstep.data.split import divide_index, note_skipped, whole_source
 from lockstep.recipes import Recipe
+from lockstep.recipes.folds import Fold
 from lockstep.runs.folder import holds_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import find_last_data
@@ -22,8 +23,8 @@ class EvaluationImages:
     """The images of an evaluation, before they are indexed."""
 
     source: Source
-    share: float
-    """The share of them that is set apart for validation; 0: all are evaluated."""
+    division: float | Fold
+    """The share or the fold of them that is set apart for validation; 0: all are evaluated."""
 
     def open_index(self, weights: Weights, recorder: Recorder) -> tuple[Index, list[str]]:
         """Return the index of the images to evaluate, and remarks on them and on the weights."""
@@ -45,15 +46,20 @@ class EvaluationImages:
                     f" alphabetical order, are taken for the first of {logits} outputs; --classes"
                     " FILE names the outputs"
                 )
-        if self.share:
+        if self.division:
             whole = len(index)
-            index = divide_index(index, self.share)[1]
+            index = divide_index(index, self.division)[1]
             remarks.append(
-                f"evaluates the share of {self.share:g} that is set apart for validation,"
+                f"evaluates {self._name_part()} that is set apart for validation,"
                 f" {len(index)} of {whole} images; --split 0 evaluates all"
             )
         check_classes(index, self.source, logits)
         return index, remarks
+
+    def _name_part(self) -> str:
+        if isinstance(self.division, Fold):
+            return str(self.division)
+        return f"the share of {self.division:g}"
 
     def _open(self, classes: tuple[str, ...], recorder: Recorder) -> Index:
         progress = recorder.progress("indexing")
@@ -64,16 +70,23 @@ class EvaluationImages:
         return open_index(self.source, classes=classes or None, progress=progress)
 
 
-def find_evaluation_images(data: Path, recipe: Recipe, split: float | None) -> EvaluationImages:
-    """Return the validation images of a data set, or a share of its images, or all."""
+def find_evaluation_images(
+    data: str | Path | None, recipe: Recipe, split: float | None, *, run: Path
+) -> EvaluationImages:
+    """Return the validation images of a data set, or a share or a fold of its images, or all.
+
+    Without `data`, the images are those of a run (or of a checkpoint of one). In cross-validation
+    these are the images of its fold, also if the data set has validation images.
+    """
+    is_own = data is None
+    data = find_run_data(run) if data is None else Path(data)
+    division = recipe.division if split is None else split
     if split is None:
-        if holds_split(data, "val"):
+        if holds_split(data, "val") and not (is_own and recipe.folds):
             return EvaluationImages(find_split(data, "val"), 0.0)
-        if not recipe.validation_share:
+        if not division:
             return EvaluationImages(find_source(data), 0.0)
-    else:
-        recipe = recipe.replace(validation_share=split)
-    return EvaluationImages(whole_source(data), recipe.validation_share)
+    return EvaluationImages(whole_source(data, division), division)
 
 
 def find_run_data(source: Path) -> Path:

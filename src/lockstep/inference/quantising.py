@@ -131,12 +131,12 @@ def quantise(
 
 def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Index]:
     """Return the training and the validation images; labels are outputs of the weights."""
-    share = weights.recipe.validation_share
+    division = weights.recipe.division
     classes = weights.classes or None
-    if holds_split(data, "val") or not share:
+    if not division or (not weights.recipe.folds and holds_split(data, "val")):
         sources = [find_split(data, split) for split in ("train", "val")]
     else:
-        sources = [whole_source(data)]
+        sources = [whole_source(data, division)]
     progress = recorder.progress("indexing")
     indexes = [open_index(source, classes=classes, progress=progress) for source in sources]
     synsets = imagenet_synsets()
@@ -145,7 +145,7 @@ def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index,
         indexes = [open_index(source, classes=synsets) for source in sources]
     check_classes(indexes[0], indexes[0].source, weights.recipe.logits)
     if len(indexes) == 1:
-        indexes = list(divide_index(indexes[0], share))
+        indexes = list(divide_index(indexes[0], division))
     training, validation = indexes
     if not len(training) or not len(validation):
         raise DataError(

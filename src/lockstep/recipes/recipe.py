@@ -24,6 +24,7 @@ from lockstep.recipes import limits
 from lockstep.recipes.best_evaluation import Selection
 from lockstep.recipes.class_weights import balance_classes, check_class_weights
 from lockstep.recipes.field_validation import Settings
+from lockstep.recipes.folds import Fold
 from lockstep.system.errors import nearest
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -326,6 +327,13 @@ class Recipe(Settings):
     best checkpoint's logits are divided for probabilities (arXiv:1706.04599). No accuracy and no
     loss depends on it."""
 
+    folds: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of folds of a cross-validation (`train --folds`). The hash of the images' names and
+    `seed` divides the training images into this many parts, with equally many of each class. 0:
+    none."""
+    fold: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of the part that is for validation, from 1 to `folds`. 0: none."""
+
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the random numbers. It decides initial weights, order, crops, flips, MixUp and
     dropout. Nothing else is random."""
@@ -353,6 +361,11 @@ class Recipe(Settings):
         Fields of evaluation follow `image_size` and `antialias` as documented there.
         """
         return super().replace(**changes | eval_fields(changes)).rename(self.based_on)
+
+    @property
+    def division(self) -> float | Fold:
+        """What is set apart for validation: a share of the images, or a fold of them; 0.0: none."""
+        return Fold(self.fold, self.folds, self.seed) if self.folds else self.validation_share
 
     def preprocessing(self) -> dict[str, Any]:
         """Return the fields `PREPROCESSING`, as exported programs store them."""
@@ -399,6 +412,12 @@ class Recipe(Settings):
             raise ValueError(
                 f"the model has {count:,} parameters with {self.logits} logits; expected at most"
                 f" {limits.MOST_PARAMETERS:,} (4 GB, and as much for gradients and velocities)"
+            )
+        if self.folds and not (self.folds >= 2 and 1 <= self.fold <= self.folds):
+            raise ValueError(f"fold {self.fold} of {self.folds}: expected 1 to folds, of 2 or more")
+        if self.folds and self.validation_share:
+            raise ValueError(
+                "folds and validation_share (--split) exclude each other; set only one"
             )
         if self.crop_area[0] > self.crop_area[1] or self.crop_area[1] > 1:
             raise ValueError(

@@ -39,7 +39,7 @@ def open_images(run: Run) -> Index:
     if data is None:
         raise ImagesGone("The images are not shown: environment.json does not say where they are.")
     try:
-        index = find_validation_index(Path(data), run.recipe.validation_share, run.class_folders)
+        index = find_validation_index(Path(data), run.recipe.division, run.class_folders)
     except (DataError, OSError) as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     if index is None:

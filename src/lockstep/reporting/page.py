@@ -11,6 +11,7 @@ from lockstep.models.latency import PERCENTILES
 from lockstep.models.metrics import format_loss
 from lockstep.recipes.published import OWN_RECIPES
 from lockstep.reporting import summary
+from lockstep.reporting.collect import describe_cross_validations
 from lockstep.reporting.curves import build_charts
 from lockstep.reporting.views import add_images, build_views, image_key, select_data
 from lockstep.runs.reading import Run
@@ -59,6 +60,7 @@ def render(runs: Sequence[Run], *, explain: bool = False) -> str:
         environments=summary.list_environments(runs),
         own_recipes=OWN_RECIPES,
         published_differences=summary.list_published_differences,
+        cross_validations=describe_cross_validations(list(runs)),
         charts=charts,
         views=views,
         image_key=image_key,

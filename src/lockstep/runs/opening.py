@@ -31,7 +31,7 @@ def check_paths(settings: RunSettings, source: StartSource | None) -> None:
     is imported."""
     recipe = settings.recipe or check_changes(settings.changes)
     validates = not settings.execution.train_only
-    find_run_sources(settings.data, recipe.validation_share, validates=validates)
+    find_run_sources(settings.data, recipe.division, validates=validates)
     if source is not None:
         source.check_exists()
 
@@ -94,15 +94,14 @@ def _settle_recipe(
     if recipe is not None:
         _check_recipe(recipe, execution, world)
         start = None if settings.counts_classes else _fit_start(recipe, source, world, out)
-        share = recipe.validation_share
         is_strict = recipe.based_on not in OWN_IMAGES
-        sets = _open_sets(settings.data, share, recorder, stop, execution, is_strict=is_strict)
+        sets = _open_sets(settings.data, recipe, recorder, stop, execution, is_strict=is_strict)
         if settings.counts_classes:
             recipe, notes = _count_classes(recipe, sets)
             start = _fit_start(recipe, source, world, out)
     else:
-        share = check_changes(settings.changes).validation_share
-        sets = _open_sets(settings.data, share, recorder, stop, execution)
+        wanted = check_changes(settings.changes)
+        sets = _open_sets(settings.data, wanted, recorder, stop, execution)
         recipe = choose_from_images(
             settings.chosen,
             source,
@@ -154,7 +153,7 @@ def _count_classes(recipe: Recipe, sets: Sets) -> tuple[Recipe, list[str]]:
 
 def _open_sets(
     data: Path,
-    share: float,
+    recipe: Recipe,
     recorder: Recorder,
     stop: StopRequests,
     execution: Execution,
@@ -175,7 +174,9 @@ def _open_sets(
 
         return advance
 
-    return open_sets(data, share, progress, validates=not execution.train_only, is_strict=is_strict)
+    return open_sets(
+        data, recipe.division, progress, validates=not execution.train_only, is_strict=is_strict
+    )
 
 
 def _check_logits(recipe: Recipe, sets: Sets) -> None:

@@ -1,0 +1,133 @@
+"""Cross-validation: a run for each fold of the training images, and what all of them say."""
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from lockstep.models.accuracy_interval import wilson
+from lockstep.recipes.best_evaluation import NAMES, Selection, format_value
+from lockstep.runs.events import Listener
+from lockstep.runs.folder import holds_run
+from lockstep.runs.report import Report
+from lockstep.runs.resuming import RunSettings
+from lockstep.runs.train import run_training
+from lockstep.system.errors import Interrupted, RecipeError, UserError
+from lockstep.system.files import write_json
+from lockstep.system.signals import StopRequests
+
+FILE = "folds.json"
+MOST_FOLDS = 1000
+"""`Recipe.folds` is at most this."""
+
+
+class FoldsReport(TypedDict):
+    """The contents of folds.json. Every run counts with its best checkpoint."""
+
+    folds: int
+    selection: Selection
+    values: list[float]
+    """The selected value of every fold: percent, or a loss."""
+    mean: float
+    """Their mean."""
+    standard_deviation: float
+    """Their standard deviation, of K - 1 degrees of freedom."""
+    top1_percent: float
+    """Top-1 of all images together; each was for validation in one run."""
+    top1_interval_percent: list[float]
+    """Wilson's 95 % interval of `top1_percent`."""
+    images: int
+    best_steps: list[int]
+
+
+def fold_folder(out: Path, number: int) -> Path:
+    """Return the folder of a fold's run."""
+    return out / f"fold-{number}"
+
+
+def train_folds(
+    out: Path,
+    folds: int,
+    complete: Callable[[Path, dict[str, Any]], RunSettings],
+    *,
+    weights: Path | None = None,
+    open_listener: Callable[[], Any],
+) -> FoldsReport | None:
+    """Train the runs OUT/fold-1 to OUT/fold-K one after the other, and write and return what all of
+    them say; None if one is not finished, because the command ends before.
+
+    `complete` returns the settings of a run, from its folder and its recipe fields `folds` and
+    `fold`. `open_listener` returns a context manager that yields the listener of a run. Folds that
+    are finished are not repeated. Raises `Interrupted` when a signal asked it to stop and
+    everything is saved.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("--folds trains on one rank; without it, several ranks can train a run")
+    if holds_run(out):
+        raise UserError(f"{out} holds a run; cross-validation needs a folder for its runs: --out")
+    reports: list[Report] = []
+    with StopRequests() as stop:
+        for number in range(1, folds + 1):
+            settings = complete(fold_folder(out, number), {"folds": folds, "fold": number})
+            if settings.execution.train_only:
+                raise RecipeError("--folds needs evaluations, but train_only is set")
+            with open_listener() as listener:
+                _announce(listener, settings.out, number, folds)
+                reports.append(run_training(settings, weights=weights, listener=listener))
+            if stop.requested and number < folds:
+                raise Interrupted(
+                    f"stopped by {stop.name} after fold {number} of {folds}, saved in {out}; the"
+                    " same command resumes from there",
+                    stop.exit_code,
+                )
+    if not all(reports):
+        return None
+    summary = summarise_folds(reports)
+    write_json(out / FILE, summary)
+    return summary
+
+
+def _announce(listener: Listener, folder: Path, number: int, folds: int) -> None:
+    listener({"kind": "settled", "lines": [f"fold {number} of {folds}: {folder}"]})
+
+
+def summarise_folds(reports: Sequence[Report]) -> FoldsReport:
+    """Return what finished runs of all folds say, by their best checkpoints."""
+    bests: list[dict[str, Any]] = [dict(report["best"] or {}) for report in reports]
+    selection = reports[0].get("selection", "top1")
+    name = "loss" if selection == "loss" else f"{selection}_percent"
+    values = [float(best[name]) for best in bests]
+    images = sum(best["images"] for best in bests)
+    hits = sum(round(best["top1_percent"] * best["images"] / 100) for best in bests)
+    return {
+        "folds": len(reports),
+        "selection": selection,
+        "values": values,
+        "mean": statistics.fmean(values),
+        "standard_deviation": statistics.stdev(values),
+        "top1_percent": 100 * hits / images,
+        "top1_interval_percent": [100 * bound for bound in wilson(hits, images)],
+        "images": images,
+        "best_steps": [best["step"] for best in bests],
+    }
+
+
+def describe_folds(summary: FoldsReport) -> str:
+    """Return what all folds say, in a line."""
+    low, high = summary["top1_interval_percent"]
+    selection = summary["selection"]
+    lowest, highest, mean, deviation = (
+        format_value({"loss": value, f"{selection}_percent": value}, selection)
+        for value in (
+            min(summary["values"]),
+            max(summary["values"]),
+            summary["mean"],
+            summary["standard_deviation"],
+        )
+    )
+    return (
+        f"{summary['folds']} folds: mean {NAMES[selection]} {mean}, {lowest} to {highest} in single"
+        f" folds, standard deviation {deviation}; top-1 of all {summary['images']} images together"
+        f" {summary['top1_percent']:.2f} % ({low:.1f} to {high:.1f}, Wilson's 95 % interval)"
+    )
