@@ -67,7 +67,7 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
         ("two parts", direction if low else "steady gradient", sharp),
         ("weighted loss", f"{kind}loss", VALUE),
         ("initial gradient", direction, DIRECTION),
-        ("frozen gradient", direction, DIRECTION),
+        ("frozen gradient", direction if low else "steady gradient", sharp),
         ("frozen statistics", f"{kind}statistics", VALUE),
         ("rates by tensor", "update", VALUE),
         ("weights", direction if low else "weights", sharp),
