@@ -37,9 +37,6 @@ RECIPE = TINY.replace(
     mixup_coefficient="sample",
     mixup_pairing="reverse",
     seed=1,
-    sampling="balanced",
-    dropout=0.25,
-    **WEIGHTED,
 )
 """MixUp by reversal pairs the same images for any number of ranks."""
 
@@ -57,7 +54,7 @@ class Scenario:
 SCENARIOS = {
     "local": Scenario(RECIPE.replace(ema_decay=0.9)),
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
-    "synchronised": Scenario(RECIPE.replace(batch_norm="synchronised")),
+    "synchronised": Scenario(RECIPE.replace(batch_norm="synchronised", dropout=0.25, **WEIGHTED)),
     "sent in bf16": Scenario(RECIPE, {"all_reduce_precision": "bf16"}),
     "synchronised bf16 in parts": Scenario(
         RECIPE.replace(batch_norm="synchronised", precision="bf16"), {"accumulation_steps": 2}
@@ -78,7 +75,7 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
     recipe = scenario.recipe
     share = {"rank": world.rank, "ranks": world.ranks}
     parts = execution.accumulation_steps
-    plans = islice(training_plans(recipe, SIZES, 0, labels=LABELS, **share, parts=parts), STEPS)
+    plans = islice(training_plans(recipe, SIZES, 0, **share, parts=parts), STEPS)
     batches = (
         _poison(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans))
     )
