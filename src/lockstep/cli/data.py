@@ -306,26 +306,27 @@ def show(
 def _open_shown(
     data: Path, name: str | None, changes: dict[str, Any], split: str
 ) -> "tuple[Index, Recipe]":
-    """Return the index of a split, and the recipe of a name. If the recipe has a validation share,
-    the images are divided as in its runs."""
+    """Return the index of a split, and the recipe of a name. If the recipe has a validation share
+    or a fold, the images are divided as in its runs."""
     from lockstep import backends
     from lockstep.data.split import divide_index
     from lockstep.recipes import Execution, load_recipe, my_images
     from lockstep.runs.recipe_from_images import collect_facts
     from lockstep.system.errors import DataError, nearest
 
+    recipe = None
+    division = my_images.check_changes(changes).division
+    if name is not None and name != my_images.NAME:
+        recipe = load_recipe(name).replace(**changes)
+        division = recipe.division
     indexes = dict(_indexes(data))
+    if division:
+        whole = indexes.get("train") or indexes[""]
+        indexes = dict(zip(("train", "val"), divide_index(whole, division), strict=True))
     named = split if split in indexes else ""
     if named not in indexes:
         raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
     index = indexes[named]
-    recipe = None
-    if name is not None and name != my_images.NAME:
-        recipe = load_recipe(name).replace(**changes)
-    share = changes.get("validation_share", 0.0) if recipe is None else recipe.validation_share
-    if share and "val" not in indexes:
-        training, validation = divide_index(index, share)
-        index = validation if split == "val" else training
     if recipe is None:
         world = backends.load("reference").world(Execution(backend="reference"))  # a CPU
         recipe = my_images.choose_recipe(collect_facts(index, Execution(), world), changes)

@@ -103,7 +103,7 @@ def check_labels(
     recipe = Recipe()
     for run in _list_runs(runs):
         weights = open_weights(run)
-        sets = open_sets(data, weights.recipe.validation_share, recorder.progress)
+        sets = open_sets(data, weights.recipe.division, recorder.progress)
         _check_images(weights, sets, data, run)
         recipe = weights.recipe
         images = len(sets.training) + len(sets.validation)
