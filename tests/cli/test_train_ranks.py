@@ -106,7 +106,7 @@ def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(
     assert code == 75, errors
     errors += (parts / "logs" / "rank-1.log").read_text()
     steps = re.findall(r"after step (\d+) of", errors)
-    assert len(steps) == 2
+    assert len(steps) == 2, errors
     assert steps[0] == steps[1]
     run_command(*LAUNCH, *ranked, "--out", parts)
     assert_same_training(whole, parts)
