@@ -79,6 +79,15 @@ def test_the_handlers_before_are_restored_even_after_an_error() -> None:
     assert handlers() == before
 
 
+def test_an_outer_one_knows_what_an_inner_one_received() -> None:
+    with StopRequests() as outer:
+        with StopRequests():
+            signal.raise_signal(signal.SIGTERM)
+        assert outer.received is signal.SIGTERM
+        with StopRequests() as next_inner:
+            assert next_inner.received is signal.SIGTERM
+
+
 def test_outside_the_main_thread_no_signal_is_watched() -> None:
     before = handlers()
     seen = []

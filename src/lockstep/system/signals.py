@@ -47,13 +47,15 @@ class StopRequests:
     """While open, SIGTERM, SIGUSR1 and a first Ctrl-C set `requested`. A second Ctrl-C interrupts
     at once.
 
-    A context manager. Outside the main thread Python cannot handle signals, so none are watched
+    A context manager. An inner one knows what the outer one has received, and hands on what it
+    receives itself. Outside the main thread Python cannot handle signals, so none are watched
     there.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
+        self._outer: StopRequests | None = None
 
     @property
     def requested(self) -> bool:
@@ -73,11 +75,17 @@ class StopRequests:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._note) for number in _WATCHED}
+            outer = getattr(self._previous[signal.SIGTERM], "__self__", None)
+            if isinstance(outer, StopRequests):
+                self._outer = outer
+                self.received = self.received or outer.received
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._outer is not None:
+            self._outer.received = self.received or self._outer.received
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received == signal.SIGINT and number == signal.SIGINT:
