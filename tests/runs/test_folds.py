@@ -87,6 +87,9 @@ def test_what_is_no_cross_validation_is_refused(
         tiny_recipe.replace(folds=2, fold=1, validation_share=0.1)
     with pytest.raises(RecipeError, match="--folds needs evaluations"):
         train(tmp_path / "cv", tiny_recipe, textures, print, Execution(train_only=True))
+    for name in ("model_prefix", "dlll_file", "nvidia_report_file"):
+        with pytest.raises(RecipeError, match=f"would overwrite the same {name}; unset it"):
+            train(tmp_path / "cv", tiny_recipe, textures, print, Execution.of({name: "file"}))
     (tmp_path / "recipe.yaml").write_text(tiny_recipe.format_yaml())
     with pytest.raises(UserError, match="holds a run; cross-validation needs a folder"):
         train(tmp_path, tiny_recipe, textures, print)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from lockstep.models.accuracy_interval import wilson
+from lockstep.recipes import Execution
 from lockstep.recipes.best_evaluation import NAMES, Selection, format_value
 from lockstep.runs.events import Listener
 from lockstep.runs.folder import holds_run
@@ -20,6 +21,8 @@ from lockstep.system.signals import StopRequests
 FILE = "folds.json"
 MOST_FOLDS = 1000
 """`Recipe.folds` is at most this."""
+_SHARED_FILES = ("model_prefix", "dlll_file", "nvidia_report_file")
+"""Fields of an execution that name files outside the run's folder."""
 
 
 class FoldsReport(TypedDict):
@@ -72,6 +75,7 @@ def train_folds(
             settings = complete(fold_folder(out, number), {"folds": folds, "fold": number})
             if settings.execution.train_only:
                 raise RecipeError("--folds needs evaluations, but train_only is set")
+            _refuse_shared_files(settings.execution)
             with open_listener() as listener:
                 _announce(listener, settings.out, number, folds)
                 reports.append(run_training(settings, weights=weights, listener=listener))
@@ -86,6 +90,13 @@ def train_folds(
     summary = summarise_folds(reports)
     write_json(out / FILE, summary)
     return summary
+
+
+def _refuse_shared_files(execution: Execution) -> None:
+    """Raise `RecipeError` for a file outside the run's folder: every fold would write the same."""
+    for name in _SHARED_FILES:
+        if getattr(execution, name):
+            raise RecipeError(f"--folds trains runs that would overwrite the same {name}; unset it")
 
 
 def _announce(listener: Listener, folder: Path, number: int, folds: int) -> None:
