@@ -95,6 +95,25 @@ def test_what_is_in_quarantine_is_left_out_of_training(
     assert "3 bad images are left out" in output
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--labels", "RUN", "--quarantine"), "--quarantine has a meaning only without --labels"),
+        (("--labels", "RUN", "--smallest", "32"), "--smallest has a meaning only without --labels"),
+        (("--out", "labels.png"), "--out has a meaning only with --labels"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(
+    answer: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    code, _, errors = answer("data", "check", tmp_path, *words)
+    assert code == 2
+    assert message in " ".join(errors.replace("│", " ").split())
+
+
 def test_labels_are_held_against_the_outputs_of_a_model(
     answer: Callable[..., Answer], data: Path
 ) -> None:

@@ -156,6 +156,7 @@ def _describe_facts(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 @app.command("check")
 def check(
+    context: typer.Context,
     data: Data,
     logits: Annotated[
         int, typer.Option(min=0, help="Outputs of the model for these labels; 0: as the data says.")
@@ -188,6 +189,12 @@ def check(
     from lockstep.cli.console import Reporter
     from lockstep.data.checking import examine
 
+    unused = ("logits", "smallest", "quarantine") if labels else ("out",)
+    for name in unused:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            when = "without" if labels else "with"
+            raise typer.BadParameter(f"--{name} has a meaning only {when} --labels; leave it out")
     if labels:
         _check_labels(data, labels, out, as_json=as_json)
         return
