@@ -107,6 +107,14 @@ def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
     ]
 
 
+def test_a_refused_range_test_leaves_no_folder(answer: Run, tmp_path: Path) -> None:
+    out = tmp_path / "range"
+    code, _, errors = answer(
+        "find", "lr", "--data", tmp_path, "--from", "2", "--to", "1", "--out", out
+    )
+    assert (code, out.exists()) == (2, False), errors
+
+
 def test_a_limit_of_main_memory_is_refused_on_a_gpu(
     answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

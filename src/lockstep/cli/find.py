@@ -159,7 +159,6 @@ def lr(
     changes, how = options.read_fields(assignments, backend=backend)
     if split is not None:
         changes["validation_share"] = split
-    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lockstep-find-lr-") as folder:
         run = Path(folder) / "run"
         settings = complete_settings(run, recipe, data, changes=changes, how=how)
@@ -167,10 +166,12 @@ def lr(
         with Reporter() as reporter:
 
             def show(event: "Event") -> None:
-                if event["kind"] == "progress":
+                options.show_note(event)
+                if event["kind"] in ("progress", "settled"):
                     reporter(event)
 
             result = find_rate(settings, weights, steps=steps, low=low, high=high, listener=show)
+    out.mkdir(parents=True, exist_ok=True)
     draw_curve(result, out / "lr.png")
     write_json(out / "lr.json", describe_range(result))
     for line in advise_rate(result, steps):
