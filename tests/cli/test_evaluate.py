@@ -39,6 +39,22 @@ def test_accuracy_and_loss_are_shown_with_the_number_of_images(
     assert small.endswith("and 5 more")
 
 
+def test_how_images_are_prepared_is_set_or_taken_from_a_recipe(
+    answer: Run, run_folder: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(eval_resize=80, eval_crop=40)
+    (tmp_path / "other.yaml").write_text(recipe.format_yaml())
+    sizes = {"eval_resize": 80, "eval_crop": 40}
+    expected = lockstep.evaluate(run_folder, textures, preprocessing=sizes)
+    assert expected["loss"] != lockstep.evaluate(run_folder, textures)["loss"]
+    for options in (
+        ("--set", "eval_resize=80", "--set", "eval_crop=40"),
+        ("--recipe", tmp_path / "other.yaml"),
+    ):
+        code, output, _ = answer("evaluate", run_folder, "--data", textures, "--json", *options)
+        assert (code, json.loads(output)["loss"]) == (0, expected["loss"])
+
+
 def test_bad_images_are_listed(
     answer: Run, run_folder: Path, textures: Path, tmp_path: Path
 ) -> None:

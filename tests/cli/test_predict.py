@@ -46,6 +46,16 @@ def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) 
         assert row["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-6)
 
 
+def test_how_images_are_prepared_is_set(answer: Run, run_folder: Path, images: list[Path]) -> None:
+    changes = ("--set", "eval_resize=80", "--set", "eval_crop=40")
+    code, output, _ = answer("predict", run_folder, images[0], "--json", *changes)
+    sizes = {"eval_resize": 80, "eval_crop": 40}
+    (expected,) = lockstep.predict(run_folder, images[:1], preprocessing=sizes)
+    (row,) = json.loads(output)
+    assert code == 0
+    assert row["probabilities"] == pytest.approx(expected.probabilities, abs=1e-6)
+
+
 def test_five_classes_are_shown_if_no_number_is_asked_for(
     answer: Run, run_folder: Path, images: list[Path]
 ) -> None:

@@ -21,7 +21,7 @@ Opened = list[tuple[RunSettings, StartSource | None]]
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """What runs are opened with. They train nothing here."""
+    """What runs are opened with. They train nothing here, on images that do not exist."""
     calls: Opened = []
 
     @contextmanager
@@ -31,6 +31,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
     world = SimpleNamespace(rank=0, close=lambda: None)
     monkeypatch.setattr(backends, "load", lambda name: SimpleNamespace(world=lambda _: world))
+    monkeypatch.setattr(training, "check_paths", lambda *_: None)
     monkeypatch.setattr(training, "open_run", open_run)
     monkeypatch.setattr(training, "_train", lambda run: None)
     return calls

@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, Any] = {
     "report": lockstep.report,
 }
 ONLY_OPTIONS = {
-    "train": {"tensorboard", "profile", "early_stopping_epochs"},
+    "train": {"tensorboard", "profile", "early_stopping_epochs", "folds"},
     "evaluate": {"json"},
     "predict": {"run", "images", "top", "format", "json", "output", "embeddings"},
     "convert": {"inspect", "json"},

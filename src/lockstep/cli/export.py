@@ -76,7 +76,7 @@ def command(
     assignments: options.SetPreprocessing = None,
     like: options.AsRecipe = None,
 ) -> None:
-    """Write a program for a server or a phone, with its preprocessing."""
+    """Write a program for a server or a phone."""
     from lockstep import export
     from lockstep.cli.console import Reporter
 

@@ -121,7 +121,7 @@ def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:
         raise DataError(
             f"{len(places)} folders would be left out, and images or classes with them; expected"
             f" images in <class>/<image>:{''.join(places[:_LISTED])}{more}\nMove or remove them."
-            " The recipe my-images leaves them out"
+            " The recipes my-images and fine-tune leave them out"
         )
 
 

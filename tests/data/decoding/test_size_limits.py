@@ -185,6 +185,19 @@ def test_scans_are_held_against_the_pixels(height: int, width: int, is_allowed: 
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+def test_scans_are_held_against_the_pixels_wherever_a_jpeg_is_opened(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libjpeg-turbo opens RGB, Pillow CMYK."""
+    data = progressive_jpeg(mode)
+    height, width = check(data)
+    monkeypatch.setattr(size_limits, "MOST_SCANNED_PIXELS", 4 * height * width)
+    for read in (check, decode):
+        with pytest.raises(OverBudget, match="more than 4 scans"):
+            read(data)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_a_jpeg_of_many_segments_is_refused_before_they_are_parsed(mode: str) -> None:
     comment = b"\xff\xfe\x00\x02"
     data = progressive_jpeg(mode)
