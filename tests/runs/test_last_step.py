@@ -1,12 +1,14 @@
 """Where a run ends before the last step of its schedule: early stopping, decided from the log."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.runs.finish import leaves_only_probe
 from lockstep.runs.last_step import explain_early_stop, find_last_step
 from lockstep.runs.report import Report, compare_with_published, read_report
 from lockstep.system.errors import RecipeError
@@ -191,3 +193,29 @@ def test_a_run_that_ended_early_is_finished_until_it_may_take_more_epochs(
     assert unfinished == [True, True]
     assert (whole["steps"], "stopped_early" in whole) == (10, False)
     assert newest_step(run) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "images", "expected"),
+    [
+        ({}, 10_000, True),
+        ({}, 10_001, False),
+        ({"frozen": ["layer1"]}, 60, False),
+        ({"class_weights": [1, 2]}, 60, False),
+        ({"sampling": "balanced"}, 60, False),
+        ({"sparsity": "mask_1d"}, 60, False),
+        ({"quantisation": "int8"}, 60, False),
+        ({"dropout": 0.5}, 60, False),
+        ({"mixup_alpha": 0.2}, 60, False),
+        ({"flip_probability": 0.5}, 60, False),
+        ({"crop_area": [0.5, 1]}, 60, False),
+    ],
+    ids=str,
+)
+def test_a_run_ends_after_its_linear_probe_only_if_both_have_the_same_aim(
+    changes: dict[str, Any], images: int, expected: bool
+) -> None:
+    fixed = {"logits": 2, "frozen": ["backbone"], "crop_area": [1, 1], "flip_probability": 0}
+    recipe = Recipe.of(fixed | changes)
+    run: Any = SimpleNamespace(recipe=recipe, sets=SimpleNamespace(training=range(images)))
+    assert leaves_only_probe(run) == expected

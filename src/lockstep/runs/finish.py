@@ -5,10 +5,10 @@ from typing import cast
 
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
-from lockstep.recipes import Recipe
 from lockstep.recipes.best_evaluation import describe_best
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
+from lockstep.runs.linear_probe import MOST_IMAGES
 from lockstep.runs.report import Evaluation, Report, compare_with_published, read_report
 from lockstep.runs.starting_weights import starts_from_probe
 from lockstep.runs.worst_mistakes import load_worst_mistakes
@@ -56,7 +56,7 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
     if step == run.total_steps:
         return None
     recipe = run.recipe
-    if step == 0 and leaves_only_probe(recipe) and starts_from_probe(run.out):
+    if step == 0 and leaves_only_probe(run) and starts_from_probe(run.out):
         return (
             "no training improves a linear probe on fixed features of images without augmentation"
         )
@@ -64,12 +64,16 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
     return last_step.explain_early_stop(log, step, run.steps_per_epoch, epochs, recipe.selection)
 
 
-def leaves_only_probe(recipe: Recipe) -> bool:
-    """Return whether a recipe trains the classifier alone, on features that are the same in every
-    epoch."""
-    is_fixed = recipe.frozen == ("backbone",) and not recipe.dropout
+def leaves_only_probe(run: RunContext) -> bool:
+    """Return whether a run trains the classifier alone, on what a linear probe is fitted on: all
+    images, with equal weights, and features that are the same in every epoch."""
+    recipe = run.recipe
+    trains_classifier = recipe.frozen == ("backbone",) and recipe.sparsity == "none"
+    is_exact = not recipe.dropout and recipe.quantisation == "none"
     is_augmented = recipe.flip_probability or recipe.mixup_alpha or recipe.crop_area != (1.0, 1.0)
-    return is_fixed and not is_augmented
+    is_weighted = recipe.class_weights != "none" or recipe.sampling != "plain"
+    fits_all = len(run.sets.training) <= MOST_IMAGES
+    return trains_classifier and is_exact and fits_all and not is_augmented and not is_weighted
 
 
 @heartbeat.saving()
