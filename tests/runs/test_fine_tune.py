@@ -204,6 +204,7 @@ def test_a_classifier_of_unknown_classes_stays_if_it_is_as_good_as_a_probe(
     before = read_state(weights).tensors["fc.weight"]
     after = read_state(tmp_path / "run", 0).tensors["fc.weight"]
     assert (after.tobytes() == before.tobytes()) == (kinds == KINDS)
+    assert lockstep.load_recipe(tmp_path / "run").lr == 0.004, "the rate of other classes"
 
 
 def test_with_a_frozen_backbone_the_linear_probe_is_the_run(

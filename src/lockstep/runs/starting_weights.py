@@ -87,10 +87,14 @@ class StartSource:
         )
 
     def knows(self, classes: Sequence[str]) -> bool:
-        """Return whether the weights tell these classes apart, as far as they name theirs."""
+        """Return whether the weights say that they tell these classes apart.
+
+        Weights that do not name their classes may know others: a linear probe can replace their
+        classifier.
+        """
         weights = self.weights
         fits = weights.has_classifier and weights.recipe.logits == len(classes)
-        return fits and weights.classes in ((), tuple(classes))
+        return fits and weights.classes == tuple(classes)
 
 
 INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
