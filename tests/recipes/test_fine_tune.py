@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.fine_tune import choose_recipe
+from lockstep.recipes.my_images import choose_recipe as choose_my_images
 from lockstep.recipes.order import check_shares, steps_per_epoch
 from lockstep.recipes.schedule import peak_lr
 from lockstep.runs.notes import RunFacts, list_unusual_settings
@@ -44,6 +45,8 @@ def test_any_number_of_images_gives_a_run_at_a_small_rate(
     counts = np.ones(10, np.int64)
     assert list_unusual_settings(recipe, RunFacts(list("abcdefghij"), counts, counts, steps)) == []
     assert recipe.logits == 10
+    own = choose_my_images(facts)
+    assert (recipe.crop_area, recipe.weight_decay) == (own.crop_area, own.weight_decay)
     assert 0 < peak_lr(recipe) <= (0.002 if is_known else 0.016)
 
 
@@ -102,6 +105,14 @@ def test_a_run_that_is_not_evaluated_does_not_stop_early() -> None:
 def test_a_wrong_value_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match="epochs"):
         choose_recipe(PHOTOS, WEIGHTS, {"epochs": 0})
+
+
+def test_names_of_tensors_are_those_of_the_weights_model() -> None:
+    names = ["layer3.20.conv2.weight"]  # ResNet-50 has six blocks there
+    large = choose_recipe(PHOTOS, Recipe(model="resnext101-32x4d"), {"sparsity_excluded": names})
+    assert large.sparsity_excluded == tuple(names)
+    with pytest.raises(RecipeError, match="has no tensor"):
+        choose_recipe(PHOTOS, WEIGHTS, {"sparsity_excluded": names})
 
 
 def test_the_images_of_a_step_divide_among_ranks_and_parts() -> None:

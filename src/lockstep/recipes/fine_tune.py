@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.recipes.my_images import Facts, check_changes, choose_batch
+from lockstep.recipes.my_images import Facts, check_changes, choose_batch, choose_regularisation
 from lockstep.recipes.recipe import Recipe
 
 NAME = "fine-tune"
@@ -33,7 +33,7 @@ many, because the small rates at the end often bring the best one."""
 _RATE = 0.004
 """Peak learning rate at 8 images; it grows with the square root of the batch."""
 _KNOWN_RATE = 0.0005
-"""The same for weights that tell the classes apart already, and have little to learn."""
+"""The same for weights that name the same classes, and have little to learn."""
 
 
 def choose_recipe(
@@ -67,18 +67,17 @@ def choose_recipe(
         lr_depth_decay=0.9,
         momentum=0.9,
         warmup_epochs=1.0 if epochs > 1 else 0.1,
-        weight_decay=1e-4,
         ema_decay=0.99,
         linear_probe=True,
         early_stopping_epochs=max(_LEAST_PATIENCE, epochs * 3 // 4) if facts.is_evaluated else 0,
         precision=facts.precision,
         loss_scaling="dynamic",
         image_size=size,
-        crop_area=(0.35, 1.0),
         **_prepare_images_as(weights, keeps_size="image_size" not in changes),
         dct_scaling=facts.decodes_small and facts.shorter_side >= 4 * size,
         exif_orientation=True,
         temperature_scaling=True,
+        **choose_regularisation(facts.images),
     ).replace(**changes)
     if recipe.frozen != ("backbone",):
         return recipe
@@ -119,7 +118,7 @@ def fine_tune() -> Recipe:
     - precision, global_batch_images, crop_area, dct_scaling and weight_decay: as in `my-images`, at
       most 64 images on a GPU.
     - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU.
-    - lr: 0.004 at 8 images, and 0.0005 for weights that tell the classes apart already: both are
+    - lr: 0.004 at 8 images, and 0.0005 for weights that name the same classes: both are
       measured (benchmarks/notes/fine-tuning.md). It grows with the square root of the batch
       (arXiv:1404.5997), with momentum 0.9.
     - lr_depth_decay: 0.9, so that the stem of ResNet-50 has a sixth of the classifier's rate: lower

@@ -10,8 +10,8 @@ from lockstep.recipes.recipe import Recipe
 
 NAME = "my-images"
 OWN_IMAGES = (NAME, "fine-tune")
-"""The recipes for your own images. They leave out empty class folders and folders inside class
-folders with a note; others refuse them."""
+"""The recipes for your own images, whose values are chosen from these. They leave out empty class
+folders and folders inside class folders with a note; others refuse them."""
 _MANY = 100_000
 """With at least this many training images, the crops and the weight decay of the published recipes
 are used."""
@@ -61,10 +61,11 @@ def check_changes(changes: Mapping[str, Any]) -> Recipe:
     """Return a recipe with these fields. Raises `RecipeError` if one is wrong.
 
     `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
-    So are `class_weights`, which must fit the number of logits, and `frozen` and `lr_multipliers`,
-    which must fit the model.
+    So are `class_weights`, which must fit the number of logits, and fields that name tensors, which
+    must fit the model.
     """
-    late = ("eval_resize", "eval_crop", "class_weights", "frozen", "lr_multipliers")
+    late = ["eval_resize", "eval_crop", "class_weights"]
+    late += ["frozen", "lr_multipliers", "sparsity_excluded"]
     return Recipe.of({name: value for name, value in changes.items() if name not in late})
 
 
@@ -86,7 +87,6 @@ def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Rec
     batch = choose("global_batch_images", choose_batch(facts, device.batch))
     passes = max(round(device.passes / facts.images), device.epochs[0])
     epochs = choose("epochs", min(passes, device.epochs[1]))
-    few = facts.images < _MANY
     return Recipe(
         logits=facts.classes,
         zero_init_last_bn=True,
@@ -95,16 +95,22 @@ def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Rec
         lr=float(f"{0.256 * batch / 256:.3g}"),
         lr_scaling="none",
         warmup_epochs=min(5.0, max(round(epochs / 18), 1)) if epochs > 1 else 0.1,
-        weight_decay=1e-4 if few else 1 / 32768,
         precision=facts.precision,
         loss_scaling="dynamic",
         image_size=size,
-        crop_area=(0.35, 1.0) if few else (0.08, 1.0),
         antialias=True,
         dct_scaling=facts.decodes_small and facts.shorter_side >= 4 * size,
         exif_orientation=True,
         temperature_scaling=True,
+        **choose_regularisation(facts.images),
     ).replace(**changes)
+
+
+def choose_regularisation(images: int) -> dict[str, Any]:
+    """Return the fields that keep a network from learning its training images by heart."""
+    if images >= _MANY:
+        return {"crop_area": (0.08, 1.0), "weight_decay": 1 / 32768}
+    return {"crop_area": (0.35, 1.0), "weight_decay": 1e-4}
 
 
 def choose_batch(facts: Facts, most: int) -> int:

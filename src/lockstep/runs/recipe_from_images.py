@@ -19,9 +19,6 @@ from lockstep.runs.starting_weights import INVISIBLE_FIELDS, StartSource
 from lockstep.system.errors import RecipeError
 from lockstep.system.machine import fast_precision
 
-CHOSEN = (my_images.NAME, fine_tune.NAME)
-"""Names of the recipes whose values are chosen from the images."""
-
 
 def choose_from_images(
     name: str,
@@ -33,8 +30,8 @@ def choose_from_images(
     recorder: Recorder,
     out: Path,
 ) -> Recipe:
-    """Return one of the recipes `CHOSEN` for a run's images and device, and send the choices to the
-    listener.
+    """Return one of the recipes for your own images, for a run's images and device, and send the
+    choices to the listener.
 
     `name` may be "": then a run that starts from weights is fine-tuned. The weights of `source`
     decide some fields where `changes` do not. Raises `RecipeError` if `fine-tune` has no weights.

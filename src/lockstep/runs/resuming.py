@@ -16,13 +16,13 @@ import numpy as np
 
 from lockstep.data.images import printable
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
+from lockstep.recipes.my_images import OWN_IMAGES
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run
-from lockstep.runs.recipe_from_images import CHOSEN
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.system.strict_json import is_positive
 from lockstep.weights import checkpoint
@@ -95,7 +95,7 @@ def complete_settings(
     origins: dict[str, str] = {}
     last: dict[str, Any] = {}
     own: Recipe | None = None
-    chosen = recipe if isinstance(recipe, str) and recipe in CHOSEN else ""
+    chosen = recipe if isinstance(recipe, str) and recipe in OWN_IMAGES else ""
     if recipe is not None and not chosen:
         own = load_recipe(recipe)
     elif holds_run(out):
