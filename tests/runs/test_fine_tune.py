@@ -169,8 +169,13 @@ def test_features_are_computed_once(weights: Path, other_images: Path, tmp_path:
     assert any(map(is_computing, start(other_images, tmp_path / "first", weights)))
     (file,) = find_features(other_images)
     assert not any(map(is_computing, start(other_images, tmp_path / "second", weights)))
-    file.write_bytes(file.read_bytes()[:-4])  # as a full disk of another system could leave it
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-4])  # as a full disk of another system could leave it
     assert any(map(is_computing, start(other_images, tmp_path / "third", weights)))
+    huge = whole.replace(b"'shape': (60,", b"'shape': (60000000000,")
+    assert huge != whole
+    file.write_bytes(huge)  # more than fits into memory
+    assert any(map(is_computing, start(other_images, tmp_path / "huge", weights)))
     next((other_images / "train" / "grid").glob("*.jpg")).unlink()
     assert any(map(is_computing, start(other_images, tmp_path / "fourth", weights)))
     states = [copy_bytes(read_state(tmp_path / run, 1).tensors) for run in ("first", "second")]

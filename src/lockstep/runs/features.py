@@ -103,13 +103,22 @@ def _hash_inputs(run: RunContext, backbone: dict[str, np.ndarray], images: Index
 
 
 def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """Return the features in a file; None if there are none of this shape."""
+    """Return the features in a file; None if there are none of this shape.
+
+    The header is checked before numpy allocates the array that it describes.
+    """
     try:
         with open_regular(file, ANY_SIZE) as opened:
-            values = np.lib.format.read_array(opened, allow_pickle=False)
+            if np.lib.format.read_magic(opened) != (1, 0):
+                return None
+            header = np.lib.format.read_array_header_1_0(opened)
+            if header != (shape, False, np.dtype(np.float32)):
+                return None
+            opened.seek(0)
+            values: np.ndarray = np.lib.format.read_array(opened, allow_pickle=False)
     except (OSError, ValueError):
         return None
-    return values if values.shape == shape and values.dtype == np.float32 else None
+    return values
 
 
 def _write(file: Path, values: np.ndarray) -> None:
