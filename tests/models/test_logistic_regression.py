@@ -70,6 +70,13 @@ def test_features_that_classes_can_be_told_apart_by_are_told_apart() -> None:
     assert (np.argmax(features @ weight.T + bias, axis=1) == labels).all()
 
 
+def test_a_search_can_be_ended_within_a_step_of_newtons_method() -> None:
+    features = GENERATOR.normal(size=(100, 40)) * np.logspace(0, 2, 40)
+    steps: list[int] = []
+    fit_classifier(features, np.arange(100) % 5, 5, 1e-5, begin_step=lambda: steps.append(1))
+    assert len(steps) > 50, "there are at most 50 steps of Newton's method"
+
+
 def test_features_that_are_all_equal_give_the_shares_of_the_classes() -> None:
     labels = np.array([0, 0, 0, 1])
     weight, bias = fit_classifier(np.full((4, 3), 2.5), labels, 2, 1e-9)

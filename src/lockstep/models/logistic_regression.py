@@ -32,8 +32,8 @@ def fit_classifier(
     """Return weight, float64 [classes, features], and bias, float64 [classes], of the best
     classifier of features [images, features] with labels, int64 [images].
 
-    `begin_step` is called before each step of Newton's method; it may raise an error to end the
-    search.
+    `begin_step` is called before each step of conjugate gradients; it may raise an error to end
+    the search.
     """
     mean = features.mean(axis=0, dtype=np.float64)
     centred = features - mean
@@ -67,13 +67,12 @@ def _minimise(
     loss, shares = _compute_loss(weight, rows, labels, penalty)
     smallest = 0.0
     for _ in range(_NEWTON_STEPS):
-        begin_step()
         gradient = _compute_gradient(weight, shares, rows, labels, penalty)
         length = float(np.linalg.norm(gradient))
         smallest = smallest or _TOLERANCE * length
         if length <= smallest:
             break
-        step = _solve(_curvature(shares, rows, penalty), -gradient)
+        step = _solve(_curvature(shares, rows, penalty), -gradient, begin_step)
         slope = float((gradient * step).sum())
         size = 1.0
         while True:
@@ -123,7 +122,11 @@ def _curvature(
     return multiply
 
 
-def _solve(multiply: Callable[[np.ndarray], np.ndarray], wanted: np.ndarray) -> np.ndarray:
+def _solve(
+    multiply: Callable[[np.ndarray], np.ndarray],
+    wanted: np.ndarray,
+    begin_step: Callable[[], None],
+) -> np.ndarray:
     """Return roughly x with multiply(x) = wanted, the closer the smaller `wanted` is."""
     solution = np.zeros_like(wanted)
     rest = wanted.copy()
@@ -131,6 +134,7 @@ def _solve(multiply: Callable[[np.ndarray], np.ndarray], wanted: np.ndarray) -> 
     square = float((rest * rest).sum())
     enough = min(0.5, square**0.25) ** 2 * square
     for _ in range(_GRADIENT_STEPS):
+        begin_step()
         product = multiply(direction)
         size = square / float((direction * product).sum())
         solution = solution + size * direction

@@ -18,6 +18,7 @@ from lockstep.models.logistic_regression import fit_classifier
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.features import feature_recipe, load_features
 from lockstep.runs.starting_weights import Start
+from lockstep.system import heartbeat
 from lockstep.weights import checkpoint
 
 MOST_IMAGES = 10_000
@@ -64,14 +65,12 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
     penalty = _PENALTY / logits
     classes = tuple(run.sets.training.classes)
 
+    def begin_step() -> None:
+        stop_before_training(run.stop, "fitting the linear probe")
+        heartbeat.note("evaluating", moved=True)
+
     def fit(some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return fit_classifier(
-            features[some],
-            labels[some],
-            logits,
-            penalty,
-            begin_step=lambda: stop_before_training(run.stop, "fitting the linear probe"),
-        )
+        return fit_classifier(features[some], labels[some], logits, penalty, begin_step=begin_step)
 
     if start.classes == ():  # the file does not say which classes it knows
         own = features @ start.tensors["fc.weight"].T + start.tensors["fc.bias"]
