@@ -1,5 +1,6 @@
 """The field `class_weights`: what "balanced" stands for, and which values are refused."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,9 @@ def test_a_wrong_value_is_one_error(value: Any, message: str) -> None:
 
 
 def test_another_number_of_weights_than_logits_is_refused() -> None:
-    expected = "^class_weights has 2 numbers; expected one for each of the 3 logits$"
-    with pytest.raises(RecipeError, match=expected):
+    expected = "class_weights has 2 numbers; expected one for each of the 3 logits"
+    action = re.escape(" (for 2 classes, set logits=2 too)")
+    with pytest.raises(RecipeError, match=f"^{expected}{action}$"):
         Recipe(logits=3, class_weights=(1, 2))
 
 

@@ -433,7 +433,7 @@ class Recipe(Settings):
         if not isinstance(weights, str) and len(weights) != self.logits:
             raise ValueError(
                 f"class_weights has {len(weights)} numbers; expected one for each of the"
-                f" {self.logits} logits"
+                f" {self.logits} logits (for {len(weights)} classes, set logits={len(weights)} too)"
             )
         if 0 < self.mixup_alpha < 0.01:
             raise ValueError(f"mixup_alpha must be 0 or at least 0.01, not {self.mixup_alpha}")
