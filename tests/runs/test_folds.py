@@ -9,7 +9,7 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.folds import FILE, describe_folds, summarise_folds, train_folds
+from lockstep.runs.folds import FILE, describe_folds, list_runs, summarise_folds, train_folds
 from lockstep.runs.report import Report, read_report
 from lockstep.runs.resuming import RunSettings, complete_settings
 from lockstep.system.errors import Interrupted, RecipeError, UserError
@@ -76,6 +76,16 @@ def test_a_stopped_cross_validation_resumes_and_repeats_no_finished_fold(
     assert again["per_class"] == reports[0]["per_class"]["trained"]
     page = lockstep.report(tmp_path / "cv", tmp_path / "page.html").read_text()
     assert "2 folds: mean top-1" in page
+
+
+def test_runs_of_a_folder_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("fold-10", "fold-2", "other"):
+        (tmp_path / name).mkdir()
+    for name in ("fold-10", "fold-2"):
+        (tmp_path / name / "recipe.yaml").touch()
+    assert [path.name for path in list_runs(tmp_path)] == ["fold-2", "fold-10"]
+    assert list_runs(tmp_path / "fold-2") == [tmp_path / "fold-2"]
+    assert list_runs(tmp_path / "other") == []
 
 
 def test_what_is_no_cross_validation_is_refused(

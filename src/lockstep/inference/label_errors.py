@@ -21,6 +21,7 @@ from lockstep.models.label_errors import find_label_errors
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.runs.events import Listener
+from lockstep.runs.folds import list_runs
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.temperature import collect_logits
 from lockstep.system.errors import CheckpointError, DataError
@@ -101,7 +102,7 @@ def check_labels(
     judgements: dict[str, _Judgement] = {}
     images = 0
     recipe = Recipe()
-    for run in _list_runs(runs):
+    for run in _list_folders(runs):
         weights = open_weights(run)
         sets = open_sets(data, weights.recipe.division, recorder.progress)
         _check_images(weights, sets, data, run)
@@ -117,19 +118,16 @@ def check_labels(
     return LabelCheck(_find_suspects(judgements), len(judgements), images, recipe)
 
 
-def _list_runs(sources: Sequence[str | Path]) -> list[Path]:
-    """Return the folders of runs; a folder that holds runs stands for them."""
+def _list_folders(sources: Sequence[str | Path]) -> list[Path]:
+    """Return the folders of runs. Raises `CheckpointError` if one is none and holds none."""
     runs: list[Path] = []
     for source in map(Path, sources):
-        inner = sorted(path.parent for path in source.glob("*/recipe.yaml"))
-        if (source / "recipe.yaml").is_file():
-            runs.append(source)
-        elif inner:
-            runs += inner
-        else:
+        folders = list_runs(source)
+        if not folders:
             raise CheckpointError(
                 f"{source} is no run and holds none; expected the --out of lockstep train"
             )
+        runs += folders
     return runs
 
 

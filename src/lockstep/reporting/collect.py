@@ -1,18 +1,17 @@
 """Open the runs that a page shows, each with a separate name."""
 
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 
-from lockstep.runs.folder import holds_run
-from lockstep.runs.folds import MOST_FOLDS, describe_folds, fold_folder, summarise_folds
+from lockstep.runs.folds import describe_folds, list_runs, summarise_folds
 from lockstep.runs.reading import Run, read_run
 from lockstep.system.errors import CheckpointError
 
 
 def open_runs(folders: list[Path]) -> list[Run]:
-    """Return the runs in some folders; a folder of cross-validation holds a run for each fold.
+    """Return the runs in some folders, each a run or a folder of runs such as those of folds.
     Raises `CheckpointError` if one holds no run, or if its content cannot be read."""
-    folders = list(chain.from_iterable(map(_list_folds, folders)))
+    folders = list(chain.from_iterable(list_runs(folder) or [folder] for folder in folders))
     return list(map(read_run, folders, _choose_names(folders)))
 
 
@@ -28,15 +27,6 @@ def describe_cross_validations(runs: list[Run]) -> list[str]:
         if len(reports) == group[0].recipe.folds:
             lines.append(describe_folds(summarise_folds(reports)))
     return lines
-
-
-def _list_folds(folder: Path) -> list[Path]:
-    """Return the folders of the folds' runs in a folder, or the folder itself."""
-    if holds_run(folder):
-        return [folder]
-    folders = [fold_folder(folder, number) for number in range(1, MOST_FOLDS + 1)]
-    folds = takewhile(holds_run, folders)
-    return list(folds) or [folder]
 
 
 def _choose_names(folders: list[Path]) -> list[str]:

@@ -19,8 +19,6 @@ from lockstep.system.files import write_json
 from lockstep.system.signals import StopRequests
 
 FILE = "folds.json"
-MOST_FOLDS = 1000
-"""`Recipe.folds` is at most this."""
 _SHARED_FILES = ("model_prefix", "dlll_file", "nvidia_report_file")
 """Fields of an execution that name files outside the run's folder."""
 
@@ -47,6 +45,15 @@ class FoldsReport(TypedDict):
 def fold_folder(out: Path, number: int) -> Path:
     """Return the folder of a fold's run."""
     return out / f"fold-{number}"
+
+
+def list_runs(folder: Path) -> list[Path]:
+    """Return a run's folder, or the folders of the runs in a folder of runs, such as those of
+    folds: fold-2 before fold-10. Nothing if it is neither."""
+    if holds_run(folder):
+        return [folder]
+    folders = [path.parent for path in folder.glob("*/recipe.yaml")]
+    return sorted(filter(holds_run, folders), key=lambda path: (len(path.name), path.name))
 
 
 def train_folds(
