@@ -16,6 +16,8 @@ from tests.processes import ONE_THREAD
 
 SECRET = "a secret of the tests"
 PORT = 29400
+_FILES = Path("/etc/netns")
+"""The folder in which `ip netns exec` looks for a host's files."""
 
 
 def _why_not() -> str:
@@ -31,7 +33,19 @@ def _why_not() -> str:
         if tried.returncode:
             break
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return tried.stderr.strip()
+    if tried.returncode:
+        return tried.stderr.strip()
+    return _why_no_files(_FILES / name)
+
+
+def _why_no_files(folder: Path) -> str:
+    """Return why files for a host cannot be written; "" if they can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.rmdir()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 with_hosts = pytest.mark.skipif(
@@ -51,7 +65,7 @@ class Host:
     @property
     def files(self) -> Path:
         """The folder of files that `ip netns exec` puts in the place of those in /etc."""
-        return Path("/etc/netns") / self.name
+        return _FILES / self.name
 
     def inside(self, *arguments: object) -> list[str]:
         """Return a command that runs another one on this host."""
@@ -110,9 +124,9 @@ def two_hosts(number: int = 0) -> Iterator[tuple[Host, Host]]:
     try:
         for host in hosts:
             subprocess.run(["ip", "netns", "add", host.name], check=True)
-            host.files.mkdir(parents=True)
-            names = f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n"
-            (host.files / "hosts").write_text(names)
+            host.files.mkdir(parents=True, exist_ok=True)
+            addresses = f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n"
+            (host.files / "hosts").write_text(addresses)
         cable = ["type", "veth", "peer", "name", other.interface, "netns", other.name]
         subprocess.run(["ip", "link", "add", one.interface, "netns", one.name, *cable], check=True)
         for host in hosts:
