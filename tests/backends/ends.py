@@ -9,6 +9,7 @@ imported it, so that ends follow each other quickly.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -23,6 +24,9 @@ AT_A_TIME = 5
 FORKED = ("torch", "paddle", "mxnet")
 """Frameworks that can be used in a fork of a process that has imported them."""
 LOAD = "while True: pass"
+MOST_SEC = 300
+"""After this time a signal ends a rank that hangs: it counts as failed. The same holds for the
+process that starts the ranks, while it imports the framework."""
 
 
 def run_pairs(name: str, pairs: int) -> list[int]:
@@ -37,7 +41,7 @@ def run_pairs(name: str, pairs: int) -> list[int]:
     ):
         assert forker.stdin is not None
         assert forker.stdout is not None
-        assert forker.stdout.readline() == "ready\n"
+        assert forker.stdout.readline() == "ready\n", "the framework cannot be imported"
         for _ in range(cores()):
             load = stack.enter_context(subprocess.Popen([sys.executable, "-c", LOAD]))
             stack.callback(load.kill)
@@ -57,14 +61,17 @@ def run_pairs(name: str, pairs: int) -> list[int]:
 
 def start_ranks(name: str) -> None:
     """Read the variables of ranks, start the ranks, and write their exit codes."""
+    signal.alarm(MOST_SEC)
     if name in FORKED:
         import_module(f"lockstep.backends.{name}.world")
+    signal.alarm(0)
     print("ready", flush=True)
     for line in sys.stdin:
         ranks = []
         for variables in json.loads(line):
             process = os.fork()
             if not process:
+                signal.alarm(MOST_SEC)  # it stays in force for another program
                 os.environ.update(variables)
                 if name not in FORKED:
                     command = [sys.executable, "-m", "tests.backends.ends", name, "rank"]
