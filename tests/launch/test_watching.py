@@ -238,6 +238,13 @@ def test_when_a_rank_has_saved_and_stopped_the_others_are_asked_once_and_not_kil
     assert choose_signal(1e6, Ending(asked_at=100.0), stopped, {}) is None
 
 
+def test_a_rank_that_stopped_and_got_the_signal_while_ending_has_no_fault() -> None:
+    stopped = {"code": 75, "reported": 75, "ended_at": 98.0}
+    ending = {"code": -15, "ended_at": 100.0}
+    assert find_fault(ranks(stopped, ending | {"reported": 75}), 100.0, PATIENCE) is None
+    assert find_fault(ranks(stopped, ending), 100.0, PATIENCE) is not None
+
+
 def test_a_second_ctrl_c_ends_ranks_that_do_not_stop() -> None:
     ending = Ending(insisted_at=100.0)
     assert choose_signal(100.0 + AFTER_CTRL_C_SEC, ending) is None

@@ -46,7 +46,9 @@ _SLOWER = 3
 the patience is."""
 _MOVING = ("training", "evaluating")
 """Activities in which a rank takes one batch after another."""
-_WELL = (None, 0, EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
+_STOPPED = (EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
+"""Exit codes of ranks that have stopped as they were asked to."""
+_WELL = (None, 0, *_STOPPED)
 """Exit codes of ranks without a fault."""
 
 
@@ -134,7 +136,7 @@ def find_fault(
 ) -> Fault | None:
     """Return the first fault of this machine's ranks, or None. `patience` is in seconds."""
     running = [rank for rank in ranks if rank.code is None]
-    failed = [rank for rank in ranks if rank.code not in _WELL]
+    failed = [rank for rank in ranks if _has_failed(rank)]
     if failed:
         began = min(rank.ended_at for rank in failed)
         first = min(failed, key=_blame)
@@ -158,6 +160,14 @@ def find_fault(
     if stalls:
         return Fault("stalled", began, min(running, key=lambda rank: rank.beat.moves))
     return None
+
+
+def _has_failed(rank: Rank) -> bool:
+    """Return whether a rank has ended with a fault. One that has saved and stopped has not, though
+    a signal to stop came while its process was ending."""
+    if rank.code == -signal.SIGTERM and rank.reported in _STOPPED:
+        return False
+    return rank.code not in _WELL
 
 
 def _get_heard_at(rank: Rank) -> float:
@@ -203,8 +213,9 @@ def next_signal(
     if ending.insisted_at is not None and now > ending.insisted_at + AFTER_CTRL_C_SEC:
         return signal.SIGKILL
     if ending.asked_at is None:
-        stops = (EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
-        stopped_at = min((rank.ended_at for rank in ranks if rank.code in stops), default=math.inf)
+        stopped_at = min(
+            (rank.ended_at for rank in ranks if rank.code in _STOPPED), default=math.inf
+        )
         asks = ending.fault is not None or now > stopped_at + TO_END_ALONE_SEC
         return signal.SIGTERM if asks else None
     if ending.fault is None:
