@@ -153,6 +153,7 @@ def lr(
     from lockstep.cli.console import Reporter
     from lockstep.reporting.rate_curve import draw_curve
     from lockstep.runs.rate_range import describe_range, find_rate
+    from lockstep.runs.recipe_from_images import say_where
     from lockstep.runs.resuming import complete_settings
     from lockstep.system.files import write_json
 
@@ -167,8 +168,13 @@ def lr(
 
             def show(event: "Event") -> None:
                 options.show_note(event)
-                if event["kind"] in ("progress", "settled"):
+                if event["kind"] == "progress":
                     reporter(event)
+                elif event["kind"] == "settled":
+                    # The folder of the recipe is removed.
+                    where = say_where(settings.out)
+                    lines = [line.removesuffix(where) for line in event["lines"]]
+                    reporter({"kind": "settled", "lines": lines})
 
             result = find_rate(settings, weights, steps=steps, low=low, high=high, listener=show)
     out.mkdir(parents=True, exist_ok=True)

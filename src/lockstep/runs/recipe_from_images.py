@@ -97,6 +97,11 @@ def collect_facts(
     )
 
 
+def say_where(out: Path) -> str:
+    """Return the end of a line that says where the values of a recipe are."""
+    return f"; all values are in {out}/recipe.yaml, --set changes them"
+
+
 def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
     """Return two lines: what was chosen, and why."""
     steps = steps_per_epoch(recipe, facts.images)
@@ -110,8 +115,8 @@ def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
         ),
         (
             f"  for {facts.images:,} training images of {facts.classes} classes, typically"
-            f" {facts.shorter_side} px, on a {device} that is fast in {facts.precision}; all values"
-            f" are in {out}/recipe.yaml, --set changes them"
+            f" {facts.shorter_side} px, on a {device} that is fast in {facts.precision}"
+            f"{say_where(out)}"
         ),
     ]
 
