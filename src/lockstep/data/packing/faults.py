@@ -39,7 +39,7 @@ class Faults:
     def add(self, number: int, reason: str) -> None:
         """Note a bad image. Any thread may call this."""
         with self._lock, naming(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps([number, reason])}")
+            file.write(f"\n{json.dumps([number, reason], allow_nan=False)}")
             file.flush()
             os.fsync(file.fileno())
             self._reasons[number] = reason
