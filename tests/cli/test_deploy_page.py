@@ -52,6 +52,8 @@ def skip_what_cannot_run(words: list[object]) -> None:
         pytest.skip("a server runs until it is stopped: its own tests start it")
     if words[0] == "benchmark" and not SOAK:
         pytest.skip("a grid of many processes: runs under make soak")
+    if "executorch" in words and not SOAK:
+        pytest.skip("test_phone_programs exports to it: runs under make soak")
     for package in ("executorch", "openvino", "tensorrt"):
         if (
             any(package in str(word).split(",") for word in words[1:])

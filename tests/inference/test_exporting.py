@@ -95,6 +95,7 @@ def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@in_a_soak  # test_programs evaluates one on whole photos in every test run
 @pytest.mark.slow
 def test_a_saved_model_answers_as_predict_for_photos_of_any_size(
     weights: Path, images: list[Path], tmp_path: Path

@@ -111,10 +111,8 @@ def test_a_run_on_noise_needs_no_decoder(
 
 
 PUBLISHED = {
-    "resnet50-paddle-50ep": ("paddle", "recordio", (1000, "symmetric", "fp16")),
     "resnet50-paddle-90ep": ("paddle", "webdataset", (1000, "symmetric", "fp16")),
     "resnet50-tensorflow-90ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
-    "resnet50-tensorflow-250ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
 }
 """Published recipes, each with its backend, a storage format, and its logits, padding and
 precision."""
