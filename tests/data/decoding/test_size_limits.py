@@ -311,7 +311,7 @@ def test_a_file_of_many_small_parts_is_refused_at_once(
         with pytest.raises(OverBudget, match=message):
             decoder(data)
     header_size(data)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 30, "decoding all parts takes minutes"
 
 
 @pytest.mark.parametrize(("order", "is_big"), [("<", False), (">", False), ("<", True)])
