@@ -1,7 +1,6 @@
 """Fit a temperature to the images of an evaluation, for probabilities that can be believed, and
 choose a threshold for a precision."""
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from lockstep.models.calibration import (
 from lockstep.models.metrics import Scores
 from lockstep.runs.temperature import collect_logits
 from lockstep.system.errors import CheckpointError, UserError
+from lockstep.system.ranks import count_ranks
 from lockstep.weights import Weights
 from lockstep.weights.calibration_file import write_calibration
 
@@ -40,7 +40,7 @@ class Calibrator:
                 f"{weights.source} is not a checkpoint of a run, so it has no place for a"
                 " temperature; calibrate the run, then export or convert it"
             )
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if count_ranks() > 1:
             raise UserError("--calibrate computes in one process; start it without a launcher")
         self._precision = precision
         self._file = weights.checkpoint_file

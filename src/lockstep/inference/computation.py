@@ -1,7 +1,6 @@
 """What evaluations and predictions compute with: a runtime that holds the weights, in a precision
 that the machine has."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import gpu
-from lockstep.system.ranks import is_leading
+from lockstep.system.ranks import count_ranks, is_leading
 from lockstep.weights import Weights
 
 
@@ -76,7 +75,7 @@ def open_computation(
     the cores between two batches.
     """
     recorder = Recorder(listener if is_leading() else None)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = count_ranks()
     if exported is not None and runtime == AUTO:
         runtime = next(iter(list_export_runtimes()), "onnxruntime")
     elif runtime == AUTO:

@@ -1,7 +1,6 @@
 """Evaluate trained weights, or an exported program, on a data set."""
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import DivergedError
 from lockstep.system.event_log import Summary
+from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, Classes, Preprocessing, Weights
 
 
@@ -82,7 +82,7 @@ def evaluate(
     selection = Selection(checkpoint, ema, model, preprocessing)
     export = find_export(Path(source), runtime, execution, selection)
     if isinstance(export, ExportedProgram):
-        export.check_options(precision, ranks=int(os.environ.get("WORLD_SIZE", "1")))
+        export.check_options(precision, ranks=count_ranks())
     weights = selection.open_weights(source) if export is None else export.about
     wants_calibration = calibrate or precision_at is not None
     calibrator = Calibrator(weights, precision_at) if wants_calibration else None

@@ -1,6 +1,5 @@
 """Cross-validation: a run for each fold of the training images, and what all of them say."""
 
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from lockstep.runs.resuming import RunSettings
 from lockstep.runs.train import run_training
 from lockstep.system.errors import Interrupted, RecipeError, UserError
 from lockstep.system.files import write_json
+from lockstep.system.ranks import count_ranks
 from lockstep.system.signals import StopRequests
 
 FILE = "folds.json"
@@ -72,7 +72,7 @@ def train_folds(
     are finished are not repeated. Raises `Interrupted` when a signal asked it to stop and
     everything is saved.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if count_ranks() > 1:
         raise UserError("--folds trains on one rank; without it, several ranks can train a run")
     if holds_run(out):
         raise UserError(f"{out} holds a run; cross-validation needs a folder for its runs: --out")

@@ -9,7 +9,6 @@ import numpy as np
 from lockstep.data import Batch
 from lockstep.data.loading.loaders import make_loader
 from lockstep.models.calibration import LEAST_IMAGES, TemperatureFit, fit_temperature
-from lockstep.recipes.best_evaluation import find_best
 from lockstep.recipes.order import evaluation_plans
 from lockstep.runs.context import RunContext
 from lockstep.system import heartbeat
@@ -33,7 +32,7 @@ def calibrate_best(run: RunContext, step: int) -> None:
 
 def _calibrate(run: RunContext) -> bool:
     """Return whether all was done before a stop was requested."""
-    best = find_best(run.recorder.evaluations, run.recipe.selection)
+    best = run.find_best()
     if best is None:
         return True
     step = best["step"]

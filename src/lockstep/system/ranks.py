@@ -53,6 +53,11 @@ def listen_address() -> str | None:
     return os.environ.get(LISTEN_ADDRESS)
 
 
+def count_ranks() -> int:
+    """Return the number of ranks that train together, as their launcher says; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_leading() -> bool:
     """Return whether this is rank 0 or the only process. Only that one prints."""
     return os.environ.get("RANK", "0") == "0"

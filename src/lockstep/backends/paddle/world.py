@@ -16,6 +16,7 @@ from lockstep.backends.shared.listening import confine_sockets, refuse_open_sock
 from lockstep.launch.nodes import find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.ranks import count_ranks
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""
@@ -27,7 +28,7 @@ class PaddleWorld(HostQuestions):
 
     def __init__(self, execution: Execution) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
-        self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self.ranks = count_ranks()
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.device = _device_name(paddle.get_device())
         self._host_group: Any = None

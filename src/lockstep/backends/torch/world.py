@@ -22,7 +22,7 @@ from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.launch.nodes import find_address, find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError, UserError
-from lockstep.system.ranks import listen_address
+from lockstep.system.ranks import count_ranks, listen_address
 
 
 class TorchWorld(HostQuestions):
@@ -30,7 +30,7 @@ class TorchWorld(HostQuestions):
 
     def __init__(self, execution: Execution) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
-        self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self.ranks = count_ranks()
         self.torch_device = _device(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.device = device_name(self.torch_device)
         self.on_gpu = self.torch_device.type == "cuda"

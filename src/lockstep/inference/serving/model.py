@@ -1,7 +1,6 @@
 """What is served: weights or an exported model in a runtime, opened by the thread that computes
 with it."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import UserError
+from lockstep.system.ranks import count_ranks
 from lockstep.weights import Classes, Preprocessing
 
 _NAMELESS = "model"
@@ -96,7 +96,7 @@ def open_model(
 
     Raises what `lockstep.predict` raises, and `UserError` under a launcher.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if count_ranks() > 1:
         raise UserError(
             "a server computes in one process, but a launcher started several; start it without the"
             " launcher"
