@@ -1,0 +1,67 @@
+"""Which training images come, with which crops and flips, and how pixels are resized and
+normalised."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lockstep.recipes import limits
+from lockstep.recipes.field_validation import Settings
+from lockstep.recipes.fields.kinds import Colour, Deviation, Fraction, Positive
+
+
+class ImageFields(Settings):
+    """Which training images come, with which crops and flips, and how pixels are resized and
+    normalised."""
+
+    sampling: Literal["plain", "balanced", "square_root"] = "plain"
+    """How often an epoch has the images of each class. "plain": every image comes once. "balanced":
+    every class comes equally often. "square_root": a class comes in proportion to the square root
+    of its number of images (arXiv:1805.00932). An epoch has as many images as there are. The images
+    of a rare class come several times in it, equally often up to once more. Of a frequent class,
+    some images are left out, others in each epoch."""
+    image_size: Annotated[int, Field(ge=32), limits.SIDE] = 224
+    """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
+    `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of
+    it."""
+    crop_area: tuple[Positive, Positive] = (0.08, 1.0)
+    """Range of the random crop's area, as a share of the image's area."""
+    crop_aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Range of the random crop's aspect ratio, width over height. The logarithm of the ratio is
+    drawn uniformly."""
+    crop_attempts: Annotated[int, Field(ge=1), limits.ATTEMPTS] = 100
+    """Number of times that area and aspect ratio are drawn until a crop fits into the image. If
+    none fits, the largest centred crop is used."""
+    flip_probability: Fraction = 0.5
+    """Probability that a training image is mirrored left to right."""
+    mean: Colour = (123.675, 116.28, 103.53)
+    """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std.
+    """
+    std: Deviation = (58.395, 57.12, 57.375)
+    """Standard deviation of red, green and blue on the scale 0 to 255. Images are normalised as (x
+    - mean) / std."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Interpolation of the resize, in training and in evaluation. With `antialias` it is Pillow's
+    filter of this name, else OpenCV's: "bilinear" weighs 4 pixels and "bicubic" 16, with a = -0.75
+    in the cubic (Pillow: a = -0.5)."""
+    antialias: bool = False
+    """Whether the resize filters when it shrinks an image, as Pillow does. If false, it samples 4
+    or 16 pixels, as OpenCV does (see `interpolation`). If it is set and `eval_antialias` is not,
+    evaluation follows it."""
+    dct_scaling: bool = False
+    """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or
+    1/8 of its size, as libjpeg can. This is faster for large photos and filters while it shrinks.
+    It changes the pixels that training and evaluation see."""
+    exif_orientation: bool = False
+    """Whether a photo is turned or mirrored as its EXIF orientation says, in training and in
+    evaluation. If false, it is used as it is stored."""
+
+    @model_validator(mode="after")
+    def _check_images_fields(self) -> Self:
+        if self.crop_area[0] > self.crop_area[1] or self.crop_area[1] > 1:
+            raise ValueError(
+                f"crop_area must be a rising range within 0 to 1, not {list(self.crop_area)}"
+            )
+        if self.crop_aspect[0] > self.crop_aspect[1]:
+            raise ValueError(f"crop_aspect must be a rising range, not {list(self.crop_aspect)}")
+        return self

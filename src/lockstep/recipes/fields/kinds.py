@@ -1,0 +1,15 @@
+"""The kinds of values that fields have."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Colour = tuple[NotNegative, NotNegative, NotNegative]
+Deviation = tuple[Positive, Positive, Positive]
+Prefixes = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+"""Prefixes of the names of tensors (`lockstep.models.sections`). A single one may stand alone."""
