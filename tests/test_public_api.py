@@ -21,6 +21,7 @@ FRAMEWORKS = {"torch", "tensorflow", "paddle", "mxnet"}
 
 def test_exactly_these_names_are_public() -> None:
     assert lockstep.__all__ == [
+        "Augmentation",
         "Execution",
         "LockstepError",
         "Prediction",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.inference.prediction import Prediction, Predictor, predict
     from lockstep.inference.serving import serve
     from lockstep.recipes import Execution, Recipe, load_recipe
+    from lockstep.recipes.augmentation import Augmentation
     from lockstep.reporting import report
     from lockstep.runs.train import train
     from lockstep.system.errors import LockstepError, UserError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from lockstep.weights.conversion import convert
 
 __all__ = [
+    "Augmentation",
     "Execution",
     "LockstepError",
     "Prediction",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Augmentation": "recipes.augmentation",
     "Execution": "recipes",
     "LockstepError": "system.errors",
     "Prediction": "inference.prediction",

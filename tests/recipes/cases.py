@@ -13,7 +13,12 @@ from lockstep.recipes.nvidia.translation import Translation, translate
 EXAMPLES = settings(max_examples=60)
 
 RECIPE = Recipe(epochs=3, global_batch_images=16, image_size=32, seed=5)
-MIXED = RECIPE.replace(mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairing="reverse")
+MIXED = RECIPE.replace(
+    mixup_alpha=0.2,
+    mixup_coefficient="sample",
+    mixup_pairing="reverse",
+    augmentations=["solarise", {"name": "solarise", "probability": 0.2}],
+)
 PHOTOS = Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32")
 COUNTS = (2, 7, 20, 100, 1000, 30_000, 1_000_000)
 # How the originals' code rounds and samples in its evaluation.
@@ -48,3 +53,12 @@ def build_recipe(translation: Translation) -> Recipe:
     words = translation.command
     settings = [value for word, value in pairwise(words) if word == "--set"]
     return load_recipe(words[words.index("--recipe") + 1]).replace(**parse_settings(settings)[0])
+
+
+def make_photo(size: int, seed: int = 0) -> np.ndarray:
+    """Return an image with smooth colours, edges and noise: uint8 [size, size, 3]."""
+    y, x = np.mgrid[:size, :size] / size
+    generator = np.random.default_rng(seed)
+    colours = np.stack([40 + 180 * x, 220 - 150 * y, 90 + 60 * np.sin(9 * x * y)], axis=-1)
+    colours[(x - 0.4) ** 2 + (y - 0.6) ** 2 < 0.05] += 50
+    return np.clip(colours + generator.normal(0, 12, colours.shape), 0, 255).astype(np.uint8)

@@ -157,13 +157,15 @@ def rows_of_a_step(plans: Iterable[BatchPlan]) -> list[tuple[object, ...]]:
             window, resized, offset = (
                 tuple(values[i].tolist()) for values in (plan.windows, plan.resized, plan.offsets)
             )
-            rows.append((int(sample), window, resized, offset, bool(plan.flips[i]), coefficient))
+            drawn = None if plan.augmentations is None else tuple(plan.augmentations[i])
+            flip = bool(plan.flips[i])
+            rows.append((int(sample), window, resized, offset, flip, coefficient, drawn))
     return sorted(rows)
 
 
 @pytest.mark.parametrize("coefficient", ["batch", "sample"])
 @pytest.mark.parametrize(("ranks", "parts"), DIVISIONS[1:])
-def test_a_step_has_the_same_images_crops_flips_and_coefficients_for_any_number_of_ranks_and_parts(
+def test_a_step_has_the_same_images_changes_and_coefficients_for_any_number_of_ranks_and_parts(
     ranks: int, parts: int, coefficient: str
 ) -> None:
     recipe = MIXED.replace(mixup_coefficient=coefficient)

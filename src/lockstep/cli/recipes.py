@@ -120,18 +120,24 @@ def fields() -> None:
     import yaml
 
     from lockstep.recipes import Execution, Recipe
+    from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
+    from lockstep.recipes.field_validation import Settings
 
-    wrapper = textwrap.TextWrapper(120, initial_indent=6 * " ", subsequent_indent=6 * " ")
-    for title, settings in (
+    parts: list[tuple[str, Settings]] = [
         ("Recipe: decides the result", Recipe()),
         ("Execution: how it is run", Execution()),
-    ):
+    ]
+    for kind in map(import_augmentation, list_augmentations()):
+        summary = (kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        parts.append((f"Augmentation {kind().name}: {' '.join(summary.split())}", kind()))
+    wrapper = textwrap.TextWrapper(120, initial_indent=6 * " ", subsequent_indent=6 * " ")
+    for title, settings in parts:
         print(title)
-        for name, value in settings.fields().items():
-            as_yaml = yaml.safe_dump(value, default_flow_style=True, width=math.inf).splitlines()[0]
-            print(f"  {name}={as_yaml}")
-            about = type(settings).model_fields[name].description or ""
-            print(wrapper.fill(about.replace("\n", " ")))
+        values = settings.fields()
+        for name, field in type(settings).model_fields.items():
+            as_yaml = yaml.safe_dump(values[name], default_flow_style=True, width=math.inf)
+            print(f"  {name}={as_yaml.splitlines()[0]}")
+            print(wrapper.fill((field.description or "").replace("\n", " ")))
 
 
 @app.command("diff")

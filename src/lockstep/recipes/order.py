@@ -1,5 +1,5 @@
-"""The images of a step, with their crops, flips, MixUp and dropout: pure functions of (seed, epoch,
-position).
+"""The images of a step, with their crops, flips, augmentations, MixUp and dropout: pure functions
+of (seed, epoch, position).
 
 The images of an epoch are chosen by `sampling` and have a random order. Step s takes positions s*B
 to (s+1)*B - 1 of it, for any number of ranks. A step is divided into units of equal size, one for
@@ -38,6 +38,9 @@ class BatchPlan:
     """int32 [N, 2]: top and left of the output square in the resized window."""
     flips: np.ndarray
     """bool [N]: whether the image is mirrored left to right."""
+    augmentations: np.ndarray | None = None
+    """object [N, augmentations]: what each of the recipe's augmentations does to the image, as it
+    has drawn it; None without augmentations."""
     coefficients: np.ndarray | None = None
     """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
     partners: np.ndarray | None = None
@@ -180,6 +183,7 @@ def _training_unit(
         resized=np.full((count, 2), size, np.int32),
         offsets=np.zeros((count, 2), np.int32),
         flips=uniform(numbers(Purpose.FLIP)[:, 0]) < recipe.flip_probability,
+        augmentations=_draw_augmentations(recipe, numbers),
         coefficients=_coefficients(recipe, epoch, start, numbers) if mixed else None,
         partners=_partners(recipe, numbers) if mixed else None,
         kept_features=keep_features(recipe, epoch, positions),
@@ -212,11 +216,12 @@ class _Numbers:
             [draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs]
         )
 
-    def rows(self, purpose: Purpose, length: int) -> np.ndarray:
+    def rows(self, purpose: Purpose, length: int, attempt: int = 0) -> np.ndarray:
         """Return a row of numbers for each position: uint64 [N, length]."""
         draws = -(-length // 4)
+        how: dict[str, int] = {"epoch": self.epoch, "attempt": attempt}
         rows = [
-            draw(self.seed, purpose, first * draws, count * draws, epoch=self.epoch)
+            draw(self.seed, purpose, first * draws, count * draws, **how)
             for first, count in self.runs
         ]
         return np.concatenate(rows).reshape(self.count, 4 * draws)[:, :length]
@@ -260,6 +265,21 @@ def _centre_windows(recipe: Recipe, heights: np.ndarray, widths: np.ndarray) -> 
     height = np.minimum(heights, np.maximum(np.rint(widths / narrowest), 1)).astype(np.int64)
     width = np.minimum(widths, np.maximum(np.rint(heights * widest), 1)).astype(np.int64)
     return np.stack([(heights - height) // 2, (widths - width) // 2, height, width], axis=1)
+
+
+def _draw_augmentations(recipe: Recipe, numbers: _Numbers) -> np.ndarray | None:
+    """Return what the augmentations do to each image; None without augmentations.
+
+    The place of an augmentation in the recipe tells its numbers from those of the others.
+    """
+    if not recipe.augmentations:
+        return None
+    parameters = np.empty((numbers.count, len(recipe.augmentations)), object)
+    for place, augmentation in enumerate(recipe.augmentations):
+        drawn = uniform(numbers.rows(Purpose.AUGMENTATION, augmentation.numbers, place))
+        for image, row in enumerate(drawn.tolist()):
+            parameters[image, place] = augmentation.draw(row)
+    return parameters
 
 
 def _coefficients(recipe: Recipe, epoch: int, start: int, numbers: _Numbers) -> np.ndarray:

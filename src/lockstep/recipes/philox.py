@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     DROPOUT = 8
     CLASS_SHARE = 9
     CLASS_IMAGE = 10
+    AUGMENTATION = 11
 
 
 def draw(

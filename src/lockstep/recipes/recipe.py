@@ -18,6 +18,7 @@ from lockstep.models.architectures import (
 )
 from lockstep.models.sections import check_prefixes, has_prefix
 from lockstep.recipes import limits
+from lockstep.recipes.augmentation_list import load_plug_ins
 from lockstep.recipes.class_weights import balance_classes
 from lockstep.recipes.fields.compression import CompressionFields
 from lockstep.recipes.fields.evaluation import EvaluationFields
@@ -111,6 +112,13 @@ class Recipe(
         if self.class_weights != "balanced":
             return self
         return self.replace(class_weights=balance_classes(labels, self.logits))
+
+    def load_plug_ins(self) -> Self:
+        """Return the recipe with all fields of augmentations that are the user's own, whose modules
+        are imported. Raises `RecipeError`."""
+        if not self.augmentations:
+            return self
+        return self.replace(augmentations=load_plug_ins(self.augmentations))
 
     def decays(self, tensor: Tensor) -> bool:
         """Return whether weight decay applies to a tensor of the model."""

@@ -15,6 +15,10 @@ _FIELDS = {
         "gradient_accumulation gradient_accumulation_steps"
     ),
     "antialias": "resize_antialias",
+    "augmentations": (
+        "aa aug augment augmentation auto_augment autoaugment data_augmentation ra rand_augment"
+        " randaugment transforms trivial_augment"
+    ),
     "batch_norm": "sync_batchnorm sync_bn syncbn",
     "bn_epsilon": "batchnorm_eps bn_eps eps epsilon",
     "bn_momentum": "batchnorm_mom batchnorm_momentum bn_mom",

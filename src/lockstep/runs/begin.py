@@ -9,7 +9,11 @@ from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs import starting_weights
 from lockstep.runs.context import RunContext
-from lockstep.runs.environment import describe_environment
+from lockstep.runs.environment import (
+    describe_environment,
+    describe_plug_ins,
+    list_changed_plug_ins,
+)
 from lockstep.runs.evaluate import evaluate, lacks_evaluation
 from lockstep.runs.notes import collect_notes
 from lockstep.runs.report import find_changed_fields
@@ -102,6 +106,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
     """Open the log and record where training starts."""
     environment = _describe(run)
     if run.leads:
+        run.notes += list_changed_plug_ins(run.out, run.recipe)
         about = {name: environment[name] for name in ("recipe", "device", "ranks", "data")}
         run.recorder.open(
             run.out,
@@ -136,7 +141,7 @@ def _describe(run: RunContext) -> dict[str, Any]:
     """Return the contents of environment.json."""
     training = run.sets.training
     validation = run.sets.validation
-    return describe_environment(run.execution.backend) | {
+    environment: dict[str, Any] = describe_environment(run.execution.backend) | {
         "recipe": run.recipe.based_on,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "device": run.world.device,
@@ -147,3 +152,5 @@ def _describe(run: RunContext) -> dict[str, Any]:
         "train": {"images": len(training), "quarantined": training.describe_quarantine()},
         "val": {"images": len(validation), "quarantined": validation.describe_quarantine()},
     }
+    plug_ins = describe_plug_ins(run.recipe)
+    return environment | ({"plug_ins": plug_ins} if plug_ins else {})

@@ -1,11 +1,14 @@
 """What a run records of its environment when it begins, `environment.json`."""
 
+import hashlib
 import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from lockstep.backends import FRAMEWORKS
+from lockstep.recipes import Recipe
+from lockstep.recipes.plug_ins import find_module_file
 from lockstep.system.errors import CheckpointError
 from lockstep.system.machine import cores, memory_bytes, processor
 from lockstep.system.regular_files import TEXT, read_regular
@@ -35,6 +38,8 @@ class Environment(TypedDict, total=False):
     classes: int
     train: Images
     val: Images
+    plug_ins: dict[str, dict[str, str]]
+    """Of each augmentation that is the user's own, the `file` of its module, and its `sha256`."""
 
 
 def describe_environment(backend: str | None) -> dict[str, Any]:
@@ -53,6 +58,29 @@ def describe_environment(backend: str | None) -> dict[str, Any]:
         "cores": cores(),
         "memory_bytes": memory_bytes(),
     }
+
+
+def describe_plug_ins(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Return what a run records of the augmentations that are the user's own: see `Environment`."""
+    files = {}
+    for augmentation in recipe.augmentations:
+        file = find_module_file(augmentation)
+        if file is not None:
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            files[augmentation.name] = {"file": str(file), "sha256": digest}
+    return files
+
+
+def list_changed_plug_ins(path: Path, recipe: Recipe) -> list[str]:
+    """Return a note on each plug-in whose module is another one than when the run in a folder began
+    last."""
+    before = read_environment(path).get("plug_ins", {})
+    return [
+        f"{about['file']} has changed since this run began last, so {name} may do something else to"
+        " the images from here on"
+        for name, about in describe_plug_ins(recipe).items()
+        if name in before and before[name]["sha256"] != about["sha256"]
+    ]
 
 
 def read_environment(path: Path) -> Environment:
@@ -76,7 +104,7 @@ def read_environment(path: Path) -> Environment:
 def _is_environment(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    parts = (value.get(name, {}) for name in ("execution", "train", "val"))
+    parts = (value.get(name, {}) for name in ("execution", "train", "val", "plug_ins"))
     return all(isinstance(part, dict) for part in parts) and isinstance(
         value.get("data"), str | None
     )

@@ -100,7 +100,7 @@ def _settle_recipe(
             recipe, notes = _count_classes(recipe, sets)
             start = _fit_start(recipe, source, world, out)
     else:
-        wanted = check_changes(settings.changes)
+        wanted = check_changes(settings.changes).load_plug_ins()
         sets = _open_sets(settings.data, wanted, recorder, stop, execution)
         recipe = choose_from_images(
             settings.chosen,
@@ -111,7 +111,7 @@ def _settle_recipe(
             world,
             recorder,
             out,
-        )
+        ).load_plug_ins()
         _check_recipe(recipe, execution, world)
         start = _fit_start(recipe, source, world, out)
     _check_logits(recipe, sets)

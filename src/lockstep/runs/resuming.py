@@ -88,8 +88,9 @@ def complete_settings(
     from the run. If it is given by name, the run keeps the geometry of its evaluations, which a
     recipe of this name may not have had when the run began.
 
-    Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the
-    run's folder cannot be read.
+    The modules of augmentations that are the user's own are imported. Raises `RecipeError` if they
+    cannot be, `DataError` if there are no images and no run to take them from, `CheckpointError` if
+    the run's folder cannot be read.
     """
     changes = changes or {}
     origins: dict[str, str] = {}
@@ -104,7 +105,7 @@ def complete_settings(
         name = f" ({printable(own.based_on)})" if own.based_on else ""
         origins["recipe"] = f"its recipe{name}"
         last = last_execution(out) if execution is None else {}
-    settled = None if own is None else own.replace(**changes)
+    settled = None if own is None else own.replace(**changes).load_plug_ins()
     counts_classes = isinstance(recipe, str) and recipe in RECIPES and "logits" not in changes
     if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
         there = load_recipe(out / "recipe.yaml")

@@ -370,3 +370,23 @@ def test_dct_scaling_is_the_host_loaders_alone(index: Index, tiny_recipe: Recipe
     )
     with pytest.raises(RecipeError, match="dct_scaling"):
         make_loader(index, recipe, Execution(loader="dali"), size=SIZE)
+
+
+def test_augmentations_are_the_host_loaders_alone_and_of_training_alone(
+    index: Index, tiny_recipe: Recipe
+) -> None:
+    recipe = tiny_recipe.replace(
+        augmentations=["solarise", {"name": "solarise", "probability": 1.0, "threshold": 0}]
+    )
+    plans = training(recipe, index)
+    changed = batches(make_loader(index, recipe, Execution(), size=SIZE), plans)
+    for plan, batch, plain in zip(plans, changed, batches(host(index), plans), strict=True):
+        assert plan.augmentations is not None
+        drawn = plan.augmentations[:, 0].astype(bool)[:, None, None, None]
+        solarised = np.where(drawn & (plain.images >= 128), 255 - plain.images, plain.images)
+        np.testing.assert_array_equal(batch.images, 255 - solarised)
+    plans = list(islice(evaluation_plans(recipe, index.sizes, 8), 1))
+    loader = make_loader(index, recipe, Execution(), size=SIZE, evaluation=True)
+    assert not apart(batches(loader, plans), batches(host(index), plans)).any()
+    with pytest.raises(RecipeError, match=r"DALI .* of these augmentations: solarise, solarise\."):
+        make_loader(index, recipe, Execution(loader="dali"), size=SIZE)

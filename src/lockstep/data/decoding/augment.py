@@ -1,10 +1,11 @@
-"""Crop, resize and flip an image while it is decoded. `lockstep.recipes.order` draws the windows
-and flips.
+"""Crop, resize and flip an image while it is decoded, and augment it. `lockstep.recipes.order`
+draws the windows, the flips and what the augmentations do.
 
 Windows of JPEGs are decoded by our own decoder, which skips what lies outside; everything else is
 decoded whole.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cv2
@@ -18,6 +19,8 @@ from lockstep.data.decoding.orientation import UPRIGHT, find_stored_window, turn
 from lockstep.data.decoding.sampling import crop_to_needed, filter_square, sample_square, stretches
 from lockstep.data.decoding.size_limits import JPEG_START, decoding
 from lockstep.recipes import Recipe
+from lockstep.recipes.augmentation import Augmentation
+from lockstep.system.errors import RecipeError
 
 _FILTERS = {
     "bilinear": (Image.Resampling.BILINEAR, cv2.INTER_LINEAR),
@@ -138,3 +141,24 @@ def _reduction(window: Window, resized: tuple[int, int]) -> int:
         if window[2] >= reduction * resized[0] and window[3] >= reduction * resized[1]:
             return reduction
     return 1
+
+
+def augment(
+    augmentations: Sequence[Augmentation], parameters: Iterable[Any], out: np.ndarray
+) -> None:
+    """Apply augmentations to an image, uint8 [size, size, 3], one after the other. `parameters` is
+    what each does to it.
+
+    Raises `RecipeError` if one returns something else than such an image.
+    """
+    pixels = out
+    for augmentation, what in zip(augmentations, parameters, strict=True):
+        pixels = augmentation.apply(pixels, what)
+        kind = getattr(pixels, "shape", None), getattr(pixels, "dtype", type(pixels).__name__)
+        if kind != (out.shape, out.dtype):
+            raise RecipeError(
+                f"the augmentation {augmentation.name} returned {kind[1]} {kind[0]}; expected"
+                f" uint8 {out.shape}"
+            )
+    if pixels is not out:
+        out[:] = pixels

@@ -1,8 +1,8 @@
-"""The host loader: threads that read, decode, crop and resize images exactly as a plan says, some
-batches ahead."""
+"""The host loader: threads that read, decode, crop, resize and augment images exactly as a plan
+says, some batches ahead."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import augment, decode_into
 from lockstep.data.decoding.orientation import UPRIGHT
 from lockstep.data.index import Index
+from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.order import BatchPlan
 from lockstep.system.machine import share_of_cores
 
@@ -34,6 +35,7 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         dct_scaling: bool = False,
         sampling: str = "half_pixel",
         exif_orientation: bool = False,
+        augmentations: Sequence[Augmentation] = (),
         threads: int = 0,
         ahead: int = 2,
     ) -> None:
@@ -44,6 +46,7 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation}
         self._how |= {"dct_scaling": dct_scaling, "sampling": sampling}
         self._turns = exif_orientation
+        self._augmentations = augmentations
         self._threads = threads or share_of_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 
@@ -103,3 +106,5 @@ class HostLoader(AbstractContextManager["HostLoader"]):
                 )
             except ValueError as error:
                 raise self._index.explain_change(sample, str(error)) from None
+            if self._augmentations and plan.augmentations is not None:
+                augment(self._augmentations, plan.augmentations[i], images[i])

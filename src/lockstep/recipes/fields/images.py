@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from lockstep.recipes import limits
+from lockstep.recipes.augmentation_list import Augmentations
 from lockstep.recipes.field_validation import Settings
 from lockstep.recipes.fields.kinds import Colour, Deviation, Fraction, Positive
 
@@ -34,6 +35,10 @@ class ImageFields(Settings):
     none fits, the largest centred crop is used."""
     flip_probability: Fraction = 0.5
     """Probability that a training image is mirrored left to right."""
+    augmentations: Augmentations = ()
+    """What is done to the pixels of a training image after crop, resize and flip, in this order. An
+    entry is a name, or a mapping of its name and fields, such as {name: solarise, probability:
+    0.2}. `mymodule:Fog` is a class of your own module. docs/augmentations.md lists them."""
     mean: Colour = (123.675, 116.28, 103.53)
     """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std.
     """

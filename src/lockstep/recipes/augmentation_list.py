@@ -1,0 +1,91 @@
+"""The entries of a recipe's `augmentations`: a name, or a mapping of `name` and fields.
+
+A file of `lockstep.recipes.augmentations` is imported when a recipe names it, so that reading
+another recipe imports no library of images.
+"""
+
+import importlib
+import pkgutil
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from lockstep.recipes.augmentation import BUILT_IN, Augmentation
+from lockstep.recipes.plug_ins import PlugIn
+from lockstep.system.errors import RecipeError, nearest
+
+
+def list_augmentations() -> list[str]:
+    """Return the names of the augmentations that Lockstep has, in alphabetical order."""
+    package = importlib.import_module(BUILT_IN)
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+
+
+def import_augmentation(name: str) -> type[Augmentation]:
+    """Return the class of an augmentation that Lockstep has. Raises `RecipeError`."""
+    names = list_augmentations()
+    if name not in names:
+        raise RecipeError(
+            f"there is no augmentation {name!r:.60}. {nearest(name, names)} One of your own is"
+            " module:Class, such as mymodule:Fog"
+        )
+    module = importlib.import_module(f"{BUILT_IN}.{name}")
+    [kind] = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Augmentation)
+        and value.__module__ == module.__name__
+    )
+    return kind
+
+
+def read_augmentation(entry: Any) -> Augmentation:
+    """Return the augmentation of an entry of a recipe. Raises `RecipeError`."""
+    if isinstance(entry, Augmentation):
+        return entry
+    fields = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(fields, dict) or not isinstance(fields.get("name"), str):
+        raise RecipeError(
+            "augmentations: expected names, or mappings such as {name: solarise, probability:"
+            f" 0.2}}, not {entry!r:.60}"
+        )
+    parameters = dict(fields)
+    name = parameters.pop("name")
+    try:
+        if ":" in name:
+            return PlugIn.named(name, parameters)
+        kind = import_augmentation(name)
+    except RecipeError as error:
+        raise RecipeError(f"augmentations: {error}") from None
+    try:
+        return kind.of(parameters)
+    except RecipeError as error:
+        raise RecipeError(f"augmentations: {name}: {error}") from None
+
+
+def _read_entries(value: Any) -> Any:
+    """Return the augmentations of a list of entries, or of one that stands alone."""
+    if isinstance(value, str | dict | Augmentation):
+        value = [value]
+    return tuple(map(read_augmentation, value)) if isinstance(value, list | tuple) else value
+
+
+Augmentations = Annotated[
+    tuple[Augmentation, ...],
+    BeforeValidator(_read_entries),
+    PlainSerializer(lambda augmentations: [one.fields() for one in augmentations]),
+]
+"""A recipe's augmentations. A single entry may stand alone."""
+
+
+def load_plug_ins(augmentations: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
+    """Return augmentations with the user's own imported, and so with all of their fields. Raises
+    `RecipeError`."""
+    loaded = []
+    for augmentation in augmentations:
+        if isinstance(augmentation, PlugIn):
+            loaded.append(augmentation.load())
+        else:
+            loaded.append(augmentation)
+    return tuple(loaded)
