@@ -123,6 +123,7 @@ def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> 
 TESTS = Path(__file__).parent
 RUNS_OTHER_TESTS = {
     "backends/fault_finders.py",
+    "backends/test_depth_faults.py",
     "backends/test_faults.py",
     "backends/test_frozen_faults.py",
     "backends/test_handover_faults.py",

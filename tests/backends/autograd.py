@@ -33,17 +33,30 @@ class Network:
     def logits(self, images_NHWC: np.ndarray) -> Tensor:
         return self.compute_logits(normalise(images_NHWC, self.recipe))
 
-    def compute_logits(self, x: Tensor, kept_features: np.ndarray | None = None) -> Tensor:
+    def compute_logits(
+        self,
+        x: Tensor,
+        kept_features: np.ndarray | None = None,
+        kept_blocks: np.ndarray | None = None,
+    ) -> Tensor:
         x = F.relu(self.batch_norm(self.convolution(x, "conv1", 2), "bn1"))
         if self.recipe.padding == "same":
             x = F.max_pool2d(pad_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
         else:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
+        depth = 0
         for stage in range(1, 5):
             index = 0
             while f"layer{stage}.{index}.conv1.weight" in self.tensors:
-                x = self.block(x, f"layer{stage}.{index}", 2 if stage > 1 and index == 0 else 1)
+                factors = torch.ones(len(x))
+                if kept_blocks is not None:
+                    # timm's rule, drop_path_rate * block / (blocks - 1), and its factor
+                    rate = self.recipe.stochastic_depth * depth / (kept_blocks.shape[1] - 1)
+                    factors = torch.from_numpy(kept_blocks[:, depth]) / (1 - rate)
+                stride = 2 if stage > 1 and index == 0 else 1
+                x = self.block(x, f"layer{stage}.{index}", stride, factors.view(-1, 1, 1, 1))
                 index += 1
+                depth += 1
         x = x.mean(dim=(2, 3))
         if kept_features is not None:
             x = torch.where(torch.from_numpy(kept_features), x, 0) / (1 - self.recipe.dropout)
@@ -53,7 +66,7 @@ class Network:
         """Return what a convolution or the classifier multiplies: its input and its weight."""
         return x, self.tensors[f"{name}.weight"]
 
-    def block(self, x: Tensor, name: str, stride: int) -> Tensor:
+    def block(self, x: Tensor, name: str, stride: int, factors: Tensor) -> Tensor:
         if f"{name}.conv3.weight" not in self.tensors:
             strides = [stride, 1]
         elif model_spec(self.recipe.model).stride_in == "1x1":
@@ -69,7 +82,7 @@ class Network:
             x = self.batch_norm(
                 self.convolution(x, f"{name}.downsample.0", stride), f"{name}.downsample.1"
             )
-        return F.relu(y + x)
+        return F.relu(factors * y + x)
 
     def convolution(self, x: Tensor, name: str, stride: int) -> Tensor:
         x, weight = self.factors(x, name)
@@ -182,7 +195,8 @@ def _gradients(
         network = Network(tensors | leaves, recipe, training=True)
         x, targets = _inputs_and_targets(recipe, batch, rows)
         kept_features = None if batch.kept_features is None else batch.kept_features[rows]
-        logits_NK = network.compute_logits(x, kept_features)
+        kept_blocks = None if batch.kept_blocks is None else batch.kept_blocks[rows]
+        logits_NK = network.compute_logits(x, kept_features, kept_blocks)
         loss = torch.nn.CrossEntropyLoss(weight)(logits_NK, targets) / parts
         for name, gradient in zip(
             sums, torch.autograd.grad(loss, list(leaves.values())), strict=True

@@ -122,8 +122,8 @@ def normalise(images: np.ndarray, recipe: Recipe) -> np.ndarray:
 def random_batch(
     recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32
 ) -> Batch:
-    """Return a batch, with dropout if the recipe has it. `mixup` says whether it has one
-    coefficient for the "batch" or one for each "sample".
+    """Return a batch, with dropout and stochastic depth if the recipe has them. `mixup` says
+    whether it has one coefficient for the "batch" or one for each "sample".
 
     Partners are any indices below half the batch, also repeated ones. They are valid for one and
     for two accumulation parts.
@@ -131,14 +131,19 @@ def random_batch(
     rng = np.random.default_rng(seed + 1000)
     images = random_images(count, size, seed)
     labels = rng.integers(0, recipe.logits, count)
-    kept = None
+    kept: dict[str, np.ndarray] = {}
+    spec = model_spec(recipe.model)
     if recipe.dropout:
-        kept = rng.random((count, features(model_spec(recipe.model)))) >= recipe.dropout
+        kept["kept_features"] = rng.random((count, features(spec))) >= recipe.dropout
+    if recipe.stochastic_depth:
+        depth = sum(spec.layers)
+        rates = np.linspace(0, recipe.stochastic_depth, depth)
+        kept["kept_blocks"] = rng.random((count, depth)) >= rates
     if mixup == "none":
-        return Batch(images, labels, kept_features=kept)
+        return Batch(images, labels, **kept)
     drawn = rng.uniform(0.1, 0.9, count).astype(np.float32)
     coefficients = np.repeat(drawn[:1], count) if mixup == "batch" else drawn
-    return Batch(images, labels, coefficients, rng.integers(0, count // 2, count), kept)
+    return Batch(images, labels, coefficients, rng.integers(0, count // 2, count), **kept)
 
 
 def random_batches(recipe: Recipe, steps: int, **kind: Any) -> list[Batch]:

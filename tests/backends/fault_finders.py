@@ -90,7 +90,7 @@ WEIGHTS, CURVE, REST = test_trajectories.CHECKS
 WRITTEN = test_engine.test_what_was_written_is_read_to_the_last_bit
 COSINE = "warm-up and cosine"
 BY_STEPS = "step"
-ALL_IN_PARTS = "class weights, dropout and mixup in two parts"
+ALL_IN_PARTS = "class weights, dropout, stochastic depth and mixup in two parts"
 RESNET50 = "narrow resnet50 at 32 pixels"
 RESNEXT101 = "narrow resnext101-32x4d at 32 pixels"
 

@@ -54,7 +54,9 @@ class Scenario:
 SCENARIOS = {
     "local": Scenario(RECIPE.replace(ema_decay=0.9)),
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
-    "synchronised": Scenario(RECIPE.replace(batch_norm="synchronised", dropout=0.25, **WEIGHTED)),
+    "synchronised": Scenario(
+        RECIPE.replace(batch_norm="synchronised", dropout=0.25, stochastic_depth=0.5, **WEIGHTED)
+    ),
     "sent in bf16": Scenario(RECIPE, {"all_reduce_precision": "bf16"}),
     "synchronised bf16 in parts": Scenario(
         RECIPE.replace(batch_norm="synchronised", precision="bf16"), {"accumulation_steps": 2}
@@ -109,6 +111,7 @@ def _batch(plan: BatchPlan) -> Batch:
         plan.coefficients,
         plan.partners,
         plan.kept_features,
+        plan.kept_blocks,
     )
 
 

@@ -36,8 +36,9 @@ STEPS = {
     "other colours": Step(OTHER_COLOURS, "sample"),
     "class weights": Step(WEIGHTED | {"label_smoothing": 0.0}),
     "dropout": Step({"dropout": 0.4}),
-    "class weights, dropout and mixup in two parts": Step(
-        WEIGHTED | {"dropout": 0.4}, "sample", parts=2
+    "stochastic depth": Step({"stochastic_depth": 0.6}),
+    "class weights, dropout, stochastic depth and mixup in two parts": Step(
+        WEIGHTED | {"dropout": 0.4, "stochastic_depth": 0.6}, "sample", parts=2
     ),
     "two parts": Step(parts=2),
     "two parts with mixup": Step(mixup="sample", parts=2),

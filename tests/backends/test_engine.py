@@ -199,7 +199,9 @@ def compute_scores(
 
 
 def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Recipe) -> None:
-    recipe = tiny_recipe.replace(**WEIGHTED, dropout=0.4)  # which are for training alone
+    recipe = tiny_recipe.replace(
+        **WEIGHTED, dropout=0.4, stochastic_depth=0.6
+    )  # which are for training alone
     engine = start(recipe)
     batch = random_batch(recipe)
     scores = engine.evaluate([batch])

@@ -46,7 +46,8 @@ backend = make_backend_fixture("paddle")
 COMPILED = {
     "tiny with mixup": Step(mixup="sample"),
     "tiny in two parts with SAME padding, class weights and dropout": Step(
-        {"padding": "same", "batch_norm": "synchronised", "dropout": 0.4} | WEIGHTED,
+        {"padding": "same", "batch_norm": "synchronised", "dropout": 0.4, "stochastic_depth": 0.6}
+        | WEIGHTED,
         "sample",
         parts=2,
     ),

@@ -85,7 +85,10 @@ def test_a_loaded_module_is_saved_and_restored_by_tensorflow(
 # The step: XLA
 
 XLA = Step(
-    {"padding": "same", "batch_norm": "synchronised", "dropout": 0.4} | WEIGHTED, "sample", parts=2
+    {"padding": "same", "batch_norm": "synchronised", "dropout": 0.4, "stochastic_depth": 0.6}
+    | WEIGHTED,
+    "sample",
+    parts=2,
 )
 """A step of a model with groups, class weights and dropout, in two parts. Batch norm over all ranks
 is local here, since there is a single rank."""

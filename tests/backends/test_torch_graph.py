@@ -79,7 +79,7 @@ def train(engine: Any, batches: Sequence[Batch], first: int) -> tuple[bytes, flo
 @pytest.mark.parametrize(
     ("changes", "parts", "mixup"),
     [
-        ({"nesterov": True, "dropout": 0.4}, 1, "none"),
+        ({"nesterov": True, "stochastic_depth": 0.6}, 1, "none"),
         ({"ema_decay": 0.9, "precision": "bf16", "dropout": 0.4} | WEIGHTED, 1, "sample"),
         (OVERFLOWING | {"ema_decay": 0.9}, 2, "batch"),
     ],

@@ -190,7 +190,7 @@ class AtOnce(Device):
 
 def test_an_engine_that_uploads_has_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
     device = AtOnce(upload_ms=1)
-    recipe = tiny_recipe.replace(dropout=0.4)
+    recipe = tiny_recipe.replace(dropout=0.4, stochastic_depth=0.6)
     plain = start(recipe, new=True, device="cpu")
     uploading = start(recipe, new=True, device="cpu")
     engine: Any = uploading

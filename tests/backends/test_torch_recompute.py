@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.backends.torch.batch_norm import synchronise
-from lockstep.backends.torch.recomputing import recompute_blocks
+from lockstep.backends.torch.recomputing import recompute_block
 from lockstep.models.architectures import (
     MODELS,
     ModelSpec,
@@ -32,8 +32,8 @@ backend = make_backend_fixture("torch")
     ("changes", "mixup", "parts"),
     [
         ({}, "none", 1),
-        ({"ema_decay": 0.9}, "sample", 2),
-        ({"precision": "bf16"}, "none", 1),
+        ({"ema_decay": 0.9, "stochastic_depth": 0.6}, "sample", 2),
+        ({"precision": "bf16", "stochastic_depth": 0.6}, "none", 1),
         ({"precision": "fp16", "loss_scaling": "dynamic"}, "none", 1),
         ({"quantisation": "int8", "precision": "bf16"}, "sample", 1),
         ({"model": BASIC, "padding": "same"}, "none", 1),
@@ -86,7 +86,7 @@ def test_batch_norm_over_ranks_moves_its_statistics_once(alone_in_a_group: None)
     ends = []
     for twice in (False, True):
         block = synchronise(torch.nn.Sequential(torch.nn.BatchNorm2d(3)), torch.device("cpu"))
-        y = recompute_blocks([block], x) if twice else block(x)
+        y = recompute_block(block, x) if twice else block(x)
         (y * x).sum().backward()
         ends.append({name: value.tolist() for name, value in block.state_dict().items()})
         ends[-1] |= {
@@ -102,7 +102,7 @@ def test_a_compiled_step_has_the_same_bits_and_keeps_less(
 ) -> None:
     # Without the compiler's last stage, which makes code of the graphs.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    recipe = tiny_recipe.replace(model=replace(BASIC, layers=(1, 1, 1, 1)))
+    recipe = tiny_recipe.replace(model=replace(BASIC, layers=(1, 1, 1, 1)), stochastic_depth=0.6)
     batch = random_batch(recipe, mixup="sample")
     ends = []
     kept = []

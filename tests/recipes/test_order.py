@@ -12,11 +12,13 @@ from lockstep.recipes.order import (
     BatchPlan,
     check_batch_norm,
     epoch_order,
+    keep_blocks,
     keep_features,
     steps_per_epoch,
     training_plans,
     unit_positions,
 )
+from lockstep.recipes.stochastic_depth import branch_factors, drop_rates
 from lockstep.system.errors import RecipeError
 from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES
 
@@ -299,17 +301,16 @@ def test_without_mixup_there_are_no_coefficients_and_no_partners() -> None:
     assert plan.partners is None
 
 
-DROPPED = RECIPE.replace(dropout=0.3, model="resnet18")
+DROPPED = RECIPE.replace(dropout=0.3, stochastic_depth=0.5, model="resnet18")
 
 
-def test_dropout_leaves_the_same_features_of_an_image_for_any_number_of_ranks_and_parts() -> None:
+@pytest.mark.parametrize("name", ["kept_features", "kept_blocks"])
+def test_the_same_is_dropped_of_an_image_for_any_number_of_ranks_and_parts(name: str) -> None:
     whole = next(training_plans(DROPPED, SIZES, 1))
-    assert whole.kept_features is not None
-    by_sample = dict(zip(whole.samples.tolist(), whole.kept_features, strict=True))
+    by_sample = dict(zip(whole.samples.tolist(), getattr(whole, name), strict=True))
     for rank in range(2):
         plan = next(training_plans(DROPPED, SIZES, 1, rank=rank, ranks=2, parts=4))
-        assert plan.kept_features is not None
-        for sample, kept in zip(plan.samples.tolist(), plan.kept_features, strict=True):
+        for sample, kept in zip(plan.samples.tolist(), getattr(plan, name), strict=True):
             assert np.array_equal(kept, by_sample[sample])
 
 
@@ -339,5 +340,40 @@ def test_dropout_leaves_features_with_its_probability_and_independently() -> Non
         assert abs((centred * shifted).mean()) < 5 * 0.21 / np.sqrt(kept.size)
 
 
-def test_without_dropout_no_plan_has_features() -> None:
-    assert next(training_plans(RECIPE, SIZES, 0)).kept_features is None
+def test_without_dropout_and_stochastic_depth_no_plan_drops_anything() -> None:
+    plan = next(training_plans(RECIPE, SIZES, 0))
+    assert plan.kept_features is plan.kept_blocks is None
+
+
+def test_stochastic_depth_rises_linearly_over_all_blocks() -> None:
+    # timm 1.0.31: the drop_prob of the blocks of create_model("resnet50", drop_path_rate=0.05),
+    # as printed
+    expected = [0.0, 0.0033333, 0.0066667, 0.01, 0.0133333, 0.0166667, 0.02, 0.0233333]
+    expected += [0.0266667, 0.03, 0.0333333, 0.0366667, 0.04, 0.0433333, 0.0466667, 0.05]
+    rates = drop_rates(RECIPE.replace(model="resnet50", stochastic_depth=0.05))
+    assert list(rates.values()) == pytest.approx(expected, abs=1e-7)
+    assert [*rates][:4] == ["layer1.0", "layer1.1", "layer1.2", "layer2.0"]
+
+
+def test_stochastic_depth_keeps_blocks_with_their_probabilities_and_independently() -> None:
+    kept = keep_blocks(DROPPED, 0, np.arange(800))
+    assert kept is not None
+    assert (kept.shape, kept.dtype) == ((800, 8), np.dtype(bool))
+    assert kept[:, 0].all()
+    shares = 1 - 0.5 * np.arange(8) / 7
+    # Five deviations of the mean of as many draws.
+    assert (np.abs(kept.mean(axis=0) - shares) <= 5 * np.sqrt(shares * (1 - shares) / 800)).all()
+    centred = kept - shares
+    for shifted in (np.roll(centred, 1, axis=0), np.roll(centred, 1, axis=1)):
+        assert abs((centred * shifted).mean()) < 5 * 0.25 / np.sqrt(kept.size)
+    again = keep_blocks(DROPPED, 0, np.array([7, 8, 500]))
+    assert np.array_equal(again, kept[[7, 8, 500]])
+    assert not np.array_equal(keep_blocks(DROPPED, 1, np.arange(800)), kept)
+
+
+def test_factors_of_kept_blocks_have_a_mean_of_1() -> None:
+    rates = np.array(list(drop_rates(DROPPED).values()))
+    kept, dropped = branch_factors(DROPPED, np.array([[True] * 8, [False] * 8]))
+    assert kept.dtype == np.float32
+    assert kept * (1 - rates) + dropped * rates == pytest.approx(np.ones(8))
+    assert not dropped.any()

@@ -192,6 +192,12 @@ def shift_kept_features(batch: Batch) -> Batch:
     return replace(batch, kept_features=np.roll(batch.kept_features, 1, axis=0))
 
 
+def shift_kept_blocks(batch: Batch) -> Batch:
+    if batch.kept_blocks is None:
+        return batch
+    return replace(batch, kept_blocks=np.roll(batch.kept_blocks, 1, axis=0))
+
+
 def move_stride(model: Any) -> Any:
     return replace(model, stride_in="1x1")
 
@@ -230,6 +236,16 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
     "forgets the class weights": (change(class_weights="none"), ["two parts", "weighted loss"]),
     "drops the features of another image": (
         Wrong(batches=shift_kept_features),
+        ["two parts", "weighted loss"],
+    ),
+    "drops the blocks of another image": (
+        Wrong(batches=shift_kept_blocks),
+        ["two parts", "weighted loss"],
+    ),
+    "takes another probability of the last block": (
+        Wrong(
+            recipe=lambda recipe: recipe.replace(stochastic_depth=recipe.stochastic_depth and 0.1)
+        ),
         ["two parts", "weighted loss"],
     ),
     "trains what is frozen": (

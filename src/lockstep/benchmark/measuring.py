@@ -30,7 +30,13 @@ from lockstep.inference.runtimes import NATIVE, choose_device, describe_cpu, ope
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.limits import MOST_EPOCHS
-from lockstep.recipes.order import BatchPlan, centre_plan, keep_features, training_plans
+from lockstep.recipes.order import (
+    BatchPlan,
+    centre_plan,
+    keep_blocks,
+    keep_features,
+    training_plans,
+)
 from lockstep.system.errors import DataError
 from lockstep.system.machine import peak_memory_bytes
 from lockstep.weights import LOCKSTEP, Weights
@@ -307,8 +313,14 @@ class _Source:
         images = self._cell.batch
         noise = random.integers(0, 256, (images, self._size, self._size, 3), dtype=np.uint8)
         labels = random.integers(0, self._recipe.logits, images)
-        kept = keep_features(self._recipe, 0, np.arange(images))
-        return Batch(noise, labels, kept_features=kept, is_held=True)
+        positions = np.arange(images)
+        return Batch(
+            noise,
+            labels,
+            kept_features=keep_features(self._recipe, 0, positions),
+            kept_blocks=keep_blocks(self._recipe, 0, positions),
+            is_held=True,
+        )
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:

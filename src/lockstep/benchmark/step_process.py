@@ -18,7 +18,7 @@ from lockstep.benchmark.failures import describe_error
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
-from lockstep.recipes.order import keep_features
+from lockstep.recipes.order import keep_blocks, keep_features
 from lockstep.system.files import write_json
 from lockstep.system.machine import peak_memory_bytes
 from lockstep.system.workers import end_with_parent
@@ -100,9 +100,10 @@ def measure_steps(recipe: Recipe, execution: Execution, memory_bytes: int | None
 
 
 def noise(recipe: Recipe, parts: int) -> Iterator[Batch]:
-    """Yield batches of noise, with the recipe's MixUp and dropout."""
+    """Yield batches of noise, with the recipe's MixUp, dropout and stochastic depth."""
     images = recipe.global_batch_images
-    kept = keep_features(recipe, 0, np.arange(images))
+    positions = np.arange(images)
+    kept = keep_features(recipe, 0, positions), keep_blocks(recipe, 0, positions)
     random = np.random.default_rng(0)
     while True:
         pixels = random.integers(
@@ -110,7 +111,7 @@ def noise(recipe: Recipe, parts: int) -> Iterator[Batch]:
         )
         labels = random.integers(0, recipe.logits, images)
         if not recipe.mixup_alpha:
-            yield Batch(pixels, labels, kept_features=kept)
+            yield Batch(pixels, labels, None, None, *kept)
             continue
         partners = np.arange(images) % (images // parts)
-        yield Batch(pixels, labels, np.full(images, 0.5, np.float32), partners, kept)
+        yield Batch(pixels, labels, np.full(images, 0.5, np.float32), partners, *kept)

@@ -43,6 +43,8 @@ class Batch:
     """int64 [N]: MixUp's partner, an index into the image's accumulation part of the batch."""
     kept_features: np.ndarray | None = None
     """bool [N, features]: the features of each image that dropout leaves; None without dropout."""
+    kept_blocks: np.ndarray | None = None
+    """bool [N, blocks]: the blocks of each image that stochastic depth leaves; None without it."""
     is_held: bool = False
     """Whether every batch has the same array of images, so that an engine may keep it on its
     device."""

@@ -1,5 +1,5 @@
-"""The images of a step, with their crops, flips, augmentations, MixUp and dropout: pure functions
-of (seed, epoch, position).
+"""The images of a step, and how each is cropped, changed, mixed and dropped: pure functions of
+(seed, epoch, position).
 
 The images of an epoch are chosen by `sampling` and have a random order. Step s takes positions s*B
 to (s+1)*B - 1 of it, for any number of ranks. A step is divided into units of equal size, one for
@@ -21,12 +21,13 @@ from lockstep.models.architectures import features, model_spec
 from lockstep.recipes.class_sampling import draw_by_class
 from lockstep.recipes.philox import Purpose, draw, draw_keys, uniform
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.system.errors import RecipeError
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a loader does for one batch of N images, and the batch's MixUp and dropout."""
+    """What a loader does for one batch of N images, and what a step mixes and drops."""
 
     samples: np.ndarray
     """int64 [N]: rows of the index. -1 is padding: a black image that is not counted."""
@@ -48,6 +49,8 @@ class BatchPlan:
     without MixUp."""
     kept_features: np.ndarray | None = None
     """bool [N, features]: the features of each image that dropout leaves; None without dropout."""
+    kept_blocks: np.ndarray | None = None
+    """bool [N, blocks]: the blocks of each image that stochastic depth leaves; None without it."""
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
@@ -187,6 +190,7 @@ def _training_unit(
         coefficients=_coefficients(recipe, epoch, start, numbers) if mixed else None,
         partners=_partners(recipe, numbers) if mixed else None,
         kept_features=keep_features(recipe, epoch, positions),
+        kept_blocks=keep_blocks(recipe, epoch, positions),
     )
 
 
@@ -316,6 +320,16 @@ def keep_features(recipe: Recipe, epoch: int, positions: np.ndarray) -> np.ndarr
     numbers = _Numbers(recipe.seed, epoch, positions)
     drawn = numbers.rows(Purpose.DROPOUT, features(model_spec(recipe.model)))
     return uniform(drawn) >= recipe.dropout
+
+
+def keep_blocks(recipe: Recipe, epoch: int, positions: np.ndarray) -> np.ndarray | None:
+    """Return which residual blocks stochastic depth leaves of the images at some positions of an
+    epoch: bool [N, blocks]; None without it."""
+    if not recipe.stochastic_depth:
+        return None
+    rates = list(drop_rates(recipe).values())
+    numbers = _Numbers(recipe.seed, epoch, positions)
+    return uniform(numbers.rows(Purpose.STOCHASTIC_DEPTH, len(rates))) >= rates
 
 
 def evaluation_plans(

@@ -50,6 +50,7 @@ _FIELDS = {
     "interpolation": (
         "interp interpolation_mode resample resampling resize_interpolation train_interpolation"
     ),
+    "stochastic_depth": "drop_connect drop_path drop_path_rate droppath stochastic_depth_prob",
     "keep_checkpoints": "checkpoint_hist keep_last max_to_keep save_total_limit",
     "label_smoothing": "label_smooth smoothing",
     "layout": "channels_last data_format data_layout memory_format",

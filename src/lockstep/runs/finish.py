@@ -69,7 +69,7 @@ def leaves_only_probe(run: RunContext) -> bool:
     images, with equal weights, and features that are the same in every epoch."""
     recipe = run.recipe
     trains_classifier = recipe.frozen == ("backbone",) and recipe.sparsity == "none"
-    is_exact = not recipe.dropout and recipe.quantisation == "none"
+    is_exact = not recipe.dropout and not recipe.stochastic_depth and recipe.quantisation == "none"
     is_augmented = recipe.flip_probability or recipe.mixup_alpha or recipe.crop_area != (1.0, 1.0)
     is_weighted = recipe.class_weights != "none" or recipe.sampling != "plain"
     fits_all = len(run.sets.training) <= MOST_IMAGES

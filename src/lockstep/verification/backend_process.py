@@ -20,7 +20,7 @@ from lockstep.backends import Backend, Engine, World
 from lockstep.data import Batch
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.order import keep_features
+from lockstep.recipes.order import keep_blocks, keep_features
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
     DECAY,
@@ -119,10 +119,12 @@ class Worker:
             return add_prefix("initial gradient", engine.read().momentum)
 
     def _two_parts(self) -> Arrays:
-        """Return loss and gradient of a step with class weights and dropout in two parts, each with
-        its own batch norm and partners."""
+        """Return loss and gradient of a step with class weights, dropout and stochastic depth in
+        two parts, each with its own batch norm and partners."""
         weights = np.linspace(0.5, 1.5, self._plain.logits)
-        recipe = self._plain.replace(dropout=0.25, class_weights=weights.tolist())
+        recipe = self._plain.replace(
+            dropout=0.25, stochastic_depth=0.5, class_weights=weights.tolist()
+        )
         batch = _drop(_mix(self._workload.batches[0], parts=2), recipe)
         with self._engine(recipe, np.zeros(1), parts=2) as engine:
             loss = engine.fetch(engine.train([batch], 0)).losses
@@ -211,7 +213,7 @@ class Worker:
         state = replace(self._workload.state, tensors=tensors | falling)
         with self._engine(self._plain, np.zeros(1), state) as engine:
             scores = engine.evaluate([Batch(batch.images, padded)])
-            unmixed = Batch(batch.images, labels, kept_features=batch.kept_features)
+            unmixed = replace(batch, labels=labels, coefficients=None, partners=None)
             counts = engine.fetch(engine.train([unmixed], 0)).counts
         hits = [counts.top1, counts.top5, counts.images]
         return {"counts": np.array([*hits, *scores.ranks, *scores.predictions])}
@@ -256,8 +258,13 @@ def _mix(batch: Batch, parts: int = 1) -> Batch:
 
 
 def _drop(batch: Batch, recipe: Recipe) -> Batch:
-    """Return a batch with the recipe's dropout."""
-    return replace(batch, kept_features=keep_features(recipe, 0, np.arange(len(batch.labels))))
+    """Return a batch with the recipe's dropout and stochastic depth."""
+    positions = np.arange(len(batch.labels))
+    return replace(
+        batch,
+        kept_features=keep_features(recipe, 0, positions),
+        kept_blocks=keep_blocks(recipe, 0, positions),
+    )
 
 
 def _subtract(arrays: Arrays, others: Arrays) -> Arrays:

@@ -191,16 +191,17 @@ def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) 
     [dali, host, lambda index: SyntheticLoader(index, size=SIZE)],
     ids=["dali", "host", "synthetic"],
 )
-def test_labels_mixup_and_dropout_are_those_of_the_plan(
+def test_labels_mixup_and_drops_are_those_of_the_plan(
     make: object, index: Index, mixup_recipe: Recipe
 ) -> None:
-    plans = training(mixup_recipe.replace(dropout=0.3), index)
+    plans = training(mixup_recipe.replace(dropout=0.3, stochastic_depth=0.5), index)
     for plan, batch in zip(plans, batches(make(index), plans), strict=True):
         assert batch.labels.tolist() == index.rows["label"][plan.samples].tolist()
         assert batch.labels.dtype == np.int64
         assert batch.coefficients is plan.coefficients
         assert batch.partners is plan.partners
         assert batch.kept_features is plan.kept_features is not None
+        assert batch.kept_blocks is plan.kept_blocks is not None
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])

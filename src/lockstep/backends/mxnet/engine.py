@@ -32,6 +32,7 @@ from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.stochastic_depth import branch_factors
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic
 
@@ -165,6 +166,9 @@ class MxnetEngine(VectorState):
             if batch.kept_features is not None:
                 factors = batch.kept_features[rows] / np.float32(1 - self._recipe.dropout)
                 fed["feature_factors"] = self._array(factors)
+            if batch.kept_blocks is not None:
+                factors = branch_factors(self._recipe, batch.kept_blocks[rows])
+                fed["branch_factors"] = self._array(factors)
             with mx.autograd.record():
                 logits = self._graph(fed, self._inputs, self._recipe, training=True)
             # The gradient of cross-entropy, computed by its formula.
@@ -199,19 +203,20 @@ class MxnetEngine(VectorState):
     ) -> Array:
         """Return the logits of normalised images, in the recipe's precision.
 
-        `fed` are the `images`, and with dropout the `feature_factors`.
+        `fed` are the `images`, with dropout the `feature_factors`, and with stochastic depth the
+        `branch_factors`.
         """
         height, width = self._read_size(fed["images"].shape)
         key = (height, width, training, recipe.precision)
         how: Any = {"size": (height, width), "training": training, "on_gpu": self._world.on_gpu}
         if training and self._synchronised:
             run = Pass(recipe, values, **how, moments=self._moments_over_ranks)
-            logits = run.logits(*fed.values())
+            logits = run.logits(**fed)
             self._values_of_a_channel[height, width] = run.values_of_a_channel
             return logits
         if key not in self._graphs:
             run = Pass(recipe, variables(recipe), **how)
-            symbol = run.logits(*(mx.sym.var(name) for name in fed))
+            symbol = run.logits(**{name: mx.sym.var(name) for name in fed})
             names = symbol.list_inputs()
             flags = [
                 ("data_indices", [names.index(name) for name in fed]),

@@ -54,14 +54,23 @@ class Pass:
         """Number of values of a channel in one image, by the name of the batch norm that averages
         them."""
 
-    def logits(self, images: Node, feature_factors: Node | None = None) -> Node:
+    def logits(
+        self,
+        images: Node,
+        feature_factors: Node | None = None,
+        branch_factors: Node | None = None,
+    ) -> Node:
         """Return float32 logits [N, logits] of normalised images in the device's layout. Dropout
-        multiplies features by `feature_factors`, float32 [N, features]."""
+        multiplies features by `feature_factors`, float32 [N, features], and stochastic depth what
+        blocks add by `branch_factors`, float32 [N, blocks]."""
         spec = model_spec(self._recipe.model)
         x = self._relu(self._convolution(self._round(images), stem(spec)))
         x = self._window(x, 3, 2, self._max_pool)
-        for block in blocks(spec):
-            x = self._block(x, block)
+        for i, block in enumerate(blocks(spec)):
+            factor = None
+            if branch_factors is not None:
+                factor = self._ops.slice_axis(branch_factors, axis=1, begin=i, end=i + 1)
+            x = self._block(x, block, factor)
         x = self._ops.Flatten(
             self._ops.Pooling(
                 x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=self._layout
@@ -88,13 +97,17 @@ class Pass:
         x = self._ops.cast(x, dtype="float16")
         return x if self._on_gpu else self._ops.cast(x, dtype="float32")
 
-    def _block(self, x: Node, block: Block) -> Node:
+    def _block(self, x: Node, block: Block, factor: Node | None) -> Node:
         size = self._size
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
         self._size = size
         for conv in block.convs[:-1]:
             x = self._relu(self._convolution(x, conv))
-        return self._relu(self._round(self._convolution(x, block.convs[-1]) + shortcut))
+        x = self._convolution(x, block.convs[-1])
+        if factor is not None:
+            factor = self._ops.reshape(factor, shape=(-1, 1, 1, 1))
+            x = self._round(self._ops.broadcast_mul(self._ops.cast(x, dtype="float32"), factor))
+        return self._relu(self._round(x + shortcut))
 
     def _convolution(self, x: Node, conv: Conv) -> Node:
         """Return the result of a convolution and the batch norm that follows it."""

@@ -32,6 +32,7 @@ from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.stochastic_depth import branch_factors
 from lockstep.system.errors import BackendError
 
 
@@ -192,6 +193,9 @@ class PaddleEngine(VectorState):
             if batch.kept_features is not None:
                 factors = batch.kept_features[rows] / np.float32(1 - self._recipe.dropout)
                 inputs["feature_factors"] = paddle.to_tensor(factors)
+            if batch.kept_blocks is not None:
+                factors = branch_factors(self._recipe, batch.kept_blocks[rows])
+                inputs["branch_factors"] = paddle.to_tensor(factors)
             logits, *results = self._gradients_of_part(inputs | self._views)
             # Joined here and not in the program, where oneDNN's kernels fail on some shapes.
             count = len(self._layout.trained)
@@ -233,7 +237,9 @@ class PaddleEngine(VectorState):
         run = Pass(
             self._recipe, inputs, training=True, on_gpu=on_gpu, moments=moments, onednn=onednn
         )
-        logits = run.logits(inputs["images"], inputs.get("feature_factors"))
+        logits = run.logits(
+            inputs["images"], inputs.get("feature_factors"), inputs.get("branch_factors")
+        )
         # The gradient of cross-entropy, computed by its formula: oneDNN's kernels fail on the
         # gradients of its parts.
         probabilities = F.softmax(logits.detach(), axis=1)

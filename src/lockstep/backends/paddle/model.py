@@ -55,14 +55,21 @@ class Pass:
         tensors: Paddle's gradient of a batch norm needs those of its scale and its bias, and
         oneDNN's gradients of batch norms and products need that of the input."""
 
-    def logits(self, images: Tensor, feature_factors: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        images: Tensor,
+        feature_factors: Tensor | None = None,
+        branch_factors: Tensor | None = None,
+    ) -> Tensor:
         """Return float32 logits [N, logits] of normalised images in this device's layout. Dropout
-        multiplies features by `feature_factors`, float32 [N, features]."""
+        multiplies features by `feature_factors`, float32 [N, features], and stochastic depth what
+        blocks add by `branch_factors`, float32 [N, blocks]."""
         spec = model_spec(self._recipe.model)
         x = F.relu(self._convolution(self._round(images), stem(spec)))
         x = self._pool(self._plain(x))
-        for block in blocks(spec):
-            x = self._block(x, block)
+        for i, block in enumerate(blocks(spec)):
+            factor = None if branch_factors is None else branch_factors[:, i]
+            x = self._block(x, block, factor)
         x = self._average(self._plain(x).cast("float32"))
         if feature_factors is not None:
             x = self._round(x) * feature_factors
@@ -102,11 +109,14 @@ class Pass:
         """
         return paddle.assign(x) if self._onednn else x
 
-    def _block(self, x: Tensor, block: Block) -> Tensor:
+    def _block(self, x: Tensor, block: Block, factor: Tensor | None) -> Tensor:
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
         for conv in block.convs[:-1]:
             x = F.relu(self._convolution(x, conv))
-        return F.relu(self._round(self._convolution(x, block.convs[-1]) + shortcut))
+        x = self._convolution(x, block.convs[-1])
+        if factor is not None:
+            x = self._round(x * factor.reshape([-1, 1, 1, 1]))
+        return F.relu(self._round(x + shortcut))
 
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
         """Return the result of a convolution and the batch norm that follows it."""

@@ -148,8 +148,11 @@ class ReferenceEngine:
         network = Network(
             self._recipe, self._convert(self._tensors), training=True, scales=self._scales
         )
-        kept = None if batch.kept_features is None else batch.kept_features[rows]
-        logits, back = network.logits(x, kept)
+        kept = (
+            None if column is None else column[rows]
+            for column in (batch.kept_features, batch.kept_blocks)
+        )
+        logits, back = network.logits(x, *kept)
         losses, d_logits = f.cross_entropy(logits, target)
         back(d_logits() * (self._scale.value / self._parts))
         for name, value in network.statistics.items():

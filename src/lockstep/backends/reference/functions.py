@@ -210,6 +210,7 @@ def targets(labels: Array, logits: int, *, smoothing: float, dtype: np.dtype) ->
 
 def drop(x: Array, kept: Array, dropout: float) -> tuple[Array, Back]:
     """Apply dropout: kept values are divided by 1 - dropout, the others are 0. arXiv:1207.0580.
+    Stochastic depth does the same to what a block adds to an image. arXiv:1603.09382.
 
     Also return back: d_y -> d_x.
     """

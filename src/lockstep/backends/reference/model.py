@@ -10,6 +10,7 @@ from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
 from lockstep.models.quantisation import weight_scales
 from lockstep.models.sections import CLASSIFIER, STEM
 from lockstep.recipes import Recipe
+from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.recipes.trained_tensors import frozen_norms, lowest_trained_section
 
 Array = np.ndarray
@@ -44,6 +45,7 @@ class Network:
         self._scales = scales
         self._largest = largest
         self._frozen_norms = frozen_norms(recipe)
+        self._drop_rates = drop_rates(recipe)
         self.statistics: dict[str, Array] = {}
         """In training, the running statistics after this batch of batch norms that are not
         frozen."""
@@ -52,10 +54,11 @@ class Network:
         been called."""
 
     def logits(
-        self, x: Array, kept_features: Array | None = None
+        self, x: Array, kept_features: Array | None = None, kept_blocks: Array | None = None
     ) -> tuple[Array, Callable[[Array], None]]:
         """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None.
-        It fills `gradients`. Dropout leaves the `kept_features`, bool [N, features]."""
+        It fills `gradients`. Dropout leaves the `kept_features`, bool [N, features], and stochastic
+        depth the `kept_blocks`, bool [N, blocks]."""
         spec = model_spec(self._recipe.model)
         lowest = lowest_trained_section(self._recipe)
         backs: list[f.Back] = []
@@ -69,8 +72,9 @@ class Network:
         x = then(self._convolution(self._round(x), stem(spec)), STEM)
         x = then(f.relu(x))
         x = then(f.max_pool(x, kernel=3, stride=2, padding=self._recipe.padding))
-        for block in blocks(spec):
-            x = then(self._block(x, block), block.name)
+        for i, block in enumerate(blocks(spec)):
+            kept = None if kept_blocks is None else kept_blocks[:, i]
+            x = then(self._block(x, block, kept), block.name)
         x = then(self._rounding(f.average_pool(x)))
         if kept_features is not None:
             x = then(self._rounding(f.drop(x, kept_features, self._recipe.dropout)))
@@ -83,8 +87,9 @@ class Network:
 
         return x, back
 
-    def _block(self, x: Array, block: Block) -> tuple[Array, f.Back]:
-        """Return y = relu(convolutions of x, with ReLU between them, + shortcut of x), and back."""
+    def _block(self, x: Array, block: Block, kept: Array | None) -> tuple[Array, f.Back]:
+        """Return y = relu(convolutions of x, with ReLU between them, + shortcut of x), and back.
+        Stochastic depth leaves the convolutions of the `kept` images, bool [N]."""
         inside = []
         shortcut = x
         shortcut_back = None
@@ -94,6 +99,10 @@ class Network:
                 y, back = f.relu(y)
                 inside.append(back)
             y, back = self._convolution(y, conv)
+            inside.append(back)
+        if kept is not None:
+            rate = self._drop_rates[block.name]
+            y, back = self._rounding(f.drop(y, kept[:, None, None, None], rate))
             inside.append(back)
         if block.shortcut is not None:
             shortcut, shortcut_back = self._convolution(x, block.shortcut)

@@ -146,6 +146,8 @@ class TensorflowEngine:
             columns = [self._images(batch), tf.constant(batch.labels)]
             if batch.kept_features is not None:
                 columns.append(tf.constant(batch.kept_features))
+            if batch.kept_blocks is not None:
+                columns.append(tf.constant(batch.kept_blocks))
             if batch.coefficients is not None and batch.partners is not None:
                 columns += [tf.constant(batch.coefficients), tf.constant(batch.partners)]
             try:
@@ -215,10 +217,12 @@ class TensorflowEngine:
         self, images: Tensor, labels: Tensor, *columns: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """Return the gradients and sums of a part. `columns` are the kept features if the recipe
-        has dropout, and coefficients and partners with MixUp."""
+        has dropout, the kept blocks if it has stochastic depth, and coefficients and partners with
+        MixUp."""
         x = self._normalise(images)
         mixup = list(columns)
         kept_features = mixup.pop(0) if self._recipe.dropout else None
+        kept_blocks = mixup.pop(0) if self._recipe.stochastic_depth else None
         if mixup:
             coefficients, partners = mixup
             weight = tf.reshape(coefficients, [-1, 1, 1, 1])
@@ -233,7 +237,7 @@ class TensorflowEngine:
         trained = list(self._trained.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            logits = run.logits(x, kept_features)
+            logits = run.logits(x, kept_features, kept_blocks)
             losses = self._cross_entropy(logits, labels)
             if mixup:
                 mixed = self._cross_entropy(logits, tf.gather(labels, partners))

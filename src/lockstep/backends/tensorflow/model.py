@@ -14,6 +14,7 @@ import tensorflow as tf
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
+from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.recipes.trained_tensors import frozen_norms
 
 Tensor = Any
@@ -55,26 +56,38 @@ class Pass:
             else self._dtype
         )
         self._frozen_norms = frozen_norms(recipe)
+        self._drop_rates = drop_rates(recipe)
         self.statistics: dict[str, Tensor] = {}
         """In training, the running statistics after this batch of batch norms that are not
         frozen."""
 
-    def logits(self, images: Tensor, kept_features: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        images: Tensor,
+        kept_features: Tensor | None = None,
+        kept_blocks: Tensor | None = None,
+    ) -> Tensor:
         """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]. Dropout
-        leaves the `kept_features`, bool [N, features]."""
+        leaves the `kept_features`, bool [N, features], and stochastic depth the `kept_blocks`, bool
+        [N, blocks]."""
         spec = model_spec(self._recipe.model)
         x = tf.nn.relu(self._convolution(tf.cast(images, self._dtype), stem(spec)))
         x, padding = self._pad(x, 3, 2)
         x = tf.nn.max_pool2d(x, 3, 2, padding)
-        for block in blocks(spec):
-            x = self._recompute(x, block) if self._recomputes else self._block(x, block)
+        for i, block in enumerate(blocks(spec)):
+            kept = None if kept_blocks is None else kept_blocks[:, i, None, None, None]
+            x = self._recompute(x, block, kept) if self._recomputes else self._block(x, block, kept)
         x = tf.cast(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), self._dtype)
         if kept_features is not None:
-            factors = tf.cast(kept_features, tf.float32) / (1 - self._recipe.dropout)
-            x = tf.cast(tf.cast(x, tf.float32) * factors, self._dtype)
+            x = self._drop(x, kept_features, self._recipe.dropout)
         weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
         y = tf.nn.bias_add(tf.matmul(self._widen(x), weight), bias)
         return tf.cast(tf.cast(y, self._dtype), tf.float32)
+
+    def _drop(self, x: Tensor, kept: Tensor, rate: float) -> Tensor:
+        """Return the `kept` values divided by 1 - `rate`, and 0 elsewhere."""
+        factors = tf.cast(kept, tf.float32) / (1 - rate)
+        return tf.cast(tf.cast(x, tf.float32) * factors, self._dtype)
 
     def _round(self, value: Tensor) -> Tensor:
         """Return a weight rounded to the recipe's precision, for a multiplication."""
@@ -83,14 +96,14 @@ class Pass:
     def _widen(self, x: Tensor) -> Tensor:
         return tf.cast(x, self._summed_in)
 
-    def _recompute(self, x: Tensor, block: Block) -> Tensor:
+    def _recompute(self, x: Tensor, block: Block, kept: Tensor | None) -> Tensor:
         """Return a block's output. Until the backward pass, only its input is kept. The first pass
         counts for statistics."""
         names: list[str] = []
 
         def compute(x: Tensor) -> tuple[Tensor, ...]:
             run = Pass(self._recipe, self._values, training=True, moments=self._moments)
-            y = run._block(x, block)
+            y = run._block(x, block, kept)
             names[:] = run.statistics
             return y, *run.statistics.values()
 
@@ -98,11 +111,16 @@ class Pass:
         self.statistics |= zip(names, statistics, strict=True)
         return y
 
-    def _block(self, x: Tensor, block: Block) -> Tensor:
+    def _block(self, x: Tensor, block: Block, kept: Tensor | None) -> Tensor:
+        """Return a block's output. Stochastic depth leaves the convolutions of the `kept` images,
+        bool [N, 1, 1, 1]."""
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
         for conv in block.convs[:-1]:
             x = tf.nn.relu(self._convolution(x, conv))
-        return tf.nn.relu(self._convolution(x, block.convs[-1]) + shortcut)
+        x = self._convolution(x, block.convs[-1])
+        if kept is not None:
+            x = self._drop(x, kept, self._drop_rates[block.name])
+        return tf.nn.relu(x + shortcut)
 
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
         """Return the result of a convolution and the batch norm that follows it."""

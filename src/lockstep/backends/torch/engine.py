@@ -339,18 +339,19 @@ class _TrainingLoss(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images.
 
-        `columns` are the kept features if the recipe has dropout, and coefficients and partners
-        with MixUp.
+        `columns` are the kept features if the recipe has dropout, the kept blocks if it has
+        stochastic depth, and coefficients and partners with MixUp.
         """
         x = self.normalise(images)
         mixup = list(columns)
         kept_features = mixup.pop(0) if self._recipe.dropout else None
+        kept_blocks = mixup.pop(0) if self._recipe.stochastic_depth else None
         if mixup:
             coefficients, partners = mixup
             weight = coefficients.view(-1, 1, 1, 1)
             x = weight * x + (1 - weight) * x[partners]
         with autocast(self._recipe, images.device):
-            logits = self.model(x, kept_features)
+            logits = self.model(x, kept_features, kept_blocks)
         logits = logits.float()
         losses = self._cross_entropy(logits, labels)
         if mixup:

@@ -17,6 +17,19 @@ def activate(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tens
     return _activate(norm(x), shortcut)
 
 
+def activate_kept(
+    norm: nn.Module, x: Tensor, shortcut: Tensor, kept: Tensor, drop_rate: float
+) -> Tensor:
+    """Return what `activate` does, after stochastic depth: the batch norm of `x` becomes 0 where an
+    image is not `kept`, bool [N], and is divided by 1 - `drop_rate` elsewhere.
+
+    The fused kernels have no such factor, so they compute the batch norm alone.
+    """
+    # In mixed precision this rounds once: a number multiplies in float32, and 0 and 1 are exact.
+    branch = (norm(x) * (1 / (1 - drop_rate))).mul_(kept.view(-1, 1, 1, 1))
+    return _activate(branch, shortcut)
+
+
 def _activate(x: Tensor, shortcut: Tensor | None) -> Tensor:
     return F.relu(x if shortcut is None else x.add_(shortcut), inplace=True)
 

@@ -46,8 +46,8 @@ class Inputs:
             self._uploads.end()
 
     def upload(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
-        """Yield each batch with its columns: images, labels, with dropout the kept features, and
-        with MixUp coefficients and partners.
+        """Yield each batch with its columns: images, labels, with dropout the kept features, with
+        stochastic depth the kept blocks, and with MixUp coefficients and partners.
 
         Columns are valid until the next batch is asked for: work that reads them must be enqueued
         before. On a GPU the batch that follows is taken from `batches` before one is yielded.
@@ -89,6 +89,8 @@ def _arrays(batch: Batch) -> list[np.ndarray]:
     arrays.append(batch.labels)
     if batch.kept_features is not None:
         arrays.append(batch.kept_features)
+    if batch.kept_blocks is not None:
+        arrays.append(batch.kept_blocks)
     if batch.coefficients is not None and batch.partners is not None:
         arrays += [batch.coefficients, batch.partners]
     return arrays

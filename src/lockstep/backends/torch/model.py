@@ -1,15 +1,18 @@
 """A `ModelSpec` as PyTorch modules, with torchvision's names."""
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.backends.torch.fused_batch_norm import activate
+from lockstep.backends.torch.fused_batch_norm import activate, activate_kept
 from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
-from lockstep.backends.torch.recomputing import recompute_blocks
+from lockstep.backends.torch.recomputing import recompute_block
 from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, features, stem
 from lockstep.recipes import Recipe
+from lockstep.recipes.stochastic_depth import drop_rates
 
 Padding = Literal["symmetric", "same"]
 
@@ -31,30 +34,45 @@ class Model(nn.Module):
         self.conv1 = _conv(stem(spec), recipe.padding, quantised)
         self.bn1 = _batch_norm(stem(spec), recipe)
         self.maxpool = _MaxPool(recipe.padding)
+        rates = drop_rates(recipe)
         stages: dict[str, list[nn.Module]] = {}
         for block in blocks(spec):
             stages.setdefault(block.name.split(".")[0], []).append(
-                _Residual(block, recipe, quantised)
+                _Residual(block, recipe, quantised, rates[block.name])
             )
         for name, modules in stages.items():
             self.add_module(name, nn.Sequential(*modules))
         self._stages = list(stages)
         self.fc = (QuantisedLinear if quantised else nn.Linear)(features(spec), recipe.logits)
 
-    def forward(self, images: Tensor, kept_features: Tensor | None = None) -> Tensor:
-        """Return the logits. Dropout leaves the `kept_features`, bool [N, features]."""
+    def forward(
+        self,
+        images: Tensor,
+        kept_features: Tensor | None = None,
+        kept_blocks: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits. Dropout leaves the `kept_features`, bool [N, features], and stochastic
+        depth the `kept_blocks`, bool [N, blocks]."""
         x = self.maxpool(activate(self.bn1, self.conv1(images)))
-        for name in self._stages:
-            stage = self.get_submodule(name)
-            x = (
-                recompute_blocks(stage.children(), x)
-                if self._recomputes and self.training
-                else stage(x)
-            )
+        stages = [self.get_submodule(name) for name in self._stages]
+        if self.training:
+            blocks = [block for stage in stages for block in stage.children()]
+            x = self._train_blocks(blocks, x, kept_blocks)
+        else:
+            for stage in stages:
+                x = stage(x)
         x = x.mean(dim=(2, 3))
         if kept_features is not None:
             x = x * (kept_features / (1 - self._dropout))
         return self.fc(x)
+
+    def _train_blocks(
+        self, blocks: Iterable[nn.Module], x: Tensor, kept_blocks: Tensor | None
+    ) -> Tensor:
+        columns = repeat(None) if kept_blocks is None else kept_blocks.unbind(dim=1)
+        for block, kept in zip(blocks, columns, strict=False):
+            x = recompute_block(block, x, kept) if self._recomputes else block(x, kept)
+        return x
 
     def stage(self, number: int) -> nn.Module:
         """Return a stage, 1 to 4. The output of the last one is averaged and classified."""
@@ -62,9 +80,10 @@ class Model(nn.Module):
 
 
 class _Residual(nn.Module):
-    def __init__(self, block: Block, recipe: Recipe, quantised: bool) -> None:
+    def __init__(self, block: Block, recipe: Recipe, quantised: bool, drop_rate: float) -> None:
         super().__init__()
         self._depth = len(block.convs)
+        self._drop_rate = drop_rate
         for i, conv in enumerate(block.convs, start=1):
             self.add_module(f"conv{i}", _conv(conv, recipe.padding, quantised))
             self.add_module(f"bn{i}", _batch_norm(conv, recipe))
@@ -77,12 +96,17 @@ class _Residual(nn.Module):
             else None
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return the block's output. Stochastic depth leaves the convolutions of the `kept` images,
+        bool [N]."""
         shortcut = x if self.downsample is None else self.downsample(x)
-        for i in range(1, self._depth + 1):
-            x = self.get_submodule(f"conv{i}")(x)
-            x = activate(self.get_submodule(f"bn{i}"), x, shortcut if i == self._depth else None)
-        return x
+        for i in range(1, self._depth):
+            x = activate(self.get_submodule(f"bn{i}"), self.get_submodule(f"conv{i}")(x))
+        x = self.get_submodule(f"conv{self._depth}")(x)
+        norm = self.get_submodule(f"bn{self._depth}")
+        if kept is None or not self._drop_rate:
+            return activate(norm, x, shortcut)
+        return activate_kept(norm, x, shortcut, kept, self._drop_rate)
 
 
 class _SameConv(nn.Conv2d):

@@ -1,7 +1,7 @@
 """Activation recomputation: a residual block keeps only its input, and is computed again in the
 backward pass."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -11,25 +11,18 @@ from torch.utils.checkpoint import checkpoint
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def recompute_blocks(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Return the output of blocks, one after the other. Until the backward pass, each keeps its
-    input alone.
+def recompute_block(block: nn.Module, *inputs: Tensor | None) -> Tensor:
+    """Return the output of a block. Until the backward pass, it keeps its inputs alone.
 
-    Blocks draw no random numbers, and leave their input as it is. Their batch norms, of any kind,
-    move running statistics only in the first of the two passes.
+    The block draws no random numbers, and leaves its inputs as they are. Its batch norms, of any
+    kind, move running statistics only in the first of the two passes.
     """
-    for block in blocks:
-        x = _recompute(block, x)
-    return x
-
-
-def _recompute(block: nn.Module, x: Tensor) -> Tensor:
     # A compiled graph moves the statistics once: its backward pass computes only what it needs.
     if torch.compiler.is_compiling():
-        return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
     return checkpoint(
         block,
-        x,
+        *inputs,
         use_reentrant=False,
         preserve_rng_state=False,
         context_fn=lambda: (nullcontext(), keep_statistics(block)),

@@ -36,5 +36,6 @@ class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
                 plan.coefficients,
                 plan.partners,
                 plan.kept_features,
+                plan.kept_blocks,
                 is_held=True,
             )

@@ -28,6 +28,11 @@ class LossFields(Settings):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a feature of an image is set to 0 in front of the classifier, in training.
     The other features are divided by 1 - dropout (arXiv:1207.0580). 0: no dropout."""
+    stochastic_depth: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that an image passes the last residual block by its shortcut alone, in training
+    (arXiv:1603.09382; timm's `drop_path`). It rises linearly over all blocks, from 0 in the first.
+    What a block adds to its other images is divided by 1 - probability. The block's batch norms see
+    all images. 0: all blocks are used."""
     mixup_alpha: Annotated[float, Field(ge=0, le=4)] = 0.0
     """Alpha of MixUp (arXiv:1710.09412): coefficients are drawn from Beta(alpha, alpha). 0: no
     MixUp."""

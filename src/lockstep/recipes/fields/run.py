@@ -40,8 +40,8 @@ class RunFields(Settings):
     fold: Annotated[int, Field(ge=0, le=1000)] = 0
     """Number of the part that is for validation, from 1 to `folds`. 0: none."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the random numbers. It decides initial weights, order, crops, flips, MixUp and
-    dropout. Nothing else is random."""
+    """Seed of the random numbers. It decides initial weights, order, crops, flips, MixUp,
+    dropout and stochastic depth. Nothing else is random."""
 
     @model_validator(mode="after")
     def _check_run_fields(self) -> Self:
