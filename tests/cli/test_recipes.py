@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lockstep.recipes import Execution, Recipe, parse_settings
-from lockstep.recipes.published import RECIPES
+from lockstep.recipes.published import ORIGINS, OWN_RECIPES, RECIPES, find_origin
 from tests.reporting.cases import write_run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -16,15 +16,15 @@ Run = Callable[..., tuple[int, str, str]]
 NAMES = list(RECIPES)
 
 
-def test_the_list_names_every_recipe_and_what_it_reaches(answer: Run) -> None:
+def test_the_list_names_every_recipe_by_origin_and_what_it_reaches(answer: Run) -> None:
     code, output, errors = answer("recipes")
-    lines = output.splitlines()
+    lines = [line for line in output.splitlines() if line.startswith("  ")]
     assert (code, errors) == (0, "")
+    assert [line for line in output.splitlines() if line not in lines] == list(ORIGINS)
     assert [line.split()[0] for line in lines] == NAMES
     assert len({line.index("ResNe") for line in lines}) == 1
-    assert all(any(sign.isdigit() for sign in line.split(":")[-1]) for line in lines[:-3]), (
-        "of those that NVIDIA published"
-    )
+    published = lines[: -len(OWN_RECIPES)]
+    assert all(any(sign.isdigit() for sign in line.split(":")[-1]) for line in published)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +52,7 @@ def test_the_table_has_every_published_accuracy_with_hardware_precision_and_hour
     answer: Run,
 ) -> None:
     code, output, errors = answer("recipes", "table")
-    rows = [re.split(" {2,}", line) for line in output.splitlines()]
+    rows = [re.split(" {2,}", line.strip()) for line in output.splitlines()]
     assert (code, errors) == (0, "")
     assert rows[0] == ["recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes"]
     assert [
@@ -74,8 +74,19 @@ def test_the_table_has_every_published_accuracy_with_hardware_precision_and_hour
         "2:4 sparse",
     ] in rows
     as_json = json.loads(answer("recipes", "table", "--json")[1])
-    assert [row["recipe"] for row in as_json] == [row[0] for row in rows[1:]]
+    assert [row["recipe"] for row in as_json] == [row[0] for row in rows[1:] if len(row) > 1]
+    origins = [find_origin(row["recipe"]) for row in as_json]
+    assert [row[0] for row in rows if len(row) == 1] == list(dict.fromkeys(origins))
     assert next(row for row in as_json if row["hours"] == 22.9)["container"] == "mxnet:18.12-py3"
+
+
+def test_the_page_of_recipes_has_the_tables_made_from_them(answer: Run) -> None:
+    page = Path(__file__).parents[2] / "docs" / "recipes.md"
+    tables = answer("recipes", "table", "--markdown")[1]
+    assert page.read_text(encoding="utf-8").endswith(f"\n\n{tables}"), (
+        "lockstep recipes table --markdown prints them"
+    )
+    assert re.findall(r"^\| `(.*?)` \|", tables, flags=re.MULTILINE) == NAMES
 
 
 def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_path: Path) -> None:
@@ -120,7 +131,8 @@ def test_a_difference_shows_the_fields_that_differ_with_both_values_and_no_other
     assert (code, errors) == (0, "")
     rows = [line.split() for line in output.splitlines()]
     demo = RECIPES["demo"]()
-    assert rows[-3:] == [
+    assert rows[-4:] == [
+        ["learning", "rate"],
         ["epochs", "3", f"{demo.epochs}"],
         ["lr", "0.5", f"{demo.lr}"],
         ["lr_decay", "linear", "cosine"],
@@ -131,9 +143,7 @@ def test_a_difference_can_name_every_field(answer: Run, tmp_path: Path) -> None:
     published = answer("recipes", "diff", "resnet50-mxnet-90ep", "resnet50-tensorflow-250ep")[1]
     a = RECIPES["resnet50-mxnet-90ep"]().fields()
     b = RECIPES["resnet50-tensorflow-250ep"]().fields()
-    assert [line.split()[0] for line in published.splitlines()[1:] if line[1] != " "] == [
-        n for n in a if a[n] != b[n]
-    ]
+    assert re.findall(r"^   (\w+)", published, flags=re.MULTILINE) == [n for n in a if a[n] != b[n]]
 
 
 def test_a_model_of_ones_own_is_shown_by_its_fields(

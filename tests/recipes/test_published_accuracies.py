@@ -34,6 +34,7 @@ DOCUMENTS: dict[str, tuple[int, tuple[str, str | None, int | None, str, float | 
     "resnet50-tensorflow-250ep": (2, ("fp32", "V100 16GB", 8, "78.34", None)),
     "resnext101-32x4d-tensorflow-90ep": (4, ("tf32", "A100 40GB", 8, "79.38", None)),
     "resnext101-32x4d-tensorflow-250ep": (2, ("mixed", "V100 16GB", 8, "80.21", None)),
+    "resnet50-torchvision-v1": (1, ("fp32", "V100", 8, "76.13", None)),
 }
 
 

@@ -3,29 +3,34 @@
 import inspect
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.terminal import format_number, make_console, print, print_json, print_table
+
+if TYPE_CHECKING:
+    from lockstep.recipes.field_validation import Settings
 
 app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
 
 
 @app.callback()
 def list_recipes(context: typer.Context) -> None:
-    """List the published recipes.
+    """List the published recipes, by who published them.
 
     `show` prints one, `diff` compares two, `table` lists published accuracies, `fields` describes
     what can be set.
     """
-    from lockstep.recipes.published import RECIPES
+    from lockstep.recipes.published import ORIGINS, RECIPES, find_origin
 
     if context.invoked_subcommand is None:
         width = max(map(len, RECIPES))
-        for name, build in RECIPES.items():
-            title, _, _ = str(inspect.getdoc(build)).partition("\n\n")
-            print(f"{name:<{width}}  {' '.join(title.split())}")
+        for origin in ORIGINS:
+            print(origin)
+            for name in filter(lambda name: find_origin(name) == origin, RECIPES):
+                title, _, _ = str(inspect.getdoc(RECIPES[name])).partition("\n\n")
+                print(f"  {name:<{width}}  {' '.join(title.split())}")
 
 
 @app.command("show")
@@ -90,54 +95,71 @@ def table(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, with source and container.")
     ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables of docs/recipes.md.", hidden=True)
+    ] = False,
 ) -> None:
-    """Print the published accuracies.
+    """Print the published accuracies, by who published them.
 
     With hardware, precision, epochs and hours of training. A hyphen stands for what the document
     does not say.
     """
+    from lockstep.recipes.page import write_tables
+    from lockstep.recipes.published import find_origin
     from lockstep.recipes.published_accuracies import read_accuracies
 
+    if as_markdown:
+        print(write_tables(), end="")
+        return
     rows = read_accuracies()
     if as_json:
         print_json([row.model_dump() for row in rows])
         return
     lines = [("recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes")]
+    origin = ""
     for row in rows:
+        if find_origin(row.recipe) != origin:
+            origin = find_origin(row.recipe)
+            lines.append((origin, "", "", "", "", "", ""))
         gpus = f"{row.accelerators} x {row.accelerator}" if row.accelerator else "-"
         epochs = str(row.epochs or "-")
         hours = format_number(row.hours, "g")
         notes = row.variant or ""
-        lines.append((row.recipe, row.figure(), row.precision, gpus, epochs, hours, notes))
+        lines.append((f"  {row.recipe}", row.figure(), row.precision, gpus, epochs, hours, notes))
     print_table(lines)
 
 
 @app.command("fields")
 def fields() -> None:
-    """Describe every field that --set can change, with its default."""
-    import textwrap
-
-    import yaml
-
+    """Describe every field that --set can change, with its default, by subject."""
     from lockstep.recipes import Execution, Recipe
     from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
-    from lockstep.recipes.field_validation import Settings
+    from lockstep.recipes.recipe import list_subjects
 
-    parts: list[tuple[str, Settings]] = [
-        ("Recipe: decides the result", Recipe()),
-        ("Execution: how it is run", Execution()),
-    ]
+    recipe = Recipe()
+    print("Recipe: decides the result")
+    for subject, names in list_subjects().items():
+        print(f"\n {subject}")
+        _describe_fields(recipe, names)
     for kind in map(import_augmentation, list_augmentations()):
-        summary = (kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        parts.append((f"Augmentation {kind().name}: {' '.join(summary.split())}", kind()))
+        summary = (kind.__doc__ or "").split("\n\n")[0]
+        print(f"\nAugmentation {kind().name}: {' '.join(summary.split())}")
+        _describe_fields(kind(), list(kind.model_fields))
+    execution = Execution()
+    print("\nExecution: how it is run")
+    _describe_fields(execution, list(Execution.model_fields))
+
+
+def _describe_fields(settings: "Settings", names: list[str]) -> None:
+    """Print these fields with their values, each with its meaning below it."""
+    import textwrap
+
     wrapper = textwrap.TextWrapper(120, initial_indent=6 * " ", subsequent_indent=6 * " ")
-    for title, settings in parts:
-        print(title)
-        values = settings.fields()
-        for name, field in type(settings).model_fields.items():
-            as_yaml = yaml.safe_dump(values[name], default_flow_style=True, width=math.inf)
-            print(f"  {name}={as_yaml.splitlines()[0]}")
-            print(wrapper.fill((field.description or "").replace("\n", " ")))
+    values = settings.fields()
+    for name in names:
+        print(f"  {name}={_show_value(values[name])}")
+        about = type(settings).model_fields[name].description or ""
+        print(wrapper.fill(about.replace("\n", " ")))
 
 
 @app.command("diff")
@@ -145,16 +167,29 @@ def diff(
     a: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")],
     b: Annotated[str, typer.Argument(help="Another recipe, to compare with the first.")],
 ) -> None:
-    """Show the fields that differ between two recipes."""
+    """Show the fields that differ between two recipes, by subject."""
     from rich.table import Column, Table
 
     from lockstep.recipes import difference, load_recipe
+    from lockstep.recipes.recipe import list_subjects
 
     differences = difference(load_recipe(a), load_recipe(b))
     if not differences:
         print("no field differs")
         return
-    table = Table(*(Column(header, overflow="fold") for header in ("field", a, b)), box=None)
-    for name, values in differences.items():
-        table.add_row(name, *(str(value) for value in values))
+    values = (Column(header, overflow="fold") for header in (a, b))
+    table = Table(Column("field", no_wrap=True), *values, box=None)
+    for subject, names in list_subjects().items():
+        different = [name for name in names if name in differences]
+        if different:
+            table.add_row(subject, style="bold")
+        for name in different:
+            table.add_row(f"  {name}", *map(_show_value, differences[name]))
     make_console().print(table, markup=False)
+
+
+def _show_value(value: object) -> str:
+    """Return the value of a field as YAML in one line, as --set takes it."""
+    import yaml
+
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).splitlines()[0]

@@ -1,6 +1,7 @@
 """The published recipes as named values. Each docstring gives source, published accuracy and cost.
 
-The recipes follow NVIDIA's pages. If a page does not give a value, it is taken from NVIDIA's code.
+NVIDIA's are in this file, those of others in the files that `ORIGINS` takes them from. NVIDIA's
+recipes follow its pages. If a page does not give a value, it is taken from NVIDIA's code.
 If page and code disagree, the page's value is used and the docstring names the code's. One value is
 the code's, against the page: the weight decay of shortcuts in PyTorch's recipes. Accuracies are
 top-1 in percent on ImageNet's 50,000 validation images, ± the spread that the page gives. Lockstep
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.recipes.fine_tune import fine_tune
+from lockstep.recipes.from_torchvision import resnet50_torchvision_v1
 from lockstep.recipes.my_images import my_images
 from lockstep.recipes.recipe import Recipe
 
@@ -336,9 +338,8 @@ def demo() -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
-    function.__name__.replace("_", "-"): function
-    for function in (
+ORIGINS: dict[str, tuple[Callable[[], Recipe], ...]] = {
+    "NVIDIA's Deep Learning Examples": (
         resnet50_paddle_50ep,
         resnet50_paddle_90ep,
         resnet50_paddle_tf32_50ep,
@@ -356,10 +357,27 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         resnet50_tensorflow_fp32_250ep,
         resnext101_32x4d_tensorflow_90ep,
         resnext101_32x4d_tensorflow_250ep,
-        my_images,
-        fine_tune,
-        demo,
-    )
+    ),
+    "torchvision": (resnet50_torchvision_v1,),
+    "Lockstep": (my_images, fine_tune, demo),
 }
-OWN_RECIPES = ("my-images", "fine-tune", "demo")
+"""All recipes by who published them. Those of "Lockstep" have no published accuracy."""
+
+
+def _names(origin: str) -> tuple[str, ...]:
+    return tuple(build.__name__.replace("_", "-") for build in ORIGINS[origin])
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    name: build
+    for origin, builds in ORIGINS.items()
+    for name, build in zip(_names(origin), builds, strict=True)
+}
+NVIDIA_RECIPES = _names("NVIDIA's Deep Learning Examples")
+OWN_RECIPES = _names("Lockstep")
 """The recipes of Lockstep's own. All others are published by others."""
+
+
+def find_origin(name: str) -> str:
+    """Return who published the recipe of this name: a key of `ORIGINS`."""
+    return next(origin for origin in ORIGINS if name in _names(origin))

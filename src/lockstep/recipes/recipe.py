@@ -20,6 +20,7 @@ from lockstep.models.sections import check_prefixes, has_prefix
 from lockstep.recipes import limits
 from lockstep.recipes.augmentation_list import load_plug_ins
 from lockstep.recipes.class_weights import balance_classes
+from lockstep.recipes.field_validation import Settings
 from lockstep.recipes.fields.compression import CompressionFields
 from lockstep.recipes.fields.evaluation import EvaluationFields
 from lockstep.recipes.fields.images import ImageFields
@@ -187,6 +188,19 @@ def own_geometry(recipe: Recipe) -> dict[str, str]:
     values = {name: getattr(recipe, name) for name in GEOMETRY}
     defaults = Recipe.model_fields
     return {name: value for name, value in values.items() if value != defaults[name].default}
+
+
+def list_subjects() -> dict[str, list[str]]:
+    """Return the names of all fields by their subject, in order.
+
+    >>> list(list_subjects())[:2], list_subjects()["compression"][0]
+    (['model', 'learning rate'], 'sparsity')
+    """
+    return {
+        fields.__module__.rpartition(".")[2].replace("_", " "): list(fields.model_fields)
+        for fields in reversed(Recipe.__bases__)
+        if issubclass(fields, Settings)
+    }
 
 
 def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from lockstep.recipes.published import RECIPES
+from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
 from lockstep.recipes.recipe import Recipe, difference, eval_fields
 from lockstep.recipes.schedule import peak_lr, warmup_epochs
 
@@ -81,5 +81,4 @@ def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]
 
 @cache
 def _list_published() -> dict[str, Recipe]:
-    own = ("demo", "my-images", "fine-tune")
-    return {name: build() for name, build in RECIPES.items() if name not in own}
+    return {name: RECIPES[name]() for name in NVIDIA_RECIPES}

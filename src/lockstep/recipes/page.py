@@ -1,0 +1,129 @@
+"""The tables of docs/recipes.md, from the recipes and their published accuracies."""
+
+import inspect
+import re
+from collections.abc import Iterator
+
+from lockstep.models.architectures import TRAINED_ROLES
+from lockstep.recipes.published import ORIGINS, RECIPES, find_origin
+from lockstep.recipes.published_accuracies import find_accuracies
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.schedule import peak_lr, warmup_epochs
+
+_HEADER = (
+    *("recipe", "top-1 %", "epochs x size", "model", "optimizer and rate", "regularisation"),
+    *("images", "loss", "evaluation", "source"),
+)
+_REFERENCE_PIXELS = 224
+_DECAYED = {
+    frozenset(TRAINED_ROLES): "",
+    frozenset({"conv_weight", "fc_weight", "fc_bias"}): " without batch norms",
+    frozenset({"conv_weight", "fc_weight", "fc_bias", "shortcut_bn_scale", "shortcut_bn_bias"}): (
+        " without batch norms outside of shortcuts"
+    ),
+    frozenset({"conv_weight", "bn_scale", "fc_weight"}): " without biases",
+    frozenset({"conv_weight", "fc_weight"}): " without batch norms and biases",
+}
+"""Which tensors weight decay leaves out, by the roles that it applies to."""
+
+
+def write_tables() -> str:
+    """Return the tables as Markdown, one for each origin: every recipe with its published
+    accuracies, cost, ingredients and source."""
+    parts = []
+    for origin in ORIGINS:
+        lines = [f"## {origin}", "", f"| {' | '.join(_HEADER)} |", "|---" * len(_HEADER) + "|"]
+        names = [name for name in RECIPES if find_origin(name) == origin]
+        lines += [f"| {' | '.join(_describe(name))} |" for name in names]
+        parts.append("\n".join([*lines, ""]))
+    return "\n".join(parts)
+
+
+def _describe(name: str) -> tuple[str, ...]:
+    recipe = RECIPES[name]()
+    return (
+        f"`{name}`",
+        _describe_accuracies(name),
+        _describe_cost(recipe),
+        str(recipe.model),
+        ", ".join(_list_update_rules(recipe)),
+        ", ".join(_list_regularisation(recipe)),
+        ", ".join(_list_image_changes(recipe)),
+        ", ".join(_list_loss_rules(recipe)),
+        _describe_evaluation(recipe),
+        _find_source(name),
+    )
+
+
+def _describe_accuracies(name: str) -> str:
+    """Return the published accuracies of a recipe: one as printed, several as a range."""
+    rows = sorted(find_accuracies(name), key=lambda row: row.top1_percent)
+    if not rows:
+        return "-"
+    if len(rows) == 1:
+        return rows[0].figure()
+    return f"{rows[0].top1_percent:.2f} to {rows[-1].top1_percent:.2f}"
+
+
+def _describe_cost(recipe: Recipe) -> str:
+    """Return epochs and size in pixels, and how many epochs at 224 pixels have as many pixels."""
+    size = recipe.image_size
+    equal = recipe.epochs * (size / _REFERENCE_PIXELS) ** 2
+    shown = f"{recipe.epochs} x {size}"
+    return shown if size == _REFERENCE_PIXELS else f"{shown} ({equal:.2g} x {_REFERENCE_PIXELS})"
+
+
+def _list_update_rules(recipe: Recipe) -> Iterator[str]:
+    yield f"SGD {recipe.momentum:g}"
+    yield f"{peak_lr(recipe):.4g} for {recipe.global_batch_images:,} images"
+    yield from _list_rates(recipe)
+    yield recipe.precision
+
+
+def _list_rates(recipe: Recipe) -> Iterator[str]:
+    decay: str = recipe.lr_decay
+    if decay == "step":
+        epochs = ", ".join(f"{epoch:g}" for epoch in recipe.lr_step_epochs)
+        decay = f"times {recipe.lr_step_factor:g} after epochs {epochs}"
+    elif recipe.lr_decay_from == "start":
+        decay += " from the start"
+    yield f"{decay} by {recipe.lr_unit}"
+    if warmup_epochs(recipe):
+        yield f"warm-up {warmup_epochs(recipe):g}"
+
+
+def _list_regularisation(recipe: Recipe) -> Iterator[str]:
+    decayed = _DECAYED[frozenset(recipe.weight_decay_roles)]
+    yield f"weight decay {recipe.weight_decay:.3g}{decayed}"
+    if recipe.dropout:
+        yield f"dropout {recipe.dropout:g}"
+    if recipe.ema_decay:
+        yield f"moving average {recipe.ema_decay:g}"
+    if recipe.sparsity != "none":
+        yield f"2:4 sparsity ({recipe.sparsity})"
+    if recipe.quantisation != "none":
+        yield recipe.quantisation
+
+
+def _list_image_changes(recipe: Recipe) -> Iterator[str]:
+    yield f"crops from {100 * recipe.crop_area[0]:g} %"
+    if recipe.mixup_alpha:
+        yield f"MixUp {recipe.mixup_alpha:g} by {recipe.mixup_coefficient}"
+
+
+def _list_loss_rules(recipe: Recipe) -> Iterator[str]:
+    yield "cross-entropy"
+    if recipe.label_smoothing:
+        yield f"smoothing {recipe.label_smoothing:g}"
+
+
+def _describe_evaluation(recipe: Recipe) -> str:
+    filtered = ", filtered" if recipe.eval_antialias else ""
+    return f"{recipe.eval_crop} of {recipe.eval_resize}, {recipe.interpolation}{filtered}"
+
+
+def _find_source(name: str) -> str:
+    """Return the sentence on the source in the docstring of a recipe."""
+    about = " ".join(str(inspect.getdoc(RECIPES[name])).split())
+    match = re.search(r"Source(?: and code)?: (.*?)\. (?=Cost:|- |[A-Z])", about)
+    return match[1] if match else "-"
