@@ -38,7 +38,7 @@ def train(
     `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.Predictor` takes.
 
     - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
-      `weights`; their values are chosen from images, device and weights (docs/my-images.md).
+      `weights`; their values are chosen from images, device and weights (docs/own-recipes.md).
       `changes` are new values for its fields.
     - `data` are `train` and `val` folders, or files in another storage format (docs/data.md).
       `split` is the share set apart for validation if there are no validation images.

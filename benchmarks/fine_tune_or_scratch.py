@@ -1,0 +1,100 @@
+"""Fine-tuning beside training from scratch in the same time, on several data sets and backends:
+top-1 on the validation images with its 95 % interval.
+
+    python benchmarks/fine_tune_or_scratch.py --data photos=FOLDER --weights weights.pth
+
+`train --weights` runs first. Then `my-images` trains the same network at the same size from
+scratch, with as many epochs as fit into the same time: its schedule ends with it. Both are whole
+commands.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.models.accuracy_interval import wilson
+from measuring import RESULTS, record
+
+TRIAL_EPOCHS = 3
+"""Epochs of a trial from scratch, from whose evaluations the time of an epoch is known."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    stored = RESULTS / f"{arguments.name}.json"
+    rows = json.loads(stored.read_text())["rows"] if arguments.extend else []
+    for entry in arguments.data:
+        name, _, folder = entry.partition("=")
+        for backend in arguments.backends:
+            with tempfile.TemporaryDirectory() as out:
+                row = compare(Path(folder), backend, arguments, Path(out))
+            rows = [r for r in rows if (r["data"], r["backend"]) != (name, backend)]
+            rows.append({"data": name, "backend": backend, **row})
+            print(rows[-1], flush=True)
+            record(arguments.name, {"rows": rows})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", nargs="+", required=True, metavar="NAME=FOLDER")
+    parser.add_argument(
+        "--weights", required=True, help="As `lockstep train --weights` takes them."
+    )
+    parser.add_argument("--backends", nargs="+", default=["torch", "tensorflow", "paddle", "mxnet"])
+    parser.add_argument("--name", default="fine_tune_or_scratch", help="Name of the result.")
+    parser.add_argument("--extend", action="store_true", help="Keep the rows of the last result.")
+    return parser.parse_args()
+
+
+def compare(data: Path, backend: str, arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """Return seconds, accuracy and interval of both ways, and whether their intervals are apart."""
+    tuned = train(out / "tuned", data, backend, ["--weights", arguments.weights])
+    recipe = yaml.safe_load((out / "tuned" / "recipe.yaml").read_text())
+    settings = ["--recipe", "my-images"]
+    for field in ("model", "image_size", "eval_resize", "eval_crop"):
+        settings += ["--set", f"{field}={json.dumps(recipe[field])}"]
+    trial = train(out / "trial", data, backend, [*settings, "--set", f"epochs={TRIAL_EPOCHS}"])
+    epochs = max(round((tuned["seconds"] - trial["start_sec"]) / trial["epoch_sec"]), 1)
+    scratch = train(out / "scratch", data, backend, [*settings, "--set", f"epochs={epochs}"])
+    return {
+        "fine_tuned": tuned,
+        "from_scratch": scratch,
+        "intervals_are_apart": tuned["interval_percent"][0] > scratch["interval_percent"][1],
+    }
+
+
+def train(out: Path, data: Path, backend: str, options: list[str]) -> dict[str, Any]:
+    """Return what a run took and reached: its best checkpoint, as `predict` would use it."""
+    command = [sys.executable, "-m", "lockstep", "train", "--data", str(data), "--out", str(out)]
+    command += ["--backend", backend, "--no-tensorboard", *options]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - began
+    report = json.loads((out / "report.json").read_text())
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    times = [entry["elapsed_sec"] for entry in log if entry["kind"] == "evaluate"]
+    best = report["best"]
+    hits = round(best["top1_percent"] * best["images"] / 100)
+    epoch_sec = (times[-1] - times[0]) / max(len(times) - 1, 1)
+    return {
+        "seconds": round(seconds, 1),
+        "epochs": report["epochs"],
+        "epoch_sec": epoch_sec,
+        "start_sec": seconds - epoch_sec * len(times),
+        "top1_percent": best["top1_percent"],
+        "interval_percent": [round(100 * bound, 1) for bound in wilson(hits, best["images"])],
+        "images": best["images"],
+    }
+
+
+if __name__ == "__main__":
+    main()
