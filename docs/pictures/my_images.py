@@ -3,7 +3,7 @@
     python docs/pictures/my_images.py FOLDER
 
 The commands run in FOLDER, which keeps what they write and print: a second call draws the pictures
-again and resumes the rest. It needs Chromium and playwright (`make browser`), and takes some minutes.
+again and resumes the rest. It needs Chromium and playwright (`make browser`), and some minutes.
 """
 
 import io
