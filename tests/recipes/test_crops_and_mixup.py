@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
-from lockstep.recipes.order import (
-    random_windows,
-    training_plans,
-)
+from lockstep.recipes.crops import draw_crops, random_windows
+from lockstep.recipes.order import centre_plan, training_plans
 from lockstep.recipes.philox import Purpose, draw
 from tests.recipes.cases import EXAMPLES, MIXED, SIZES
 
@@ -224,6 +222,38 @@ def test_fewer_attempts_change_only_the_images_that_need_more() -> None:
 
 def test_an_image_of_one_pixel_is_its_own_window() -> None:
     assert random_windows(Recipe(), np.array([[1, 1]]), numbers_of(1)).tolist() == [[0, 0, 1, 1]]
+
+
+def crops_of(kind: str, sizes: np.ndarray) -> list[list[object]]:
+    crops = draw_crops(Recipe(crop=kind, image_size=32), sizes, numbers_of(len(sizes)))
+    return [part.tolist() for part in crops]
+
+
+def test_a_centre_crop_is_that_of_an_evaluation_with_the_same_sizes() -> None:
+    recipe = Recipe(eval_resize=32, eval_crop=32)
+    plan = centre_plan(recipe, np.arange(len(SIZES)), SIZES)
+
+    parts = [plan.windows, plan.resized, plan.offsets]
+    assert crops_of("centre", SIZES) == [part.tolist() for part in parts]
+
+
+def test_a_squashed_image_is_whole_and_fills_the_square() -> None:
+    assert crops_of("squash", np.array([[40, 7]])) == [[[0, 0, 40, 7]], [[32, 32]], [[0, 0]]]
+
+
+def test_a_random_crop_has_every_place_of_the_padded_image_equally_often() -> None:
+    count = 45_000
+    windows, resized, offsets = crops_of("random", np.tile([[40, 61]], (count, 1)))
+
+    # torchvision's Resize(32) gives 32 x 48 pixels, and 4 more on every side leave 9 x 25 places.
+    assert {tuple(window) for window in windows} == {(0, 0, 40, 61)}
+    assert {tuple(size) for size in resized} == {(32, 48)}
+    assert np.min(offsets, axis=0).tolist() == [-4, -4]
+    assert np.max(offsets, axis=0).tolist() == [4, 20]
+    _, frequencies = np.unique(offsets, axis=0, return_counts=True)
+    assert len(frequencies) == 9 * 25
+    chi_squared = ((frequencies - 200) ** 2 / 200).sum()
+    assert abs(chi_squared - 224) < 4 * math.sqrt(2 * 224)
 
 
 def coefficients_of(alpha: float, images: int = 20_000) -> np.ndarray:

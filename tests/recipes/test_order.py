@@ -150,19 +150,16 @@ def test_the_steps_of_an_epoch_follow_its_order() -> None:
 DIVISIONS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (8, 1), (16, 1)]
 
 
-def rows_of_a_step(plans: Iterable[BatchPlan]) -> list[tuple[object, ...]]:
-    """Return the plan for each image of a step, for any rank, in a fixed order."""
-    rows = []
+def rows_of_a_step(plans: Iterable[BatchPlan]) -> dict[int, list[object]]:
+    """Return what plans of a step, for any rank, do with each sample. Partners are places in a
+    unit, and are left out."""
+    rows = {}
     for plan in plans:
-        for i, sample in enumerate(plan.samples):
-            coefficient = None if plan.coefficients is None else float(plan.coefficients[i])
-            window, resized, offset = (
-                tuple(values[i].tolist()) for values in (plan.windows, plan.resized, plan.offsets)
-            )
-            drawn = None if plan.augmentations is None else tuple(plan.augmentations[i])
-            flip = bool(plan.flips[i])
-            rows.append((int(sample), window, resized, offset, flip, coefficient, drawn))
-    return sorted(rows)
+        names = [field.name for field in dataclasses.fields(plan) if field.name != "partners"]
+        columns = [getattr(plan, name) for name in names if getattr(plan, name) is not None]
+        for i, sample in enumerate(plan.samples.tolist()):
+            rows[sample] = [column[i].tolist() for column in columns]
+    return rows
 
 
 @pytest.mark.parametrize("coefficient", ["batch", "sample"])
@@ -170,7 +167,12 @@ def rows_of_a_step(plans: Iterable[BatchPlan]) -> list[tuple[object, ...]]:
 def test_a_step_has_the_same_images_changes_and_coefficients_for_any_number_of_ranks_and_parts(
     ranks: int, parts: int, coefficient: str
 ) -> None:
-    recipe = MIXED.replace(mixup_coefficient=coefficient)
+    recipe = MIXED.replace(
+        mixup_coefficient=coefficient,
+        vertical_flip_probability=0.5,
+        crop="random",
+        training_interpolation="random",
+    )
     whole = training_plans(recipe, SIZES, 0)
     shares = [
         training_plans(recipe, SIZES, 0, rank=rank, ranks=ranks, parts=parts)
@@ -281,11 +283,21 @@ def test_a_run_with_another_seed_has_another_plan() -> None:
 def test_images_are_flipped_with_the_recipes_probability(
     probability: float, low: float, high: float
 ) -> None:
-    recipe = Recipe(epochs=1, global_batch_images=20_000, flip_probability=probability)
+    recipe = Recipe(
+        epochs=1,
+        global_batch_images=20_000,
+        flip_probability=probability,
+        vertical_flip_probability=probability,
+        training_interpolation="random",
+    )
 
-    flips = next(training_plans(recipe, np.full((20_000, 2), 64), 0)).flips
+    plan = next(training_plans(recipe, np.full((20_000, 2), 64), 0))
 
-    assert low <= flips.mean() <= high
+    for flips in (plan.flips, plan.vertical_flips):
+        assert low <= flips.mean() <= high
+        assert low / 2 - 0.01 <= (flips & plan.is_bicubic).mean() <= high / 2 + 0.01
+    both = plan.flips & plan.vertical_flips
+    assert low * low - 0.01 <= both.mean() <= high * high + 0.01
 
 
 # Random crops.

@@ -208,7 +208,12 @@ def test_a_run_that_ended_early_is_finished_until_it_may_take_more_epochs(
         ({"dropout": 0.5}, 60, False),
         ({"mixup_alpha": 0.2}, 60, False),
         ({"flip_probability": 0.5}, 60, False),
+        ({"vertical_flip_probability": 0.5}, 60, False),
         ({"crop_area": [0.5, 1]}, 60, False),
+        ({"crop_area": [0.5, 1], "crop": "centre"}, 60, True),
+        ({"crop": "random"}, 60, False),
+        ({"training_interpolation": "random"}, 60, False),
+        ({"augmentations": "solarise"}, 60, False),
     ],
     ids=str,
 )

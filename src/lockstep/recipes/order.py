@@ -19,6 +19,7 @@ import numpy as np
 
 from lockstep.models.architectures import features, model_spec
 from lockstep.recipes.class_sampling import draw_by_class
+from lockstep.recipes.crops import draw_crops, resize_shorter_sides, whole_windows
 from lockstep.recipes.philox import Purpose, draw, draw_keys, uniform
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
@@ -36,9 +37,15 @@ class BatchPlan:
     resized: np.ndarray
     """int32 [N, 2]: height and width that the window is resized to."""
     offsets: np.ndarray
-    """int32 [N, 2]: top and left of the output square in the resized window."""
+    """int32 [N, 2]: top and left of the output square in the resized window. What lies outside the
+    window is reflected at its border; the outermost pixels are not repeated."""
     flips: np.ndarray
     """bool [N]: whether the image is mirrored left to right."""
+    vertical_flips: np.ndarray | None = None
+    """bool [N]: whether the image is mirrored upside down; None if none is."""
+    is_bicubic: np.ndarray | None = None
+    """bool [N]: whether the resize is "bicubic", else "bilinear"; None: the recipe decides for all
+    images."""
     augmentations: np.ndarray | None = None
     """object [N, augmentations]: what each of the recipe's augmentations does to the image, as it
     has drawn it; None without augmentations."""
@@ -176,16 +183,18 @@ def _training_unit(
     positions: np.ndarray,
 ) -> BatchPlan:
     samples = order[positions]
-    count = len(positions)
-    size = recipe.image_size
     numbers = _Numbers(recipe.seed, epoch, positions)
+    windows, resized, offsets = draw_crops(recipe, sizes[samples], numbers)
+    flips = uniform(numbers(Purpose.FLIP)[:, :2])
     mixed = recipe.mixup_alpha > 0
     return BatchPlan(
         samples=samples,
-        windows=random_windows(recipe, sizes[samples], numbers),
-        resized=np.full((count, 2), size, np.int32),
-        offsets=np.zeros((count, 2), np.int32),
-        flips=uniform(numbers(Purpose.FLIP)[:, 0]) < recipe.flip_probability,
+        windows=windows,
+        resized=resized,
+        offsets=offsets,
+        flips=flips[:, 0] < recipe.flip_probability,
+        vertical_flips=flips[:, 1] < recipe.vertical_flip_probability,
+        is_bicubic=_choose_bicubic(recipe, numbers),
         augmentations=_draw_augmentations(recipe, numbers),
         coefficients=_coefficients(recipe, epoch, start, numbers) if mixed else None,
         partners=_partners(recipe, numbers) if mixed else None,
@@ -231,44 +240,10 @@ class _Numbers:
         return np.concatenate(rows).reshape(self.count, 4 * draws)[:, :length]
 
 
-def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.ndarray:
-    """Return a random crop window for every image: int32 [N, 4] (top, left, height, width).
-
-    The share of the area is uniform in `crop_area`, the logarithm of the aspect ratio is uniform in
-    `crop_aspect`, and the place is uniform where the window fits. If no window fits in
-    `crop_attempts` attempts, the window is the largest centred one with an allowed aspect ratio
-    (arXiv:1409.4842; torchvision, DALI).
-    """
-    heights = sizes[:, 0].astype(np.int64)
-    widths = sizes[:, 1].astype(np.int64)
-    windows = _centre_windows(recipe, heights, widths)
-    waiting = np.ones(len(sizes), bool)
-    smallest, largest = recipe.crop_area
-    low, high = np.log(recipe.crop_aspect)
-    for attempt in range(recipe.crop_attempts):
-        u = uniform(numbers(Purpose.CROP, attempt))
-        share = smallest + (largest - smallest) * u[:, 0]
-        area = heights * widths * share
-        # The last bit of exp can differ between NumPy builds. Rounded to float32, the value is the
-        # same.
-        aspect = np.exp(low + (high - low) * u[:, 1]).astype(np.float32).astype(np.float64)
-        height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-        width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
-        fits = waiting & (height > 0) & (height <= heights) & (width > 0) & (width <= widths)
-        top = np.floor(u[:, 2] * (heights - height + 1)).astype(np.int64)
-        left = np.floor(u[:, 3] * (widths - width + 1)).astype(np.int64)
-        windows[fits] = np.stack([top, left, height, width], axis=1)[fits]
-        waiting &= ~fits
-        if not waiting.any():
-            break
-    return windows.astype(np.int32)
-
-
-def _centre_windows(recipe: Recipe, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    narrowest, widest = recipe.crop_aspect
-    height = np.minimum(heights, np.maximum(np.rint(widths / narrowest), 1)).astype(np.int64)
-    width = np.minimum(widths, np.maximum(np.rint(heights * widest), 1)).astype(np.int64)
-    return np.stack([(heights - height) // 2, (widths - width) // 2, height, width], axis=1)
+def _choose_bicubic(recipe: Recipe, numbers: _Numbers) -> np.ndarray | None:
+    if recipe.training_interpolation != "random":
+        return None
+    return uniform(numbers(Purpose.INTERPOLATION)[:, 0]) < 0.5
 
 
 def _draw_augmentations(recipe: Recipe, numbers: _Numbers) -> np.ndarray | None:
@@ -367,14 +342,11 @@ def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> Batch
 
     Sides and offsets are rounded as `eval_side_rounding` and `eval_offset_rounding` say.
     """
-    heights = sizes[:, 0].astype(np.int64)
-    widths = sizes[:, 1].astype(np.int64)
-    whole = np.stack([np.zeros_like(heights), np.zeros_like(heights), heights, widths], axis=1)
-    resized = _resize_sides(recipe, np.stack([heights, widths], axis=1))
+    resized = _resize_sides(recipe, sizes.astype(np.int64))
     offsets = _OFFSETS[recipe.eval_offset_rounding]((resized - recipe.eval_crop) / 2)
     return BatchPlan(
         samples=samples,
-        windows=whole.astype(np.int32),
+        windows=whole_windows(sizes),
         resized=resized.astype(np.int32),
         offsets=offsets.astype(np.int32),
         flips=np.zeros(len(samples), bool),
@@ -391,9 +363,9 @@ _OFFSETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def _resize_sides(recipe: Recipe, sides: np.ndarray) -> np.ndarray:
     """Return heights and widths after the resize of an evaluation: int64 [N, 2], like `sides`."""
-    shorter = sides.min(axis=1, keepdims=True)
     if recipe.eval_side_rounding == "down":
-        return recipe.eval_resize * sides // shorter
+        return resize_shorter_sides(sides, recipe.eval_resize)
+    shorter = sides.min(axis=1, keepdims=True)
     if recipe.eval_side_rounding == "nearest":
         return (2 * recipe.eval_resize * sides + shorter) // (2 * shorter)
     scales = np.float32(recipe.eval_resize) / shorter.astype(np.float32)

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     CLASS_SHARE = 9
     CLASS_IMAGE = 10
     AUGMENTATION = 11
+    INTERPOLATION = 12
     STOCHASTIC_DEPTH = 20
 
 

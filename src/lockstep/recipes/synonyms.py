@@ -23,6 +23,7 @@ _FIELDS = {
     "bn_epsilon": "batchnorm_eps bn_eps eps epsilon",
     "bn_momentum": "batchnorm_mom batchnorm_momentum bn_mom",
     "compile": "jit torchcompile",
+    "crop": "crop_mode crop_type random_crop train_crop_mode",
     "crop_area": "crop_scale min_random_area random_resized_crop_scale scale",
     "crop_aspect": "aspect aspect_ratio ratio",
     "device": "gpu_id",
@@ -47,9 +48,7 @@ _FIELDS = {
     ),
     "class_weights": "class_weight loss_weight loss_weights",
     "dropout": "classifier_dropout drop drop_rate dropout_rate head_dropout",
-    "interpolation": (
-        "interp interpolation_mode resample resampling resize_interpolation train_interpolation"
-    ),
+    "interpolation": "interp interpolation_mode resample resampling resize_interpolation",
     "stochastic_depth": "drop_connect drop_path drop_path_rate droppath stochastic_depth_prob",
     "keep_checkpoints": "checkpoint_hist keep_last max_to_keep save_total_limit",
     "label_smoothing": "label_smooth smoothing",
@@ -89,6 +88,8 @@ _FIELDS = {
     "stop_after_epochs": "run_epochs",
     "stop_after_steps": "max_steps run_iter run_steps",
     "train_only": "no_val skip_validation training_only",
+    "training_interpolation": "random_interpolation train_interpolation",
+    "vertical_flip_probability": "flipud random_vertical_flip vertical_flip vflip",
     "warmup_epochs": "lr_warmup lr_warmup_epochs warm_up warm_up_epochs warmup warmup_length",
     "warmup_start_lr": "lr_warmup_decay warmup_lr warmup_lr_init",
     "weight_decay": "l2 wd weightdecay",

@@ -70,7 +70,7 @@ def leaves_only_probe(run: RunContext) -> bool:
     recipe = run.recipe
     trains_classifier = recipe.frozen == ("backbone",) and recipe.sparsity == "none"
     is_exact = not recipe.dropout and not recipe.stochastic_depth and recipe.quantisation == "none"
-    is_augmented = recipe.flip_probability or recipe.mixup_alpha or recipe.crop_area != (1.0, 1.0)
+    is_augmented = recipe.varies_images or recipe.mixup_alpha
     is_weighted = recipe.class_weights != "none" or recipe.sampling != "plain"
     fits_all = len(run.sets.training) <= MOST_IMAGES
     return trains_classifier and is_exact and fits_all and not is_augmented and not is_weighted

@@ -33,10 +33,12 @@ def index(textures: Path) -> Index:
 
 @pytest.fixture(scope="module")
 def plans(tiny_recipe: Recipe, index: Index) -> list[BatchPlan]:
-    """Two training steps with MixUp, and the last two batches of an evaluation of 60 images in
-    batches of 16."""
-    mixed = tiny_recipe.replace(mixup_alpha=0.2)
-    training = islice(training_plans(mixed, index.sizes, 0), 2)
+    """Two training steps with MixUp, one with crops that reach beyond the image, and the last two
+    batches of an evaluation of 60 images in batches of 16."""
+    mixed = tiny_recipe.replace(mixup_alpha=0.2, vertical_flip_probability=0.5)
+    padded = mixed.replace(crop="random", crop_padding=9, training_interpolation="random")
+    training = [*islice(training_plans(mixed, index.sizes, 0), 2)]
+    training.append(next(training_plans(padded, index.sizes, 2)))
     return [*training, *list(evaluation_plans(tiny_recipe, index.sizes, 16))[-2:]]
 
 
@@ -75,15 +77,19 @@ def load_batches(index: Index, plans: Iterable[BatchPlan], **settings: Any) -> l
 def load_by_hand(
     index: Index, plan: BatchPlan, antialias: bool, interpolation: str = "bilinear"
 ) -> np.ndarray:
-    filtering, sampling = {
+    filters = {
         "bilinear": (Image.Resampling.BILINEAR, cv2.INTER_LINEAR),
         "bicubic": (Image.Resampling.BICUBIC, cv2.INTER_CUBIC),
-    }[interpolation]
+    }
+    margin = SIZE - 1
     squares = []
     for i, sample in enumerate(plan.samples.tolist()):
         if sample < 0:
             squares.append(np.zeros((SIZE, SIZE, 3), np.uint8))
             continue
+        if plan.is_bicubic is not None:
+            interpolation = "bicubic" if plan.is_bicubic[i] else "bilinear"
+        filtering, sampling = filters[interpolation]
         top, left, height, width = plan.windows[i].tolist()
         rows, columns = plan.resized[i].tolist()
         down, along = plan.offsets[i].tolist()
@@ -96,8 +102,13 @@ def load_by_hand(
             pixels = np.asarray(window.resize((columns, rows), filtering))
         else:
             pixels = cv2.resize(np.asarray(window), (columns, rows), interpolation=sampling)
-        square = pixels[down : down + SIZE, along : along + SIZE]
-        squares.append(square[:, ::-1] if plan.flips[i] else square)
+        framed = np.pad(pixels, [(margin, margin), (margin, margin), (0, 0)], mode="reflect")
+        down += margin
+        along += margin
+        square = framed[down : down + SIZE, along : along + SIZE]
+        square = square[:, ::-1] if plan.flips[i] else square
+        is_turned = plan.vertical_flips is not None and plan.vertical_flips[i]
+        squares.append(square[::-1] if is_turned else square)
     return np.stack(squares)
 
 
@@ -111,6 +122,7 @@ def test_a_batch_is_what_its_plan_says_done_by_hand(
     index: Index, plans: list[BatchPlan], antialias: bool, interpolation: str
 ) -> None:
     assert any(plan.flips.any() for plan in plans)
+    assert any((plan.offsets < 0).any() for plan in plans)
     made = load_batches(index, plans, antialias=antialias, interpolation=interpolation)
     for batch, plan in zip(made, plans, strict=True):
         np.testing.assert_array_equal(

@@ -69,7 +69,15 @@ def host(index: Index, *, antialias: bool = False) -> HostLoader:
 def test_dali_cuts_and_mirrors_what_the_host_loader_does(
     index: Index, mixup_recipe: Recipe
 ) -> None:
-    plans = training(mixup_recipe, index)
+    plans = training(mixup_recipe.replace(vertical_flip_probability=0.5), index)
+    assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
+
+
+def test_dali_refuses_crops_that_reflect_the_border(index: Index, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(crop="random")
+    with pytest.raises(RecipeError, match="crop_padding: 0, or use the host loader"):
+        make_loader(index, recipe, Execution(loader="dali"), size=SIZE)
+    plans = training(recipe.replace(crop_padding=0), index)
     assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
 
 
@@ -115,19 +123,17 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(
         pixels = np.asarray(Image.open(index.path(i)).convert("RGB"))
         Image.fromarray(pixels // 2 + 64).save(tmp_path / "images" / f"{i}.png")
     grey = open_index(tmp_path)
-    recipe = mixup_recipe.replace(interpolation="bicubic", antialias=True)
-    plans = training(recipe, grey)
-    smooth, actual, expected = (
-        inner(
-            batches(
-                make_loader(grey, recipe.replace(**how), Execution(loader=name), size=SIZE), plans
-            ),
-            6,
-        )
-        for name, how in (("dali", {"interpolation": "bilinear"}), ("dali", {}), ("host", {}))
-    )
-    assert apart(actual, expected).max() <= ROUNDING
-    assert apart(smooth, expected).max() > 5 * ROUNDING
+    recipe = mixup_recipe.replace(antialias=True)
+    made = {}
+    for loader, kernel in product(("dali", "host"), ("bilinear", "bicubic", "random")):
+        changed = recipe.replace(training_interpolation=kernel)
+        plans = training(changed, grey)
+        one = make_loader(grey, changed, Execution(loader=loader), size=SIZE)
+        made[loader, kernel] = inner(batches(one, plans), 6)
+    for kernel in ("bicubic", "random"):
+        assert apart(made["dali", kernel], made["host", kernel]).max() <= ROUNDING
+        assert apart(made["dali", "bilinear"], made["host", kernel]).max() > 5 * ROUNDING
+    assert apart(made["dali", "bicubic"], made["dali", "random"]).max() > 5 * ROUNDING
 
 
 def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(

@@ -20,6 +20,7 @@ from lockstep.data.decoding.sampling import crop_to_needed, filter_square, sampl
 from lockstep.data.decoding.size_limits import JPEG_START, decoding
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation import Augmentation
+from lockstep.recipes.order import BatchPlan
 from lockstep.system.errors import RecipeError
 
 _FILTERS = {
@@ -34,13 +35,34 @@ cv2.setNumThreads(1)
 
 def resampling(recipe: Recipe, *, evaluation: bool) -> dict[str, Any]:
     """Return how a recipe resizes images in training or in evaluation, as arguments of
-    `decode_into`."""
+    `decode_into`.
+
+    The interpolation "random" is one of each image's plan.
+    """
+    interpolation: str = recipe.interpolation
+    if not evaluation and recipe.training_interpolation != "same":
+        interpolation = recipe.training_interpolation
     return {
         "antialias": recipe.eval_antialias if evaluation else recipe.antialias,
-        "interpolation": recipe.interpolation,
+        "interpolation": interpolation,
         "dct_scaling": recipe.dct_scaling,
         "sampling": recipe.eval_sampling if evaluation else "half_pixel",
     }
+
+
+def cutting(plan: BatchPlan, i: int) -> dict[str, Any]:
+    """Return how a plan cuts, flips and resizes its image `i`, as arguments of `decode_into`."""
+    how: dict[str, Any] = {
+        "window": tuple(plan.windows[i].tolist()),
+        "resized": tuple(plan.resized[i].tolist()),
+        "offset": tuple(plan.offsets[i].tolist()),
+        "flip": bool(plan.flips[i]),
+    }
+    if plan.vertical_flips is not None:
+        how["vertical_flip"] = bool(plan.vertical_flips[i])
+    if plan.is_bicubic is not None:
+        how["interpolation"] = "bicubic" if plan.is_bicubic[i] else "bilinear"
+    return how
 
 
 def decode_into(
@@ -51,6 +73,7 @@ def decode_into(
     offset: tuple[int, int],
     *,
     flip: bool,
+    vertical_flip: bool = False,
     antialias: bool,
     interpolation: str = "bilinear",
     dct_scaling: bool = False,
@@ -62,11 +85,12 @@ def decode_into(
 
     `data` is an encoded image, or one that is decoded: uint8 [height, width, 3]. DCT scaling does
     not apply to the latter. `size` is height and width of the stored image; `out` is uint8 [size,
-    size, 3]. `antialias`, `interpolation` and `dct_scaling` are fields of `Recipe`, `sampling` is
-    its `eval_sampling` (see `resampling`). The image is turned by the EXIF `orientation` first, and
-    the window is one of the turned image. Only what is needed of the window is decoded if that
-    gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has
-    another size.
+    size, 3]. What the square shows outside the resized window is reflected at its border. `flip`
+    mirrors left to right, `vertical_flip` upside down. `antialias`, `interpolation` and
+    `dct_scaling` are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). The
+    image is turned by the EXIF `orientation` first, and the window is one of the turned image. Only
+    what is needed of the window is decoded if that gives the same pixels. Raises `ValueError` if
+    the bytes are not an image, or if the image has another size.
     """
     reduction = 1
     if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
@@ -88,17 +112,36 @@ def decode_into(
             pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), filtering))
         else:
             # OpenCV writes directly to `out` if nothing is cropped or flipped.
-            direct = None if flip or resized != out.shape[:2] else out
+            is_cropped = resized != out.shape[:2] or offset != (0, 0)
+            direct = None if is_cropped or flip or vertical_flip else out
             pixels = cv2.resize(
                 part, (resized[1], resized[0]), dst=direct, interpolation=interpolating
             )
             if pixels is direct:
                 return
-        pixels = pixels[offset[0] : offset[0] + len(out), offset[1] : offset[1] + len(out)]
-    if flip:
-        cv2.flip(pixels, 1, dst=out)  # many times faster than a reversed copy by NumPy
+        pixels = _cut_square(pixels, offset, len(out))
+    if flip or vertical_flip:
+        # many times faster than a reversed copy by NumPy
+        cv2.flip(pixels, _FLIPS[flip, vertical_flip], dst=out)
     else:
         out[:] = pixels
+
+
+_FLIPS = {(True, False): 1, (False, True): 0, (True, True): -1}
+"""OpenCV's codes for flips: left to right, upside down."""
+
+
+def _cut_square(pixels: np.ndarray, offset: tuple[int, int], size: int) -> np.ndarray:
+    """Return a square of an image, which may reach beyond it: uint8 [size, size, 3]."""
+    top, left = offset
+    above = max(-top, 0)
+    beside = max(-left, 0)
+    below = max(top + size - pixels.shape[0], 0)
+    behind = max(left + size - pixels.shape[1], 0)
+    if above or beside or below or behind:
+        margins = (above, below, beside, behind)
+        pixels = cv2.copyMakeBorder(pixels, *margins, cv2.BORDER_REFLECT_101)
+    return pixels[top + above : top + above + size, left + beside : left + beside + size]
 
 
 def _decode_window(

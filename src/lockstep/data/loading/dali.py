@@ -49,7 +49,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         With `lends`, images stay where DALI made them (`lockstep.data.LentImages`), except those of
         batches with padding.
         """
-        if interpolation == "bicubic" and not antialias:
+        if interpolation != "bilinear" and not antialias:
             raise RecipeError(
                 "DALI's bicubic resize without antialiasing weighs pixels differently (a = -0.5)"
                 " than the host loader's (a = -0.75), and pixels would differ by up to 23 levels;"
@@ -106,8 +106,6 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
 
     def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
         fn, types, pipeline_def = import_dali()
-        kernels = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
-        how = {"interp_type": kernels[self._interpolation], "antialias": self._antialias}
         size = [self._size, self._size]
 
         @pipeline_def(  # type: ignore[untyped-decorator]
@@ -117,9 +115,13 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             prefetch_queue_depth=self._ahead,
         )
         def build_graph() -> Any:
-            encoded, start, extent, flip, *square = fn.external_source(
-                source=inputs, num_outputs=6, batch=True
+            encoded, start, extent, flip, vertical_flip, kernel, *square = fn.external_source(
+                source=inputs, num_outputs=8, batch=True
             )
+            how = {
+                "interp_type": fn.reinterpret(kernel, dtype=types.INTERP_TYPE),
+                "antialias": self._antialias,
+            }
             window = fn.decoders.image_slice(
                 encoded,
                 start=start,
@@ -138,7 +140,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             else:
                 first, end = square
                 images = fn.resize(window, size=size, roi_start=first, roi_end=end, **how)
-            return fn.flip(images, horizontal=flip)
+            return fn.flip(images, horizontal=flip, vertical=vertical_flip)
 
         pipeline = build_graph()
         pipeline.build()
@@ -161,9 +163,23 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             encoded,
             [window[:2].astype(np.int32) for window in windows],
             [window[2:].astype(np.int32) for window in windows],
-            [np.array(plan.flips[i], np.int32) for i in used],
+            *self._choices(plan, used),
             *self._squares(plan, used),
         )
+
+    def _choices(self, plan: BatchPlan, used: list[int]) -> Iterator[list[np.ndarray]]:
+        """Yield whether every image is mirrored left to right, whether it is upside down, and its
+        kernel."""
+        _, types, _ = import_dali()
+        vertical_flips = plan.vertical_flips
+        if vertical_flips is None:
+            vertical_flips = np.zeros(len(plan.samples), bool)
+        is_bicubic = plan.is_bicubic
+        if is_bicubic is None:
+            is_bicubic = np.full(len(plan.samples), self._interpolation == "bicubic")
+        kernels = np.where(is_bicubic, int(types.INTERP_CUBIC), int(types.INTERP_LINEAR))
+        for values in (plan.flips, vertical_flips, kernels):
+            yield [np.array(values[i], np.int32) for i in used]
 
     def _squares(
         self, plan: BatchPlan, used: list[int]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.decoding.augment import augment, decode_into
+from lockstep.data.decoding.augment import augment, cutting, decode_into
 from lockstep.data.decoding.orientation import UPRIGHT
 from lockstep.data.index import Index
 from lockstep.recipes.augmentation import Augmentation
@@ -97,12 +97,8 @@ class HostLoader(AbstractContextManager["HostLoader"]):
                 decode_into(
                     data,
                     self._index.rows[["height", "width"]][sample].item(),
-                    tuple(plan.windows[i].tolist()),
-                    tuple(plan.resized[i].tolist()),
-                    tuple(plan.offsets[i].tolist()),
-                    flip=bool(plan.flips[i]),
                     orientation=orientation,
-                    **self._how,
+                    **self._how | cutting(plan, i),
                     out=images[i],
                 )
             except ValueError as error:

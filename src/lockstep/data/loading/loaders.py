@@ -44,5 +44,10 @@ def make_loader(
         raise RecipeError(
             "DALI decodes at full size only: leave out dct_scaling, or use the host loader"
         )
+    if recipe.crop == "random" and recipe.crop_padding and not evaluation:
+        raise RecipeError(
+            "DALI cannot reflect an image at its border: set crop_padding: 0, or use the host"
+            " loader"
+        )
     on_gpu = execution.loader == "dali-gpu"
     return DaliLoader(index, on_gpu=on_gpu, lends=on_gpu, **how)

@@ -25,6 +25,15 @@ class ImageFields(Settings):
     """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
     `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of
     it."""
+    crop: Literal["random_resized", "random", "centre", "squash"] = "random_resized"
+    """How a square is cut from a training image. "random_resized": a window of random area, aspect
+    ratio and place is resized to it. "random": the shorter side is resized to `image_size`,
+    `crop_padding` pixels are added on every side, and a square is cut at a random place (the simple
+    random crop of arXiv:2204.07118). "centre": the same without padding, at the centre. "squash":
+    the whole image is resized to the square, which changes its aspect ratio."""
+    crop_padding: Annotated[int, Field(ge=0)] = 4
+    """Number of pixels that are added on every side before a "random" `crop`, and less than
+    `image_size`. The image is reflected there; its outermost pixels are not repeated."""
     crop_area: tuple[Positive, Positive] = (0.08, 1.0)
     """Range of the random crop's area, as a share of the image's area."""
     crop_aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
@@ -35,6 +44,9 @@ class ImageFields(Settings):
     none fits, the largest centred crop is used."""
     flip_probability: Fraction = 0.5
     """Probability that a training image is mirrored left to right."""
+    vertical_flip_probability: Fraction = 0.0
+    """Probability that a training image is mirrored upside down. Both flips are drawn
+    independently."""
     augmentations: Augmentations = ()
     """What is done to the pixels of a training image after crop, resize and flip, in this order. An
     entry is a name, or a mapping of its name and fields, such as {name: solarise, probability:
@@ -49,6 +61,9 @@ class ImageFields(Settings):
     """Interpolation of the resize, in training and in evaluation. With `antialias` it is Pillow's
     filter of this name, else OpenCV's: "bilinear" weighs 4 pixels and "bicubic" 16, with a = -0.75
     in the cubic (Pillow: a = -0.5)."""
+    training_interpolation: Literal["same", "bilinear", "bicubic", "random"] = "same"
+    """Interpolation of the resize in training. "same": `interpolation`. "random": "bilinear" or
+    "bicubic", drawn for every image with equal probability, as timm does."""
     antialias: bool = False
     """Whether the resize filters when it shrinks an image, as Pillow does. If false, it samples 4
     or 16 pixels, as OpenCV does (see `interpolation`). If it is set and `eval_antialias` is not,
@@ -61,6 +76,15 @@ class ImageFields(Settings):
     """Whether a photo is turned or mirrored as its EXIF orientation says, in training and in
     evaluation. If false, it is used as it is stored."""
 
+    @property
+    def varies_images(self) -> bool:
+        """Whether a training image looks different in different epochs, apart from mixtures."""
+        crops_randomly = self.crop == "random_resized" and self.crop_area != (1.0, 1.0)
+        crops_randomly |= self.crop == "random"
+        flips = self.flip_probability > 0 or self.vertical_flip_probability > 0
+        is_drawn = self.training_interpolation == "random" or len(self.augmentations) > 0
+        return crops_randomly or flips or is_drawn
+
     @model_validator(mode="after")
     def _check_images_fields(self) -> Self:
         if self.crop_area[0] > self.crop_area[1] or self.crop_area[1] > 1:
@@ -69,4 +93,9 @@ class ImageFields(Settings):
             )
         if self.crop_aspect[0] > self.crop_aspect[1]:
             raise ValueError(f"crop_aspect must be a rising range, not {list(self.crop_aspect)}")
+        if self.crop_padding >= self.image_size:
+            raise ValueError(
+                f"crop_padding must be less than image_size ({self.image_size}), not"
+                f" {self.crop_padding}: the image is reflected once"
+            )
         return self
