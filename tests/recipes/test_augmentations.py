@@ -7,7 +7,9 @@ import pytest
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
+from lockstep.recipes.order import training_plans
 from lockstep.system.errors import RecipeError
+from tests.recipes.cases import RECIPE, SIZES
 
 SOLARISE = {"name": "solarise", "probability": 0.5, "threshold": 128}
 
@@ -29,6 +31,13 @@ def test_an_entry_is_a_name_or_a_name_with_fields(entries: Any) -> None:
         ([3], r"expected names, or mappings such as \{name: solarise, probability: 0.2\}, not 3"),
         ([{"probability": 1}], "expected names, or mappings"),
         (["solarize"], "there is no augmentation 'solarize'. Did you mean solarise"),
+        (
+            ["rand-m7-mstd0.5-inc1"],
+            "timm's way to write it; expected {name: randaugment, dialect: timm, magnitude: 7,"
+            " magnitude_std: 0.5, increasing: true}$",
+        ),
+        (["original-mstd0.5"], "expected {name: autoaugment, policy: original, magnitude_std: 0.5"),
+        (["rand-tweights"], "there is no augmentation 'rand-tweights'"),
         ([{"name": "solarise", "p": 1}], "solarise: there is no field 'p'. Known: probability"),
         ([{"name": "solarise", "threshold": 257}], "solarise: threshold: .* 256, not 257"),
         (["fog.py:Fog()"], "expected module:Class, such as mymodule:Fog"),
@@ -54,3 +63,16 @@ def test_an_augmentation_has_defaults_documented_fields_and_gives_images(name: s
         first, second = (augmentation.apply(pixels.copy(), parameters) for _ in range(2))
         assert (first.shape, first.dtype) == (pixels.shape, pixels.dtype)
         np.testing.assert_array_equal(first, second)
+
+
+def test_what_is_drawn_never_changes() -> None:
+    """The numbers are part of a run: it must draw the same when it resumes with a later version."""
+    timm = {"name": "randaugment", "dialect": "timm", "magnitude_std": 0.5}
+    recipe = RECIPE.replace(augmentations=["randaugment", timm])
+    plan = next(training_plans(recipe, SIZES, 0))
+    assert plan.augmentations is not None
+    operations = [operation for drawn in plan.augmentations[0] for operation in drawn]
+    assert [operation.operator for operation in operations] == ["shear_x", "contrast", "colour"]
+    assert [operation.interpolation for operation in operations] == ["nearest"] * 2 + ["bicubic"]
+    numbers = [operation.number for operation in operations]
+    assert numbers == pytest.approx([-0.0900000035762787, 0.7300000190734863, 1.9], rel=1e-12)

@@ -23,12 +23,15 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.benchmark.pillow_operators import apply_operations
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.dali import DaliLoader, import_dali
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.sources import FOLDER, find_source, find_split, holds_split
 from lockstep.recipes import Recipe
+from lockstep.recipes.augmentations.randaugment import RandAugment
+from lockstep.recipes.operations import Operations
 from lockstep.recipes.order import training_plans
 from lockstep.system.errors import DataError, nearest
 from lockstep.system.machine import cores
@@ -71,6 +74,15 @@ def run_ours(kind: type[HostLoader] | type[DaliLoader], work: Work, index: Index
             yield len(batch.images)
 
 
+def run_host_augmented(augmentation: Operations, work: Work, index: Index) -> Iterator[int]:
+    """Run the host loader with an augmentation."""
+    recipe = _make_recipe(work).replace(augmentations=[augmentation])
+    how: dict[str, Any] = {"size": work.size, "antialias": False, "threads": work.threads}
+    with HostLoader(index, augmentations=recipe.augmentations, **how) as loader:
+        for batch in loader.batches(training_plans(recipe, index.sizes, 0)):
+            yield len(batch.images)
+
+
 def run_dali_fused(work: Work, index: Index) -> Iterator[int]:
     """Run DALI as NVIDIA's systems use it: with its reader and its decoder of random crops."""
     fn, types, pipeline_def = import_dali()
@@ -98,12 +110,17 @@ def run_dali_fused(work: Work, index: Index) -> Iterator[int]:
         yield len(images)
 
 
-def run_torch_pillow(work: Work, index: Index) -> Iterator[int]:
-    """Run a PyTorch DataLoader with Pillow and one worker process for each core."""
+def run_torch_pillow(
+    work: Work, index: Index, augmentation: Operations | None = None
+) -> Iterator[int]:
+    """Run a PyTorch DataLoader with Pillow and one worker process for each core.
+
+    An augmentation draws operations, which Pillow does, one for each of its images.
+    """
     import torch
     from torch.utils.data import DataLoader, RandomSampler
 
-    pictures: Any = Pictures(_list_files(index), work.size)
+    pictures: Any = Pictures(_list_files(index), work.size, augmentation)
     # With replacement: an epoch without an end, as in the other loaders.
     sampler = RandomSampler(pictures, replacement=True, num_samples=2**40)
     loader: DataLoader[Any] = DataLoader(
@@ -115,11 +132,12 @@ def run_torch_pillow(work: Work, index: Index) -> Iterator[int]:
 
 
 class Pictures:
-    """A map-style dataset of files, opened, cropped, resized and mirrored by Pillow."""
+    """A map-style dataset of files, opened, cropped, resized, mirrored and augmented by Pillow."""
 
-    def __init__(self, files: list[str], size: int) -> None:
+    def __init__(self, files: list[str], size: int, augmentation: Operations | None) -> None:
         self.files = files
         self.size = size
+        self.augmentation = augmentation
 
     def __len__(self) -> int:
         return len(self.files)
@@ -134,6 +152,10 @@ class Pictures:
         # The DataLoader seeds this generator, another one in each worker.
         if np.random.random() < 0.5:  # noqa: NPY002
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.augmentation is not None:
+            numbers = np.random.random(self.augmentation.numbers).tolist()  # noqa: NPY002
+            operations = self.augmentation.draw(numbers)
+            image = apply_operations(image, operations, self.augmentation.fill)
         return np.array(image)
 
 
@@ -194,6 +216,14 @@ def run_libjpeg(work: Work, index: Index) -> Iterator[int]:
             waiting = tasks
 
 
+AUGMENTATIONS: dict[str, Operations] = {
+    "randaugment": RandAugment(interpolation="bilinear"),
+    "timm-randaugment": RandAugment(
+        dialect="timm", magnitude=7, magnitude_std=0.5, increasing=True
+    ),
+}
+"""What the loaders with an augmentation do: as torchvision's training script does with its default
+magnitude, and timm's `rand-m7-mstd0.5-inc1`."""
 CONTENDERS: dict[str, Callable[[Work, Index], Iterator[int]]] = {
     "host": partial(run_ours, HostLoader),
     "dali": partial(run_ours, DaliLoader),
@@ -202,6 +232,9 @@ CONTENDERS: dict[str, Callable[[Work, Index], Iterator[int]]] = {
     "tf-data": run_tf_data,
     "libjpeg-whole": run_libjpeg,
 }
+for _name, _augmentation in AUGMENTATIONS.items():
+    CONTENDERS[f"host-{_name}"] = partial(run_host_augmented, _augmentation)
+    CONTENDERS[f"torch-pillow-{_name}"] = partial(run_torch_pillow, augmentation=_augmentation)
 
 
 def _make_recipe(work: Work) -> Recipe:

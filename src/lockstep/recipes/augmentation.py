@@ -2,7 +2,6 @@
 and its pixels in one class. Each has a file in `lockstep.recipes.augmentations`.
 """
 
-import json
 from abc import abstractmethod
 from typing import Any
 
@@ -57,4 +56,4 @@ class Augmentation(Settings):
         return isinstance(other, Augmentation) and self.fields() == other.fields()
 
     def __hash__(self) -> int:
-        return hash(json.dumps(self.fields(), sort_keys=True))
+        return hash(self.name)

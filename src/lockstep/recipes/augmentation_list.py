@@ -25,6 +25,9 @@ def import_augmentation(name: str) -> type[Augmentation]:
     """Return the class of an augmentation that Lockstep has. Raises `RecipeError`."""
     names = list_augmentations()
     if name not in names:
+        timms = _translate_timm(name)
+        if timms:
+            raise RecipeError(f"{name!r} is timm's way to write it; expected {timms}")
         raise RecipeError(
             f"there is no augmentation {name!r:.60}. {nearest(name, names)} One of your own is"
             " module:Class, such as mymodule:Fog"
@@ -38,6 +41,37 @@ def import_augmentation(name: str) -> type[Augmentation]:
         and value.__module__ == module.__name__
     )
     return kind
+
+
+_TIMM_KEYS = {
+    "m": "magnitude",
+    "n": "operations",
+    "p": "probability",
+    "mstd": "magnitude_std",
+    "mmax": "magnitude_max",
+}
+"""Fields of RandAugment by the names of the sections of timm's texts, such as m9 and mstd0.5."""
+
+
+def _translate_timm(text: str) -> str:
+    """Return the entry that does what a text for timm's `--aa` says, as YAML; "" if it is none."""
+    first, *sections = text.split("-")
+    if first == "rand":
+        entry = "{name: randaugment, dialect: timm"
+    elif first in ("original", "originalr", "v0", "v0r"):
+        entry = f"{{name: autoaugment, policy: {first}"
+    else:
+        return ""
+    for section in sections:
+        key = section.rstrip("0123456789.")
+        number = section.removeprefix(key)
+        if key == "inc":
+            entry += f", increasing: {'true' if number == '1' else 'false'}"
+        elif key in _TIMM_KEYS and number:
+            entry += f", {_TIMM_KEYS[key]}: {number}"
+        else:
+            return ""
+    return f"{entry}}}"
 
 
 def read_augmentation(entry: Any) -> Augmentation:
