@@ -120,7 +120,7 @@ def _summarise(result: dict[str, Any]) -> str:
     if "error" in result:
         return f"failed: {result['error']}"
     loader = result["loader"]
-    same = [name for name in ("samples", "windows", "flips") if loader[name]]
+    same = [name for name in ("samples", "windows", "flips", "augmentations") if loader[name]]
     off = loader["largest_pixel_difference"]
     pixels = f"pixels (within {off} of 255)" if off else "pixels"
     return (

@@ -18,9 +18,12 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Backend, Engine, World
 from lockstep.data import Batch
+from lockstep.data.decoding.augment import augment
+from lockstep.data.index import open_index
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.order import keep_blocks, keep_features
+from lockstep.recipes.augmentation_list import list_augmentations
+from lockstep.recipes.order import keep_blocks, keep_features, training_plans
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
     DECAY,
@@ -239,13 +242,35 @@ class Worker:
         return {"state": np.array(differences)}
 
     def _load_images(self) -> Arrays:
-        training, validation = load_batches(self._workload.recipe, self._workload.data)
+        """Return what this environment's loader makes, and its augmentations of the same pixels.
+
+        They are apart, because equalising an image makes a large difference of a small one.
+        """
+        plain = self._workload.recipe.replace(augmentations=())
+        training, validation = load_batches(plain, self._workload.data)
         loaded = training + validation
         arrays = {}
         for name in ("samples", "windows", "flips"):
             arrays[f"loader {name}"] = np.concatenate([getattr(plan, name) for plan, _ in loaded])
         arrays["loader pixels"] = np.concatenate([batch.pixels.ravel() for _, batch in loaded])
+        arrays["loader augmentations"] = self._augment_images()
         return arrays
+
+    def _augment_images(self) -> np.ndarray:
+        """Return the images of the first batch after the recipe's augmentations, and then after
+        each that Lockstep has: uint8 [augmentations + 1, N, size, size, 3]."""
+        images = self._workload.batches[0].pixels.copy()
+        index = open_index(self._workload.data / "train")
+        augmented = []
+        for augmentations in (self._workload.recipe.augmentations, *list_augmentations()):
+            recipe = self._workload.recipe.replace(augmentations=augmentations)
+            sizes = index.sizes_for(recipe)
+            plan = next(training_plans(recipe, sizes, 0, labels=index.rows["label"]))
+            if plan.augmentations is not None:
+                for image, parameters in zip(images, plan.augmentations, strict=True):
+                    augment(recipe.augmentations, parameters, image)
+            augmented.append(images.copy())
+        return np.stack(augmented)
 
 
 def _mix(batch: Batch, parts: int = 1) -> Batch:
