@@ -65,8 +65,8 @@ def describe_plug_ins(recipe: Recipe) -> dict[str, dict[str, str]]:
     files = {}
     for augmentation in recipe.augmentations:
         file = find_module_file(augmentation)
-        if file is not None:
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if file is not None and file.is_file():
+            digest = hashlib.sha256(read_regular(file, TEXT)).hexdigest()
             files[augmentation.name] = {"file": str(file), "sha256": digest}
     return files
 
