@@ -65,7 +65,10 @@ def main(arguments: Sequence[str]) -> int:
     end = time.monotonic() + 60 * options.minutes
     try:
         if options.show:
-            print_summary(_read_results(options.show))
+            files = sorted(options.show.glob("*.json"))
+            if not files:
+                raise ValueError(f"{options.show} has no results; expected a campaign's folder")
+            print_summary([json.loads(file.read_text(encoding="utf-8")) for file in files])
             return 0
         parts = _choose(list_tiny_parts() if options.tiny else list_parts(), options.parts)
         about = _describe_machine(options.device)
@@ -137,24 +140,12 @@ def _digest_sources() -> str:
     return digest.hexdigest()[:12]
 
 
-def _read_results(folder: Path) -> list[dict[str, Any]]:
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise ValueError(f"{folder} has no results; --show expects a campaign's folder")
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-
 def list_open_parts(parts: Sequence[Part], campaign: Campaign) -> list[Part]:
     """Return the parts without a result: first the new ones, then those that failed."""
-    new = []
-    failed = []
-    for part in parts:
-        result = campaign.read(part)
-        if result is None or result["status"] == STOPPED:
-            new.append(part)
-        elif result["status"] == FAILED:
-            failed.append(part)
-    return new + failed
+    results = {part.name: campaign.read(part) for part in parts}
+    status = {name: result["status"] for name, result in results.items() if result is not None}
+    todo = [part for part in parts if status.get(part.name) != OK]
+    return sorted(todo, key=lambda part: status.get(part.name) == FAILED)
 
 
 def run_parts(parts: Sequence[Part], campaign: Campaign) -> list[Part]:
@@ -181,17 +172,15 @@ def run_part(part: Part, campaign: Campaign) -> Row:
     done, and its rows."""
     rows: list[Row] = []
     reasons = []
-    limit = min(part.limit_sec, campaign.end - time.monotonic())
-    end = time.monotonic() + limit
+    end = min(time.monotonic() + part.limit_sec, campaign.end)
     with tempfile.TemporaryDirectory() as folder:
         for command in part.commands:
             more, reason = run_command(command, campaign, Path(folder), end - time.monotonic())
             rows += more
-            if reason == STOPPED and limit < part.limit_sec:
-                reason = "the campaign's minutes were over"
-                return {"status": STOPPED, "reason": reason, "rows": rows}
+            if reason == STOPPED and end == campaign.end:
+                return {"status": STOPPED, "reason": "the campaign's time is over", "rows": rows}
             if reason == STOPPED:
-                reasons.append(f"ran longer than its limit of {limit:.0f} s and was stopped")
+                reasons.append(f"ran longer than its limit of {part.limit_sec:.0f} s")
                 break
             if reason:
                 reasons.append(reason)
@@ -236,12 +225,9 @@ def run_process(line: str, device: str, seconds: float, **files: Any) -> int | N
     it was stopped. First it is interrupted as by Ctrl-C, so that it can write its report. All
     processes that it started end with it."""
     paths = (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))
-    environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    if line.startswith("pytest"):  # several processes must find the tests in the same order
-        environment |= {"LOCKSTEP_BACKENDS": "torch", "LOCKSTEP_TEST_DEVICE": device}
-        environment["PYTHONHASHSEED"] = "0"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    environment |= {"LOCKSTEP_BACKENDS": "torch", "LOCKSTEP_TEST_DEVICE": device}  # for pytest
     words = [sys.executable, "-m", *shlex.split(line)]
-    environment = os.environ | environment
     process = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True, **files)
     try:
         return process.wait(timeout=max(seconds, 0))

@@ -38,11 +38,8 @@ def count_layers(spec: ModelSpec, size: int) -> Counter[Layer]:
     for block in blocks(spec):
         for conv in block.convs:
             side = -(-side // conv.stride)
-            layers[
-                Layer(
-                    errors.ADD_RELU if conv is block.convs[-1] else errors.RELU, conv.outputs, side
-                )
-            ] += 1
+            kind = errors.ADD_RELU if conv is block.convs[-1] else errors.RELU
+            layers[Layer(kind, conv.outputs, side)] += 1
         if block.shortcut is not None:
             layers[Layer(errors.PLAIN, block.shortcut.outputs, side)] += 1
     return layers
@@ -70,11 +67,8 @@ def measure(device: str, tiny: bool = False) -> Rows:
         results = zip(RESULTS, _make_turn(case, device, "fused")(), strict=False)
         shares = errors.largest_shares(case, dict(results))
         worst = max(shares, key=lambda name: shares[name])
-        row |= {
-            "passed": shares[worst] <= 1,
-            "largest_share_of_a_bound": shares[worst],
-            "of": worst,
-        }
+        row |= {"largest_share_of_a_bound": shares[worst], "of": worst}
+        row["passed"] = shares[worst] <= 1
         for name in contenders:
             try:
                 row[f"{name}_ms"] = _measure_turn_ms(_make_turn(case, device, name), device)

@@ -1,21 +1,19 @@
-"""The parts of the campaign, the most valuable ones first. A part is a few commands: those of
-Lockstep where one measures it, otherwise modules of this folder."""
+"""The parts of the campaign, the most valuable ones first. A part is a few commands of Lockstep, or
+of modules of this folder."""
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
 Reader = Callable[[str, Path], list[Row]]
 """What reads a command's results, from what it printed and the file that it wrote."""
-LEFT_OUT = ("times_sec", "other_definitions")
-"""Fields of a report's cells that are not kept."""
 RESNET = "resnet50"
 RESNEXT = "resnext101-32x4d"
+REPEATED = "fp32,tf32,bf16,fp16,fp16-dynamic,bf16-fused"
 RUNTIMES = "onnxruntime,tensorrt,openvino,paddle-inference"
 
 
@@ -40,11 +38,8 @@ def read_cells(printed: str, report: Path) -> list[Row]:
     """Return the cells of a report of `lockstep benchmark`."""
     if not report.is_file():
         return []
-    rows = []
-    for cell in json.loads(report.read_text(encoding="utf-8"))["cells"]:
-        row = {name: value for name, value in cell.items() if name not in LEFT_OUT}
-        rows.append(row | {"precision": cell["dtype"]})
-    return rows
+    cells = json.loads(report.read_text(encoding="utf-8"))["cells"]
+    return [cell | {"precision": cell["dtype"]} for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -93,17 +88,16 @@ def _benchmark(line: str, size: str = "-i 40", **fields: Any) -> Command:
 
 def _train(model: str, precision: str, batch: int, sec: float, mode: str = "default") -> Part:
     """Return the part that compares Lockstep's engine with loops that use PyTorch in a mode."""
-    name = f"train-{model}-{precision}-{batch}"
-    if mode in ("max-autotune", "reduce-overhead"):
-        name += f"-{mode}"
+    name = f"train-{model}-{precision}-{batch}-{mode}"
     line = f"training what=rates model={model} precision={precision} batch={batch} mode={mode}"
     return _measure(name, sec, line)
 
 
 def _profile(name: str, model: str, batch: int, sec: float) -> Part:
     line = f"training what=profile model={model} precision=bf16 batch={batch}"
-    kinds = (f"plain trace={{out}}/trace-{model}.json.gz", "graph", "compile")
-    return _measure(name, sec, *[f"{line} kind={kind}" for kind in kinds])
+    trace = f"{{out}}/trace-{model}"
+    kinds = ("plain", "graph", "compile")
+    return _measure(name, sec, *[f"{line} kind={k} trace={trace}-{k}.json.gz" for k in kinds])
 
 
 def _conformance(selected: str) -> Part:
@@ -111,9 +105,7 @@ def _conformance(selected: str) -> Part:
     # operator that has no deterministic kernel on a GPU.
     line = "pytest tests/backends -q --tb=short -p no:cacheprovider -W default -m 'not slow'"
     line += f" -k {selected}"
-    if find_spec("xdist") is not None:
-        line += " -n 8"
-    return Part("conformance", 90, (Command(line, read_lines, {"what": "conformance"}),))
+    return Part("conformance", 150, (Command(line, read_lines, {"what": "conformance"}),))
 
 
 def _verify(precision: str, more: str = "") -> Command:
@@ -152,11 +144,7 @@ def list_parts() -> list[Part]:
     return [
         Part("machine", 15, (Command("lockstep doctor", read_lines, {"what": "doctor"}),)),
         _train(RESNET, "bf16", 256, 170),
-        _measure(
-            "repeated",
-            120,
-            "runs what=repeated precisions=fp32,tf32,bf16,fp16,fp16-dynamic,bf16-fused",
-        ),
+        _measure("repeated", 120, f"runs what=repeated precisions={REPEATED}"),
         _profile("profile-resnet50", RESNET, 256, 60),
         _conformance("'torch or kernels'"),
         Part("verify", 120, tuple(map(_verify, ("fp32", "tf32", "bf16", "fp16")))),
@@ -203,6 +191,6 @@ def list_tiny_parts() -> list[Part]:
         Part("inference", 60, (_benchmark(inference, size),)),
         _measure("repeated", 60, "runs what=repeated precisions=fp32"),
         _measure("killed", 60, "runs what=killed precisions=fp32"),
-        _measure("profile-resnet50", 60, profile),
+        _measure("profile-resnet50", 60, f"{profile} trace={{out}}/trace.json.gz"),
         _measure("kernels", 60, "kernels tiny=1"),
     ]

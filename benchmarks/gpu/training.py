@@ -1,22 +1,47 @@
 """Training steps: the rates of contenders, which alternate in one process so that a drift of clock
-or heat reaches all of them; and traces."""
+or heat reaches all of them; and traces. Contenders are Lockstep's engine and loops of PyTorch."""
 
 import gzip
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from benchmarks.gpu.contenders import Contender, Lockstep, build_contenders, select_kernels
 from benchmarks.gpu.rows import Rows, make_recipe, measure_ms, print_rows, wait
+from benchmarks.measuring import engine
+from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.tracing import profile
+from lockstep.benchmark.step_process import noise
+from lockstep.models.architectures import model_spec
+from lockstep.recipes import Execution, Recipe
 
+HOW = {
+    "plain": {"deterministic": False},
+    "deterministic": {"deterministic": True},
+    "fused": {"deterministic": False, "fused": "on"},
+    "graph": {"deterministic": False, "cuda_graph": "on"},
+}
+"""Settings of Lockstep's engine by contender. `plain` has kernels that may sum in any order, as the
+loops have that it is compared with. Its rate decides what `fused: auto` and `cuda_graph: auto` do.
+"""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+COMPILERS: dict[str, dict[str, Any]] = {
+    "compile": {},
+    "max-autotune": {"mode": "max-autotune"},
+    "reduce-overhead": {"mode": "reduce-overhead"},
+    "traced": {"backend": "eager"},
+}
+"""Arguments of `torch.compile`, by name. "traced" only traces: it shows on a CPU, within seconds,
+that a loop runs."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {}, "fused SGD": {"fused": True}}
 MODES = {
     "default": ("plain", "deterministic", "fused", "eager", "compile"),
     "max-autotune": ("plain", "max-autotune"),
@@ -29,10 +54,108 @@ ROUNDS = 5
 TURN_MS = 1000.0
 STEPS = 5
 """Steps of a trace."""
-KERNELS = {"cuda": ("kernel", "gpu_memcpy", "gpu_memset"), "cpu": ("cpu_op",)}
-"""Categories of the events of a trace that occupy a device."""
-GAP_US = 5.0
-"""Between two kernels that were enqueued in time, less than this passes."""
+
+
+class Lockstep:
+    """Lockstep's engine on a held batch of noise."""
+
+    def __init__(self, recipe: Recipe, device: str, kind: str) -> None:
+        how = {"backend": "torch", "device": device} | HOW[kind]
+        execution = Execution.of(how | {"compile": "off" if device == "cpu" else "auto"})
+        self.is_deterministic = execution.deterministic
+        self.engine, _ = engine(recipe, execution)
+        self._batch = replace(next(noise(recipe, 1)), is_held=True)
+        self._step = 0
+
+    def begin(self, steps: int) -> Any:
+        """Take steps; return what `fetch` takes when `train` returns."""
+        handle = self.engine.train(repeat(self._batch, steps), self._step)
+        self._step += steps
+        return handle
+
+    def run(self, steps: int) -> None:
+        """Take steps and fetch their sums."""
+        self.engine.fetch(self.begin(steps))
+
+
+class Network:
+    """Lockstep's network as a plain `torch.nn.Module`, and its loss of a static batch. Loops with
+    different optimizers share it, so that it is compiled once."""
+
+    def __init__(self, recipe: Recipe, device: str, kind: str) -> None:
+        self.recipe = recipe
+        self.device = device
+        torch.manual_seed(0)
+        self.model: nn.Module = Model(model_spec(recipe.model), recipe).to(device).train()
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        shape = (recipe.global_batch_images, 3, recipe.image_size, recipe.image_size)
+        images = torch.randn(shape, device=device)
+        self._images = images.contiguous(memory_format=torch.channels_last)
+        self._labels = torch.randint(0, recipe.logits, shape[:1], device=device)
+        self._criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+        self._loss = self._compute_loss
+        if kind in COMPILERS:
+            self._loss = torch.compile(self._compute_loss, **COMPILERS[kind])
+
+    def _compute_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        dtype = DTYPES.get(self.recipe.precision)
+        with torch.autocast(self.device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            return self._criterion(self.model(images), labels)
+
+    def compute_loss(self) -> Tensor:
+        """Return the loss of the batch."""
+        return self._loss(self._images, self._labels)
+
+
+class Loop:
+    """A training loop with one of `OPTIMIZERS`, as a careful user of PyTorch writes it: with a
+    GradScaler for fp16, and nothing read from the device (docs/gpu.md)."""
+
+    is_deterministic = False
+
+    def __init__(self, network: Network, optimizer: str) -> None:
+        self._compute_loss = network.compute_loss
+        recipe = network.recipe
+        same = {"lr": 1e-3, "momentum": recipe.momentum, "weight_decay": recipe.weight_decay}
+        options = same | OPTIMIZERS[optimizer]
+        self._optimizer = torch.optim.SGD(network.model.parameters(), **options)
+        self._scaler = torch.amp.GradScaler(network.device, enabled=recipe.precision == "fp16")
+
+    def run(self, steps: int) -> None:
+        """Take steps."""
+        for _ in range(steps):
+            torch.compiler.cudagraph_mark_step_begin()
+            self._optimizer.zero_grad(set_to_none=True)
+            self._scaler.scale(self._compute_loss()).backward()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+
+
+Contender = Lockstep | Loop
+
+
+def build_contenders(recipe: Recipe, device: str, kind: str) -> dict[str, Contender]:
+    """Return an engine of Lockstep, or the loops of a network, after some steps: in the first few
+    ones kernels are chosen and graphs captured."""
+    contenders: dict[str, Contender] = {}
+    if kind in HOW:
+        contenders[kind] = Lockstep(recipe, device, kind)
+    else:
+        network = Network(recipe, device, kind)
+        for optimizer in OPTIMIZERS:
+            contenders[f"{kind}, {optimizer}"] = Loop(network, optimizer)
+    for contender in contenders.values():
+        select_kernels(contender, device)
+        contender.run(4)
+    return contenders
+
+
+def select_kernels(contender: Contender, device: str) -> None:
+    """Set PyTorch's switches as the contender wants them: the process has one of each."""
+    if device == "cuda":
+        torch.use_deterministic_algorithms(contender.is_deterministic, warn_only=True)
+    torch.backends.cudnn.deterministic = contender.is_deterministic
+    torch.backends.cudnn.benchmark = not contender.is_deterministic
 
 
 def measure_rates(device: str, model: str, precision: str, batch: int, mode: str) -> Rows:
@@ -82,25 +205,21 @@ def _take_turn(contender: Contender, device: str, steps: int) -> float:
 
 
 def measure_profile(
-    device: str, model: str, precision: str, batch: int, kind: str, trace: str = "", tiny: int = 0
+    device: str, model: str, precision: str, batch: int, kind: str, trace: str, tiny: int = 0
 ) -> Rows:
-    """Yield the time of the host and the memory, and the figures of a trace, which is kept in a
-    file if it has a name. Of the loops of a network, the last one is traced."""
+    """Write a compressed trace of some steps; of an engine, yield the time of the host and the
+    memory. Of the loops of a network, the last one is traced."""
     recipe = make_recipe(model, precision, batch, tiny=bool(tiny))
     name, contender = build_contenders(recipe, device, kind).popitem()
     contender.run(4)
     wait(device)
-    same = {"contender": name, "model": model, "precision": precision, "batch": batch}
     if isinstance(contender, Lockstep):
+        same = {"contender": name, "model": model, "precision": precision, "batch": batch}
         yield {"what": "host"} | same | _measure_host(contender, device)
     with tempfile.TemporaryDirectory() as folder:
         with profile(Path(folder)):
             contender.run(STEPS)
-        text = (Path(folder) / "trace.json").read_bytes()
-    if trace:
-        Path(trace).write_bytes(gzip.compress(text))
-    figures = summarise_trace(json.loads(text)["traceEvents"], KERNELS[device], STEPS)
-    yield {"what": "profile"} | same | figures
+        Path(trace).write_bytes(gzip.compress((Path(folder) / "trace.json").read_bytes()))
 
 
 def _measure_host(lockstep: Lockstep, device: str) -> dict[str, float]:
@@ -122,33 +241,6 @@ def _measure_host(lockstep: Lockstep, device: str) -> dict[str, float]:
         row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         row["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
     return row
-
-
-def summarise_trace(
-    events: Iterable[Mapping[str, Any]], categories: tuple[str, ...], steps: int
-) -> dict[str, Any]:
-    """Return figures of a step from the events of some categories in a trace, which has
-    microseconds: from the first event to the end of the last, the share of it in which one runs,
-    how often none runs for more than `GAP_US`, and the ten names that take the longest."""
-    kernels = [event for event in events if event.get("cat") in categories and "dur" in event]
-    kernels.sort(key=lambda event: event["ts"])
-    begin = kernels[0]["ts"]
-    end = begin
-    gaps = []
-    long_gaps = 0
-    sums: dict[str, float] = {}
-    for kernel in kernels:
-        gaps.append(max(kernel["ts"] - end, 0.0))
-        long_gaps += gaps[-1] > GAP_US
-        end = max(end, kernel["ts"] + kernel["dur"])
-        sums[kernel["name"]] = sums.get(kernel["name"], 0.0) + kernel["dur"] / 1000 / steps
-    return {
-        "span_ms": (end - begin) / 1000 / steps,
-        "busy_share": 1 - sum(gaps) / (end - begin),
-        "gaps": long_gaps / steps,
-        "longest_gap_us": max(gaps),
-        "longest": sorted(sums.items(), key=lambda item: -item[1])[:10],
-    }
 
 
 def measure(what: str, **settings: Any) -> Rows:

@@ -11,11 +11,10 @@ import torch
 
 from benchmarks.gpu import photos
 from benchmarks.gpu.campaign import main
-from benchmarks.gpu.contenders import OPTIMIZERS, Loop, Network
 from benchmarks.gpu.rows import make_recipe
 from benchmarks.gpu.runs import are_same
 from benchmarks.gpu.summary import compute_ratio, judge
-from benchmarks.gpu.training import alternate, summarise_trace
+from benchmarks.gpu.training import OPTIMIZERS, Loop, Network, alternate
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -184,25 +183,6 @@ def test_results_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 # Figures
-
-
-def test_gaps_and_longest_kernels_of_a_trace() -> None:
-    def make_kernel(name: str, ts: float, dur: float, cat: str = "kernel") -> dict[str, Any]:
-        return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
-
-    events = [
-        make_kernel("long", 0, 100),
-        make_kernel("within", 10, 50),  # another stream, at the same time
-        make_kernel("next", 103, 47),  # a gap of 3 us, which does not count as one
-        make_kernel("copy", 200, 100, "gpu_memcpy"),  # a gap of 50 us
-        make_kernel("host", 0, 1000, "cpu_op"),
-        {"ph": "i", "cat": "kernel", "name": "mark", "ts": 999},
-    ]
-    figures = summarise_trace(events, ("kernel", "gpu_memcpy"), steps=2)
-    assert (figures["gaps"], figures["longest_gap_us"]) == (0.5, 50)
-    assert figures["span_ms"] == pytest.approx(0.15)
-    assert figures["busy_share"] == pytest.approx(247 / 300)
-    assert [name for name, _ in figures["longest"]] == ["long", "copy", "within", "next"]
 
 
 def test_runs_that_differ_in_a_bit_or_a_loss_are_distinguished(tmp_path: Path) -> None:
