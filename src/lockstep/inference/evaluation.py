@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.data import Batch
 from lockstep.data.index import Index
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import open_evaluation
 from lockstep.inference.calibrating import Calibrator
 from lockstep.inference.computation import Computation, open_computation
 from lockstep.inference.evaluation_images import (
@@ -24,7 +24,6 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published_accuracies import Comparison, compare_top1
 from lockstep.runs.divergence import describe_nonfinite
 from lockstep.runs.events import Listener
@@ -114,12 +113,11 @@ def _evaluate_weights(
     recipe = computation.weights.recipe
     index, remarks = images.open_index(computation.weights, computation.recorder)
     place = {"rank": computation.rank, "ranks": computation.ranks}
-    plans = evaluation_plans(recipe, index.sizes_for(recipe), batch, **place)
     total = math.ceil(len(index) / (batch * computation.ranks))
     pace = Pace()
-    with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
-        batches = computation.recorder.watch("evaluating", loader.batches(plans), total)
-        scores = computation.evaluate(pace.watch(batches))
+    with open_evaluation(index, recipe, execution, batch, **place) as batches:
+        watched = computation.recorder.watch("evaluating", batches, total)
+        scores = computation.evaluate(pace.watch(watched))
     if computation.runtime == NATIVE:
         recipe = recipe.evaluation_recipe()
     calibration = {} if calibrator is None else calibrator.store()
@@ -167,9 +165,8 @@ def _load_squares(
     index: Index, recipe: Recipe, execution: Execution, batch: int
 ) -> Iterator[Batch]:
     """Yield the squares of all images."""
-    plans = evaluation_plans(recipe, index.sizes_for(recipe), batch)
-    with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
-        yield from loader.batches(plans)
+    with open_evaluation(index, recipe, execution, batch) as batches:
+        yield from batches
 
 
 def _describe_scores(

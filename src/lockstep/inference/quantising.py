@@ -24,7 +24,7 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index, subset
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import open_evaluation
 from lockstep.data.sources import find_split, holds_split
 from lockstep.data.split import divide_index, whole_source
 from lockstep.inference import onnx_model
@@ -33,7 +33,6 @@ from lockstep.inference.evaluation_images import check_classes
 from lockstep.inference.targets import Program, Target, Wanted
 from lockstep.inference.targets.onnx_file import Session
 from lockstep.recipes import Execution
-from lockstep.recipes.order import evaluation_plans
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, CheckpointError, DataError, nearest
 from lockstep.system.strict_json import to_json
@@ -158,9 +157,8 @@ def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index,
 def _load_batches(index: Index, weights: Weights) -> Iterator[Batch]:
     """Yield all images as in evaluation, without padding."""
     recipe = weights.recipe
-    plans = evaluation_plans(recipe, index.sizes_for(recipe), BATCH_IMAGES)
-    with make_loader(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
-        for batch in loader.batches(plans):
+    with open_evaluation(index, recipe, Execution(), BATCH_IMAGES) as batches:
+        for batch in batches:
             real = batch.labels >= 0
             yield Batch(batch.pixels[real], batch.labels[real])
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import open_evaluation
 from lockstep.models.class_metrics import summarise_classes
-from lockstep.recipes.order import evaluation_plans, order_evaluation_samples
+from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
 from lockstep.runs.finish import explain_early_stop
@@ -76,19 +76,13 @@ def _load_batches(run: RunContext, weights: str, count: int) -> Iterator[Batch]:
 
     `count` is the number of batches.
     """
-    validation = run.sets.validation
-    plans = evaluation_plans(
-        run.recipe,
-        validation.sizes_for(run.recipe),
-        run.part_images,
-        rank=run.world.rank,
-        ranks=run.world.ranks,
+    place = {"rank": run.world.rank, "ranks": run.world.ranks}
+    opening = open_evaluation(
+        run.sets.validation, run.recipe, run.execution, run.part_images, **place
     )
-    with make_loader(
-        validation, run.recipe, run.execution, size=run.recipe.eval_crop, evaluation=True
-    ) as loader:
-        batches = run.time_batches(loader.batches(plans))
-        watched = run.recorder.watch(f"evaluating {weights} weights", batches, count)
+    with opening as batches:
+        timed = run.time_batches(batches)
+        watched = run.recorder.watch(f"evaluating {weights} weights", timed, count)
         for number, batch in enumerate(watched):
             if run.should_stop():
                 return

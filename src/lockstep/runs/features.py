@@ -13,12 +13,11 @@ import numpy as np
 
 from lockstep.backends import Engine
 from lockstep.data.index import Index, find_cache_folder
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import open_evaluation
 from lockstep.models.architectures import features, model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import zero_momentum
-from lockstep.recipes.order import evaluation_plans
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.system import heartbeat
 from lockstep.system.files import replacing
@@ -72,13 +71,10 @@ def _compute(
     run: RunContext, engine: Engine, recipe: Recipe, images: Index
 ) -> Iterator[np.ndarray]:
     """Yield the features of the images, batch by batch."""
-    plans = evaluation_plans(recipe, images.sizes_for(recipe), BATCH_IMAGES)
     count = -(-len(images) // BATCH_IMAGES)
-    with make_loader(
-        images, recipe, run.execution, size=recipe.eval_crop, evaluation=True
-    ) as loader:
-        batches = run.recorder.watch("computing features", loader.batches(plans), count)
-        for number, batch in enumerate(batches):
+    with open_evaluation(images, recipe, run.execution, BATCH_IMAGES) as batches:
+        watched = run.recorder.watch("computing features", batches, count)
+        for number, batch in enumerate(watched):
             stop_before_training(run.stop, "computing features")
             heartbeat.note("evaluating" if number else "compiling", moved=True)
             yield engine.predict(batch.pixels)[batch.labels >= 0]

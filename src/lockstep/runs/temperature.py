@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import open_evaluation
 from lockstep.models.calibration import LEAST_IMAGES, TemperatureFit, fit_temperature
-from lockstep.recipes.order import evaluation_plans
 from lockstep.runs.context import RunContext
 from lockstep.system import heartbeat
 from lockstep.weights import checkpoint
@@ -55,12 +54,9 @@ def _calibrate(run: RunContext) -> bool:
 def _load_batches(run: RunContext, weights: str) -> Iterator[Batch]:
     """Yield all validation images; end early if a stop is requested."""
     validation = run.sets.validation
-    plans = evaluation_plans(run.recipe, validation.sizes_for(run.recipe), run.part_images)
     count = -(-len(validation) // run.part_images)
-    with make_loader(
-        validation, run.recipe, run.execution, size=run.recipe.eval_crop, evaluation=True
-    ) as loader:
-        for batch in run.recorder.watch(f"calibrating {weights}", loader.batches(plans), count):
+    with open_evaluation(validation, run.recipe, run.execution, run.part_images) as batches:
+        for batch in run.recorder.watch(f"calibrating {weights}", batches, count):
             if run.stop.requested:
                 return
             heartbeat.note("evaluating", moved=True)

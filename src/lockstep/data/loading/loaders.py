@@ -1,13 +1,17 @@
 """The choice of the loader that turns the plans of `order` into batches."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from lockstep.data import Batch
 from lockstep.data.decoding.augment import resampling
 from lockstep.data.index import Index
 from lockstep.data.loading.dali import DaliLoader
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.synthetic import SyntheticLoader
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import evaluation_plans
 from lockstep.system.errors import RecipeError
 
 Loader = HostLoader | DaliLoader | SyntheticLoader
@@ -51,3 +55,23 @@ def make_loader(
         )
     on_gpu = execution.loader == "dali-gpu"
     return DaliLoader(index, on_gpu=on_gpu, lends=on_gpu, **how)
+
+
+@contextmanager
+def open_evaluation(
+    index: Index,
+    recipe: Recipe,
+    execution: Execution,
+    batch_images: int,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Iterator[Iterator[Batch]]:
+    """Open a loader, and give a rank's share of all images in order, as evaluation prepares them.
+
+    Raises what `make_loader` does.
+    """
+    sizes = index.sizes_for(recipe)
+    plans = evaluation_plans(recipe, sizes, batch_images, rank=rank, ranks=ranks)
+    with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
+        yield loader.batches(plans)
