@@ -16,8 +16,8 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 if TYPE_CHECKING:
     from lockstep.benchmark.largest_batch import Found, Try
     from lockstep.recipes import Execution, Recipe
+    from lockstep.recipes.rate_range import RateRange
     from lockstep.runs.events import Event
-    from lockstep.runs.rate_range import RateRange
 
 GB = 10**9
 _KEPT = ("device", "compile", "layout", "recompute", "deterministic", "fused", "cuda_graph")
@@ -151,8 +151,9 @@ def lr(
     of the training.
     """
     from lockstep.cli.console import Reporter
+    from lockstep.recipes.rate_range import describe_range
     from lockstep.reporting.rate_curve import draw_curve
-    from lockstep.runs.rate_range import describe_range, find_rate
+    from lockstep.runs.rate_range import find_rate
     from lockstep.runs.recipe_from_images import say_where
     from lockstep.runs.resuming import complete_settings
     from lockstep.system.files import write_json

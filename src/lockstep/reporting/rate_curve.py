@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from lockstep.runs.rate_range import DIVERGED, RateRange
+from lockstep.recipes.rate_range import DIVERGED, RateRange
 from lockstep.system.plotting import save
 
 
