@@ -128,9 +128,7 @@ def build_clusters(name: str = "", loader_images_per_sec: float = 0.0) -> dict[s
     return {key: system.cluster(limit) for key, system in systems.items()}
 
 
-def build_step(
-    model: str, rate: float, batch: int, fixed_sec: float = 0.0, wire: str = "fp32"
-) -> Step:
+def build_step(model: str, rate: float, batch: int, fixed_sec: float = 0.0) -> Step:
     """Return the step of a GPU that trains `rate` images per second alone, as the PyTorch backend
     exchanges gradients."""
     spec = MODELS[model]
@@ -138,7 +136,7 @@ def build_step(
     return Step(
         fixed_sec,
         1 / rate - fixed_sec / batch,
-        split_gradients(spec, LOGITS, megabytes, WIRE_BYTES[wire]),
+        split_gradients(spec, LOGITS, megabytes, WIRE_BYTES["fp32"]),
         overlap=measure_overlap(spec, LOGITS, PUBLISHED_SIZE, megabytes),
         variation=VARIATION,
     )

@@ -31,6 +31,19 @@ Progress = Callable[[int, int], None]
 """Called with the amount done and the total."""
 
 
+def add_up(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Return a function that adds what it is called with to the amount done, and reports it."""
+    done = 0
+
+    def advance(amount: int) -> None:
+        nonlocal done
+        done += amount
+        if progress is not None:
+            progress(done, total)
+
+    return advance
+
+
 @dataclass(frozen=True)
 class Quarantined:
     """An image or a part of a file that cannot be used, and the reason."""

@@ -2,12 +2,12 @@
 
 import math
 
-Z_95 = 1.959963984540054
+_Z = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
 
 
-def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953),
+def wilson(hits: int, images: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953),
     within 0 to 1.
 
     >>> [round(bound, 4) for bound in wilson(81, 263)]
@@ -16,9 +16,9 @@ def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
     if images == 0:
         return 0.0, 1.0
     share = hits / images
-    shrink = 1 + z * z / images
-    centre = (share + z * z / (2 * images)) / shrink
-    half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
+    shrink = 1 + _Z**2 / images
+    centre = (share + _Z**2 / (2 * images)) / shrink
+    half = _Z * math.sqrt(share * (1 - share) / images + (_Z / (2 * images)) ** 2) / shrink
     # At the ends the bound is the share itself, except for rounding.
     return 0.0 if hits == 0 else centre - half, 1.0 if hits == images else centre + half
 

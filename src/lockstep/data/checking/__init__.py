@@ -12,7 +12,7 @@ from lockstep.data.checking.findings import KINDS, Finding, Report
 from lockstep.data.checking.images import check_usable, compare_images, inspect_images
 from lockstep.data.checking.labels import check_classes, check_count, check_files, check_labels
 from lockstep.data.checking.parts import Part, split_sources
-from lockstep.data.images import Progress
+from lockstep.data.images import Progress, add_up
 
 __all__ = ["KINDS", "Finding", "Report", "examine"]
 
@@ -39,15 +39,7 @@ def examine(
         if part.source.files:
             check_files(part)
         part.leave_out()
-    total = sum(len(part.kept) for part in parts)
-    done = 0
-
-    def advance(images: int) -> None:
-        nonlocal done
-        done += images
-        if progress is not None:
-            progress(done, total)
-
+    advance = add_up(progress, sum(len(part.kept) for part in parts))
     # Pillow warns about large and odd images. The filters are set here because they are per
     # process, not per thread.
     with warnings.catch_warnings():

@@ -19,14 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.containers import (
-    Appended,
-    Bytes,
-    Damage,
-    Places,
-    Sample,
-    Stored,
-)
+from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored
 from lockstep.system.files import written_text
 from lockstep.system.regular_files import RECORDS, read_regular_text
 

@@ -16,14 +16,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from lockstep.data.containers import (
-    Appended,
-    Bytes,
-    Damage,
-    Places,
-    Sample,
-    Stored,
-)
+from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored
 from lockstep.system.crc import masked_crc
 from lockstep.system.files import written_text
 

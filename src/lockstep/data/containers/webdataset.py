@@ -12,15 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.data.containers import (
-    NO_LABEL,
-    Appended,
-    Bytes,
-    Damage,
-    Places,
-    Sample,
-    Stored,
-)
+from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 _BLOCK = tarfile.BLOCKSIZE

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.class_folders import KINDS, check_layout
-from lockstep.data.images import Progress, Quarantined
+from lockstep.data.images import Progress, Quarantined, add_up
 from lockstep.data.packing.splits import Packing, Split, check_classes, identify, list_splits
 from lockstep.data.packing.target import lock_target
 from lockstep.data.packing.writing import write_split
@@ -56,14 +56,7 @@ def pack(
         raise DataError(f"{source} has no images")
     for split in splits:
         _check_target(split, target)
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
+    advance = add_up(progress, total)
     states = np.concatenate([split.states for split in splits])
     try:
         with (
