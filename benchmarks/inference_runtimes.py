@@ -105,6 +105,7 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
         work = eager(settings, images)
     elif precision == "int8":
         exported = open_exported(int8)
+        assert exported is not None
         runtime = open_runtime(
             name,
             exported.about,

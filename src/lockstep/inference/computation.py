@@ -22,7 +22,7 @@ from lockstep.inference.runtimes import (
     open_runtime,
 )
 from lockstep.inference.runtimes.choosing import choose_fastest
-from lockstep.inference.runtimes.exported import ExportedModel, find_exported_file, open_exported
+from lockstep.inference.runtimes.exported import ExportedModel, open_exported
 from lockstep.inference.runtimes.scoring import compute_scores
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution
@@ -136,8 +136,7 @@ def find_exported_model(
         return None
     if runtime is None and (execution.backend != DEFAULT_BACKEND or not list_export_runtimes()):
         return None
-    file = find_exported_file(source)
-    return None if file is None else open_exported(file)
+    return open_exported(source)
 
 
 def list_export_runtimes() -> list[str]:

@@ -38,22 +38,19 @@ class ExportedModel:
         return data
 
 
-def find_exported_file(path: Path) -> Path | None:
-    """Return the ONNX file of `lockstep export` that a path names: the file or its folder; None if
-    it names none.
+def open_exported(path: Path) -> ExportedModel | None:
+    """Return the model of `lockstep export --to onnx` that a path names: the file or its folder;
+    None if it names none.
 
-    The package onnx is needed only for ONNX files.
+    The package onnx is needed only for ONNX files. Raises `CheckpointError` if the model lacks
+    parts of the preprocessing, the images or softmax.
     """
     file = onnx_weights.find(path)
-    if file is None or onnx_metadata.KEY not in onnx_graph.open_graph(file).metadata:
+    if file is None:
         return None
-    return file
-
-
-def open_exported(file: Path) -> ExportedModel:
-    """Return an exported model. Raises `CheckpointError` if it lacks the preprocessing, the images
-    or softmax."""
     graph = onnx_graph.open_graph(file)
+    if onnx_metadata.KEY not in graph.metadata:
+        return None
     try:
         logits = _before_softmax(graph)
         recipe = _recipe(graph.metadata[onnx_metadata.KEY], _outputs(graph, logits))
