@@ -8,14 +8,16 @@ import ast
 import re
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import lockstep
 
+ROOT = Path(__file__).parent.parent
 SOURCE = Path(lockstep.__file__).parent
-ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 FLOORS = (
     ("system",),
     ("launch",),
@@ -41,12 +43,27 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
+Nodes = list[ast.AST]
+"""All nodes of a file's syntax tree."""
 
 
-def imported(tree: ast.Module) -> set[str]:
+def parse(text: str) -> Nodes:
+    return list(ast.walk(ast.parse(text)))
+
+
+@cache
+def parse_folder(folder: Path) -> dict[str, Nodes]:
+    """Return the nodes of all files in a folder, by their paths."""
+    nodes = {}
+    for path in folder.rglob("*.py"):
+        nodes[str(path.relative_to(folder))] = parse(path.read_text(encoding="utf-8"))
+    return nodes
+
+
+def imported(nodes: Nodes) -> set[str]:
     """Return the modules of the package that a file imports, anywhere in it."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -57,10 +74,8 @@ def imported(tree: ast.Module) -> set[str]:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    return {
-        name: imported(ast.parse(path.read_text(encoding="utf-8")))
-        for name, path in MODULES.items()
-    }
+    files = parse_folder(SOURCE)
+    return {name: imported(files[str(path.relative_to(SOURCE))]) for name, path in MODULES.items()}
 
 
 def room(module: str) -> str:
@@ -117,7 +132,7 @@ def test_a_file_about_runs_imports_at_most_15_modules() -> None:
     ],
 )
 def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> None:
-    assert imported(ast.parse(text)) == expected
+    assert imported(parse(text)) == expected
 
 
 TESTS = Path(__file__).parent
@@ -131,10 +146,10 @@ RUNS_OTHER_TESTS = {
 """Files that run tests of other modules, on wrong engines."""
 
 
-def imported_tests(text: str) -> set[str]:
+def imported_tests(nodes: Nodes) -> set[str]:
     """Return the names of the test modules that a file imports, anywhere in it."""
     modules = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         module = getattr(node, "module", None) or ""
@@ -147,10 +162,7 @@ def imported_tests(text: str) -> set[str]:
 
 
 def test_no_test_module_is_imported() -> None:
-    files = {
-        str(path.relative_to(TESTS)): imported_tests(path.read_text(encoding="utf-8"))
-        for path in TESTS.rglob("*.py")
-    }
+    files = {path: imported_tests(nodes) for path, nodes in parse_folder(TESTS).items()}
     assert {
         name: names for name, names in files.items() if names and name not in RUNS_OTHER_TESTS
     } == {}
@@ -169,10 +181,10 @@ def test_no_test_module_is_imported() -> None:
     ],
 )
 def test_an_imported_test_is_seen_however_it_is_imported(text: str, expected: set[str]) -> None:
-    assert imported_tests(text) == expected
+    assert imported_tests(parse(text)) == expected
 
 
-ROOT = ARCHITECTURE.parent.parent
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MOST_LINES = {"file": 500, "function": 60}
 MOST_PER_100_LINES = {"comprehensions": 2.1, "conditional expressions": 1.45, "tuples": 0.02}
 """How dense the source may be, on average: what it was when this was written. Code that reads well
@@ -187,72 +199,54 @@ NAMELESS = {"found", "each", "told", "said", "given", "taken", "asked"}
 """Names that say nothing of what they name."""
 
 
-@cache
-def parse_folder(folder: str) -> dict[str, ast.Module]:
-    """Return the syntax trees of all files in a folder, by their paths."""
-    trees = {}
-    for path in (ROOT / folder).rglob("*.py"):
-        trees[str(path.relative_to(ROOT))] = ast.parse(path.read_text(encoding="utf-8"))
-    return trees
+OWN = (SOURCE, TESTS, ROOT / "benchmarks")
 
 
-def parse_all() -> dict[str, ast.Module]:
-    """Return the syntax trees of source, tests and benchmarks."""
-    return parse_folder("src") | parse_folder("tests") | parse_folder("benchmarks")
-
-
-def list_nodes(trees: dict[str, ast.Module]) -> list[ast.AST]:
-    return [node for tree in trees.values() for node in ast.walk(tree)]
-
-
-def count_lines(path: str) -> int:
-    return (ROOT / path).read_text(encoding="utf-8").count("\n")
+def count_lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")
 
 
 def test_no_file_is_long() -> None:
-    lines = {path: count_lines(path) for path in parse_all()}
+    lines = {path: count_lines(path) for folder in OWN for path in folder.rglob("*.py")}
     assert {path: count for path, count in lines.items() if count > MOST_LINES["file"]} == {}
 
 
 def test_no_function_is_long() -> None:
     """With signature and docstring. Commands of `cli/` list all of their options."""
     lengths = {}
-    for path, tree in parse_folder("src").items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "/cli/" not in path:
+    for path, nodes in parse_folder(SOURCE).items():
+        for node in nodes:
+            if isinstance(node, FUNCTIONS) and not path.startswith("cli/"):
                 lengths[f"{path}: {node.name}"] = (node.end_lineno or 0) - node.lineno + 1
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES["function"]} == {}
 
 
 def test_code_is_not_dense() -> None:
-    trees = parse_folder("src")
     counts = dict.fromkeys(MOST_PER_100_LINES, 0)
-    for node in list_nodes(trees):
+    for node in chain.from_iterable(parse_folder(SOURCE).values()):
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             counts["comprehensions"] += 1
         elif isinstance(node, ast.IfExp):
             counts["conditional expressions"] += 1
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
             counts["tuples"] += isinstance(node.targets[0], ast.Tuple)
-    hundreds = sum(map(count_lines, trees)) / 100
+    hundreds = sum(map(count_lines, MODULES.values())) / 100
     rates = {name: round(count / hundreds, 2) for name, count in counts.items()}
     assert {name: rate for name, rate in rates.items() if rate > MOST_PER_100_LINES[name]} == {}
 
 
 def test_functions_are_verbs() -> None:
-    names = [
-        node.name
-        for node in list_nodes(parse_folder("src"))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    nodes = chain.from_iterable(parse_folder(SOURCE).values())
+    names = [node.name for node in nodes if isinstance(node, FUNCTIONS)]
     participles = [name for name in names if PARTICIPLE.fullmatch(name)]
     assert len(participles) <= MOST_PARTICIPLES * len(names), participles
 
 
 def test_values_are_nouns() -> None:
     nameless = []
-    for path, tree in parse_all().items():
-        for node in ast.walk(tree):
+    files = [item for folder in OWN for item in parse_folder(folder).items()]
+    for path, nodes in files:
+        for node in nodes:
             is_stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
             name = node.id if is_stored else getattr(node, "arg", None)
             if name in NAMELESS:
