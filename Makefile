@@ -28,7 +28,7 @@ test-engines:
 
 # Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
 soak: $(VENV)/.dev $(MXNET)/.made
-	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli tests/backends tests/inference tests/weights
+	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/backends tests/benchmark tests/cli tests/data tests/gpu tests/inference tests/weights
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_train_ranks.py \
 	  tests/cli/test_two_hosts.py \
 	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py \
@@ -67,8 +67,8 @@ test-rest:
 # connects them with its own servers and sockets). The other environment tests that the suite finds wrong engines.
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
-	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py
-	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train_ranks.py -k "ranks_stopped or ranks_with"
+	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py tests/cli/test_train_ranks.py \
+	  -k "not test_train_ranks or prints or ranks_stopped or ranks_with"
 
 # Debian's Chromium, in which the tests open reports. LOCKSTEP_WITHOUT_BROWSER=1 skips the installation and these tests.
 browser:

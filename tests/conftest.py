@@ -27,10 +27,10 @@ settings.load_profile("lockstep")
 # Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if backends.FRAMEWORKS["paddle"].version() is not None:
-    backends.load(
-        "paddle"
-    )  # before any test imports TensorFlow: Paddle cannot be imported after it
+TESTED = os.environ.get("LOCKSTEP_BACKENDS", "paddle").split(",")
+if "paddle" in TESTED and backends.FRAMEWORKS["paddle"].version() is not None:
+    # before any test imports TensorFlow: Paddle cannot be imported after it
+    backends.load("paddle")
 
 TINY_MODEL = ModelSpec(
     block="bottleneck",

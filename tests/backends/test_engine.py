@@ -372,13 +372,13 @@ def test_held_images_give_the_steps_and_scores_of_any_others(
 # Resuming
 
 RESUMED: dict[str, tuple[dict[str, Any], int]] = {
-    "fp32": ({"ema_decay": 0.99}, 2),
-    "bf16": ({"precision": "bf16", "ema_decay": 0.99}, 1),
+    "averages, frozen tensors": (FROZEN_AND_RATES, 2),
+    "bf16, groups, synchronised": (
+        NARROWED["narrow resnext101-32x4d"] | {"precision": "bf16", "batch_norm": "synchronised"},
+        1,
+    ),
     "dynamic fp16": (FP16 | {"loss_scaling": "dynamic", "loss_scale_growth_steps": 2}, 1),
     "static fp16": (FP16 | {"loss_scaling": "static"}, 2),
-    "synchronised": ({"batch_norm": "synchronised"}, 1),
-    "groups": (NARROWED["narrow resnext101-32x4d"], 1),
-    "frozen tensors": (FROZEN_AND_RATES, 2),
 }
 
 

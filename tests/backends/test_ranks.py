@@ -4,7 +4,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,25 @@ def ranks(
     launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Results]:
     possible = tuple(name for name in UNCOMPILED if not find_obstacle(launched, name))
+    if compiles_quickly(launched):
+        possible += ("compiled",)
     return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), possible)
+
+
+def compiles_quickly(launched: str) -> bool:
+    """Return whether an engine takes less than a minute to compile a tiny model, or has time."""
+    return SOAK or natives.find(split_launcher(launched)[0]).COMPILES_QUICKLY
+
+
+@pytest.fixture(scope="session")
+def run_alone(backend: LoadedBackend, world: World) -> Callable[..., Results]:
+    """A function that carries out a scenario in this process, each once."""
+
+    @cache
+    def run(name: str, **changes: Any) -> Results:
+        return carry_out(SCENARIOS[name], backend, world, **changes)
+
+    return run
 
 
 @pytest.fixture(params=UNCOMPILED)
@@ -144,16 +163,16 @@ def test_ranks_report_the_same(ranks: list[Results], name: str) -> None:
 
 
 def test_synchronised_ranks_go_where_one_process_goes(
-    ranks: list[Results], backend: LoadedBackend, world: World
+    ranks: list[Results], run_alone: Callable[..., Results]
 ) -> None:
-    one = carry_out(SCENARIOS["synchronised"], backend, world)
+    one = run_alone("synchronised")
     assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["trajectory"].value
 
 
 def test_synchronised_ranks_have_the_statistics_of_one_process(
-    ranks: list[Results], backend: LoadedBackend, world: World
+    ranks: list[Results], run_alone: Callable[..., Results]
 ) -> None:
-    one = carry_out(SCENARIOS["synchronised"], backend, world)
+    one = run_alone("synchronised")
     for rank in ranks:
         assert (
             distance(statistics(rank["synchronised"]["state"]), statistics(one["state"]))
@@ -173,17 +192,17 @@ def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Results], launched:
     ("name", "parts"), [("local", 2), *([("local in parts", 4)] if SOAK else [])]
 )
 def test_ranks_are_as_many_parts_of_one_process(
-    ranks: list[Results], backend: LoadedBackend, world: World, name: str, parts: int
+    ranks: list[Results], run_alone: Callable[..., Results], name: str, parts: int
 ) -> None:
     # Except running statistics, which one process updates once for every part.
-    one = carry_out(SCENARIOS[name], backend, world, accumulation_steps=parts)
+    one = run_alone(name, accumulation_steps=parts)
     assert distance(way(ranks[0][name]), way(one)) < BOUNDS["trajectory"].value
 
 
 def test_an_interval_sums_over_the_ranks(
-    ranks: list[Results], backend: LoadedBackend, world: World
+    ranks: list[Results], run_alone: Callable[..., Results]
 ) -> None:
-    one = carry_out(SCENARIOS["local"], backend, world, accumulation_steps=2)
+    one = run_alone("local", accumulation_steps=2)
     for a, b in zip(ranks[0]["local"]["intervals"], one["intervals"], strict=True):
         assert a.losses == pytest.approx(b.losses, rel=BOUNDS["ranks"].value)
         assert a.counts.images == b.counts.images == 32
@@ -236,16 +255,14 @@ def test_a_question_to_all_ranks_has_one_answer(
 
 
 def test_compiled_ranks_go_where_one_uncompiled_process_goes(
-    launched: str, pytestconfig: pytest.Config, tmp_path: Path, backend: LoadedBackend, world: World
+    ranks: list[Results], launched: str, run_alone: Callable[..., Results]
 ) -> None:
-    if not (SOAK or natives.find(backend.name).COMPILES_QUICKLY):
+    if not compiles_quickly(launched):
         pytest.skip("compiling takes up to a minute, even for tiny models")
-    ranks = run_ranks(launched, pytestconfig.rootpath, tmp_path, ("compiled",))
-    one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
-    assert distance(way(ranks[0]["compiled"]), way(one)) < BOUNDS["trajectory"].value
-    assert bits(ranks[0]["compiled"]["state"].momentum) == bits(
-        ranks[1]["compiled"]["state"].momentum
-    )
+    first, second = (rank["compiled"] for rank in ranks)
+    one = run_alone("compiled", compile="off", accumulation_steps=4)
+    assert distance(way(first), way(one)) < BOUNDS["trajectory"].value
+    assert bits(first["state"].momentum) == bits(second["state"].momentum)
 
 
 def test_a_world_that_is_closed_leaves_no_thread_that_could_need_the_interpreter_after_its_end(

@@ -24,6 +24,7 @@ from lockstep.system.files import write_json
 from lockstep.system.workers import Ended
 from tests.benchmark.cases import rank, timeline
 from tests.processes import command, running, wait_until
+from tests.soak import in_a_soak
 
 SMALL: dict[str, Any] = {"image_size": 32, "eval_crop": 32, "eval_resize": 36, "logits": 10}
 HERE = [name for name, framework in backends.FRAMEWORKS.items() if framework.version() is not None]
@@ -62,7 +63,10 @@ def assert_sound(entry: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "backend"), [("train", "tensorflow"), ("inference", "torch")])
+@pytest.mark.parametrize(
+    ("what", "backend"),
+    [("train", "tensorflow"), pytest.param("inference", "torch", marks=in_a_soak)],
+)
 def test_a_cell_is_measured_in_a_process_of_its_own(what: str, backend: str) -> None:
     report = benchmark(cells(what, backends=[backend]), PLAN, command="a command")
     entry = one(report)
@@ -111,20 +115,17 @@ def test_a_runtime_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_images_of_a_folder_have_both_ceilings(textures: Path) -> None:
-    entry = one(benchmark(cells(data=str(textures)), replace(PLAN, num_examples=9)))
+def test_ranks_are_started_by_the_backends_launcher_and_images_of_a_folder_have_both_ceilings(
+    textures: Path,
+) -> None:
+    grid = cells(data=str(textures), ranks=(2,))
+    entry = one(benchmark(grid, replace(PLAN, num_examples=18)))
     assert_sound(entry)
+    assert entry["ranks"] == 2
     assert entry["data_wait_share"] > 0
     ceilings = entry["compute_only_images_per_sec"], entry["loader_only_images_per_sec"]
     assert min(ceilings) > 0
     assert entry["bound_by"] == ("computing" if ceilings[0] <= ceilings[1] else "data")
-
-
-@pytest.mark.slow
-def test_ranks_are_started_by_the_backends_launcher() -> None:
-    entry = one(benchmark(cells(ranks=(2,)), PLAN))
-    assert_sound(entry)
-    assert entry["ranks"] == 2
 
 
 @pytest.mark.slow
@@ -171,17 +172,17 @@ def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of a killed process stays
     out = tmp_path / "report.json"
-    arguments = infer_batches("1,2,3", out)
+    arguments = infer_batches("1,2", out)
     with running(*arguments) as process:
         wait_until(lambda: bool(out.exists() and read_benchmark(out)["cells"]), 300)
         process.kill()
         process.communicate()  # it is gone, and its pipes are closed
     kept = read_benchmark(out)["cells"]
-    assert 1 <= len(kept) <= 2  # a cell may end before the kill
+    assert len(kept) in (1, 2)  # the second cell may end before the kill
     output = run(arguments)
     assert "batch 1 (kept)" in output
     report = read_benchmark(out)
-    assert [entry["batch"] for entry in report["cells"]] == [1, 2, 3]
+    assert [entry["batch"] for entry in report["cells"]] == [1, 2]
     assert report["cells"][: len(kept)] == kept
     assert all(entry["status"] == "ok" for entry in report["cells"])
 

@@ -64,6 +64,12 @@ def read_report(run: Path) -> dict[str, Any]:
     return report
 
 
+LAUNCH = ("launch", "-n", 2, "--")
+"""What launches a training in two ranks."""
+LONGER = set_fields(save_every_steps=2, log_every_steps=1, epochs=3)
+"""Options of a training that can be stopped or killed on its way."""
+
+
 def measure_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
     """Return the largest difference of any tensor, relative to the tensor's largest value."""
     differences = []

@@ -12,7 +12,14 @@ from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.machine import Arithmetic
 from lockstep.weights import checkpoint
 from tests.backends.launchers import LAUNCHED
-from tests.cli.cases import DEFAULT, choose_launcher, run_command, set_fields
+from tests.cli.cases import (
+    DEFAULT,
+    LAUNCH,
+    LONGER,
+    choose_launcher,
+    run_command,
+    set_fields,
+)
 from tests.soak import SOAK
 
 Answer = tuple[int, str, str]
@@ -133,6 +140,19 @@ def finished_run(
         "train", "--recipe", recipe_file, "--data", textures, *options, "--out", run
     )
     assert "\x1b" not in output
+    return run
+
+
+@pytest.fixture(scope="session")
+def whole_of_two_ranks(
+    launcher: str, recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run that two ranks finished without a stop, next to what they printed. Tests only read
+    it."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    options = [*LONGER, *choose_launcher(launcher), "--out", run]
+    train = ("train", "--recipe", recipe_file, "--data", textures, *options)
+    (run.parent / "output.txt").write_text(run_command(*LAUNCH, *train))
     return run
 
 

@@ -24,12 +24,12 @@ import pytest
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
 from tests.cli.cases import (
+    LONGER,
     assert_same_training,
     choose_launcher,
     find_descendants,
     find_ranks,
     last_step,
-    run_command,
     set_fields,
 )
 from tests.processes import finish, is_running, room_for, running, wait_until
@@ -69,7 +69,7 @@ def record(request: pytest.FixtureRequest) -> Record:
 @pytest.fixture
 def training(launcher: str, recipe_file: Path, textures: Path) -> list[object]:
     """A training to launch, on one backend; on all backends in a soak."""
-    options = [*set_fields(save_every_steps=2, log_every_steps=1), *choose_launcher(launcher)]
+    options = [*LONGER, *choose_launcher(launcher)]
     return ["train", "--recipe", recipe_file, "--data", textures, *options]
 
 
@@ -144,12 +144,9 @@ if SOAK:
 
 @pytest.mark.parametrize("number", KILLED.values(), ids=KILLED)
 def test_ranks_that_are_started_again_give_bit_identical_weights(
-    number: signal.Signals, training: list[object], tmp_path: Path
+    number: signal.Signals, training: list[object], whole_of_two_ranks: Path, tmp_path: Path
 ) -> None:
-    whole = tmp_path / "whole"
     again = tmp_path / "again"
-    training += set_fields(epochs=3)
-    run_command("launch", "-n", 2, "--", *training, "--out", whole)
     command = ["launch", "-n", 2, "--patience", PATIENCE, "--restarts", 1, "--", *training]
     with running(*command, "--out", again, room=room_for(5)) as process:
         wait_until(lambda: last_step(again) >= 5)
@@ -160,7 +157,7 @@ def test_ranks_that_are_started_again_give_bit_identical_weights(
     assert re.search(rf"lockstep: rank 1 \(host \S+, pid {killed}\) ", errors)
     assert "lockstep: all ranks are started again (1 of 1), from the newest checkpoint" in errors
     assert re.search(r"resuming after step [1-9]\d* of 21", output)
-    assert_same_training(again, whole)
+    assert_same_training(again, whole_of_two_ranks)
     (restart,) = read_entries(again, "restart")
     assert restart["restart"] == 1
     assert f"pid {killed}" in restart["reason"]
@@ -177,7 +174,7 @@ def test_torchrun_starts_ranks_again_bit_for_bit(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "--max-restarts", "2", "-m", "lockstep", "train"]
     command += ["--recipe", str(recipe_file), "--data", str(textures)]
-    command += [*set_fields(save_every_steps=2, epochs=3, log_every_steps=1), "--out"]
+    command += [*LONGER, "--out"]
     how: dict[str, Any] = {"env": os.environ | {"OMP_NUM_THREADS": "1"}}
     subprocess.run([*command, whole], check=True, timeout=200, capture_output=True, **how)
     with (tmp_path / "errors.txt").open("w+") as errors:

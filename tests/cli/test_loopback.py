@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.weights import checkpoint
 from tests.backends.launchers import LAUNCHED
 from tests.hosts import listening, variables
-from tests.processes import finish, running, wait_until
+from tests.processes import finish, is_running, running, wait_until
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 """127.0.0.1, the same in IPv6, and ::1, as /proc writes them on a little-endian processor."""
@@ -33,7 +34,7 @@ def family(process: int) -> Iterator[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHED)
-def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_one_stops_all(
+def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_any_stops_all(
     launcher: str,
     recipe_file: Path,
     textures: Path,
@@ -62,9 +63,14 @@ def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_one_s
         addresses = {number: listening(number) for number in family(process.pid)}
         ranks = [number for number in addresses if b"\0RANK=" in variables(number)]
         assert len(ranks) == 2
-        os.kill(ranks[1], signal.SIGUSR1)
+        if launcher == LAUNCHED[-1]:
+            process.send_signal(signal.SIGTERM)
+        else:
+            os.kill(ranks[1], signal.SIGUSR1)
         code, _, errors = finish(process)
     assert code == 75, errors
+    wait_until(lambda: not any(map(is_running, ranks)), seconds=10)
+    assert checkpoint.newest_intact(log.parent / "checkpoints")[0] is not None
     stopped = re.findall(
         r"after step (\d+) of", errors + (log.parent / "logs" / "rank-1.log").read_text()
     )

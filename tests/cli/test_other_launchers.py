@@ -13,6 +13,7 @@ from lockstep.launch.nodes import one_machine
 from tests.backends.conftest import BACKENDS
 from tests.cli.cases import read_report, set_fields
 from tests.processes import PATIENT_SEC
+from tests.soak import in_a_soak
 
 
 def run_with_launcher(command: list[object], run: Path) -> None:
@@ -47,6 +48,7 @@ def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@in_a_soak  # `lockstep launch` sets the same variables
 @pytest.mark.skipif("tensorflow" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
     from lockstep.backends.tensorflow.launching import worker

@@ -120,16 +120,16 @@ def test_ctrl_c_saves_and_exits_with_130(
     assert checkpoint.steps(tmp_path / "run" / "checkpoints")
 
 
+MIXED = {"mixup_alpha": 0.2}
+BY_SAMPLE = {"mixup_coefficient": "sample", "mixup_pairing": "reverse"}
+
+
 @pytest.mark.parametrize(
     ("changes", "accumulation_steps"),
     [
-        ({"mixup_alpha": 0.2}, 1),
-        ({"mixup_alpha": 0.2, "mixup_coefficient": "sample", "mixup_pairing": "reverse"}, 1),
-        ({"padding": "same", "logits": 11}, 1),
-        ({"precision": "bf16"}, 1),
+        (MIXED | {"padding": "same", "logits": 11, "precision": "bf16"}, 1),
+        (MIXED | BY_SAMPLE | {"antialias": True, "ema_decay": 0.99}, 2),
         ({"precision": "fp16", "loss_scaling": "dynamic"}, 1),
-        ({"antialias": True, "ema_decay": 0.99}, 1),
-        ({}, 2),
     ],
     ids=str,
 )

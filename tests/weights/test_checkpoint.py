@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
+from tests.soak import in_a_soak
 from tests.weights.formats.cases import bits
 
 ABOUT = {"recipe": {"epochs": 3}, "classes": ["café", "tea"]}
@@ -300,18 +301,11 @@ def save_and_prune(folder: Path, step: int) -> None:
 @pytest.mark.parametrize(
     ("before", "damaged", "saved", "possible"),
     [
-        ([8], [], 16, {8, 16}),
-        ([8], [], 8, {8}),
-        ([8, 16], [16], 16, {8, 16}),
-        ([8, 16], [16], 12, {8, 12}),
-        ([], [], 8, {None, 8}),
-    ],
-    ids=[
-        "the next step",
-        "the same step again",
-        "a damaged step again",
-        "a step before a damaged one",
-        "the first step",
+        pytest.param([8], [], 16, {8, 16}, id="the next step"),
+        pytest.param([8], [], 8, {8}, id="the same step again"),
+        pytest.param([8, 16], [16], 16, {8, 16}, id="a damaged step again", marks=in_a_soak),
+        pytest.param([8, 16], [16], 12, {8, 12}, id="a step before a damaged one"),
+        pytest.param([], [], 8, {None, 8}, id="the first step", marks=in_a_soak),
     ],
 )
 def test_a_process_killed_at_any_point_of_saving_leaves_the_newest_checkpoint_readable(

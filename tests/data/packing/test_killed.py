@@ -5,7 +5,8 @@ import resource
 import signal
 import subprocess
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.data.sets import (
     files_of,
     pack_as,
 )
+from tests.soak import SOAK
 
 # Killed processes
 
@@ -74,6 +76,9 @@ MOMENTS = {
 }
 
 
+"""How and when a pack is killed. `make soak` tries all of them, `make test` every second one."""
+
+
 def is_complete(source: Path, target: Path, format: str, how: str, when: int) -> bool:
     """Pack in a process that is killed at a given moment; return whether it was not killed before
     its end."""
@@ -86,21 +91,39 @@ def is_complete(source: Path, target: Path, format: str, how: str, when: int) ->
     return result.returncode == 0
 
 
-@pytest.fixture
-def two_splits(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def two_splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {f"{split}/{name}": data for split in ("train", "val") for name, data in MANY.items()}
-    return image_folder(tmp_path / "source", files)
+    return image_folder(tmp_path_factory.mktemp("images") / "source", files)
+
+
+@pytest.fixture(scope="module")
+def pack_whole(
+    two_splits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, bytes]]:
+    """A function that returns the files of a pack that was not killed."""
+
+    @cache
+    def read(format: str) -> dict[str, bytes]:
+        return files_of(pack_as(two_splits, tmp_path_factory.mktemp(format), format, shards=2))
+
+    return read
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "how", "when"),
-    [(format, *moment) for format in FORMATS for moment in MOMENTS[format]],
+    [(format, *moment) for format in FORMATS for moment in MOMENTS[format][:: 1 if SOAK else 2]],
 )
 def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
-    format: str, how: str, when: int, two_splits: Path, tmp_path: Path
+    format: str,
+    how: str,
+    when: int,
+    two_splits: Path,
+    pack_whole: Callable[[str], dict[str, bytes]],
+    tmp_path: Path,
 ) -> None:
-    whole = files_of(pack_as(two_splits, tmp_path / "whole", format, shards=2))
+    whole = pack_whole(format)
     target = tmp_path / "target"
     assert not is_complete(two_splits, target, format, how, when)
     check_unfinished(target, whole)
@@ -111,9 +134,9 @@ def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_pack_killed_again_and_again_comes_to_an_end(
-    format: str, two_splits: Path, tmp_path: Path
+    format: str, two_splits: Path, pack_whole: Callable[[str], dict[str, bytes]], tmp_path: Path
 ) -> None:
-    whole = files_of(pack_as(two_splits, tmp_path / "whole", format, shards=2))
+    whole = pack_whole(format)
     # RecordIO names four other files first: the indexes and lists of two files that are finished at
     # the same time.
     target = tmp_path / "target"
@@ -144,10 +167,14 @@ def test_an_image_that_is_too_long_for_its_record_is_named(
     [("folder", 3000), ("folder", 4000), *((format, 20_000) for format in CONTAINERS)],
 )
 def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
-    format: str, limit: int, two_splits: Path, tmp_path: Path
+    format: str,
+    limit: int,
+    two_splits: Path,
+    pack_whole: Callable[[str], dict[str, bytes]],
+    tmp_path: Path,
 ) -> None:
     # The system writes what fits, and fails at the next write.
-    whole = files_of(pack_as(two_splits, tmp_path / "whole", format, shards=2))
+    whole = pack_whole(format)
     target = tmp_path / "target"
     arguments = ["data", "pack", str(two_splits), str(target), "--format", format, "--shards", "2"]
     command = [
