@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,26 +149,6 @@ def kill_all(host: Host) -> None:
         subprocess.run(["kill", "-9", process], check=False, capture_output=True)
 
 
-def listening(process: int) -> set[str]:
-    """Return where a process listens, as /proc writes addresses; nowhere if it has ended."""
-    folder = Path(f"/proc/{process}")
-    links = set()
-    try:
-        for file in (folder / "fd").iterdir():
-            with suppress(OSError):  # closed in the meantime
-                links.add(str(file.readlink()))
-        rows = [
-            row.split()
-            for name in ("tcp", "tcp6")
-            for row in (folder / "net" / name).read_text().splitlines()
-        ]
-    except OSError:
-        return set()
-    return {
-        row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links
-    }
-
-
 def variables(process: int) -> bytes:
     """Return the environment variables of a process, with a zero before each; nothing if it has
     ended."""
@@ -176,10 +156,3 @@ def variables(process: int) -> bytes:
         return b"\0" + Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
         return b""
-
-
-def as_proc_writes(address: str) -> set[str]:
-    """Return an IPv4 address as /proc writes it on a little-endian processor, and the same within
-    IPv6."""
-    digits = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
-    return {digits, f"0000000000000000FFFF0000{digits}"}

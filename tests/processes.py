@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -150,3 +150,34 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:  # it can also end while its file is read
         return False
+
+
+def listening(process: int) -> set[str]:
+    """Return where a process listens, as /proc writes addresses; nowhere if it has ended."""
+    folder = Path(f"/proc/{process}")
+    links = set()
+    try:
+        for file in (folder / "fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                links.add(str(file.readlink()))
+        rows = [
+            row.split()
+            for name in ("tcp", "tcp6")
+            for row in (folder / "net" / name).read_text().splitlines()
+        ]
+    except OSError:
+        return set()
+    return {
+        row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links
+    }
+
+
+def as_proc_writes(address: str) -> set[str]:
+    """Return an IPv4 address as /proc writes it on a little-endian processor, and the same within
+    IPv6."""
+    digits = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    return {digits, f"0000000000000000FFFF0000{digits}"}
+
+
+LOOPBACK = as_proc_writes("127.0.0.1") | {"00000000000000000000000001000000"}
+"""127.0.0.1, the same in IPv6, and ::1, as /proc writes them."""

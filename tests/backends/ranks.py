@@ -7,6 +7,7 @@ HOW is native or horovod.
 Every process writes its results to FOLDER/<rank>.pickle.
 """
 
+import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from tests.backends.cases import RATES, WEIGHTED, random_images, random_state
 from tests.conftest import TINY
+from tests.processes import listening
 from tests.soak import SOAK
 
 IMAGES = random_images(64)
@@ -140,6 +142,7 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
         "all say the same": world.same(-7),
         "each says its own": world.same(world.rank),
     }
+    results["listening"] = listening(os.getpid())
     world.close()
     results["threads of gloo"] = threads_of_gloo()
     (folder / f"{world.rank}.pickle").write_bytes(pickle.dumps(results))

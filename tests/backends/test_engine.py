@@ -372,7 +372,7 @@ def test_held_images_give_the_steps_and_scores_of_any_others(
 # Resuming
 
 RESUMED: dict[str, tuple[dict[str, Any], int]] = {
-    "averages, frozen tensors": (FROZEN_AND_RATES, 2),
+    "frozen tensors": (FROZEN_AND_RATES, 2),
     "bf16, groups, synchronised": (
         NARROWED["narrow resnext101-32x4d"] | {"precision": "bf16", "batch_norm": "synchronised"},
         1,

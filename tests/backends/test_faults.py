@@ -420,7 +420,11 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         test_precision.test_evaluating_the_moving_average_uses_its_weights_and_statistics,
     ),
     # State
-    "loses velocities": (wrong.LosesMomentum, WRITTEN, make_resumed_test("averages, frozen tensors")),
+    "loses velocities": (
+        wrong.LosesMomentum,
+        WRITTEN,
+        make_resumed_test("frozen tensors"),
+    ),
     "loses the loss scale": (wrong.LosesTheScaler, WRITTEN, make_resumed_test("dynamic fp16")),
     "loses the moving average": (wrong.LosesTheAverage, WRITTEN),
 }

@@ -40,6 +40,7 @@ from tests.backends.ranks import (
     carry_out,
     images_to_evaluate,
 )
+from tests.processes import LOOPBACK
 from tests.soak import SOAK
 
 pytestmark = pytest.mark.slow
@@ -269,6 +270,12 @@ def test_a_world_that_is_closed_leaves_no_thread_that_could_need_the_interpreter
     ranks: list[Results],
 ) -> None:
     assert [rank["threads of gloo"] for rank in ranks] == [[], []]
+
+
+def test_ranks_listen_on_the_loopback_interface_alone(ranks: list[Results]) -> None:
+    addresses = ranks[0]["listening"] | ranks[1]["listening"]
+    assert addresses, "ranks that train together listen somewhere"
+    assert addresses <= LOOPBACK
 
 
 def test_the_rates_suffice_to_see_a_difference(ranks: list[Results]) -> None:

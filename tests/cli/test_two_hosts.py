@@ -19,18 +19,8 @@ from lockstep.models.state import State
 from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.weights import checkpoint
 from tests.backends.launchers import LAUNCHED
-from tests.hosts import (
-    PORT,
-    SECRET,
-    Host,
-    as_proc_writes,
-    kill_all,
-    listening,
-    two_hosts,
-    variables,
-    with_hosts,
-)
-from tests.processes import call, finish, wait_until
+from tests.hosts import PORT, SECRET, Host, kill_all, two_hosts, variables, with_hosts
+from tests.processes import LOOPBACK, as_proc_writes, call, finish, listening, wait_until
 from tests.soak import SOAK, in_a_soak
 
 pytestmark = [with_hosts, pytest.mark.slow]
@@ -38,7 +28,6 @@ pytestmark = [with_hosts, pytest.mark.slow]
 NATIVE = tuple(name for name in LAUNCHED if " " not in name)
 ENGINES = NATIVE if SOAK else tuple(name for name in NATIVE if name == "torch")
 """All engines meet through the same table; `make soak` tries every one."""
-LOOPBACK = as_proc_writes("127.0.0.1") | {"00000000000000000000000001000000"}
 PATIENCE_SEC = 20
 A_BUSY_MACHINE_SEC = 60
 
