@@ -65,10 +65,12 @@ def hand_over(
 
 RUNS: dict[str, tuple[dict[str, Any], str, int]] = {
     "plain": ({}, "none", 1),
-    "mixup and a moving average": ({"ema_decay": 0.9}, "sample", 1),
-    "two parts": ({"ema_decay": 0.9}, "batch", 2),
+    "an average, SAME padding and two parts": (
+        {"ema_decay": 0.9, "padding": "same"},
+        "sample",
+        2,
+    ),
     "much momentum and decay": ({"momentum": 0.99, "weight_decay": 0.05}, "none", 1),
-    "SAME padding": ({"padding": "same"}, "none", 1),
 } | (
     {name: (changes | {"ema_decay": 0.9}, "sample", 1) for name, changes in NARROWED.items()}
     if SOAK

@@ -25,7 +25,10 @@ def make_handover_test(name: str) -> Callable[..., None]:
 
 HANDED_OVER = {
     "velocities": (wrong.LosesMomentum, make_handover_test("plain")),
-    "the moving average": (wrong.LosesTheAverage, make_handover_test("mixup and a moving average")),
+    "the moving average": (
+        wrong.LosesTheAverage,
+        make_handover_test("an average, SAME padding and two parts"),
+    ),
     "the loss scale": (
         wrong.LosesTheScaler,
         test_across.test_a_dynamic_loss_scale_goes_on_across_engines,
