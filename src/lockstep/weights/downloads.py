@@ -67,17 +67,21 @@ class _Broken(Exception):
 def download(
     address: str, target: Path, *, sha256: str = "", progress: Progress | None = None
 ) -> None:
-    """Download a file to `target`, unless it is there.
+    """Download a file to `target`, unless it is there: then its digest is compared.
 
     - What an interrupted download leaves, `target` with `.part` added, is continued: if the digest
       is known, or the server still has the same file.
-    - `sha256` is the start of the file's SHA-256 in hexadecimal digits. A file with another digest
-      is removed.
+    - `sha256` is the start of the file's SHA-256 in hexadecimal digits. A download with another
+      digest is removed.
     - One process downloads at a time; others wait for it.
 
     Raises `CheckpointError` with what to do without a network.
     """
     check_address(address)
+    if target.exists():
+        if sha256:
+            _check_present(target, sha256)
+        return
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -205,6 +209,17 @@ def _read_validator(part: Path) -> str:
     except (OSError, ValueError):
         return ""
     return tag if tag.startswith('"') and tag.isprintable() else ""
+
+
+def _check_present(file: Path, sha256: str) -> None:
+    """Raise `CheckpointError` if the SHA-256 of a file that was there does not begin as
+    expected."""
+    digest = hash_file(file)
+    if not digest.startswith(sha256.lower()):
+        raise CheckpointError(
+            f"{file} has the SHA-256 {digest}; expected one that begins with {sha256}: it is"
+            " damaged or another file; remove it, and the same command downloads it again"
+        )
 
 
 def _check_digest(part: Path, sha256: str, address: str) -> None:

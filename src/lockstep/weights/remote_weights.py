@@ -48,7 +48,7 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
     if name.startswith(PUBLISHERS):
         known = find_known_weights(name)
         path = locate_cached(known)
-        _fetch_file(known.address, path, known.sha256_start, progress)
+        download(known.address, path, sha256=known.sha256_start, progress=progress)
         return path
     address, fragment = urldefrag(name)
     check_address(address)
@@ -58,7 +58,7 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
     # Files of several addresses can have one name.
     folder = hashlib.sha256(address.encode()).hexdigest()[:16]
     path = cache_folder() / folder / file_name
-    _fetch_file(address, path, fragment.removeprefix("sha256="), progress)
+    download(address, path, sha256=fragment.removeprefix("sha256="), progress=progress)
     return path
 
 
@@ -87,19 +87,6 @@ def cache_folder() -> Path:
 def locate_cached(known: KnownWeights) -> Path:
     """Return the path of known weights in the cache, whether they are there or not."""
     return cache_folder() / known.file_name
-
-
-def _fetch_file(address: str, path: Path, digest: str, progress: Progress | None) -> None:
-    """Download a file unless it is there, and compare its digest. Raises `CheckpointError`."""
-    if not path.exists():
-        download(address, path, sha256=digest, progress=progress)
-        return
-    actual = hash_file(path)
-    if not actual.startswith(digest.lower()):
-        raise CheckpointError(
-            f"{path} has the SHA-256 {actual}; expected one that begins with {digest}: it is"
-            " damaged or another file; remove it, and the same command downloads it again"
-        )
 
 
 def _fetch_from_hub(name: str) -> Path:
