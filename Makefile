@@ -68,7 +68,7 @@ test-rest:
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
 	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py tests/cli/test_train_ranks.py \
-	  -k "not test_train_ranks or prints or ranks_stopped or ranks_with"
+	  -k "not test_train_ranks or prints or ranks_stopped"
 
 # Debian's Chromium, in which the tests open reports. LOCKSTEP_WITHOUT_BROWSER=1 skips the installation and these tests.
 browser:
